@@ -1,4 +1,4 @@
-"""`CoopStreams`: one running instance of an application, started by `coopstreams run` or by a program of the user's."""
+"""`CoopStreams`: one running instance of an application, started by `coopstreams run` or by a user's program."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class CoopStreams:
     ends. The methods of `restore_listener` are called while stores are restored, by the threads that restore them.
 
     Raises (`run`):
-        ConfigError, TopologyError: found before anything is contacted, or when the topics do not fit the topology.
-        LogError: Kafka cannot be reached, or refused something.
+        ConfigError, TopologyError: before any connection, or when the topics do not fit the topology.
+        LogError: Kafka cannot be reached, or refused a request.
         ProcessingError: a record failed and its handler says `fail`.
     """
 
@@ -58,7 +58,7 @@ class CoopStreams:
         self.topology = topology
         self.config = Config.of(config, topology.application_id)
         self.url: str | None = None
-        """Where this instance answers queries; None before it runs, or without a server."""
+        """The address of this instance's query server; None before it runs, or without a server."""
         self.details: dict[str, str | int | float] = {}
         """Further entries of this instance in `/v1/status`."""
         self._instance: Instance | None = None
@@ -72,7 +72,7 @@ class CoopStreams:
 
     @property
     def state(self) -> StreamsState:
-        """What this instance is doing. Any thread."""
+        """The state of this instance. Any thread."""
         return self._lifecycle.state
 
     def run(self) -> None:
@@ -87,14 +87,14 @@ class CoopStreams:
     def stop(self) -> bool:
         """Ask the instance to drain and end; return at once. Any thread, and before `run` too.
 
-        Shape: True if it has begun to join the group, so that `run` has something to drain before it returns.
+        Shape: True if it has begun to join the group, so that `run` has to drain before it returns.
         """
         self._stopped.set()
         instance = self._instance
         return instance is not None and instance.stop()
 
     def status(self) -> dict[str, Any] | None:
-        """Return what this instance is doing, as `/v1/status` says it of each; None before it runs. Any thread."""
+        """Return the status of this instance, as `/v1/status` reports each; None before it runs. Any thread."""
         serving = self._serving
         return None if serving is None else reports.instance_status(serving.placement(), self.url, serving.status())
 
@@ -158,7 +158,7 @@ class CoopStreams:
                     server.stop()
 
     def _serve(self, instance: Instance, serving: Serving) -> QueryServer | None:
-        """Answer queries from before the group knows of this instance until after it has left."""
+        """Start the query server; it runs before the group knows this instance and until after it has left."""
         if not self.config["http.listen"]:
             return None
         server = QueryServer(self.config["http.listen"], self.config["application.server"])
@@ -169,9 +169,9 @@ class CoopStreams:
 
 
 def _on_signals(stop: Any) -> dict[int, Any]:
-    """Let Ctrl-C and SIGTERM stop; return the handlers from before.
+    """Have Ctrl-C and SIGTERM call `stop`; return the previous handlers.
 
-    Off the main thread signals cannot be had, and belong to somebody else; in `coopstreams run` they are heard already.
+    Only the main thread can set signal handlers; on other threads they are left alone. `coopstreams run` sets its own.
     """
     if threading.current_thread() is not threading.main_thread() or listening():
         return {}

@@ -1,7 +1,6 @@
-"""What an instance is made of, put together once: cluster, topics, programs, state folder, metrics, and how they are
-wired.
+"""The components of an instance: cluster, topics, programs, state folder, metrics; built once, and how they connect.
 
-Invariant: whatever is opened here is closed here, in the opposite order.
+Invariant: everything opened here is closed here, in the opposite order.
 """
 
 from __future__ import annotations
@@ -68,15 +67,15 @@ WATCHING_S = 1.0
 
 @dataclass(slots=True)
 class Components:
-    """The parts of one instance, and how the threads get theirs."""
+    """The components of one instance, from which it builds its threads."""
 
     wiring: Wiring
     config: Config
     built: Topology
-    """As the user built it: patterns without topics."""
+    """As the user built it: patterns are not resolved."""
     log: Log
     watching: Log
-    """The same cluster, for who only looks: never waits for long, and keeps nobody else waiting."""
+    """A second client of the same cluster, for the watcher: short time-outs; its requests delay no other thread."""
     resolved: ResolvedTopology
     directory: StateDirectory
     databases: Databases
@@ -84,7 +83,7 @@ class Components:
     follower: Follower
     globals: Globals
     process: str
-    """Names one life of this process."""
+    """The name of this run of the process."""
     refusals: Refusals
     tallies: Tallies
     sayings: Sayings
@@ -94,13 +93,13 @@ class Components:
 
     @staticmethod
     def build(topology: Topology, config: Config, wiring: Wiring = KAFKA) -> Components:
-        """Return the parts: brokers reached, topics checked and made, state folder locked.
+        """Build the components: brokers reached, topics checked and created, state folder locked.
 
         Raises:
-            ConfigError: a store is to be in an engine that is not there; or a backfill waits to be published.
+            ConfigError: a store's engine is not available; or a backfill waits to be published.
             LogError: the brokers cannot be reached within `connect.timeout.ms`.
-            TopologyError, UnknownTopicError: the topics do not fit the topology, or what its last version has left does
-                not.
+            TopologyError, UnknownTopicError: the topics do not fit the topology, or the state of its last version does
+            not.
             StateLockedError: another process uses the state folder.
         """
         application, host = config["application.id"], wiring.host
@@ -121,7 +120,7 @@ class Components:
             subtopologies = {subtopology.id: subtopology for subtopology in resolved.topology.subtopologies}
             process = f"{directory.process_id[:8]}-{host.unique()[:8]}"
             tasks = sum(resolved.topics.tasks) or 1
-            # Without a record cache updates go out one by one, but what was read or written lately is still kept.
+            # Without a record cache updates are forwarded one by one; the write buffer still keeps recent rows.
             buffer_bytes = config["statestore.cache.max.bytes"] or SETTINGS["statestore.cache.max.bytes"][1]
             databases = Databases(directory, subtopologies, max(1 << 20, buffer_bytes // tasks))
             follower = Follower(cluster, application, replication=config["replication.factor"])
@@ -147,7 +146,7 @@ class Components:
 
     @property
     def host(self) -> Host:
-        """The machine that this runs on."""
+        """The machine that the instance runs on."""
         return self.wiring.host
 
     @property
@@ -157,12 +156,12 @@ class Components:
 
     @property
     def topology(self) -> Topology:
-        """The topology with the topics that it reads now."""
+        """The topology with its patterns resolved to the topics of now."""
         return self.resolved.topology
 
     @property
     def topics(self) -> ResolvedTopics:
-        """The partition counts of everything."""
+        """The partition counts of all topics."""
         return self.resolved.topics
 
     @property
@@ -177,7 +176,7 @@ class Components:
         )
 
     def operator_times_of(self, topic: str) -> OperatorTimeColumns | None:
-        """Return what the reader needs to tell tasks that share a partition the stream time of their operators."""
+        """Return the operator times of a source topic, which the reader hands to tasks that share a partition."""
         return next(
             (
                 program.operator_times_of(topic)
@@ -227,8 +226,8 @@ class Components:
             heartbeat=self.config["heartbeat.interval.ms"],
             connect=self.config["connect.timeout.ms"],
         )
-        # Who had the state folder before is dead, since this process has its lock. What that one has under way, brokers
-        # fence: under exactly-once. Without, the session time-out is what keeps it from the changelogs.
+        # The previous process of the state folder is dead, since this process has its lock. Under exactly-once, brokers
+        # fence the transactions it left. Otherwise only the session time-out keeps its records from the changelogs.
         predecessor = self.directory.last_member if self.config.exactly_once else ""
         return GroupMember(
             self.wiring.coordinator(self.config.client),
@@ -245,13 +244,14 @@ class Components:
         )
 
     def sources(self, task: TaskId) -> tuple[TopicPartition, ...]:
-        """Return the partitions a task reads; none, if this process has not seen its topics yet."""
+        """Return the source partitions of a task; none if this process has not seen its topics yet."""
         return self.resolved.sources(task)
 
     @property
     def subscribed(self) -> list[str]:
-        """All topics that the group commits offsets for. The commit topic is among them: the broker expires those of
-        topics nobody subscribes to.
+        """All topics that the group commits offsets for.
+
+        The commit topic is among them: brokers expire the offsets of topics to which no member subscribes.
         """
         read = {topic for topics in self.source_topics.values() for topic in topics}
         return sorted({*self.topology.source_topics, *read, self.follower.partition.topic})
@@ -262,7 +262,7 @@ class Components:
         return {part.id: part.topics for part in self.topology.subtopologies}
 
     def subscription(self, emit: Callable[[Event], None]) -> PatternSubscription:
-        """Return the thread that looks for new topics, not yet started."""
+        """Return the thread that watches for new topics, not yet started."""
         return PatternSubscription(self.log, self.built, self.config, self.resolved, emit, self.host)
 
     def thread(self, number: int, member: GroupMember, emit: Callable[[Event], None]) -> StreamThread:
@@ -283,7 +283,7 @@ class Components:
         return StreamThread(number, committer, emit, self.config.commit_interval_s, self.outlasting, host=self.host)
 
     def _written(self) -> frozenset[str]:
-        """All topics that the application writes to."""
+        """Return all topics that the application writes to."""
         dead_letters = self.config["errors.dead.letter.queue.topic.name"]
         internal = {plan.name for plan in self.topics.internal}
         return frozenset(
@@ -309,7 +309,7 @@ class Components:
         place = self.config["snapshots.dir"]
         snapshots = Snapshots(place, self.application, self.directory.folder / "snapshots") if place else None
         restoring = Restoring(self.log, self.changelog, snapshots, self.metrics, listener, self.host)
-        # The whole form: the id of another application may begin like ours.
+        # Match the whole id: the id of another application may begin like ours.
         form = re.compile(re.escape(self.application) + r"-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}-\d+")
         return Opener(
             member,
@@ -357,7 +357,7 @@ class Components:
         )
 
     def _partitions(self, topic: str) -> int:
-        """Return how many partitions a topic has that the application writes to.
+        """Return the partition count of a topic that the application writes to.
 
         Raises:
             UnknownTopicError: it does not exist.
@@ -370,22 +370,22 @@ class Components:
         return count
 
     def closed(self, task: Task) -> None:
-        """A task has ended here: let go of its database, forget its metrics."""
+        """Release the database of a task that has ended here, and remove its metrics."""
         self.databases.leave(task.id)
         self.tallies.closed(task)
         self.metrics.task_closed(task.id)
 
 
 def _client(config: Config) -> dict[str, Any]:
-    """Return the settings of the Kafka clients, with the time-outs that go with the group's."""
+    """Return the settings of the Kafka clients, with time-outs that match those of the group."""
     own = {
         "producer.transaction.timeout.ms": config["transaction.timeout.ms"],
-        # Sooner than a flush gives up: else a topic that was deleted looks like a Kafka that is away, for ever.
+        # Below the flush time-out: otherwise a deleted topic looks like an unreachable Kafka, for ever.
         "producer.topic.metadata.propagation.max.ms": min(10_000, config["transaction.timeout.ms"] // 3),
     }
     given = {name.removeprefix("producer.") for name in config.client}
     if not config.exactly_once and not given & {"message.timeout.ms", "delivery.timeout.ms"}:
-        # A process that was stopped for longer has a successor, whose changelog records those that still wait here
-        # would cover.
+        # A process that was stopped for longer has a successor: its own unsent records would cover the successor's
+        # changelog records.
         own["producer.message.timeout.ms"] = config["session.timeout.ms"]
     return {**own, **config.client}

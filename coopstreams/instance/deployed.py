@@ -1,21 +1,19 @@
-"""The version of the topology that ran last, kept on the cluster; and no start of one that would lose or mix what it
-has left.
+"""The last version of the topology, kept on the cluster; a version that would lose or mix its state is refused.
 
-    topic   `<application id>-topology`: one record, what `coopstreams describe --format json` prints of the version
-            that had tasks last, and
-            which repartition topics it was the first to read
-    asked   when a process starts, before it makes a topic or joins the group; and again by the opener, before it opens
-            the first task
-    told    by the opener then: from now on this version is the last one
+    topic   `<application id>-topology`: one record, the output of `coopstreams describe --format json` for the version
+            that had tasks last, and the repartition topics that it was the first to read
+    read    when a process starts, before it creates a topic or joins the group; and again by the opener, before it
+            opens the first task
+    written by the opener then: from now on this version is the last one
 
-An application without stores and repartition topics keeps nothing, and has no such topic.
+An application without stores and repartition topics writes nothing, and has no such topic.
 
-Invariant: the opener asks when the group has given this process tasks. All of another version were released before
-(`group.versions`), so nothing of what is compared is written any more.
-Invariant: no process of a version that is refused has tasks, and none is told of.
+Invariant: the opener reads it when the group has given this process tasks. All tasks of another version were released
+before (`group.versions`), so none of the compared state is written any more.
+Invariant: no process of a refused version has tasks or writes the record.
 Turned down: a record among the group's commits (an administrator could not read it, and a reset has to keep it apart),
-the local state (the next start may have another disk), the names of the topics alone (they say neither how bytes were
-written, nor by what).
+the local state (the next start may have another disk), the names of the topics alone (they name neither the format of
+the bytes nor the operator that wrote them).
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ from coopstreams.topology.naming import topology_topic
 log = logging.getLogger(__name__)
 
 ACCEPT = "topology.change.accepted"
-"""The setting by which an operator insists."""
+"""The setting by which an operator accepts a refused change."""
 _KEY = b"topology"
 _BEGUN = "begun"
 _TIMEOUT_S = 30.0
@@ -49,12 +47,12 @@ _BATCH = 1000
 
 
 def topic_spec(application_id: str, replication: int = -1) -> TopicSpec:
-    """Return how the topic is created."""
+    """Return the specification of the topic."""
     return TopicSpec(topology_topic(application_id), 1, {"cleanup.policy": "compact"}, replication)
 
 
 class Deployed:
-    """What a cluster knows of the versions of one application. One thread at a time."""
+    """The record of an application's last version. One thread at a time."""
 
     def __init__(self, cluster: Log, config: Config, host: Host = SYSTEM) -> None:
         self._log = cluster
@@ -62,15 +60,13 @@ class Deployed:
         self._config = config
         self.topic = topology_topic(config["application.id"])
         self.begun = frozenset[str]()
-        """The repartition topics that the last version was the first to read: no position in them is none that was
-        lost.
-        """
+        """The repartition topics that the last version was the first to read: they may have no positions yet."""
 
     def last(self) -> Outline | None:
-        """Return the version that had tasks last; None: nobody has told.
+        """Return the version that had tasks last; None if there is no record.
 
         Raises:
-            TopologyError: a newer coopstreams told.
+            TopologyError: a newer coopstreams wrote the record.
             LogError: the topic cannot be read.
         """
         if self.topic not in self._log.partitions([self.topic]):
@@ -86,17 +82,17 @@ class Deployed:
         return last
 
     def check(self, topology: Topology) -> None:
-        """Do nothing if nothing would be lost, mixed or misread in silence, or an operator has said that it may.
+        """Do nothing if this version loses, mixes or misreads nothing, or if an operator has accepted the change.
 
         Raises:
-            TopologyChangedError: it would; says what, and the cures.
+            TopologyChangedError: it would; the message has the changes and the cures.
             TopologyError, LogError: see `last`; or the topics or the group's positions cannot be read.
         """
         if (last := self.last()) is not None:
             self._check(last, outline(topology))
 
     def take_over(self, topology: Topology) -> None:
-        """Have this version be the last one, if it may be.
+        """Record this version as the last one, if `check` allows it.
 
         Raises:
             See `check`.
@@ -136,9 +132,7 @@ class Deployed:
             writer.flush(_TIMEOUT_S)
 
     def holds(self, change: TopologyChange) -> bool:
-        """Whether there is anything in the topic of a change; in a repartition topic: anything that was not
-        processed.
-        """
+        """Whether the topic of a change has records; of a repartition topic: records that are not processed."""
         assert change.topic is not None
         partitions = [
             TopicPartition(change.topic, number)
@@ -149,7 +143,7 @@ class Deployed:
         return any(len(batch.columns.offsets) for batch in self._to_end(self._unprocessed(partitions)))
 
     def _unprocessed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return from where on a topic has what not all key ranges have processed."""
+        """Return, for each partition, the offset from which on some key range has not processed the records."""
         application = self._config["application.id"]
         with (
             GroupAdmin(self._config.client, application) as admin,
@@ -160,7 +154,7 @@ class Deployed:
         return {at: start if (known := stand[at]) is None else max(start, known.offset) for at, start in starts.items()}
 
     def _to_end(self, starts: Mapping[TopicPartition, int]) -> Iterator[RecordBatch]:
-        """Yield what is committed of these partitions from these offsets on, up to their ends.
+        """Yield the committed records of these partitions from these offsets on, up to their ends.
 
         Raises:
             LogError: retryable: the end is not reached in time.
@@ -181,7 +175,7 @@ class Deployed:
 
 
 def refusal(application: str, refused: Iterable[TopologyChange], word: str) -> str:
-    """Return why a version does not start, as a sentence or two for each thing, and how to insist."""
+    """Return why a version does not start: the refused changes with their cures, and how to accept them."""
     told = "".join(
         f"\n  {change.what} {change.name} {_is(change.verdict)}: {change.why}.\n    Cure: {change.cure}."
         for change in refused

@@ -1,12 +1,14 @@
-"""One reader for the instance: each partition is fetched once, hashed once, and each record goes to the sibling that
-owns it.
+"""The dispatcher: one reader for the instance; each record goes to the sibling that owns it.
+
+Each partition is fetched once and hashed once.
 
 Invariant: a running task gets every record of its range from the position it was opened at, in order, once. When a task
-opens below where the reader stands, the reader goes back; its siblings drop what they have already received. When that
-one closes before they are reached, the reader goes forward: its next owner may process and delete what lies between
-(repartition topics).
-Invariant: what is fetched and not processed is bounded: a partition is held while a thread, or a task that waits for
-another of its sources, has too much of it. Holding is by partition, so that a full stream never keeps its table away.
+opens below the reader's position, the reader goes back; its siblings drop the records they have already received. When
+that task closes before the reader has caught up, the reader goes forward again: the task's next owner may process and
+delete the records in between (repartition topics).
+Invariant: the records fetched and not processed are bounded: a partition is held while a thread has too many of them,
+or a task that waits for another of its sources. Each partition is held on its own, so that a full stream never keeps
+its table's records back.
 """
 
 from __future__ import annotations
@@ -25,13 +27,14 @@ from coopstreams.topology.keys import WHOLE
 
 FETCH_RECORDS = 10_000
 HELD_WAIT_S = 0.05
-"""How often it is looked whether a partition that is held may go on."""
+"""How often to check whether a held partition may go on."""
 MOST_WAITING = 4 * FETCH_RECORDS
-"""Records in front of a thread or a task's source at which its partitions are held, if they are small; half of it lets
-them go on.
+"""Most small records in front of a thread or of a task's source.
+
+Above it the dispatcher holds their partitions, until half of it is left.
 """
 RECORD_BYTES = 200
-"""What a record costs beside its key and value, about."""
+"""Approximate overhead of a record beside its key and value."""
 
 
 @dataclass(slots=True)
@@ -39,19 +42,19 @@ class _Route:
     task: Task
     thread: StreamThread
     next: Position
-    """What the task has been sent up to; what comes below it again, the task drops."""
+    """The next offset to send to the task; the task drops records below it that come again."""
 
 
 @dataclass(slots=True)
 class _Partition:
     routes: list[_Route] = field(default_factory=list)
-    """In order of their ranges: the slots of the reader."""
+    """In order of their ranges, like the slots of the reader."""
     at: Position | None = None
-    """Where the reader stands; None: not being read."""
+    """The reader's position; None: the partition is not being read."""
     at_end: bool = False
     held: bool = False
     record_bytes: int = RECORD_BYTES
-    """How large a record is, by the last batch."""
+    """The size of a record, by the last batch."""
 
 
 class Dispatcher:
@@ -73,7 +76,7 @@ class Dispatcher:
         self._partitions: dict[TopicPartition, _Partition] = {}
 
     def open(self, task: Task, thread: StreamThread) -> None:
-        """Route the task's ranges to it from now on, from the position it was opened at."""
+        """Route the records of a task's range to it from now on, from the position it was opened at."""
         for source in task.sources:
             self._partitions.setdefault(source, _Partition()).routes.append(
                 _Route(task, thread, task.progress.position(source))
@@ -81,7 +84,7 @@ class Dispatcher:
         self._place(task.sources)
 
     def close(self, task: Task) -> None:
-        """Send the task nothing more."""
+        """Stop routing records to a task."""
         for source in task.sources:
             partition = self._partitions.get(source)
             if partition is None:
@@ -95,8 +98,9 @@ class Dispatcher:
         return bool(self._partitions)
 
     def move(self, timeout_s: float) -> int:
-        """Fetch once, waiting no longer than that or until `wake`, and hand out what came; return the number of records
-        looked at.
+        """Fetch once and deliver the batches; return the number of records delivered.
+
+        Waits no longer than `timeout_s`, or until `wake`.
         """
         self._hold()
         moved = 0
@@ -117,20 +121,20 @@ class Dispatcher:
         return moved
 
     def wake(self) -> None:
-        """Have `move` wait for records no longer. Any thread."""
+        """End the wait of a `move` that runs. Any thread."""
         self._reader.wake()
 
     def position(self, source: TopicPartition) -> Position | None:
-        """Return where the reader stands in a partition, None if it is not read."""
+        """Return the reader's position in a partition; None: it is not read."""
         partition = self._partitions.get(source)
         return partition.at if partition is not None else None
 
     def close_reader(self) -> None:
-        """Stop reading for good."""
+        """Close the reader."""
         self._reader.close()
 
     def _place(self, sources: tuple[TopicPartition, ...]) -> None:
-        """Tell the reader where to read and whom to route to, after the tasks of these partitions changed."""
+        """Set the reader's positions and routes after the tasks of these partitions changed."""
         for source in sources:
             partition = self._partitions.get(source)
             if partition is None:
@@ -139,7 +143,7 @@ class Dispatcher:
             first = min((route.next for route in partition.routes), key=lambda at: at.offset)
             if (
                 partition.at is None or first.offset != partition.at.offset
-            ):  # above it, too: whoever wanted what lies between may have deleted it
+            ):  # forward, too: the next owner of the records in between may have deleted them
                 partition.at, partition.at_end = first, False
         self._reader.assign(
             {source: partition.at or Position(0, NO_STREAM_TIME) for source, partition in self._partitions.items()}
@@ -171,6 +175,6 @@ class Dispatcher:
 
 
 def _record_bytes(columns: Columns) -> int:
-    """How large the records of a batch are, by a few of them."""
+    """Return the approximate size of a batch's records, by a sample."""
     some = columns.values[:: 1 + len(columns) // 32]
     return RECORD_BYTES + sum(len(value) for value in some if value is not None) // len(some)

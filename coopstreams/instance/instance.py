@@ -1,9 +1,9 @@
 """An instance: one process, one member of the group, and its control thread.
 
-    reader -> dispatch -> stream threads (tasks, commits)          this file decides who opens and closes
+    reader -> dispatch -> stream threads (tasks, commits)          this file decides which tasks open and close
     group member ----^        ^---- opener (barrier, positions, restore)
 
-The control thread owns the reader and the task registry; everybody else sends it events. It never blocks for longer
+The control thread owns the reader and the task registry; all other threads send it events. It never blocks for longer
 than one fetch.
 
 Invariant: a task reaches a stream thread only through the opener, and the group hears `released` only after `Closed`.
@@ -32,22 +32,22 @@ from coopstreams.topology.task_id import TaskId
 log = logging.getLogger(__name__)
 
 WAIT_S = 1.0
-"""Longest time the control thread waits for records; whatever is put into its inbox ends that."""
+"""Longest time the control thread waits for records; an event in its inbox ends the wait."""
 DOUBT_S = 0.05
-"""How often it looks whether the group has confirmed this process, while an error is in doubt."""
+"""How often it checks, while an error is held, whether the group has confirmed this process."""
 ENDING_CHARACTERS = 500
-"""How much of an error all members of the group are told: the broker bounds what a group says."""
+"""Most characters of an error that all members of the group get: brokers limit the size of member metadata."""
 
 
 class Instance:
-    """The control thread of a process, as an object: `run` until `stop`."""
+    """The control thread of a process: `run` until `stop`."""
 
     def __init__(self, components: Components, lifecycle: Lifecycle) -> None:
         self.components = components
         self._host = components.host
         self._lifecycle = lifecycle
         self._ending = ""
-        """Why all instances are to stop, as the others are told."""
+        """Why all instances are to stop, for the other members."""
         self._inbox: Inbox[Event] = self._host.inbox()
         self.registry = TaskRegistry()
         self.tasks: dict[TaskId, Task] = {}
@@ -56,15 +56,15 @@ class Instance:
         self._assigned: Assigned | None = None
         self._stop = self._host.signal()
         self.begun = False
-        """Whether it has asked, or is about to ask, to join the group: from then on an end takes a drain."""
+        """Whether it has asked, or is about to ask, to join the group: from then on `stop` has to drain."""
         self.url: str | None = None
-        """Where this instance answers queries; to be set before `run`, so that the group learns it."""
+        """The address of its query server; set before `run`, so that the group learns it."""
         self.began = self._host.now()
         self.member = components.member(self._tell, self._alive, lambda: self.url, lambda: self._ending)
         self._doubts = Doubts()
         self._back_off = BackOff()
         self._resting: dict[int, tuple[float, str]] = {}
-        """Until when the successor of a stream thread rests, and of what that one has died."""
+        """Until when the successor of a dead stream thread rests, and the error that ended that thread."""
         self._threads = [
             components.thread(number, self.member, self._tell)
             for number in range(components.config["num.stream.threads"])
@@ -83,17 +83,17 @@ class Instance:
         self.stall_detector = self._watcher.stall_detector
 
     def run(self) -> None:
-        """Be a member of the group until `stop`; then drain, commit, leave.
+        """Run as a member of the group until `stop`; then drain, commit, leave.
 
         Raises:
             ProcessingError: a record failed and the handler says `fail`.
-            CoopStreamsError: something that does not heal by itself; says what and where.
+            CoopStreamsError: an error that repetition does not cure; names it and its place.
         """
         self.components.globals.load(self._stop.is_set)
         self.begun = True
         if (
             self._stop.is_set()
-        ):  # after `begun`: either this thread sees that it is to stop, or `stop` says that there is something to drain
+        ):  # after `begun`: either this thread sees the stop, or `stop` returns that there is something to drain
             return
         self.components.globals.follow(lambda error: self._tell(Failed(error, "global tables")))
         self.opener.start()
@@ -122,7 +122,7 @@ class Instance:
             raise failure.error
 
     def stop(self) -> bool:
-        """Ask for the end; return whether there is anything to drain. Any thread, signal handlers too."""
+        """Ask the instance to end; return whether it has to drain. Any thread, signal handlers too."""
         self._stop.set()
         self._tell(Stopping())
         return self.begun
@@ -132,7 +132,7 @@ class Instance:
         return [f"{held.failure.where}: {held.failure.error}" for held in self._doubts.held]
 
     def resting(self) -> list[str]:
-        """Return a sentence for each stream thread that rests because the one before it has died. Any thread."""
+        """Return a sentence for each stream thread that rests because its predecessor has died. Any thread."""
         now = self._host.now()
         return [
             f"stream thread {number} has died, and another goes on in {until - now:.1f} s: {why}"
@@ -142,18 +142,16 @@ class Instance:
 
     @property
     def assigned(self) -> Assigned | None:
-        """The last assignment: the whole group's tasks and who has them. None before the first."""
+        """The last assignment: all tasks of the group and their owners. None before the first."""
         return self._assigned
 
     @property
     def waits(self) -> str:
-        """Why the group gives this process no tasks for now; empty: it gives it its share."""
+        """Why the group gives this process no tasks now; empty: it gives it its share."""
         return "" if self._assigned is None else self._assigned.waits
 
     def _turn(self) -> Failed | None:
-        """Handle what happened, then move records once; not while it is in doubt whose they are. Returns an error that
-        counts.
-        """
+        """Handle the events, then fetch once, unless an error is held. Return an error that counts."""
         try:
             block = not self._dispatcher or bool(self._doubts.held)
             while True:
@@ -179,17 +177,17 @@ class Instance:
         return None
 
     def _tell(self, event: Event) -> None:
-        """Have the control thread handle this next. Any thread, signal handlers too."""
+        """Put an event into the control thread's inbox, and end its wait. Any thread, signal handlers too."""
         self._inbox.put(event)
         self._dispatcher.wake()
 
     def _follower_moved(self) -> None:
-        """Have stream threads that have nothing to do look whether there is something to commit now."""
+        """Have idle stream threads check whether there is something to commit now."""
         for thread in self._threads:
             thread.look()
 
     def _doubtful(self, failure: Failed) -> bool:
-        """Hold an error that a lost membership may explain, and ask the group; return whether it is such a one."""
+        """Hold an error that a lost membership may explain, and ask the group; return whether the error is held."""
         if failure.thread is None and failure.where != "reader":
             return False
         held = self._doubts.hold(failure, self.member.ask())
@@ -203,8 +201,9 @@ class Instance:
         return True
 
     def _settle_doubts(self) -> Failed | None:
-        """Return the first error that counts since the group has confirmed this member; go on after those that are
-        void.
+        """Return the first held error that counts, because the group has confirmed this member.
+
+        Errors that are void are dropped; the stream threads that died of them are replaced.
         """
         counts, void = self._doubts.settle(self.member.confirmed)
         for failure in void:
@@ -216,7 +215,7 @@ class Instance:
         return counts
 
     def _failed_at_last(self) -> Failed | None:
-        """Return what a stream thread failed of while it was asked to drain and end."""
+        """Return the error of a stream thread that failed while it drained."""
         if (
             doubtful := next((held.failure for held in self._doubts.held if held.failure.thread is not None), None)
         ) is not None:
@@ -277,11 +276,11 @@ class Instance:
                 self.components.metrics.task_closed(task_id)
                 self._do(self.registry.closed(task_id))
             case _:
-                pass  # a task of an earlier incarnation: it was already given up
+                pass  # an earlier incarnation of a task: it was already given up
         return None
 
     def _say_why(self, waits: str) -> None:
-        """Log that this process is given no tasks from now on, and why; or that it is again."""
+        """Log that this process gets no tasks from now on, and why; or that it gets tasks again."""
         waited = self.waits
         if waits and not waited:
             log.warning(
@@ -293,7 +292,7 @@ class Instance:
             log.info("the group runs the version of this process now")
 
     def _settled(self) -> bool:
-        """Whether this is a member of the group, with every task open that it was given; and is not kept waiting."""
+        """Whether this is a member of the group, has every assigned task open, and is not refused tasks."""
         return (
             self._assigned is not None
             and not self.waits
@@ -301,7 +300,7 @@ class Instance:
         )
 
     def _replace(self, failure: Failed) -> None:
-        """Let a new stream thread go on in place of one that has died; its tasks are opened again from the log."""
+        """Start a successor of a dead stream thread; its tasks are opened again from the log."""
         assert failure.thread is not None
         dead = self._threads[failure.thread]
         now = self._host.now()
@@ -312,12 +311,12 @@ class Instance:
         successor.start()
         tasks = [task for id_, task in self.tasks.items() if self._homes[id_] is dead]
         for task in tasks:
-            task.discard()  # the dead thread has not, where it was never told of it
+            task.discard()  # the dead thread has not, if the task had not reached it
         self._forget(tasks)
         self._do(self.registry.aborted([task.id for task in tasks]))
 
     def _end_application(self, error: BaseException) -> None:
-        """Have every instance stop: what this one says of itself reaches all with the next assignment."""
+        """Stop all instances: the member info of this one carries the error, which all get with the next assignment."""
         self._ending = f"{type(error).__name__}: {error}"[:ENDING_CHARACTERS]
         give_up = self._host.now() + self.components.config["session.timeout.ms"] / 1000
         self.member.rejoin()
@@ -370,9 +369,7 @@ class Instance:
         log.info("task %s runs on thread %d", task.id, home.number)
 
     def waiting_for(self, task: TaskId) -> str:
-        """Return what the stream thread of a task waits for, as the end of a sentence; empty if it does not, or nobody
-        runs it. Any thread.
-        """
+        """Return what the stream thread of a task waits for, as the end of a sentence; empty: nothing. Any thread."""
         home = self._homes.get(task)
         waiting = None if home is None else home.committer.waiting
         return (
@@ -380,7 +377,9 @@ class Instance:
         )
 
     def _load(self, thread: StreamThread, subtopology: int) -> tuple[int, int]:
-        """Tasks of this sub-topology on a thread, then all its tasks: each stage spreads over all threads."""
+        """Return how many tasks of this sub-topology a thread has, then how many of all: each stage spreads over all
+        threads.
+        """
         mine = [task for task, home in self._homes.items() if home is thread]
         return sum(task.subtopology == subtopology for task in mine), len(mine)
 
@@ -391,12 +390,12 @@ class Instance:
             self.components.closed(task)
 
     def _alive(self) -> bool:
-        """Whether every stream thread has moved lately; if not, the group gets its tasks (`max.poll.interval.ms`)."""
+        """Whether every stream thread has moved lately; otherwise this member leaves (`max.poll.interval.ms`)."""
         limit = self.components.config["max.poll.interval.ms"] / 1000
         return all(self._host.now() - thread.moved_at < limit for thread in self._threads)
 
     def _close(self, *, clean: bool) -> None:
-        """Give up everything, in order: stop reading, commit, leave the group, close the state."""
+        """Close everything, in order: stop reading, commit, leave the group, close the reader."""
         if clean:
             self._do(self.registry.stop())
         deadline = self._host.now() + self.components.config["transaction.timeout.ms"] / 1000

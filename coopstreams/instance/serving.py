@@ -1,8 +1,7 @@
-"""What an instance shows of itself: the query server's `Backend` over the task registry, the open tasks and the last
-assignment.
+"""The query server's `Backend` of an instance, over the task registry, the open tasks and the last assignment.
 
-Invariant: a view counts as owned only while its very task (this opening of it) runs here and the group has lately
-answered a heartbeat: a process that was stopped and wakes up owns nothing until it has heard from the group.
+Invariant: a view counts as owned only while this very opening of its task runs here and the group has lately answered a
+heartbeat: a process that was stopped and wakes up owns nothing until the group has answered it.
 """
 
 from __future__ import annotations
@@ -56,12 +55,12 @@ class TaskView:
         self.store = KeyRangeView(self._database, spec, [task.id.range])
 
     def stream_time(self, topic: str) -> int:
-        """Return how far stream time is in a topic of the task, for what was read before."""
+        """Return the committed stream time of a topic of the task: the view is not newer."""
         source = TopicPartition(topic, self.task.partition)
         return self._opened.progress.stream_time(source) if source in self._opened.sources else NO_STREAM_TIME
 
     def owned(self) -> bool:
-        """Whether this opening of the task has been the owner all along."""
+        """Whether this opening of the task is still the owner."""
         return self._serving.owns(self._opened)
 
     def __enter__(self) -> Self:
@@ -101,10 +100,10 @@ class Serving:
         return self._stores[1]
 
     def placement(self) -> Placement:
-        """Return who owns what by the last assignment."""
+        """Return the owners of all tasks by the last assignment."""
         assigned = self._instance.assigned
         if assigned is not None and self._placement[0] is not assigned:
-            # Tasks of another version of the topology are not those that this process knows by the same numbers.
+            # In another version of the topology the same task ids mean other tasks.
             members, foreign = assigned.cluster.members, bool(assigned.waits)
             peers = tuple(
                 Peer(member.info.process, member.info.endpoint, () if foreign else member.tasks) for member in members
@@ -126,7 +125,7 @@ class Serving:
         )
 
     def views(self, store: str) -> Sequence[OpenView | NotOpen]:
-        """Return a view for each task of this instance that keeps a part of a store."""
+        """Return a view for each task of this instance that has a part of a store."""
         subtopology = self.stores()[store].subtopology
         return [
             self._open(store, task, state)
@@ -135,11 +134,11 @@ class Serving:
         ]
 
     def global_view(self, store: str) -> GlobalView | None:
-        """Return a global table of this instance; None while it is still being read."""
+        """Return a global table of this instance; None while it is still being loaded."""
         return GlobalView(self._components.globals.rows[store]) if self._components.globals.loaded else None
 
     def health(self) -> Health:
-        """Return whether the instance is well, and why not."""
+        """Return whether the instance is live and ready, with the reasons if not."""
         now = self._components.host.now()
         reasons = [
             Reason("no-progress", message, task) for task, message in self._instance.stall_detector.stalled(now).items()
@@ -171,7 +170,7 @@ class Serving:
         return Health(live, not reasons, (*reasons, *slow))
 
     def status(self) -> Status:
-        """Return what the instance is doing."""
+        """Return the status of the instance."""
         states = dict(self._instance.registry.states)
         settled = all(state is State.RUNNING for state in states.values())
         running = "waiting" if self._instance.waits and not states else "running" if settled else "rebalancing"
@@ -197,7 +196,7 @@ class Serving:
         return self._components.databases.enter(task)
 
     def unpin(self, task: TaskId) -> None:
-        """Let go of a database."""
+        """Release a database."""
         self._components.databases.leave(task)
 
     def _open(self, store: str, id_: TaskId, state: State) -> OpenView | NotOpen:
@@ -238,7 +237,7 @@ class Serving:
         if task is None:
             return TaskStatus(id_, word, -1, restore=restore, download=download)
         rate, ends = (sample.rate, sample.ends) if sample is not None else (0.0, {})
-        # Positions as of now; ends as of the last look, which asks the brokers.
+        # Positions as of now; ends as of the watcher's last look, which asks the brokers.
         sources = tuple(self._source(task, source, ends.get(source)) for source in task.sources)
         status = TaskStatus(
             id_, word, task.progress.author.generation, task.processed, rate, sources, restore, download

@@ -1,11 +1,11 @@
-"""The thread that looks which topics match a pattern, every `metadata.max.age.ms`. Without a pattern there is none.
+"""The thread that finds topics that match a pattern, every `metadata.max.age.ms`. Without a pattern it does not run.
 
-Each process looks for itself. One that has reason to think that it is behind looks at once, and again soon: it was
-given a task that it does not know (the leader of the group has seen a topic before it), or it could not commit (a topic
-may be gone).
+Each process looks for itself. A process that may be behind looks at once, and again soon: it was given a task that it
+does not know (the leader of the group has seen a topic before it), or it could not commit (a topic may be gone).
 
-Invariant: a topic that is missing counts as gone after a while only: a broker that has just started may not know all.
-Turned down: the leader tells the members (a topic that is not known to the process yet cannot be read anyway).
+Invariant: a missing topic counts as gone only after `UNKNOWN_FOR_S`: a broker that has just started may not know all
+topics.
+Turned down: having the leader tell the members (a process cannot read a topic that it does not know yet anyway).
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from coopstreams.topology.graph.topology import Topology
 log = logging.getLogger(__name__)
 
 AGAIN_S = 0.5
-"""How soon to look again if there may be something new."""
+"""Time between two looks while hurrying."""
 HURRY_S = 10.0
-"""For how long."""
+"""How long a hurry lasts."""
 
 
 class PatternSubscription:
-    """Looks, and emits `Matched` for what is new."""
+    """Resolves the patterns again and emits `Matched` when topics are new or gone."""
 
     def __init__(
         self,
@@ -48,12 +48,12 @@ class PatternSubscription:
         self._wake = host.signal()
         self._hurried_until = 0.0
         self._missing: dict[str, float] = {}
-        """What is read and is not there, and since when."""
+        """Topics that are read and do not exist, and since when."""
         self._stopped = False
         self._thread = host.thread(self._run, "subscription")
 
     def start(self) -> None:
-        """Begin to look, if there is a pattern."""
+        """Start the thread, if there is a pattern."""
         if not self._built.has_patterns:
             return
         for pattern in unmatched(self._resolved.topology):
@@ -70,7 +70,7 @@ class PatternSubscription:
         self._wake.set()
 
     def stop(self) -> None:
-        """Look no more."""
+        """End the thread."""
         self._stopped = True
         self._wake.set()
         if self._thread.is_alive():
@@ -85,7 +85,7 @@ class PatternSubscription:
                 if self._stopped:
                     return
                 self._look()
-        except BaseException as error:  # whatever it is, the control thread must learn of it
+        except BaseException as error:  # any error: the control thread must hear of it
             log.debug("the subscription ends", exc_info=True)
             self._emit(Failed(error, "subscription"))
 

@@ -1,4 +1,4 @@
-"""Which tasks an instance has, in which state, and what is to be done next: events in, actions out.
+"""The tasks of an instance, their states, and the next action for each: events in, actions out.
 
     wanted, and a local task overlaps it  -> waiting
     wanted                                -> opening -> running
@@ -6,8 +6,8 @@
     aborted, lost, thread died            -> closing -> opened again if it is wanted
     topics changed                        -> closing -> opened again if it is wanted
 
-Invariant: at any time the tasks of one partition that are opening, running or closing here do not overlap, but for a
-task and its own successor that waits. Every revoked task is released exactly once, and only when it is closed.
+Invariant: the tasks of one partition that are opening, running or closing here never overlap; a task that overlaps one
+of them waits. Every revoked task is released exactly once, and only when it is closed.
 Turned down: opening a re-cut range while its predecessor still commits (two writers for one key).
 """
 
@@ -21,7 +21,7 @@ from coopstreams.topology.task_id import TaskId
 
 
 class State(Enum):
-    """Where a task of this instance is in its life."""
+    """The state of a task in this instance."""
 
     WAITING = "waiting"
     OPENING = "restoring"
@@ -30,7 +30,7 @@ class State(Enum):
 
 
 class Do(Enum):
-    """What the instance does about a task."""
+    """What the instance does with a task."""
 
     OPEN = "open"
     CANCEL = "cancel"
@@ -43,7 +43,7 @@ class Do(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One thing to do."""
+    """One action on one task."""
 
     do: Do
     task: TaskId
@@ -56,10 +56,10 @@ class TaskRegistry:
         self.states: dict[TaskId, State] = {}
         self.wanted: set[TaskId] = set()
         self._owed: set[TaskId] = set()
-        """Revoked, and not yet released."""
+        """Revoked tasks that are not yet released."""
 
     def assigned(self, added: Iterable[TaskId], revoked: Iterable[TaskId]) -> list[Action]:
-        """The group has spoken: give up what is revoked, open what is added."""
+        """Apply an assignment: give up the revoked tasks, open the added ones."""
         actions: list[Action] = []
         for task in revoked:
             self.wanted.discard(task)
@@ -69,19 +69,20 @@ class TaskRegistry:
         return actions + self._open_what_can_be()
 
     def lost(self) -> list[Action]:
-        """The membership is gone: whatever is not committed is void, nothing is owed to the group."""
+        """Give up all tasks without a commit, because the membership is lost; none is released."""
         self.wanted.clear()
         self._owed.clear()
         return [action for task in list(self.states) for action in self._give_up(task, dirty=True)]
 
     def stop(self) -> list[Action]:
-        """The instance ends: give everything up cleanly."""
+        """Give up all tasks cleanly, because the instance ends."""
         self.wanted.clear()
         return [action for task in list(self.states) for action in self._give_up(task, dirty=False)]
 
     def reopen(self, subtopologies: Collection[int]) -> list[Action]:
-        """The tasks of these sub-topologies read other topics from now on: close them cleanly and open them again. The
-        group hears nothing.
+        """Close and open again the tasks of these sub-topologies, whose source topics have changed.
+
+        They are closed cleanly and stay assigned: nothing is released.
         """
         actions = [
             action
@@ -92,14 +93,14 @@ class TaskRegistry:
         return actions + self._open_what_can_be()
 
     def opened(self, task: TaskId) -> list[Action]:
-        """The opener has finished a task."""
+        """Run a task that the opener has opened, or drop it if it is not wanted any more."""
         if self.states.get(task) is State.OPENING:
             self.states[task] = State.RUNNING
             return [Action(Do.RUN, task)]
         return [Action(Do.DROP, task), *self.closed(task)]
 
     def aborted(self, tasks: Iterable[TaskId]) -> list[Action]:
-        """A stream thread has discarded these; those still wanted are opened again from the log."""
+        """Remove tasks that a stream thread has discarded; open those still wanted again from the log."""
         actions: list[Action] = []
         for task in tasks:
             if task in self.states:
@@ -107,7 +108,7 @@ class TaskRegistry:
         return actions + self._open_what_can_be()
 
     def closed(self, task: TaskId) -> list[Action]:
-        """A stream thread or the opener has let go of a task."""
+        """Remove a task that a stream thread or the opener has closed."""
         return self._gone(task) + self._open_what_can_be()
 
     def _give_up(self, task: TaskId, *, dirty: bool) -> list[Action]:

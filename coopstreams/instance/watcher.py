@@ -1,17 +1,16 @@
-"""The thread that looks at an instance from outside: lags, rates, stalls, counts; and that deletes repartition records
-that are done.
+"""The watcher: a thread that measures lags and rates, finds stalled tasks, counts, and purges repartition topics.
 
-It also compares what the topics of running tasks are with what they were when these opened. A source that was made anew
-ends the instance. State whose changelog was deleted is right as long as its task runs, and nowhere else: whoever opens
-it next has what was written since. So it is said, and the tasks go on. (Turned down: opening them again at once. It
-would lose today what may be rebuilt from the source, or is made anyway, before anybody must restore.)
+It also compares the topic ids of running tasks with those at their opening. A recreated source ends the instance. If a
+changelog was deleted, the local state is right as long as its task runs; the next opening restores only what was
+written since. So the watcher reports it, and the tasks go on. (Turned down: opening them again at once. It would lose
+at once state that may be rebuilt from the source before any task must restore.)
 
-Slow is not dead, and dead is never silent: after some seconds `/health` says what a task waits for, and after half a
-minute it turns red.
+A slow task is reported with its reason, not restarted: after some seconds `/health` names what a task waits for, and
+after half a minute the instance is not live.
 
-Invariant: `StallDetector` decides from numbers it is given (positions, ends, a clock); the `Watcher` collects them.
+Invariant: `StallDetector` decides from the numbers it is given (positions, ends, a clock); the `Watcher` collects them.
 Invariant: it only reads what the other threads publish; it never makes them wait.
-Turned down: a time-out that restarts things by itself (it hides the reason, and a slow call looks like a dead one).
+Turned down: a time-out that restarts tasks (it hides the reason, and a slow call looks like a dead one).
 """
 
 from __future__ import annotations
@@ -41,21 +40,22 @@ log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
 MOST_S = 2.0
-"""How long a look asks leaders that have not answered before."""
+"""How long one look asks leaders that did not answer before."""
 COMPARE_EVERY_S = 60.0
-"""Time between two looks whether changelogs are still the same topics."""
+"""Time between two comparisons of topic ids."""
 
 STALLED_S = 30.0
-"""A task with records waiting that has not moved for so long is reported, unless it may rest for longer: until a
-commit, for another source.
+"""A task with waiting records that has not moved for so long is stalled.
+
+The limit is higher if a task may rest for longer: until a commit, or for another source.
 """
 SLOW_S = 3.0
-"""A task that waits for so long says what for. It is not ill for that: brokers that move leaders take longer."""
+"""A task that waits for so long reports the reason. It stays live: a leader election takes longer."""
 
 
 @dataclass(slots=True)
 class LagSample:
-    """What was seen of a task when it was last looked at."""
+    """The numbers of a task at the last look."""
 
     committed: dict[TopicPartition, int]
     ends: dict[TopicPartition, int]
@@ -67,21 +67,21 @@ class LagSample:
 
     @property
     def lag(self) -> int:
-        """Records between what is committed and the ends of the sources."""
+        """Records between the committed positions and the ends of the sources."""
         return sum(max(0, self.ends.get(source, position) - position) for source, position in self.committed.items())
 
 
 @dataclass(slots=True)
 class StallDetector:
-    """What is known of each running task over time."""
+    """The samples of each running task, and the problems they show."""
 
     stalled_s: float = STALLED_S
     slow_s: float = SLOW_S
     samples: dict[TaskId, LagSample] = field(default_factory=dict)
     unanswered: dict[TopicPartition, float] = field(default_factory=dict)
-    """Sources whose leader does not say where they end, and since when it does not."""
+    """Sources whose leader does not report their end, and since when."""
     made_anew: dict[TaskId, str] = field(default_factory=dict)
-    """Running tasks whose changelog is another topic now than the one that their state came from, in words."""
+    """Running tasks whose changelog was recreated or deleted since their state was restored, in words."""
 
     def look(
         self,
@@ -91,7 +91,7 @@ class StallDetector:
         ends: Mapping[TopicPartition, int],
         processed: int,
     ) -> LagSample:
-        """Take in what a task has done; return what that means."""
+        """Add the numbers of a task; return its sample."""
         sample = LagSample(dict(committed), dict(ends), processed, now, moved_at=now)
         before = self.samples.get(task)
         if before is not None and now > before.at:
@@ -103,12 +103,12 @@ class StallDetector:
         return sample
 
     def keep(self, tasks: set[TaskId]) -> None:
-        """Forget the tasks that are not here any more."""
+        """Forget all other tasks."""
         for task in self.samples.keys() - tasks:
             del self.samples[task]
 
     def stalled(self, now: float) -> dict[TaskId, str]:
-        """Return the tasks that have records waiting and do not move, each with the place where it stands."""
+        """Return the tasks with waiting records that do not move, each with its positions."""
         return {
             task: _where(sample, now)
             for task, sample in self.samples.items()
@@ -116,9 +116,7 @@ class StallDetector:
         }
 
     def slow(self, now: float) -> dict[TaskId, str]:
-        """Return the tasks that have not committed for longer than they should, or cannot be read, each with what is
-        known of why.
-        """
+        """Return the tasks that commit late, or whose leaders do not answer, each with the known reason."""
         said = {}
         for task, sample in list(self.samples.items()):
             since = {
@@ -155,7 +153,7 @@ class Watcher:
         self._host = host
         self.stall_detector = StallDetector(max(STALLED_S, 3 * rests_s), max(SLOW_S, 3 * rests_s))
         self._ends: dict[TopicPartition, int] = {}
-        """As far as they were heard of."""
+        """The last reported ends of the sources."""
         self._log = cluster
         self._metrics = metrics
         self._tallies = tallies
@@ -173,11 +171,11 @@ class Watcher:
         self._thread = host.thread(self._run, "watcher")
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more."""
+        """End the thread."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(10)
@@ -189,7 +187,7 @@ class Watcher:
                     self._look()
                 except LogError as error:
                     log.warning("cannot measure lags: %s", error)
-        # whatever it is, the control thread must learn of it: what nobody looks at any more seems to be well
+        # any error: the control thread must hear of it, since without a watcher no problem is reported
         except BaseException as error:
             log.debug("the watcher ends", exc_info=True)
             self._emit(Failed(error, "watcher"))
@@ -198,7 +196,7 @@ class Watcher:
         self._sayings.tick()
         tasks = dict(self._tasks)
         asked_at, sources = self._host.now(), {source for task in tasks.values() for source in task.sources}
-        # Before the brokers are asked, who may take long: a task is seen to stand still from now on.
+        # Before the brokers are asked, which may take long: a task that does not move is slow from now on.
         committed = {
             id_: {source: task.progress.durable(source) for source in task.sources} for id_, task in tasks.items()
         }
@@ -217,10 +215,10 @@ class Watcher:
             self._compare(tasks)
 
     def _compare(self, tasks: dict[TaskId, Task]) -> None:
-        """Find the tasks whose changelogs were made anew, or are gone.
+        """Find the tasks whose changelogs were recreated or deleted.
 
         Raises:
-            ConfigError: a source was made anew: the offsets that its reader goes on from are those of another topic.
+            ConfigError: a source was recreated: its reader's offsets are those of another topic.
         """
         ids: dict[str, str] = {}
         for task in tasks.values():
@@ -259,7 +257,7 @@ class Watcher:
             return NO_TOPIC
 
     def _measure(self, sources: set[TopicPartition]) -> None:
-        """Ask where these end. A leader that does not answer keeps nobody from hearing of the others."""
+        """Fetch the ends of these sources. A leader that does not answer does not delay the others."""
         unanswered, give_up = self.stall_detector.unanswered, self._host.now() + MOST_S
         for source in sorted(sources, key=lambda source: unanswered.get(source, 0.0)):
             if source in unanswered and self._host.now() > give_up:
@@ -299,7 +297,10 @@ class Watcher:
         self.stall_detector.keep(set(tasks))
 
     def _purge(self, tasks: dict[TaskId, Task]) -> None:
-        """Repartition topics keep their records for ever; whoever owns hash 0 deletes what everybody has done with."""
+        """Delete the records of repartition topics below the stable offset, for partitions whose hash 0 is owned here.
+
+        These topics have no retention.
+        """
         for task in tasks.values():
             for source in task.sources:
                 stable = task.progress.stable(source) if source.topic in self._purged else None

@@ -1,6 +1,6 @@
-"""What an instance gets from outside: the machine it runs on, its cluster, and its group's coordinator.
+"""The environment of an instance: the machine it runs on, its cluster, and its group's coordinator.
 
-Everything else of an instance decides; these three act. A simulation brings its own.
+A simulation replaces these three.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ Settings: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """How the outside is reached. Units: `cluster` is given the seconds for which brokers may be away before a question
-    fails.
+    """How to reach the environment.
+
+    Units: `cluster` is called with the seconds for which brokers may be unreachable before a request fails.
     """
 
     host: Host

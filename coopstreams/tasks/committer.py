@@ -5,16 +5,16 @@
     at-least-once  outputs, changelogs | flush | individual commits | flush | fenced OffsetCommit
                    | database
 
-A new owner takes the high watermark after it knows its generation: whatever an earlier owner can still commit lies
-below it, because its records were in the log before its fence was asked. With the fence first, records double
+A new owner takes the high watermark after it knows its generation. Every commit of an earlier owner lies below it,
+because that owner's records were in the log before it asked for the fence. With the fence first, records double
 (measured).
 
-Invariant: the epoch of the membership is the one under which the tasks were opened, and the fence refuses another one:
-a member that was lost and came back cannot commit what it did before. Under at-least-once nobody fences records, so a
-zombie's may land above those of its successor: a later restore would go back to them, and who reads the results would
-end with old ones. Hence nothing is written unless the group has answered within the session time-out, and a record that
-was not sent for so long is given up (`parts`). What is left is a process that is stopped in the very milliseconds in
-which it writes.
+Invariant: the fence belongs to the epoch of the membership under which the tasks were opened; under another epoch it
+fails, so a member that was lost and came back cannot commit what it did before. Under at-least-once brokers do not
+fence records, so a zombie's may land above those of its successor: a later restore would go back to them, and readers
+of the results would end with old ones. Hence the committer writes nothing unless the group has answered within the
+session time-out, and the producer gives up a record that it could not send for so long (`instance.components`). One
+case remains: a process that is stopped within the milliseconds in which it writes.
 Source: KIP-447 for the fence; the notes on individual commits for the order.
 """
 
@@ -43,9 +43,9 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 0.5
 CONFIRM_S = 60.0
-"""Time between two writes of that which says how long the state of tasks is true."""
+"""Time between two updates of the time up to which the state of tasks is true (`Committer.confirm`)."""
 MOST_IN_VAIN = 5
-"""Failures to abort that Kafka did not promise would pass."""
+"""Failed aborts with a non-retryable error after which `abort` raises."""
 
 
 class Membership(Protocol):
@@ -80,7 +80,7 @@ class Committer:
         refusals: Refusals,
         host: Host = SYSTEM,
     ) -> None:
-        """Get a writer. `written`: all topics that it writes to."""
+        """Open a writer. `written`: returns all topics that it writes to."""
         self._number = number
         self._host = host
         self._log = cluster
@@ -95,15 +95,11 @@ class Committer:
         self._timeout_s = config["transaction.timeout.ms"] / 1000
         self._refusals = refusals
         self.careful = False
-        """Whether each output of this interval is held against the settings of its topic: then tasks take single
-        steps.
-        """
+        """Whether each output of this interval is checked against its topic's settings: tasks step record by record."""
         self.waiting: tuple[str, float] | None = None
-        """What the brokers are to do before this goes on, in words, and since when (`Host.now`). Any thread may read
-        it.
-        """
+        """The answer of the brokers that a commit waits for, in words, and since when (`Host.now`). Any thread."""
         self._epoch: int | None = None
-        """The group epoch in which the interval began; None: nothing was begun since the last commit."""
+        """The epoch of the membership in which the interval began; None: no interval is open."""
         self._confirm_at = self._host.now() + CONFIRM_S
 
     @property
@@ -112,8 +108,7 @@ class Committer:
         return self._epoch is not None
 
     def begin(self, task: Task) -> None:
-        """Begin an interval for this task if none is open: what is written from now on counts with the next commit, or
-        not at all.
+        """Begin an interval for this task if none is open: everything written from now on counts with the next commit.
 
         Raises:
             MembershipLostError: the interval began under another membership than this task was opened under.
@@ -130,8 +125,7 @@ class Committer:
             )
 
     def claim(self, task: Task) -> None:
-        """Make a task's positions durable before it processes anything: those it begins at, and what at-least-once must
-        claim of the inherited.
+        """Make a task's first positions durable, and under at-least-once its claim, before it processes anything.
 
         Raises:
             MembershipLostError, LogError: it may or may not have counted: open the task again.
@@ -151,11 +145,12 @@ class Committer:
         task.progress.committed()
 
     def write_outputs(self, task: Task) -> None:
-        """Hand the results of a task to the log; they count with the next commit.
+        """Append the outputs of a task to the log; they count with the next commit.
 
         Raises:
-            ProcessingError: Kafka does not take one, and the production handler says `fail`.
-            MembershipLostError: somebody else may have the task by now: these results may be older than what is there.
+            ProcessingError: Kafka refuses an output, and the production handler says `fail`.
+            MembershipLostError: another member may have the task by now: these results may be older than those in the
+                topic.
         """
         for output in task.program.outputs.values():
             if self.careful and len(output):
@@ -170,9 +165,10 @@ class Committer:
                 output.clear()
 
     def dead_letter(self, failure: Failure, headers: Headers) -> None:
-        """Write a record that failed to the dead-letter topic, with the results around it.
+        """Write a failed record to the dead-letter topic, in the same commit as the results around it.
 
-        Not with a time that lies ahead: that may be why it failed, and the broker would refuse the letter as well.
+        A timestamp in the future becomes the time of now: it may be why the record failed, and the broker would refuse
+        the letter too.
         """
         timestamp = min(failure.timestamp, self._host.wall_ms())
         if self.careful:
@@ -187,12 +183,13 @@ class Committer:
         self._append(self._dead_letters, [failure.key], [failure.value], [timestamp], headers=[headers])
 
     def expect_refusals(self) -> None:
-        """Kafka has refused a record: from the next interval on, look at each before it is written."""
+        """Check each output before it is written from the next interval on, because Kafka has refused a record."""
         self._refusals.expect()
 
     def commit(self, tasks: Sequence[Task]) -> bool:
-        """Make everything that these tasks (all of this thread) did durable, or raise; without anything to say, do
-        nothing and return False.
+        """Make everything that these tasks did durable; return False if there is nothing to commit.
+
+        `tasks`: all of this thread.
 
         Raises:
             MembershipLostError, LogError: it may or may not have counted: `abort`, discard the tasks, open them again.
@@ -216,11 +213,11 @@ class Committer:
         self._wait_for("its results to be in the log")
         commit = plan([task.progress for task in tasks], self._follower)
         if not self._transactional:
-            self._writer.flush(self._timeout_s)  # what a position stands for is in the log before the position is
+            self._writer.flush(self._timeout_s)  # outputs and changelogs are in the log before the positions
         self._write_plan(commit)
         self._writer.flush(self._timeout_s)
-        # Before the fence: after it, these offsets may lie behind records of a successor, which this state does not
-        # have.
+        # Before the fence: after it, these offsets may lie behind records of a successor, which are not in this
+        # state.
         checkpoints = self._checkpoints(
             tasks, {changelog: self._writer.delivered_to(changelog) for changelog in written}
         )
@@ -240,11 +237,10 @@ class Committer:
         self._metrics.committed(self._number, self._host.now() - started)
 
     def confirm(self, tasks: Sequence[Task]) -> None:
-        """Let the databases know from time to time that tasks without anything to write are alive, and their state is
-        true.
+        """Note in the databases, every `CONFIRM_S`, that the state of tasks without changes is still true.
 
-        To be called between two intervals. While the group has answered lately, nobody else has written for these
-        tasks: whatever the changelogs have of their keys, tombstones too, lies below the checkpoints.
+        To be called between two intervals. While the group has answered lately, no other member has written for these
+        tasks: every changelog record of their keys, tombstones too, lies below the checkpoints.
 
         Raises:
             StateError: a database does not take it.
@@ -252,17 +248,16 @@ class Committer:
         if self._epoch is not None or self._host.now() < self._confirm_at:
             return
         self._confirm_at = self._host.now() + CONFIRM_S
-        true_ms = self._host.wall_ms()  # before the group is asked: it speaks of the time up to now
+        true_ms = self._host.wall_ms()  # before the group is asked: its answer covers the time up to now
         for task in tasks:
             if self._member.sure(task.epoch):
                 task.state.confirm(true_ms)
 
     def abort(self) -> None:
-        """Nothing since the last commit counts. Returns when the writer can be used again: not before the brokers are
-        back.
+        """Abort the interval; return when the writer can be used again, which needs the brokers.
 
         Raises:
-            LogError: it never can.
+            LogError: the writer can never be used again.
         """
         self._metrics.aborted(self._number)
         self._epoch = None
@@ -281,11 +276,12 @@ class Committer:
                 self._host.sleep(RETRY_S)
 
     def check_topics(self) -> None:
-        """Do nothing if all topics are there, or if nobody can be asked. A client that cannot deliver does not always
-        say why.
+        """Do nothing if all topics that the application writes to exist, or if the brokers do not answer.
+
+        A client that cannot deliver does not always report a missing topic.
 
         Raises:
-            UnknownTopicError: one is gone; names it.
+            UnknownTopicError: a topic is gone; names it.
         """
         deadline = self._host.now() + UNKNOWN_FOR_S
         while True:
@@ -303,16 +299,14 @@ class Committer:
             self._host.sleep(0.2)
 
     def close(self) -> None:
-        """Let go of the writer."""
+        """Close the writer."""
         self._writer.close()
 
     def _wait_for(self, what: str) -> None:
         self.waiting = what, self._host.now()
 
     def _write(self, tasks: Sequence[Task]) -> set[TopicPartition]:
-        """Write what the record caches held back, then the changelogs; return which changelog partitions were written
-        to.
-        """
+        """Flush the record caches, write outputs and changelogs; return the changelog partitions written to."""
         written: set[TopicPartition] = set()
         for task in tasks:
             batches = task.flush()
@@ -343,15 +337,13 @@ class Committer:
         partitions: int | Int64s | None = None,
         headers: Sequence[Headers | None] | None = None,
     ) -> None:
-        """Hand records to the log; where the client's batches are too large for the topic, no more at once than it
-        takes in one.
-        """
+        """Append records; if a topic takes smaller batches than the client makes, in groups that fit into one batch."""
         most_bytes = self._refusals.narrow.get(topic)
         if most_bytes is None:
             self._writer.append(topic, keys, values, timestamps, partitions=partitions, headers=headers)
             return
-        # The head of a batch is counted for each record: in one batch, its time and offset may take more bytes than
-        # alone.
+        # The header of a batch is counted for each record: within a batch, the deltas of its timestamp and offset may
+        # take more bytes than alone.
         sizes = [batch_bytes(*row) for row in zip(keys, values, headers or [None] * len(keys), strict=True)]
         for at in batches(sizes, most_bytes):
             where = partitions if partitions is None or isinstance(partitions, int) else partitions[at]
@@ -361,7 +353,7 @@ class Committer:
             self._writer.flush(self._timeout_s)
 
     def _leave_out_refused(self, task: Task, output: Output) -> None:
-        """Hand what Kafka would refuse to the failure handler; leave the rest in the output."""
+        """Hand outputs that Kafka would refuse to the failure handler; leave the rest in the output."""
         columns = zip(
             output.keys, output.values, output.headers or [None] * len(output), output.timestamps, strict=True
         )
@@ -388,9 +380,9 @@ class Committer:
             )
 
     def _checkpoints(self, tasks: Sequence[Task], ends: Mapping[TopicPartition, int]) -> dict[Task, dict[str, int]]:
-        """Return up to where the state of each task has its changelogs, given where they end.
+        """Return the changelog offset of each store of each task, given where the changelogs end.
 
-        Also of a task that wrote nothing: what came since its own last record is its siblings', and need not be read
+        A task that wrote nothing gets one too: the records since its own last are its siblings', and need not be read
         when it is opened again.
         """
         checkpoints: dict[Task, dict[str, int]] = {task: {} for task in tasks}
@@ -402,11 +394,10 @@ class Committer:
         return checkpoints
 
     def _check_sure(self, epoch: int) -> None:
-        """Do nothing if nobody else can have this member's tasks: nobody fences records under at-least-once.
+        """Do nothing if this member certainly has its tasks: under at-least-once brokers do not fence records.
 
         Raises:
-            MembershipLostError: the group may have gone on. The records of a process that was stopped would cover its
-                successor's.
+            MembershipLostError: the group may have gone on. A successor's records would be covered by older ones.
         """
         if not self._transactional and not self._member.sure(epoch):
             raise MembershipLostError(

@@ -1,16 +1,17 @@
 """Which errors of an instance count: a state machine without I/O.
 
-A process that was stopped and wakes does not know that its tasks are another's by now. The successor has committed what
-it processed and deleted it from the repartition topics, so whoever goes on to read there is told that the offset is
-gone, which would be fatal for an owner.
+A process that was stopped and wakes up does not know that another member has its tasks by now. The successor has
+committed what it processed and deleted it from the repartition topics. So the old process reads on there and gets an
+out-of-range error, which would be fatal for an owner.
 
     an error                                        held; the group is asked at once
     the group has confirmed this member since then  it counts
     the membership under which it happened is over  void
 
-Invariant: an error counts only if this process certainly owned its tasks when it happened: nobody else gets them under
-the same epoch before they are released, and a heartbeat that was sent after the error says that the epoch goes on.
-Turned down: trying again for a while (an owner's error would be repeated for as long, and a group that does not answer
+Invariant: an error counts only if this process certainly owned its tasks when it happened: no other member gets them
+under the same epoch before they are released, and the answer to a heartbeat sent after the error proves that the epoch
+goes on.
+Turned down: retrying for a while (an owner's error would be repeated for as long, and a group that does not answer
 takes longer).
 """
 
@@ -37,14 +38,14 @@ class DoubtedFailure:
 
 @dataclass(slots=True)
 class Doubts:
-    """The errors of one instance that are held. Used by the control thread; `held` may be read by any."""
+    """The held errors of one instance. Used by the control thread; any thread may read `held`."""
 
     epoch: int = 0
-    """Of the membership, as far as the control thread has heard."""
+    """The epoch of the membership, as far as the control thread knows."""
     held: tuple[DoubtedFailure, ...] = field(default=())
 
     def hold(self, failure: Failed, now: float) -> DoubtedFailure:
-        """Hold an error; it happened under the epoch that it names, or else under the present one."""
+        """Hold an error under the epoch that it names, or else under the present one."""
         held = DoubtedFailure(failure, self.epoch if failure.epoch is None else failure.epoch, now)
         self.held = (*self.held, held)
         return held

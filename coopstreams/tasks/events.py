@@ -1,7 +1,6 @@
-"""What the threads of an instance say to each other, as values.
+"""The events that the threads of an instance send to its control thread, as values.
 
-The control thread is the only one that decides; the opener, the stream threads and the group member put events into its
-inbox.
+Only the control thread decides; the opener, the stream threads and the group member put events into its inbox.
 """
 
 from __future__ import annotations
@@ -17,21 +16,21 @@ from coopstreams.topology.task_id import TaskId
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The opener has found positions and restored the state of a task."""
+    """The opener has resolved the positions and restored the state of a task."""
 
     incarnation: Incarnation
 
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A stream thread has committed (or, unclean, given up) a task and will not touch it again."""
+    """A stream thread has committed a task (or, unclean, discarded it) and does not touch it again."""
 
     task: Task
 
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """A stream thread could not commit; these tasks of its are discarded and must be opened again from the log."""
+    """A stream thread could not commit; it has discarded these tasks, which must be opened again from the log."""
 
     tasks: tuple[Task, ...]
     reason: str
@@ -51,21 +50,21 @@ class Failed:
     error: BaseException
     where: str
     thread: int | None = None
-    """Which stream thread has died, if one has: it will not touch anything again."""
+    """The number of the stream thread that has died, if one has; it touches nothing any more."""
     epoch: int | None = None
-    """The epoch of the membership under which its tasks were opened, if it is known."""
+    """The epoch of the membership under which its tasks were opened, if known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """Other topics match a pattern: this is what the application reads from now on."""
+    """Other topics match a pattern: the application reads `resolved` from now on."""
 
     resolved: ResolvedTopology
 
 
 @dataclass(frozen=True, slots=True)
 class Stopping:
-    """The instance is to end."""
+    """The instance shall end."""
 
 
 Event: TypeAlias = Assigned | Lost | Refused | Opened | Closed | Aborted | Cancelled | Failed | Matched | Stopping

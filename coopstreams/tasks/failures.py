@@ -1,8 +1,8 @@
-"""What happens to a record that fails: the application's handlers say `fail`, `continue` or `dead-letter`.
+"""Failure handlers: what happens to a record that fails. The configuration says `fail`, `continue` or `dead-letter`.
 
-Invariant: no failure is silent: it stops the instance, or it is counted and logged, or it is a record in the
-dead-letter topic, written in the same transaction as the results around it. Of failures alike the first are logged one
-by one, then how many there are (`repeats`).
+Invariant: no failure is silent: it stops the instance, or it is counted and logged, or it becomes a record in the
+dead-letter topic, written in the same transaction as the results around it. Of similar failures the first are logged
+one by one, the rest as a count (`repeats`).
 Source: KIP-161, KIP-1033 (handlers), KIP-1034 (dead-letter topic and its headers).
 """
 
@@ -23,24 +23,24 @@ from coopstreams.topology.failures import Failure, OnFailure
 from coopstreams.topology.task_id import TaskId
 
 Answer: TypeAlias = Literal["continue", "dead-letter"]
-"""What a handler says but for `fail`."""
+"""The answers of a handler other than `fail`."""
 Count: TypeAlias = Callable[[Failure, Answer], None]
 
 FATES: Mapping[Answer, str] = {"continue": "dropped", "dead-letter": "sent to the dead-letter topic"}
-"""What becomes of a record."""
+"""What happens to a record, in words, by answer."""
 _OURS = Path(__file__).parents[1]
 _ROOMS = {folder for room in ("", "topology", "state") for folder in (_OURS / room, (_OURS / room).resolve())}
 _LIBRARIES = tuple(
     f"{folder}{os.sep}"
     for folder in {*map(str, _ROOMS), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))}
 )
-"""Where code lies that is not the user's: ours (whose rooms may be links), Python's, and what is installed."""
+"""Folders of code that is not the user's: coopstreams (its rooms may be links), Python, installed packages."""
 MOST_SAID = 8000
-"""Characters of an error's text in a header: one that quotes a large value would make a letter that no broker takes."""
+"""Most characters of an error's text in a header: one that quotes a large value would make the record too large."""
 
 
 def describe_failure(task: TaskId | None, failure: Failure) -> str:
-    """Return the failure in a sentence that names task, node, topic, partition and offset. No task: a global table."""
+    """Return a sentence that names task, node, topic, partition and offset of a failure. No task: a global table."""
     at = f"offset {failure.offset}" if failure.offset is not None else "from the record cache"
     did = {
         "deserialization": "cannot be read",
@@ -55,16 +55,14 @@ def describe_failure(task: TaskId | None, failure: Failure) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """Return the line of the user's that an error comes from, for the end of a message: the innermost in no library;
-    empty if there is none.
-    """
+    """Return the innermost line of the user's code in a traceback, for the end of a message; empty without one."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(("<", *_LIBRARIES))]
     return f" ({own[-1].filename}, line {own[-1].lineno}, in {own[-1].name})" if own else ""
 
 
 def dead_letter_headers(task: TaskId | None, failure: Failure) -> Headers:
-    """Return the record's headers with those that say what happened.
+    """Return the record's headers plus those that describe the failure.
 
     Source: KIP-1034 `__streams.errors.*`.
     """
@@ -79,9 +77,9 @@ def dead_letter_headers(task: TaskId | None, failure: Failure) -> Headers:
     }
     if task is not None:
         said["task"] = str(task)
-    if failure.offset is not None:  # what the record cache held back belongs to no record
+    if failure.offset is not None:  # an update from the record cache belongs to no single record
         said["offset"] = str(failure.offset)
-    # An error may quote what is no Unicode: a letter that cannot be written would stop the instance.
+    # An error may quote invalid Unicode: a dead letter that cannot be encoded would stop the instance.
     coded = (
         (f"__coopstreams.errors.{name}", _shortened(text).encode(errors="backslashreplace"))
         for name, text in said.items()
@@ -97,8 +95,7 @@ def handler(
     sayings: Sayings,
     fates: Mapping[Answer, str] = FATES,
 ) -> OnFailure:
-    """Return what a task's program, or without a task a global table, calls when a record fails, as the configuration
-    wants it.
+    """Return the configured failure handler of a task's program, or, without a task, of a global table.
 
     Raises (the returned function):
         ProcessingError: the handler of the phase says `fail`.
@@ -121,6 +118,6 @@ def handler(
 
 
 def _shortened(text: str) -> str:
-    """The beginning and the end of a long text: of a stack trace, both matter."""
+    """Return the beginning and the end of a long text: of a stack trace, both matter."""
     half = MOST_SAID // 2
     return text if len(text) <= MOST_SAID else f"{text[:half]} ... {text[-half:]}"

@@ -1,12 +1,12 @@
-"""What an instance is doing, in one word, and who hears of it: the listeners of states, restores and errors.
+"""The state of an instance, and its listeners: of states, restores and errors.
 
     created -> rebalancing <-> running
                     |             |----> pending-shutdown -> not-running
                     `-------------`----> pending-error ----> error
 
-What fails while the instance drains turns pending-shutdown into error.
-Invariant: listeners are called by the thread that does what they are told of, so what takes long in one holds that up.
-An exception in one ends the instance: nothing is swallowed.
+An error while the instance drains turns pending-shutdown into error.
+Invariant: a listener is called by the thread whose work it reports, so a slow listener delays that work. An exception
+in a listener ends the instance.
 Source: Kafka Streams `KafkaStreams.State`, `StateListener`, `StateRestoreListener`, `StreamsUncaughtExceptionHandler`
 (KIP-671).
 """
@@ -40,24 +40,23 @@ class StreamsState(Enum):
 
 
 class RestoreListener:
-    """Subclass it, and define what you want to hear of: how the stores of tasks that open are restored from their
-    changelogs.
+    """Called while the stores of tasks that open are restored from their changelogs. Subclass and override.
 
     One partition of a changelog is read once for all tasks of an instance that need it: a task that opens meanwhile
     moves the end.
     """
 
     def on_restore_start(self, partition: TopicPartition, store: str, start: int, end: int) -> None:
-        """Reading begins: offsets of the changelog, half-open."""
+        """A restore begins: offsets of the changelog, half-open."""
 
     def on_batch_restored(self, partition: TopicPartition, store: str, position: int, records: int) -> None:
-        """So many records were read; the state stands at this position."""
+        """A batch of `records` was read; the state is at `position`."""
 
     def on_restore_end(self, partition: TopicPartition, store: str, records: int) -> None:
-        """The store is restored; so many records were read altogether."""
+        """The store is restored; `records` were read altogether."""
 
     def on_restore_suspended(self, partition: TopicPartition, store: str, records: int) -> None:
-        """The tasks that needed it were given up before it was restored."""
+        """The tasks that needed the store were given up before it was restored."""
 
 
 class StreamThreadExceptionResponse(Enum):
@@ -75,7 +74,7 @@ UncaughtExceptionHandler: TypeAlias = Callable[[BaseException], StreamThreadExce
 
 
 class Lifecycle:
-    """The state of one instance, and its listeners. `to` and `response` belong to whoever runs the instance."""
+    """The state of one instance, and its listeners. `to` and `response` belong to the thread that runs the instance."""
 
     def __init__(
         self,
@@ -88,7 +87,7 @@ class Lifecycle:
         self._on_state, self._on_error = on_state, on_error
 
     def to(self, state: StreamsState) -> None:
-        """Be in this state; whoever listens is told if that is another one."""
+        """Change to this state; call the listener if it is another one."""
         if state is not self.state:
             before, self.state = self.state, state
             log.debug("%s -> %s", before.value, state.value)
@@ -96,7 +95,7 @@ class Lifecycle:
                 self._on_state(state, before)
 
     def response(self, failure: Failed) -> StreamThreadExceptionResponse:
-        """Return what `on_error` makes of an error; of one that came from another instance, it is not asked.
+        """Return the response of `on_error` to an error; an error from another instance always ends this one.
 
         Raises:
             ConfigError: it returns something else.

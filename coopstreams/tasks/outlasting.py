@@ -1,13 +1,12 @@
-"""Calls that take longer than the transaction or the group bears: the third time the same one does, that is an error
-with its name.
+"""Calls that outlast a time-out of the transaction or of the group: the third time, an error names the call.
 
-The broker ends a transaction that is open for longer than `transaction.timeout.ms`, and a process of which a thread has
-not moved for `max.poll.interval.ms` leaves the group. What was done is void then and is done again, and the same call
-takes as long again, for ever.
+The broker aborts a transaction that is open for longer than `transaction.timeout.ms`, and a process leaves the group
+when a thread has not moved for `max.poll.interval.ms`. The work is void then and is repeated, and the same call takes
+as long again, for ever.
 
-Invariant: it is one and the same call: records by topic, partition and offset. A process that was stopped, or a service
+Invariant: only the same call counts: records by topic, partition and offset. A process that was stopped, or a service
 that did not answer for a while, makes another call slow the next time.
-Turned down: counting what was void in a row (a thread whose other tasks commit in between would never be told).
+Turned down: counting aborts in a row (a thread whose other tasks commit in between would never report an error).
 """
 
 from __future__ import annotations
@@ -19,35 +18,35 @@ from coopstreams.common.config import Config
 
 MOST_TIMES = 3
 FORGOTTEN_AFTER_S = 3600.0
-"""A call that was slow so long ago, and three times its own duration, is another one when it is again."""
+"""After so long, or three times its own duration if that is more, a slow call is counted from one again."""
 
 
 @dataclass(slots=True)
 class Outlasting:
     """The slow calls of one instance: a task that is opened again may be on another thread.
 
-    Units: `limits` in seconds, by the setting that gives them.
+    Units: `limits` in seconds, by the name of the setting.
     """
 
     limits: Mapping[str, float]
     _times: dict[str, tuple[int, float]] = field(default_factory=dict)
-    """How often a call was too slow, and when last."""
+    """How often each call was too slow, and when last."""
 
     @staticmethod
     def of(config: Config) -> Outlasting:
-        """Return what knows of no slow call yet."""
+        """Return an empty record with the limits of this configuration."""
         names = ("transaction.timeout.ms", "max.poll.interval.ms") if config.exactly_once else ("max.poll.interval.ms",)
         return Outlasting({name: config[name] / 1000 for name in names})
 
     @property
     def least_s(self) -> float:
-        """What takes no longer is never too slow."""
+        """The smallest limit: a call within it is never too slow."""
         return min(self.limits.values())
 
     def void(self, call: str, seconds: float, now: float) -> str | None:
-        """Note that what was done is void after a call that took so long; return what is wrong if that is hopeless.
+        """Count a call whose work is void if it exceeded a limit; return an error message at the third time.
 
-        Shape: `call` in words that name nothing else.
+        Shape: `call` in words that identify it.
         """
         exceeded = [f"{name} ({limit:g} s)" for name, limit in self.limits.items() if seconds > limit]
         if not exceeded:

@@ -1,17 +1,17 @@
-"""The order in which a task takes records of several source partitions: by stream time, as soon as it can be known.
+"""The order in which a task takes records of several source partitions: by stream time, as soon as it is known.
 
-A join needs its table's records before the stream's that came later. Each source partition has a queue; the one whose
-head has the smallest *stream time* goes next. Stream time (the running maximum over all records of the partition) and
-not the record's own timestamp, because it never goes back and does not depend on which key range one looks at: so the
-order, and with it the result, is the same for every number of ranges.
+A join needs the table's records before later records of the stream. Each source partition has a queue; the one whose
+head has the smallest *stream time* goes next. Stream time (the running maximum over all records of the partition),
+unlike the record's own timestamp, never goes back and is the same for all key ranges: so the order, and with it the
+result, does not depend on the number of ranges.
 
 Invariant: while a source's queue is empty, records of the others pass only up to the stream time that source has
-reached, unless that source was read to its end (there is nothing on the broker to wait for) and has been there for as
-long as producers are waited for. So do the times that siblings' records have reached: in its turn, behind a batch's own
-records. Told at once, the time that one fetch brought would close windows, and forget what joins remember, for records
-of the other sources that wait here.
-Source: KIP-353, KIP-695 (`max.task.idle.ms`: 0 waits for what the broker has, more for producers as well, -1 for
-nothing).
+reached. The wait ends when the source was read to its end (the broker has no more records) and the time for its
+producers (`max.task.idle.ms`) is over. The stream times that siblings' records have reached wait their turn as well,
+behind a batch's own records. Applied at once, the time that one fetch brought would close windows, and expire join
+buffers, before records of the other sources that wait here.
+Source: KIP-353, KIP-695 (`max.task.idle.ms`: 0 waits for records that the broker has, more for producers as well, -1
+for nothing).
 Turned down: the head's own timestamp (a late record of another key would change the order).
 """
 
@@ -29,19 +29,19 @@ from coopstreams.topology.columns import Columns, TopicPartition
 @dataclass(slots=True)
 class _Source:
     received: int
-    """Next offset to take in; what lies below was taken before the reader went back for a sibling."""
+    """Next offset to take in; records below it were taken in before the reader went back for a sibling."""
     stream_time: int
     at_end: bool = False
     waiting: deque[tuple[Columns, int, int, Sequence[int]]] = field(default_factory=deque)
     """Batches with the position, stream time and operator times that hold once they are processed."""
     records: int = 0
     waited_for_until: float | None = None
-    """While it has nothing and was read to its end: how long its producers may take. Units: seconds."""
+    """Until when to wait for its producers, while its queue is empty and it was read to its end. Units: seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Records to process now, and where the source stands once they are done."""
+    """Records to process now, and the position and stream time of the source once they are done."""
 
     source: TopicPartition
     columns: Columns
@@ -50,9 +50,7 @@ class Step:
     operator_times: Sequence[int] = ()
 
     def singles(self) -> Iterator[Step]:
-        """Yield the step record by record. What others have done to stream time and operator times comes with the
-        last.
-        """
+        """Yield the step record by record; stream time and operator times of siblings come with the last."""
         columns, last = self.columns, len(self.columns) - 1
         for i in range(last):
             yield Step(self.source, columns.slice(i, i + 1), columns.offsets[i + 1], columns.stream_times[i])
@@ -69,24 +67,24 @@ class SourceQueues:
 
     def __init__(self, positions: Sequence[tuple[TopicPartition, Position]], max_idle_ms: int = 0) -> None:
         self.waits_until: float | None = None
-        """When `steps` may have more although nothing was added; None: it will not. Units: seconds."""
+        """When `steps` may yield more although nothing was added; None: it will not. Units: seconds."""
         self._idle_s = None if max_idle_ms < 0 else max_idle_ms / 1000
         self._sources = {source: _Source(at.offset, at.stream_time) for source, at in positions}
         self._single = len(self._sources) == 1
 
     def received(self, source: TopicPartition) -> int:
-        """Return the next offset this task wants of a source."""
+        """Return the next offset that this task needs of a source."""
         return self._sources[source].received
 
     def waiting(self, source: TopicPartition) -> int:
-        """Return how many records of a source were taken in but not handed out."""
+        """Return how many records of a source were taken in and not yet yielded."""
         return self._sources[source].records
 
     def add(self, batch: RecordBatch) -> None:
-        """Take in a batch of the reader, less what was taken in before the reader went back.
+        """Take in a batch of the reader, less the records taken in before the reader went back.
 
-        One that says anew where the end is gets its turn: what waits for the time may be due by now although no time
-        has passed.
+        An empty batch that reports the end of the log again is kept: operators that wait for stream time may be due by
+        now although it has not advanced.
         """
         source, columns = self._sources[batch.partition], batch.columns
         source.at_end = batch.at_end
@@ -99,8 +97,8 @@ class SourceQueues:
         if len(columns):
             source.waited_for_until = None
         if source.waiting and not len(columns) and not len(source.waiting[-1][0]):
-            # A source that waits for long while its siblings' records come would keep a batch of nothing for each
-            # fetch.
+            # Replace the last empty batch: a source that waits for long while its siblings' records come would keep one
+            # for each fetch.
             *_, operator_times = source.waiting.pop()
             source.waiting.append(
                 (columns, batch.next_offset, batch.stream_time, batch.operator_times or operator_times)
@@ -109,10 +107,9 @@ class SourceQueues:
         source.waiting.append((columns, batch.next_offset, batch.stream_time, batch.operator_times))
 
     def steps(self, most: int, now: float) -> Iterator[Step]:
-        """Yield what may be processed now, in order, at most so many records in each step; what must wait for another
-        source stays.
+        """Yield the steps that may be processed now, in order, of at most `most` records each.
 
-        Units: `now` in seconds of a clock that never goes back.
+        Records that must wait for another source stay. Units: `now` in seconds of a monotonic clock.
         """
         if self._single:
             for name, source in self._sources.items():
@@ -123,7 +120,7 @@ class SourceQueues:
             yield step
 
     def _next(self, most: int, now: float) -> Step | None:
-        """The source with the smallest head, up to where another one has the word."""
+        """Return the next step of the source with the smallest head, up to the head of the next source."""
         self.waits_until = None
         best: tuple[int, int] | None = None
         limit, limit_order = None, -1
@@ -144,12 +141,12 @@ class SourceQueues:
             if any(source.waiting for source in self._sources.values()):
                 self.waits_until = (
                     chosen.waited_for_until if chosen.at_end else None
-                )  # what the log still has is no matter of time
+                )  # records that the log still has do not depend on time
             return None
         return self._take(name, chosen, limit, most, ties=best[1] < limit_order)
 
     def _head(self, source: _Source, now: float) -> int | None:
-        """The stream time at which this source has the word; None: it has nothing, and nothing is to be waited for."""
+        """Return the stream time of a source's head; None: it is empty and no longer waited for."""
         while source.waiting and not len(source.waiting[0][0]) and len(source.waiting) > 1:
             columns, _, stream_time, _ = source.waiting.popleft()
             source.stream_time = stream_time
@@ -178,7 +175,7 @@ class SourceQueues:
             source.stream_time = stream_time
             return Step(name, columns, next_offset, stream_time, operator_times)
         taken, rest = columns.slice(0, count), columns.slice(count, len(columns))
-        # What is left may be no record, but the time that siblings' records have reached: it, too, waits for its turn.
+        # The rest may have no records, only the stream time that siblings' records have reached: it waits as well.
         source.waiting[0] = (rest, next_offset, stream_time, operator_times)
         source.records -= count
         source.stream_time = taken.stream_times[-1]

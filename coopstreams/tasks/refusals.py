@@ -1,16 +1,16 @@
-"""Which records a broker will refuse, and why: what is asked after it has refused one.
+"""Which records a broker will refuse, and why: checked after it has refused one.
 
-Kafka refuses whole batches, and its client says of each record in one the same: not which one was bad, nor from which
-record it was made. So after a refusal the interval is given up, and for a while the tasks go record by record, and each
-result is held against the settings of its topic before it is written. One that does not fit is a failure of the source
-record at hand, for `production.exception.handler`. A topic that takes smaller batches than the client makes is from
-then on written to in batches that it takes.
+Kafka refuses whole batches, and its client reports the same error for each record: it names neither the bad record nor
+its source record. So after a refusal the interval is aborted, and for a while tasks step record by record, and each
+output is checked against the settings of its topic before it is written. One that does not fit is a failure of the
+source record at hand, for `production.exception.handler`. From then on, a topic that takes smaller batches than the
+client makes gets batches that fit.
 
-Invariant: a record that the topic's settings allow is never left out. What they do not explain ends the thread, with
-what Kafka said.
-Turned down: a delivery callback for each record (half a microsecond for all, and it names the whole batch); holding
-records against the settings always (a twentieth of a microsecond for all, for something that is rare); remembering
-refused records by their content (the batch again).
+Invariant: a record that the topic's settings allow is never left out. A refusal that they do not explain ends the
+thread, with Kafka's error.
+Turned down: a delivery callback for each record (half a microsecond for all, and it names the whole batch); checking
+records always (a twentieth of a microsecond for all, for something that is rare); remembering refused records by their
+content (the batch again).
 Source: Kafka `LogValidator`, `DefaultRecordBatch` (the sizes); librdkafka `rd_kafka_msg_max_wire_size`.
 """
 
@@ -25,30 +25,31 @@ from coopstreams.log.log import Log
 from coopstreams.topology.columns import Headers
 
 CAREFUL_S = 60.0
-"""How long results are looked at one by one after the last that was refused."""
+"""How long outputs are checked one by one after the last refusal."""
 BATCH_BYTES = 61
-"""Of a batch before its records."""
+"""Bytes of a batch before its records."""
 CLIENT_BYTES = 36
-"""What librdkafka adds to key, value and headers when it asks whether a record is too large."""
+"""Bytes that librdkafka adds to key, value and headers when it checks the size of a record."""
 SHOWN = 60
-"""Characters of a key in a message."""
+"""Most characters of a key in a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicLimits:
-    """What the settings of a topic allow. None: anything."""
+    """The limits that a topic's settings set. None: no limit."""
 
     batch_bytes: int | None = None
     most_bytes: int | None = None
-    """Of a record alone: the same, where that can be told."""
+    """Limit of a batch of one record; None also where compression hides its size."""
     after_ms: int | None = None
     before_ms: int | None = None
     compacted: bool = False
 
     @staticmethod
     def of(topic: Mapping[str, str], *, compressed: bool) -> TopicLimits:
-        """Return the limits in a topic's configuration. `compressed`: the size that counts is not known before a record
-        is sent.
+        """Return the limits in a topic's configuration.
+
+        `compressed`: the size that counts is unknown before a record is sent.
         """
         timed = topic.get("message.timestamp.type") != "LogAppendTime"
 
@@ -67,7 +68,7 @@ class TopicLimits:
     def reason(
         self, key: bytes | None, value: bytes | None, headers: Headers | None, timestamp: int, now_ms: int
     ) -> str | None:
-        """Return why the broker refuses a record that comes alone, with the setting; None: it does not."""
+        """Return why the broker refuses a record in a batch of its own, with the setting; None: it does not."""
         if key is None and self.compacted:
             return "it has no key, and the topic is compacted (cleanup.policy)"
         if self.after_ms is not None and timestamp - now_ms > self.after_ms:
@@ -86,7 +87,7 @@ class TopicLimits:
 
 
 class Refusals:
-    """Whether results are to be looked at, and what is seen in them. Shared by the stream threads of an instance."""
+    """Whether outputs are checked, and the check. Shared by the stream threads of an instance."""
 
     def __init__(self, log: Log, config: Config, host: Host = SYSTEM) -> None:
         self._host = host
@@ -98,8 +99,9 @@ class Refusals:
         self._client_bytes = int(settings.get("message.max.bytes", 1_000_000))
         self._client_batch = min(self._client_bytes, int(settings.get("batch.size", 1_000_000)))
         self.narrow: dict[str, int] = {}
-        """Topics that have refused something and take smaller batches than the client makes, and how large those may
-        be. Units: bytes.
+        """The batch limits of topics that have refused a record and take smaller batches than the client makes.
+
+        Units: bytes.
         """
 
     @property
@@ -108,17 +110,17 @@ class Refusals:
         return self._host.now() < self._until
 
     def expect(self) -> None:
-        """A broker has refused a record: look at each from now on, for a while; ask again what the topics allow."""
+        """Check each output for `CAREFUL_S`, because a broker has refused a record; fetch the limits again."""
         self._until = self._host.now() + CAREFUL_S
         self._limits.clear()
 
     def reason(
         self, topic: str, key: bytes | None, value: bytes | None, headers: Headers | None, timestamp: int
     ) -> str | None:
-        """Return why a record cannot be written to a topic; None: nothing is known against it.
+        """Return why a topic refuses a record; None: no reason is known.
 
         Raises:
-            LogError: nobody says what the topic allows.
+            LogError: the topic's settings cannot be fetched.
         """
         limits = self._limits.get(topic)
         if limits is None:
@@ -146,7 +148,7 @@ def batches(sizes: Sequence[int], most_bytes: int) -> Iterator[slice]:
 
 
 def batch_bytes(key: bytes | None, value: bytes | None, headers: Headers | None) -> int:
-    """Return the bytes of a batch with this one record in it, not compressed."""
+    """Return the size of an uncompressed batch that has only this record."""
     body = 3 + _field(key) + _field(value) + _varint(len(headers or ()))
     for name, content in headers or ():
         body += _field(name.encode()) + _field(content)
@@ -163,13 +165,13 @@ def payload_bytes(key: bytes | None, value: bytes | None, headers: Headers | Non
 
 
 def shown(key: bytes | None) -> str:
-    """Return a key for people, its beginning if it is long."""
+    """Return a key as text, shortened if it is long."""
     text = repr(key)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(key or b'')} bytes)"
 
 
 def seconds(ms: int) -> str:
-    """Return a time span for people."""
+    """Return a time span as text."""
     return f"{ms / 1000:,.0f} s"
 
 
@@ -178,5 +180,5 @@ def _field(content: bytes | None) -> int:
 
 
 def _varint(number: int) -> int:
-    """Return the bytes of a length: zigzag, seven bits each."""
+    """Return how many bytes a length takes: zigzag, seven bits each."""
     return max(1, ((number << 1).bit_length() + 6) // 7)

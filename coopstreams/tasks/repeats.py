@@ -1,8 +1,7 @@
-"""Which of many similar things are logged: the first ones in full, then how many there were, from time to time.
+"""Rate limit for repeated warnings: the first of a kind are logged in full, the rest as a count from time to time.
 
-Invariant: nothing that was heard is missing in what was said: `FIRST` of a kind in full, all others in a count, by
-`due` or by `rest`.
-Turned down: a filter of log records (it knows texts, not kinds, and cannot say what it left out).
+Invariant: every warning is logged: the first `FIRST` of a kind in full, all others in a count, by `due` or by `rest`.
+Turned down: a filter of log records (it knows texts, not kinds, and cannot report what it left out).
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from coopstreams.common.host import SYSTEM, Host
 log = logging.getLogger(__name__)
 
 FIRST = 5
-"""Of each kind these are said in full."""
+"""How many of each kind are logged in full."""
 EVERY_S = 60.0
-"""How often the others are counted."""
+"""How often the others are logged as a count."""
 
 
 @dataclass(slots=True)
@@ -32,12 +31,15 @@ class _Kind:
 
 @dataclass(slots=True)
 class Repeats:
-    """Decides. Shape: a kind is what is counted together; `now` from a clock that never goes back."""
+    """Decides which warnings are logged.
+
+    Shape: a kind groups the warnings that are counted together; `now` from a monotonic clock.
+    """
 
     kinds: dict[Hashable, _Kind] = field(default_factory=dict)
 
     def hear(self, kind: Hashable, text: str, now: float) -> bool:
-        """Return whether this one is said in full; if not, it is counted."""
+        """Return whether this warning is logged in full; if not, it is counted."""
         known = self.kinds.setdefault(kind, _Kind())
         known.heard += 1
         known.last = text
@@ -48,11 +50,11 @@ class Repeats:
         return False
 
     def due(self, now: float) -> list[str]:
-        """Return what is to be said now of what was only counted."""
+        """Return the counts that are to be logged now."""
         return [self._count(kind, now) for kind in self.kinds.values() if kind.unsaid and now - kind.said_at >= EVERY_S]
 
     def rest(self) -> list[str]:
-        """Return what is still to be said in the end."""
+        """Return the counts that are still to be logged at the end."""
         return [self._count(kind, kind.said_at) for kind in self.kinds.values() if kind.unsaid]
 
     @staticmethod
@@ -71,7 +73,7 @@ class Sayings:
         self._lock = threading.Lock()
 
     def warn(self, kind: Hashable, text: str) -> None:
-        """Log this, or count it."""
+        """Log a warning, or count it."""
         with self._lock:
             said = self._repeats.hear(kind, text, self._host.now())
         if said:
@@ -85,7 +87,7 @@ class Sayings:
             log.warning("%s", text)
 
     def close(self) -> None:
-        """Log what was counted and not yet said."""
+        """Log the counts that are left."""
         with self._lock:
             rest = self._repeats.rest()
         for text in rest:

@@ -1,8 +1,7 @@
-"""What an application reads: its topology with the topics that its patterns mean now, their partitions, and its
-programs.
+"""What an application reads now: its topology with the topics that match its patterns, partition counts, and programs.
 
-Invariant: a `ResolvedTopology` is complete before anybody has it: topics are checked, internal ones made, programs
-ready to be bound.
+Invariant: a `ResolvedTopology` is complete when it is returned: topics are checked, internal topics created, programs
+compiled.
 """
 
 from __future__ import annotations
@@ -26,23 +25,24 @@ from coopstreams.topology.task_id import TaskId
 
 @dataclass(frozen=True, slots=True)
 class ResolvedTopology:
-    """What is read at a time. `programs` by sub-topology."""
+    """A topology, its topics and its compiled programs. `programs` by sub-topology."""
 
     topology: Topology
     topics: ResolvedTopics
     programs: Mapping[int, Program]
     announced: tuple[Runs, ...]
-    """The sub-topologies as the group is told of them."""
+    """The sub-topologies as this member announces them to the group."""
 
     def sources(self, task: TaskId) -> tuple[TopicPartition, ...]:
-        """Return the partitions a task reads: each source topic of its sub-topology that has so many. None: the task is
-        not known here yet.
+        """Return the source partitions of a task: one of each source topic with enough partitions.
+
+        Empty: this process does not know the task yet.
         """
         topics, counts = self.programs[task.subtopology].subtopology.topics, self.topics.partitions
         return tuple(TopicPartition(topic, task.partition) for topic in topics if task.partition < counts[topic])
 
     def changed(self, before: ResolvedTopology) -> frozenset[int]:
-        """Return the sub-topologies that read other topics than before."""
+        """Return the sub-topologies whose source topics differ from before."""
         return frozenset(
             n
             for n, program in self.programs.items()
@@ -51,8 +51,7 @@ class ResolvedTopology:
 
 
 def as_it_runs(built: Topology, names: Iterable[str], config: Config) -> Topology:
-    """Return the topology that runs, given the topics that exist: its patterns filled in, optimised as the settings
-    say.
+    """Return the topology that runs: patterns resolved to the topics that exist, optimised as the settings say.
 
     Raises:
         TopologyError: see `matched`.
@@ -61,7 +60,9 @@ def as_it_runs(built: Topology, names: Iterable[str], config: Config) -> Topolog
 
 
 def resolve_topology(cluster: Log, built: Topology, config: Config, known: Collection[str] = ()) -> ResolvedTopology:
-    """Return what an application reads now. `known`: topics that it reads already, whatever the cluster says.
+    """Return what an application reads now.
+
+    `known`: topics that it reads already: they count as existing in any case.
 
     Raises:
         UnknownTopicError, TopologyError: see `prepare_topics` and `as_it_runs`.

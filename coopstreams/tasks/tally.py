@@ -1,10 +1,10 @@
-"""What tasks have done, counted: for the status of each, and for the metrics of the process.
+"""Counts of the work of tasks: for the status of each task, and for the metrics of the process.
 
-A task's stream thread counts in a `Tally` of its own, by the batch. `Tallies` brings what is new of it to the metrics,
-once a second and when the task is closed, so that no count of the process is lost with a task.
+A task's stream thread counts in a `Tally` of its own, by the batch. `Tallies` adds the difference to the metrics, once
+a second and when the task is closed, so that no count of the process is lost with a task.
 
-Invariant: the metrics of a process never go back, whatever tasks come and go. What was done, given up and done again
-counts again.
+Invariant: the metrics of a process never go back, whichever tasks come and go. Work that is aborted and repeated counts
+twice.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Drop = tuple[str, str]
 
 @dataclass(slots=True)
 class Tally:
-    """What one opening of a task has done. Its stream thread counts, any thread reads.
+    """The counts of one opening of a task. Its stream thread counts, any thread reads.
 
     Shape: `written` by topic, changelogs left out; `failed` by node and phase.
     """
@@ -45,7 +45,7 @@ class Tally:
 
 
 class Counting(Protocol):
-    """What is counted of: a `Task`."""
+    """What is counted: a `Task`."""
 
     id: TaskId
     processed: int
@@ -54,7 +54,7 @@ class Counting(Protocol):
 
 
 def dropped(task: Counting) -> dict[Drop, int]:
-    """Return what a task has left out, by node and reason: what its program dropped, and what failed."""
+    """Return the records that a task left out, by node and reason: dropped by its program, or failed."""
     found = {(node, reason.replace(" ", "-")): count for (node, reason), count in task.program.dropped.items()}
     return found | dict(task.tally.failed)
 
@@ -67,7 +67,7 @@ class _Seen:
 
 
 class Tallies:
-    """Brings what the tasks of a process have done to its metrics. Any thread."""
+    """Adds the counts of tasks to the metrics of the process. Any thread."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -80,12 +80,12 @@ class Tallies:
         self._metrics.dead_lettered(None, int(answer == "dead-letter"))
 
     def look(self, task: Counting) -> None:
-        """Count what a task has done since the last look."""
+        """Add what a task has done since the last call."""
         with self._lock:
             self._look(task)
 
     def closed(self, task: Counting) -> None:
-        """Count the rest, and let go of a task."""
+        """Add the rest, and forget the task."""
         with self._lock:
             self._look(task)
             task.tally.closed = True

@@ -1,11 +1,11 @@
-"""A shared task at work: its program, its state, its progress, on the one thread that owns it.
+"""A task at work: its program, its state and its progress, on the one thread that owns it.
 
-The way of a record here: `add` -> `step` (through the program) -> the program's outputs, which the owner writes.
-`commit` and `discard` are the two ways an interval ends. The owner is a stream thread of an instance, the test driver
-or a backfill: where records come from, where outputs go and what time it is, it says; in which order records are taken,
-and what is done besides, is written here and nowhere else.
+The way of a record: `add` -> `step` (through the program) -> the program's outputs, which the owner writes. `commit` or
+`discard` ends an interval. The owner is a stream thread of an instance, the test driver or a backfill. It decides where
+records come from, where outputs go and what time it is; the order of records, and all other processing, is the same for
+every owner.
 
-Invariant: between two commits the database is untouched; whatever `step` did lives in memory and in the open
+Invariant: between two commits the database is unchanged; the effects of `step` are in memory and in the open
 transaction.
 """
 
@@ -33,36 +33,32 @@ from coopstreams.topology.stores import StoreSpec, TableStore
 from coopstreams.topology.task_id import TaskId
 
 STEP_S = 0.05
-"""How long a task works before it lets its thread look at the clock: much less than a commit interval, much more than
-that look costs.
+"""How long a step works before its thread checks the clock.
+
+It is far below a commit interval and far above the cost of the check.
 """
 FIRST_STEP = 1
-"""Records of the first step, before anything is known about the functions. Then twice as many, as long as they fit into
-the time.
-"""
+"""Records of the first step, before the functions' speed is known; doubled while a step fits into the time."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class Incarnation:
-    """One opening of a task: what the opener found out. A task that is closed and opened again is another
-    incarnation.
-    """
+    """One opening of a task, made by the opener. A task that is closed and opened again is another incarnation."""
 
     id: TaskId
     sources: tuple[TopicPartition, ...]
     state: TaskState
     progress: Progress
     epoch: int = 0
-    """Of the membership under which it was opened: under another one, nothing it did may be committed."""
+    """The epoch of the membership under which it was opened: under another one, nothing it did may be committed."""
 
 
 def committed_positions(
     task: TaskId, stores: Iterable[StoreSpec], progress: Progress
 ) -> dict[str, dict[KeyRange, int]]:
-    """Return, for each store that holds its source topic, how far the task has read that topic: the offset for each
-    part of its range.
+    """Return the committed offset of each part of the task's range, for each store restored from its source topic.
 
     A task may have no partition of the topic, which has fewer than others of the sub-topology.
     """
@@ -73,9 +69,9 @@ def committed_positions(
 
 
 class Task:
-    """A task between open and close.
+    """A task between opening and closing.
 
-    Shape: `processed` counts records since the opening. `leaving`: it is being given up, and takes no more records.
+    Shape: `processed` counts records since the opening. `leaving`: it is being closed, and processes no more records.
     """
 
     def __init__(
@@ -104,12 +100,12 @@ class Task:
             on_failure,
             caching=caching,
             shared=not opened.id.range.is_whole
-            or opened.progress.parted,  # then some records are not for it, if only at first
+            or opened.progress.parted,  # then it skips some records, at least at first
             output=output,
             clock=host.wall_ms,
             partitions=partitions,
         )
-        for source in opened.sources:  # windows close where they would have for whoever had the task before
+        for source in opened.sources:  # windows close as they would have for the previous owner
             self.program.resume(source, opened.progress.position(source).stream_time)
         self.queues = SourceQueues(
             [(source, opened.progress.position(source)) for source in opened.sources], max_idle_ms
@@ -123,25 +119,24 @@ class Task:
         self._on_failure = on_failure
         self._sinks = {node.topic: node.name for node in program.subtopology.nodes if isinstance(node, Sink)}
         self._singles: deque[Step] = deque()
-        """Taken from the queues, to be processed one by one."""
+        """Steps of one record, taken from the queues and not yet processed."""
         self._at: Step | None = None
-        """What was processed last, if that is where the outputs come from."""
+        """The last step, if the outputs come from it."""
 
     def add(self, batch: RecordBatch) -> None:
-        """Take in a run of the reader."""
+        """Take in a batch of the reader."""
         self.queues.add(batch)
 
     def step(self, *, single: bool = False) -> bool:
-        """Process what may be processed, for about `STEP_S`; return whether there may be more. Outputs wait in
-        `program.outputs`.
+        """Process records for about `STEP_S`; return whether there may be more. Outputs wait in `program.outputs`.
 
-        `single`: one record at most, so that `refused` knows from which one an output comes.
+        `single`: one record at most, so that `refused` knows the source record of an output.
         """
         began = now = self._host.now()
         first_ms, more = -1, False
         for step in self._steps(now, single=single):
             self._at = step
-            # Less what an earlier owner of part of the range has done.
+            # Without the records that an earlier owner of part of the range has done.
             columns = self.progress.unseen(step.source, step.columns)
             if len(columns):
                 self.program.process(step.source, columns)
@@ -160,9 +155,7 @@ class Task:
         return more
 
     def _steps(self, now: float, *, single: bool) -> Iterator[Step]:
-        """Yield what may be processed now, in order; record by record if that is asked for, and what is left of having
-        asked for it.
-        """
+        """Yield the steps that may be processed now, in order; first the single-record steps that are left."""
         yield from self._left()
         for step in self.queues.steps(FIRST_STEP if single else self._most, now):
             if single:
@@ -177,7 +170,7 @@ class Task:
 
     @property
     def last_step(self) -> str:
-        """What the last step has processed, for people."""
+        """The records of the last step, in words."""
         if self._at is None or not len(self._at.columns):
             return "windows that closed by stream time"
         source, offsets = self._at.source, self._at.columns.offsets
@@ -189,8 +182,9 @@ class Task:
         return f'{which} of "{source.topic}" partition {source.partition}'
 
     def refused(self, topic: str, key: bytes | None, timestamp: int, error: Exception) -> None:
-        """Hand an output that a topic does not take to the failure handler: as a failure of the record of the last
-        step, or else of its own key.
+        """Hand an output that its topic refuses to the failure handler.
+
+        It is a failure of the record of the last step, or, if that had several records, of the output's own key.
 
         Raises:
             Whatever the failure handler raises.
@@ -218,7 +212,7 @@ class Task:
 
     @property
     def uncommitted(self) -> str:
-        """What was processed since the last commit, for people."""
+        """The records processed since the last commit, in words."""
         between = [
             (source, self.progress.durable(source), self.progress.position(source).offset) for source in self.sources
         ]
@@ -229,32 +223,33 @@ class Task:
         )
 
     def _pace(self, records: int, seconds: float) -> None:
-        """Learn how many records fit into `STEP_S`."""
+        """Adjust the number of records in a step to `STEP_S`."""
         if seconds > STEP_S:
             self._most = max(1, int(records * STEP_S / seconds))
         elif records >= self._most:
             self._most *= 2
 
     def punctuate(self, now_ms: int) -> None:
-        """Call what is due by the wall clock. Outputs wait in `program.outputs`."""
+        """Run the wall-clock punctuations that are due. Outputs wait in `program.outputs`."""
         self._at = None
         self.program.punctuate(now_ms)
 
     def punctuation_due(self, now_ms: int) -> bool:
-        """Whether `punctuate` has something to do; asked again and again, so that a clock that is put back is seen."""
+        """Whether a wall-clock punctuation is due. Called often, so that it notices a clock that is set back."""
         self.program.punctuations["wall_clock"].look(now_ms)
         due = self.program.next_punctuation_ms
         return due is not None and due <= now_ms
 
     def flush(self) -> Sequence[ChangelogBatch]:
-        """Forward what the record caches hold (into `program.outputs`), then return what the changelogs must get."""
+        """Forward the updates of the record caches to `program.outputs`; return the changelog records to write."""
         self._at = None
         self.program.flush()
         return self.state.changes()
 
     def commit(self, checkpoints: Mapping[str, int], true_ms: int = NEVER_TRUE) -> None:
-        """What was processed is durable in the log: let the database have it, in one batch, and begin anew. `true_ms`
-        as of `TaskState.commit`.
+        """Write everything processed to the database, in one batch: it is durable in the log. Begin a new interval.
+
+        `true_ms` as of `TaskState.commit`.
         """
         self.state.commit(
             checkpoints,
@@ -264,8 +259,9 @@ class Task:
         self.progress.committed()
 
     def discard(self) -> None:
-        """Forget everything since the last commit. The task is of no use afterwards: it is opened again from the log.
-        Idempotent.
+        """Forget everything since the last commit. Idempotent.
+
+        The task is unusable afterwards: it must be opened again from the log.
         """
         if self.closed:
             return  # its database may be closed by now

@@ -1,11 +1,11 @@
-"""A stream thread: runs the tasks it was given, writes what they make, commits them together.
+"""A stream thread: runs the tasks it was given, writes their outputs, commits them together.
 
-Invariant: what waits in front of it is bounded: records by the dispatcher, and of what a partition says besides only
-the last counts.
-Invariant: a task's state, program and progress are touched by this thread alone, from `open` to `Closed` or `Aborted`.
+Invariant: its inbox is bounded: the dispatcher bounds the records; of batches without records only the last of each
+partition is kept.
+Invariant: only this thread touches a task's state, program and progress, from `open` to `Closed` or `Aborted`.
 Invariant: nothing of an interval counts unless its commit did. After any doubt about the outcome the tasks are
-discarded and opened again from the log, which knows. What no repetition can cure (a record that no broker takes) ends
-the instance instead.
+discarded and opened again from the log, which has the outcome. An error that repetition cannot cure (a record that
+every broker refuses) ends the instance instead.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from coopstreams.topology.errors import (
 log = logging.getLogger(__name__)
 
 MOST_IN_VAIN = 5
-"""Failed commits in `IN_VAIN_S` that Kafka did not promise would succeed later; then they never will."""
+"""Failed commits within `IN_VAIN_S`, with errors that are not retryable, after which the thread fails."""
 IN_VAIN_S = 60.0
 ALIVE_S = 1.0
-"""How often a thread that rests says so."""
+"""How often a resting thread updates `moved_at`."""
 IDLE_S = 1.0
-"""How often one says so that has nothing to do, at most."""
+"""How often an idle thread updates `moved_at`, at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class _Close:
 
 @dataclass(slots=True)
 class _Moved:
-    """The partition of a task has moved, but had no records for it."""
+    """A batch without records: the partition of a task has moved on."""
 
     task: Task
     batch: RecordBatch
@@ -84,13 +84,11 @@ class StreamThread:
         rests_s: float = 0.0,
         host: Host = SYSTEM,
     ) -> None:
-        """`rests_s`: how long it waits before it takes the first message, unless tasks are given up or the thread is to
-        end.
-        """
+        """`rests_s`: how long it waits before the first message, unless tasks are closed or the thread is stopped."""
         self.number = number
         self._host = host
         self.backlog = 0
-        """Records handed over and not yet processed: what the dispatcher bounds."""
+        """Records delivered and not yet processed: the dispatcher bounds it."""
         self.moved_at = host.now()
         """When this thread last showed that it is alive."""
         self.committer = committer
@@ -98,8 +96,9 @@ class StreamThread:
         self._interval = commit_interval_s
         self._inbox: Inbox[_Message] = host.inbox()
         self._moved: dict[Task, dict[TopicPartition, _Moved]] = {}
-        """What waits behind the records of each task. A thread that is busy for long has one message for a partition,
-        not one for each fetch.
+        """Batches without records that wait behind the records of each task.
+
+        A thread that is busy for long has one message for each partition, not one for each fetch.
         """
         self._tasks: list[Task] = []
         self._thread = host.thread(self._run, f"stream-{number}")
@@ -107,21 +106,19 @@ class StreamThread:
         self._due = 0.0
         """When the next commit is due: `Host.now`."""
         self._idle = False
-        """Whether there was nothing to commit when one was due last, and nothing has come since."""
+        """Whether the last commit that was due had nothing to commit, and nothing has come since."""
         self._in_vain: list[float] = []
         self._outlasting = outlasting
         self._idle_s = min(IDLE_S, outlasting.least_s / 3)
         self._slowest = 0.0, ""
-        """What took longest since the last commit, and what that was."""
+        """The longest call since the last commit: its seconds, and its name."""
         self._epoch: int | None = None
-        """That of the task which was opened last."""
+        """The epoch of the task that was opened last."""
         self._rests_s = rests_s
         self._awake = host.signal()
 
     def successor(self, rests_s: float) -> StreamThread:
-        """Return a thread, not yet started, that takes the place of this one, which has died: it writes under the same
-        transactional id.
-        """
+        """Return the thread, not yet started, that replaces this dead one; it has the same transactional id."""
         return StreamThread(
             self.number, self.committer, self._emit, self._interval, self._outlasting, rests_s=rests_s, host=self._host
         )
@@ -151,11 +148,10 @@ class StreamThread:
         self._inbox.put(message)
 
     def close(self, tasks: tuple[Task, ...], *, clean: bool) -> None:
-        """Give these tasks up: after a commit if `clean`, else by discarding what is not committed. `Closed` follows
-        for each.
+        """Close these tasks; `Closed` follows for each. `clean`: commit before; otherwise discard what is uncommitted.
 
-        Records that wait in front of them are left to the next owner: a hand-over takes as long as one record, not as
-        long as a queue.
+        Records in their queues are left to the next owner: a hand-over takes as long as one record, not as long as a
+        queue.
         """
         for task in tasks:
             task.leaving = True
@@ -163,12 +159,12 @@ class StreamThread:
         self._awake.set()
 
     def look(self) -> None:
-        """Have it look whether there is something to commit, if it has nothing else to do."""
+        """Have an idle thread check whether there is something to commit."""
         if self._idle and any(task.progress.mirrors for task in list(self._tasks)):
             self._inbox.put(_Look())
 
     def stop(self, timeout_s: float) -> bool:
-        """Commit and end; return whether it did within the time."""
+        """Commit and end; return whether it ended within the time."""
         self._inbox.put(None)
         self._awake.set()
         self._thread.join(timeout_s)
@@ -203,7 +199,7 @@ class StreamThread:
             try:
                 message = self._inbox.get(timeout=wait) if wait else self._inbox.get_nowait()
             except Empty:
-                message = ()  # type: ignore[assignment]  # nothing but time has passed
+                message = ()  # type: ignore[assignment]  # only time has passed
             else:
                 if not isinstance(message, _Look) or self._host.now() < self._due:
                     self._wake()
@@ -224,9 +220,7 @@ class StreamThread:
             self._commit_if_due()
 
     def _wake(self) -> None:
-        """There may be something to commit: at the moment when it would be looked for next, had it been looked for at
-        each interval.
-        """
+        """End idling; keep the next commit on the grid of intervals that it would have had without idling."""
         if self._idle:
             self._idle = False
             self._due += max(0, ceil((self._host.now() - self._due) / self._interval)) * self._interval
@@ -237,11 +231,11 @@ class StreamThread:
         try:
             self.committer.claim(task)
         except (LogError, MembershipLostError) as error:
-            # All tasks: what the writer could not deliver may have been anybody's.
+            # All tasks: the writer's undelivered records may be those of any of them.
             self._abort(error)
 
     def _taken(self, message: _Moved) -> RecordBatch:
-        """Return what a message says; what comes from now on is another one."""
+        """Return the batch of a message; later batches make another message."""
         with self._lock:
             waiting = self._moved.get(message.task, {})
             if waiting.get(message.batch.partition) is message:
@@ -271,21 +265,21 @@ class StreamThread:
             self.committer.write_outputs(task)
             if not more:
                 break
-            # a slow function: commits, heartbeats and revocations do not wait for the end of the batch
+            # with slow functions, commits, heartbeats and revocations do not wait for the end of the batch
             self._commit_if_due()
 
     def _note_slow(self, seconds: float, call: str) -> None:
-        """Remember a call for which the broker or the group may not have waited."""
+        """Remember a call that may have outlasted a time-out of the broker or the group."""
         log.warning("stream thread %d: %s took %.0f s", self.number, call, seconds)
         self._slowest = max(self._slowest, (seconds, call))
 
     def _waited_enough_s(self) -> float:
-        """How long until a task goes on without the source that it waits for."""
+        """Return how long until a task goes on without the source that it waits for."""
         until = [task.queues.waits_until for task in self._tasks]
         return min((at - self._host.now() for at in until if at is not None), default=self._idle_s)
 
     def _go_on(self) -> None:
-        """Process what has waited long enough for another source."""
+        """Process the records that have waited long enough for another source."""
         now = self._host.now()
         try:
             for task in list(self._tasks):
@@ -302,12 +296,12 @@ class StreamThread:
             self._due = self._host.now() + self._interval
 
     def _next_punctuation_s(self) -> float:
-        """How long until a processor wants to be called by the wall clock."""
+        """Return how long until the next wall-clock punctuation."""
         due, now_ms = [task.program.next_punctuation_ms for task in self._tasks], self._host.wall_ms()
         return min(((at - now_ms) / 1000 for at in due if at is not None), default=self._idle_s)
 
     def _punctuate(self) -> None:
-        """Call what is due by the wall clock."""
+        """Run the wall-clock punctuations that are due."""
         now_ms = self._host.wall_ms()
         try:
             for task in self._tasks:
@@ -323,7 +317,7 @@ class StreamThread:
 
     def _commit_or_abort(self) -> bool:
         try:
-            self._idle = True  # before it is looked: whatever comes from now on is told
+            self._idle = True  # before the commit: records that come from now on end the idling
             self._idle = not self.committer.commit(self._tasks)
             self.committer.confirm(self._tasks)
             self._slowest = 0.0, ""
@@ -350,11 +344,11 @@ class StreamThread:
             self.committer.check_topics()  # the tasks are opened again meanwhile
 
     def _check_hope(self, error: LogError | MembershipLostError) -> None:
-        """Do nothing if doing it again may help.
+        """Do nothing if repetition may cure the error.
 
         Raises:
-            LogError: it does not.
-            ProcessingError: it does not, because one call takes too long each time.
+            LogError: it cannot.
+            ProcessingError: it cannot, because one call takes too long each time.
         """
         (seconds, call), self._slowest = self._slowest, (0.0, "")
         if call and (hopeless := self._outlasting.void(call, seconds, self._host.now())) is not None:
@@ -372,7 +366,7 @@ class StreamThread:
             raise error
 
     def _uncommitted(self) -> str:
-        """What the tasks have processed since the last commit, for people."""
+        """Return, in words, what the tasks have processed since the last commit."""
         return "; ".join(f"{task}: {done}" for task in self._tasks if (done := task.uncommitted))
 
     def _abandon(self) -> None:

@@ -1,6 +1,4 @@
-"""The topics of an application, checked and made before the first task: nothing starts against a cluster that does not
-fit.
-"""
+"""Checks the topics of an application and creates internal ones, before the first task runs."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ _AFTER = "message.timestamp.after.max.ms"
 
 
 def prepare_topics(cluster: Log, topology: Topology, config: Config) -> ResolvedTopics:
-    """Return the partition counts of everything; make the internal topics that do not exist yet.
+    """Return the partition counts of all topics; create the internal topics that do not exist yet.
 
     Raises:
         See `check_topics`.
@@ -37,10 +35,9 @@ def prepare_topics(cluster: Log, topology: Topology, config: Config) -> Resolved
 
 
 def _any_time(cluster: Log, topology: Topology) -> dict[str, str]:
-    """Return the setting by which an internal topic takes records whose time lies ahead, if the brokers have it (Kafka
-    3.6).
+    """Return the setting with which an internal topic takes future timestamps, if the brokers have it (Kafka 3.6).
 
-    State that follows from a record must be written if the record was taken: a changelog's row cannot be left out.
+    A state change must be written if its source record was accepted: a changelog record cannot be left out.
     """
     known = next(
         (cluster.topic_config(topic) for topic in topology.source_topics if topic in cluster.partitions([topic])), {}
@@ -49,7 +46,7 @@ def _any_time(cluster: Log, topology: Topology) -> dict[str, str]:
 
 
 def check_topics(cluster: Log, topology: Topology, config: Config) -> ResolvedTopics:
-    """Return the partition counts of everything, if the application can start.
+    """Return the partition counts of all topics, if the application can start.
 
     Raises:
         ConfigError: a table is to be restored from a topic that the group may begin to read at its end.
@@ -81,7 +78,7 @@ def check_topics(cluster: Log, topology: Topology, config: Config) -> ResolvedTo
 
 
 def _check_reused(cluster: Log, topology: Topology, config: Config) -> None:
-    """Look at the topics that are the changelog of a table: they should keep its rows as a changelog does."""
+    """Check the topics that serve as the changelog of a table: they should keep its rows as a changelog does."""
     reused = [
         (store.name, store.source)
         for part in topology.subtopologies

@@ -1,8 +1,7 @@
-"""An application does not begin behind a backfill that does not count yet: its changelogs have state of records that it
-would read again.
+"""Refuse to start while a backfill is unpublished: the application would read the records again that are in its state.
 
-Invariant: it is refused as long as the run has its marks and the group no offsets. What `publish` does first is to set
-these.
+Invariant: a start is refused as long as the run has its marks and the group has no offsets. `publish` commits the
+offsets first.
 """
 
 from __future__ import annotations
@@ -18,11 +17,12 @@ from coopstreams.topology.naming import backfill_runs
 
 
 def check_published(config: Config, counts: Mapping[str, int], sources: Mapping[str, int]) -> None:
-    """Do nothing if no backfill of the application waits to be published. `counts`, `sources`: all topics, and those it
-    reads, with partitions.
+    """Do nothing if no backfill of the application waits to be published.
+
+    `counts`, `sources`: all topics, and the source topics, with their partition counts.
 
     Raises:
-        ConfigError: one does; says how to go on.
+        ConfigError: one does; the message has the cure.
     """
     application = config["application.id"]
     runs = backfill_runs(application, counts)
