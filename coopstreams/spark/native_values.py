@@ -96,7 +96,7 @@ def judged(condition: Condition, token_of: Mapping[str, Column]) -> Judged:
 
 
 def _compared(found: Column, comparing: str, constant: Any) -> Judged:
-    """Return how a token compares with a constant. Values of other types are unequal; to order them raises in Python."""
+    """Return how a token compares with a constant. Values of other types are unequal; ordering them raises."""
     compare, text, known = _COMPARE[comparing], found.startswith('"'), found != ""
     flag, nothing = found.isin("true", "false"), found == "null"
     number = known & ~text & ~flag & ~nothing

@@ -237,7 +237,8 @@ class TaskAttempt:
         """Write the state; yield the last forwarded records, and the result.
 
         Raises:
-            TopologyError: a stream-time punctuator feeds a foreign-key join; the last round would call it at other times.
+            TopologyError: a stream-time punctuator feeds a foreign-key join: the next round would call it at other
+                times.
         """
         self._write_state()
         if not self._counts and self._task.program.punctuations["stream_time"].next_ms is not None:
