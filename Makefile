@@ -7,9 +7,12 @@ STAMP := $(VENV)/.coopstreams
 LIGHT := $(VENV)/.coopstreams-demo
 SITE  := $(VENV)/.coopstreams-site
 ARGS  ?=
-# Tests mostly wait for Kafka: two processes, each with a broker of its own. ARGS='-n 0 …' is one.
-# Without any groups `loadgroup` deals the tests one by one, in order, to whoever is free.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+# Tests mostly wait: for Kafka in two processes, each with a broker of its own, and for Spark in a third. ARGS='-n 0 …' is one.
+# tests/conftest.py says who gets which test.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder
+
+# Tests and demonstrations start processes by the hundred: each module is compiled once, also where the environment says otherwise.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-demo pin check format test test-slow demo demo-backfill bench docs site

@@ -2,6 +2,8 @@
 was decided, or refused.
 """
 
+# pyright: reportPrivateImportUsage=false
+
 from __future__ import annotations
 
 import itertools

@@ -114,7 +114,7 @@ def test_a_place_for_snapshots_that_cannot_be_is_found_before_anything_is_made(
     kafka: Kafka, cluster: KafkaLog, tmp_path: Path
 ) -> None:
     counting = Counting.make(kafka)
-    with pytest.raises(SnapshotError, match="is no place for snapshots"):
+    with pytest.raises(SnapshotError, match="is no storage for snapshots"):
         begin(
             counting.topology,
             config_of(counting),

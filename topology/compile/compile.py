@@ -1,10 +1,9 @@
-"""From a sub-topology to a `Program`: the functions over a batch are written, compiled, and later closed over each
-task's stores.
+"""Compiles a sub-topology to a `Program`: generates one function for each source, and binds it to each task's stores.
 
-The source of what was generated is registered in `linecache`: tracebacks, debuggers and `Program.compiled(...).text`
-show it.
+The generated source is registered in `linecache`: tracebacks, debuggers and `Program.compiled(...).text` show it.
 
-Invariant: generated code is a function of the nodes and of whether the record cache is on; nothing of a task is in it.
+Invariant: generated code is a function of the nodes, of whether the record cache is on and of whether tasks share
+partitions; nothing of a task is in it.
 """
 
 from __future__ import annotations
@@ -59,14 +58,14 @@ OPERATORS = {
 
 
 _Cached: TypeAlias = TableSource | Aggregate | CogroupMerge | TableAggregate | TableTableJoin | Filter | MapValues
-"""Tables whose updates the record cache holds back, if they are kept."""
+"""Tables whose updates the record cache holds back, if they have a store."""
 
 
 def compile_subtopology(topology: Topology, subtopology: SubTopology) -> Program:
-    """Return the program of a sub-topology. Code is generated when a task binds it.
+    """Return the program of a sub-topology. Its code is generated when a task binds it.
 
     Raises:
-        TopologyError: two sources read the same topic, or a node is of a kind that no operator is known for.
+        TopologyError: two sources read the same topic, or there is no operator for a kind of node.
     """
     sources = _sources(subtopology)
     for node in subtopology.nodes:
@@ -122,9 +121,9 @@ def _compiled(application_id: str, subtopology: SubTopology, caching: bool, shar
 
 
 def _flushes(compiler: Compiler) -> list[str]:
-    """Write the functions that forward what the record caches hold, parents first; returns their names.
+    """Write the functions that forward the updates in the record caches, parents first; return their names.
 
-    What is suppressed goes after the updates that could still change it, not at the moment that stream time passes.
+    A suppression forwards after the updates that may still replace its own, not at the moment that stream time passes.
     """
     names = []
     for node in compiler.analysis.nodes if compiler.caching else ():
@@ -138,18 +137,19 @@ def _flushes(compiler: Compiler) -> list[str]:
 
 
 def _cached(compiler: Compiler, node: Node) -> tuple[StoreSpec, Serde[Any]] | None:
-    """Return the store of a table that holds updates back until the flush, and the serde of its rows' keys; None if
-    nobody listens.
+    """Return the store of a table whose updates are held back until the flush, and its row key serde.
+
+    None: the node is no such table, or it has no children.
     """
     if isinstance(node, Aggregate) and (node.cogrouped or node.emit_on_close):
-        return None  # somebody else forwards what it writes
+        return None  # another node forwards its updates
     if isinstance(node, _Cached) and node.store is not None and compiler.caches(node) and compiler.analysis.edges(node):
         return node.store, row_key(node, node.store)
     return None
 
 
 def _source_function(compiler: Compiler, source: Source) -> str:
-    """Write the loop over a batch of a source; returns its name."""
+    """Write the loop over a batch of a source; return the function's name."""
     function = compiler.unit.function(compiler.unit.identifier("from", source.name))
     function.parameters = ("keys", "values", "timestamps", "stream_times")
     function.over_batch = True
@@ -160,16 +160,14 @@ def _source_function(compiler: Compiler, source: Source) -> str:
         record = RecordVariables("key_bytes", None, source.key, "value_bytes", None, source.value, source.name)
         compiler.forward(function, source, record)
     columns = {"key_bytes": "keys", "value_bytes": "values", "timestamp": "timestamps", "stream_time": "stream_times"}
-    # Keys and values always: the first column hands out headers, the second knows the index.
+    # Keys and values are always iterated: the keys' iterator sets the headers, the values' is the cursor.
     used = [name for name in columns if name in ("key_bytes", "value_bytes") or function.mentions(name)]
     function.lines[header] = f"    for {', '.join(used)} in zip({', '.join(columns[name] for name in used)}):"
     return function.name
 
 
 def _tell_time(unit: Unit, source: Source) -> None:
-    """Let the records of other tasks, which came before a record, count for the operator times: its columns say what
-    they made of them.
-    """
+    """Write that each record first advances the operator times to its columns, which count other tasks' records."""
     names = unit.operator_times_of(source.topics[0])
     if not names:
         return
@@ -187,7 +185,7 @@ def _tell_time(unit: Unit, source: Source) -> None:
 
 
 def _check_timestamp(compiler: Compiler, function: Function, source: Source) -> None:
-    """Write what becomes of a record whose timestamp could not be extracted; see `timestamps`."""
+    """Write what happens to a record without an extracted timestamp; see `timestamps`."""
     unit = compiler.unit
     why, of = unit.constant("extraction_error", extraction_error), unit.constant("source", source)
     unread, raised = unit.site("deserialization", source.name), unit.site("processing", source.name)
@@ -204,7 +202,7 @@ def _check_timestamp(compiler: Compiler, function: Function, source: Source) -> 
 
 def _executed(title: str, text: str, constants: Mapping[str, object]) -> dict[str, Any]:
     """Run the source as a module of its own and return its names."""
-    # The same text may be shared, another text may not: a traceback must show the code that ran.
+    # The hash in the file name keeps different code apart: a traceback must show the code that ran.
     filename = f"<coopstreams {title} {hashlib.sha256(text.encode()).hexdigest()[:8]}>"
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     names: dict[str, Any] = {"__name__": "coopstreams.generated", **constants}

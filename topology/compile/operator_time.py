@@ -1,14 +1,15 @@
-"""Stream time of an operator, where several tasks share a partition.
+"""Operator times: the stream time of an operator where several tasks share a partition.
 
-The stream time of a windowed operator is the largest timestamp that has reached it; a record that was filtered out
-before it does not count. A task sees the records of its own keys only, so the reader, which sees all, works out which
-records reach the operator, and hands every task a column of *operator times*: what the operator's time was before each
-of its records. For the filters and mappers between source and operator it runs their functions once more; behind a
-store it cannot know, and counts every record that reaches the store.
+The stream time of a windowed operator is the largest timestamp that has reached it; records that are filtered out
+upstream do not count. A task sees only the records of its own keys. So the reader, which sees all records, works out
+which of them reach the operator, and gives every task a column of *operator times*: the operator's stream time before
+each of the task's records. To do so it runs the functions of the filters and mappers between source and operator a
+second time. It cannot know what a store forwards, so of an operator below a store it counts every record that reaches
+the store.
 
-Invariant: with one range or many, an operator behind stateless nodes has the same stream time at each record.
-Turned down: the partition's stream time (a filtered record would close windows), and operator times in the task
-(siblings would disagree).
+Invariant: with one range or many, an operator below stateless nodes has the same stream time at each record.
+Turned down: the partition's stream time (a record that is filtered out would close windows), and operator times in the
+task (siblings would disagree).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _Chain: TypeAlias = tuple[Node, ...]
 
 
 def operator_time_columns(subtopology: SubTopology, topic: str, nodes: Sequence[str]) -> OperatorTimeColumns:
-    """Return the columns of a topic for the operator times of these nodes."""
+    """Return the function that computes a topic's columns for the operator times of these nodes."""
     analysis = Analysis(subtopology)
     source = next(node for node in subtopology.nodes if isinstance(node, Source) and topic in node.topics)
     reached = [_reaches(source, analysis, name) for name in nodes]
@@ -60,14 +61,15 @@ def operator_time_columns(subtopology: SubTopology, topic: str, nodes: Sequence[
 
 
 def before_and_after(timestamps: Sequence[int], operator_time: int) -> tuple[list[int], int]:
-    """Return what an operator time is before each of some records, and after all of them."""
+    """Return an operator time before each of some records, and after all of them."""
     times = list(accumulate(timestamps, max, initial=operator_time))
     return times[:-1], times[-1]
 
 
 def _reaches(source: Source, analysis: Analysis, name: str) -> Callable[[Columns], list[int]]:
-    """Return the function that gives the timestamps of records that reach a node, or the first node before it that
-    knows more than they say.
+    """Return the function that gives the timestamps of the records that reach a node, -1 for others.
+
+    On a path through a store, a record counts if it reaches the first node whose output depends on the store.
     """
     ways = list(dict.fromkeys(_told(way) for way in _ways(source, analysis.named(name), analysis)))
     steps = any(isinstance(node, _NEEDS_VALUE) for way in ways for node in way[:-1])
@@ -91,7 +93,7 @@ def _reaches(source: Source, analysis: Analysis, name: str) -> Callable[[Columns
 
 
 def _ways(source: Source, node: Node, analysis: Analysis) -> list[_Chain]:
-    """Return the nodes below the source down to a node, on each way."""
+    """Return the paths from the source to a node, each as the nodes below the source."""
     ways: list[_Chain] = []
     for side, parent in enumerate(analysis.named(name) for name in node.parents):
         if not Edge(node, side).carries:
@@ -101,7 +103,7 @@ def _ways(source: Source, node: Node, analysis: Analysis) -> list[_Chain]:
 
 
 def _told(way: _Chain) -> _Chain:
-    """Cut a way behind the first node of which nobody can tell, without a store, what it forwards."""
+    """Return a path up to the first node whose output only its store or task can tell."""
     for at, node in enumerate(way):
         if not isinstance(node, _STATELESS) or getattr(node, "table", False):
             return way[: at + 1]
@@ -120,15 +122,15 @@ def _arrives(source: Source, way: _Chain, key: bytes | None, value: bytes | None
     if key is None and _drops_null_keys(way[-1]):
         return False
     try:
-        # As in the task, a key that no function reads is not deserialised.
+        # As in the task, a key is not deserialised if no function reads it.
         values = _survivors(way[:-1], source, key if reads_key else None, value)
-    except Exception:  # noqa: BLE001 the task that owns the record reports it; here it just does not arrive
+    except Exception:  # noqa: BLE001 the task that owns the record reports it; here it does not arrive
         return False
     return any(value is not None for value in values) if _drops_null_values(way[-1]) else bool(values)
 
 
 def _survivors(way: _Chain, source: Source, key_bytes: bytes | None, value_bytes: bytes | None) -> list[Any]:
-    """Return the values of a record that come through these nodes."""
+    """Return the values that come out of these nodes for a record."""
     if not any(isinstance(node, _NEEDS_VALUE) for node in way):
         return [value_bytes]
     key = None if key_bytes is None else source.key.decode(key_bytes)

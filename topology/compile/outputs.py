@@ -11,13 +11,13 @@ from typing import Any
 from coopstreams.topology.columns import Headers
 
 ANY_PARTITION = -1
-"""Of a record in a partitions column: it goes where its key belongs."""
+"""In a partitions column: the key decides the partition."""
 
 
 class Output:
-    """What a program wrote to one topic since `take`: columns, in the order in which the records were forwarded.
+    """The records that a program has written to one topic since `clear`: columns, in the order of forwarding.
 
-    Shape: the lists stay the same objects for ever, because compiled code holds their `append`.
+    Shape: the lists are never replaced, because compiled code holds their `append`.
     """
 
     __slots__ = ("_headers", "_partitions", "keys", "timestamps", "topic", "values")
@@ -27,15 +27,15 @@ class Output:
         self.keys: list[bytes | None] = []
         self.values: list[bytes | None] = []
         self.timestamps: list[int] = []
-        self._headers: list[Headers | None] = []  # may be shorter than the others: the rest has none
-        self._partitions: list[int] = []  # as above: the rest goes where its keys do
+        self._headers: list[Headers | None] = []  # may be shorter than the others: later records have none
+        self._partitions: list[int] = []  # may be shorter, too: the keys decide for later records
 
     def __len__(self) -> int:
         return len(self.keys)
 
     @property
     def headers(self) -> list[Headers | None] | None:
-        """The headers column; None if no record has any."""
+        """The headers column; None if no record has headers."""
         if not any(self._headers):
             return None
         self.give_headers(None)
@@ -49,14 +49,14 @@ class Output:
 
     @property
     def partitions(self) -> list[int] | None:
-        """The partitions column, `ANY_PARTITION` where the key decides; None if it does for all."""
+        """The partitions column, `ANY_PARTITION` where the key decides; None if keys decide for all records."""
         if not self._partitions:
             return None
         self._choose_none_before(len(self.keys))
         return self._partitions
 
     def choose(self, partition: int) -> None:
-        """Send the record that was written last to this partition."""
+        """Set the partition of the record that was written last."""
         self._choose_none_before(len(self.keys) - 1)
         self._partitions.append(partition)
 
@@ -64,7 +64,7 @@ class Output:
         self._partitions += [ANY_PARTITION] * (row - len(self._partitions))
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Forget all records but these, whose places are given in ascending order."""
+        """Remove all records except those at these indexes, which must ascend."""
         self.give_headers(None)
         self._choose_none_before(len(self.keys))
         columns: tuple[list[Any], ...] = (self.keys, self.values, self.timestamps, self._headers, self._partitions)
@@ -72,7 +72,7 @@ class Output:
             column[:] = [column[row] for row in rows]
 
     def clear(self) -> None:
-        """Forget the records: somebody has them now."""
+        """Remove all records, once they have been taken."""
         self.keys.clear()
         self.values.clear()
         self.timestamps.clear()

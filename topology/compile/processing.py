@@ -1,9 +1,9 @@
-"""A processor at work for one task: what stands between the user's object and the generated code around it.
+"""A processor in one task: connects the user's object to the generated code around it.
 
     generated code -> Work.run -> Processor.process -> Work.forward -> generated code of the children
 
-Invariant: an error of the user's object fails its record there; an error that ends the batch passes through it,
-whatever it catches.
+Invariant: an exception of the user's object fails its record at this node. An exception that ends the batch passes
+through the object, even if the object catches it.
 """
 
 from __future__ import annotations
@@ -22,40 +22,40 @@ from coopstreams.topology.records import Record
 from coopstreams.topology.stores import TableStore
 
 Children: TypeAlias = Callable[[bytes | None, Any, Any, int], object]
-"""`(key bytes, key, value, timestamp)`: what the nodes below do with a record. Without `Processing.key` the bytes are
-None.
+"""`(key bytes, key, value, timestamp)`: what the nodes below do with a record. The key bytes are None without
+`Processing.key`.
 """
 
 
 class Surroundings(Protocol):
-    """What a processor at work asks of the bound program around it."""
+    """The bound program, as a processor's work sees it."""
 
     headers: Headers | None
-    """Of the record at hand."""
+    """The headers of the record at hand."""
     ending: BaseException | None
-    """What the failure handler raised: the batch is over."""
+    """The exception by which the failure handler ended the batch, or None."""
 
     @property
     def punctuations(self) -> Mapping[PunctuationType, PunctuationQueue]:
-        """What is called when, by each clock."""
+        """The punctuations, by clock."""
         ...
 
     def where(self) -> RecordMetadata | None:
-        """Return where the record at hand was read; None where there is none."""
+        """Return where the record at hand was read; None if there is none."""
         ...
 
     def under_headers(self, headers: Headers | None, call: Callable[[], object]) -> None:
-        """Make a call; what it writes gets these headers."""
+        """Make a call; the records that it writes get these headers."""
 
     def fail_punctuation(self, node: str, error: Exception, now_ms: int) -> None:
-        """Hand an error to the failure handler."""
+        """Give an error of a punctuation to the failure handler."""
 
     def task_time(self) -> int:
-        """Return the largest timestamp of any record that was taken in."""
+        """Return the largest timestamp of the records that the task has taken in."""
         ...
 
     def wall_clock(self) -> int:
-        """Return what time it is."""
+        """Return the time in milliseconds since the epoch."""
         ...
 
 
@@ -93,18 +93,19 @@ class Work:
             self._end_if_over()
 
     def observe(self, stream_time: int) -> None:
-        """Let stream time reach this value: what the tasks of other key ranges have put by then counts for what has
-        expired here.
+        """Advance the stream time of window and session stores.
+
+        What tasks of other key ranges have put then lets rows expire here, too.
         """
         for table in self._forgetful:
             table.advance(stream_time)
 
     def close(self) -> None:
-        """End the work."""
+        """Close the processor."""
         self._processor.close()
 
     def forward(self, record: Record[Any, Any], *, to: str | None = None) -> None:
-        """Pass a record on to the nodes below, or to one of them."""
+        """Pass a record on to all nodes below, or to the one named `to`."""
         key_bytes, children = None, self._children if to is None else self._child(to)
         if self._node.fixed_key:
             key_bytes = self._same_key(record)
@@ -152,12 +153,12 @@ class Work:
         return self._around.task_time()
 
     def wall_clock(self) -> int:
-        """Return what time it is."""
+        """Return the time in milliseconds since the epoch."""
         return self._around.wall_clock()
 
     @property
     def metadata(self) -> RecordMetadata | None:
-        """Where the record at hand was read."""
+        """Where the record at hand was read; None in a punctuation."""
         return self._around.where()
 
     def _punctuate(self, function: Callable[[int], object], now_ms: int) -> None:

@@ -1,8 +1,8 @@
 """The stores of a processor: keys and values as objects, over the tables of its task.
 
 Invariant: a change counts with the next commit, and not at all if there is none.
-Turned down: copies of the values (each `get` would cost a deserialisation): what `get` returns is the store's own, so
-do not change it, `put` a new one.
+Turned down: copying values (each `get` would cost a deserialisation). `get` returns the store's own object: do not
+mutate it, `put` a new one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LATEST_MS = (1 << 63) - 2
 
 
 class KeyValueStore(Generic[K, V]):
-    """One value a key. `now()` is the timestamp that a change is kept with: that of the record at hand."""
+    """One value for each key. `now()` is the timestamp of a change: that of the record at hand."""
 
     def __init__(self, table: TableStore, now: Callable[[], int]) -> None:
         self._table, self._now = table, now
@@ -48,31 +48,29 @@ class KeyValueStore(Generic[K, V]):
         _put(self._table, self._write(key), value, self._now())
 
     def put_if_absent(self, key: K, value: V) -> V | None:
-        """Set the value of a key that has none; return the one it has."""
+        """Set the value of a key if it has none; return the value it had, or None."""
         had = self.get(key)
         if had is None:
             self.put(key, value)
         return had
 
     def delete(self, key: K) -> V | None:
-        """Delete a key; return the value it had."""
+        """Delete a key; return the value it had, or None."""
         had = self.get(key)
         self.put(key, None)
         return had
 
     def all(self, *, reverse: bool = False) -> Iterator[tuple[K, V]]:
-        """Return all entries, in the order of the serialised keys. Entries may be changed and deleted meanwhile."""
+        """Return all entries in the order of the serialised keys. They may be changed and deleted during iteration."""
         return self._scan(None, None, reverse=reverse)
 
     def range(self, first: K | None = None, last: K | None = None, *, reverse: bool = False) -> Iterator[tuple[K, V]]:
-        """Return the entries from first to last, both inclusive and None for no bound, in the order of the serialised
-        keys.
-        """
+        """Return the entries from first to last (inclusive; None: no bound) in the order of the serialised keys."""
         start = None if first is None else self._write(first)
         return self._scan(start, None if last is None else self._write(last) + b"\x00", reverse=reverse)
 
     def prefix(self, prefix: bytes) -> Iterator[tuple[K, V]]:
-        """Return the entries whose serialised keys begin with these bytes, in their order."""
+        """Return the entries whose serialised keys begin with these bytes, in the order of the serialised keys."""
         return self._scan(prefix, None, reverse=False, prefix=prefix)
 
     def _scan(
@@ -87,21 +85,19 @@ class KeyValueStore(Generic[K, V]):
 
 
 class WindowStore(Generic[K, V]):
-    """One value a key and window start. What has expired can neither be put nor read."""
+    """One value for each key and window start. An expired window can be neither put nor read."""
 
     def __init__(self, table: WindowTableStore, now: Callable[[], int]) -> None:
         self._table, self._now = table, now
         self._write, self._read = table.spec.key.serialize, table.spec.key.deserialize
 
     def get(self, key: K, start_ms: int) -> V | None:
-        """Return the value of the window of a key that starts there, None if there is none."""
+        """Return the value of the window of a key that starts at `start_ms`, None if there is none."""
         value: V | None = self._table.load(window_key(self._write(key), start_ms)).value
         return value
 
     def put(self, key: K, value: V | None, start_ms: int) -> None:
-        """Set the value of the window of a key that starts there; None deletes it. What has expired by then is not
-        put.
-        """
+        """Set the value of a key's window that starts at `start_ms`; None deletes it. An expired window is ignored."""
         self._table.put(window_key(self._write(key), start_ms), value, self._now())
         self._table.advance(start_ms)
 
@@ -121,7 +117,7 @@ class WindowStore(Generic[K, V]):
 
 
 class SessionStore(Generic[K, V]):
-    """One value a key and session, which has a start and an end, both inside. What has expired can neither be put nor
+    """One value for each key and session, whose start and end are inclusive. An expired session can be neither put nor
     read.
     """
 
@@ -142,9 +138,7 @@ class SessionStore(Generic[K, V]):
     def sessions(
         self, key: K, earliest_end_ms: int = 0, latest_start_ms: int = _LATEST_MS
     ) -> Iterator[tuple[tuple[int, int], V]]:
-        """Return ((start, end), value) of the sessions of a key with earliest_end <= end and start <= latest_start, by
-        their ends.
-        """
+        """Return ((start, end), value) of a key's sessions with earliest_end <= end, start <= latest_start, by end."""
         found = self._table.sessions(self._write(key), earliest_end_ms, latest_start_ms)
         return iter([(split_session_key(row)[1:], entry.value) for row, entry in found])
 
@@ -155,7 +149,7 @@ class SessionStore(Generic[K, V]):
 
 
 class VersionedStore(Generic[K, V]):
-    """The values of a key and when each of them held, as far back as the history goes. `now()` is stream time."""
+    """The values of a key and when each was valid, within the history. `now()` is stream time."""
 
     def __init__(self, table: TableStore, now: Callable[[], int]) -> None:
         self._table, self._now = table, now
@@ -167,15 +161,17 @@ class VersionedStore(Generic[K, V]):
         return value
 
     def as_of(self, key: K, timestamp: int) -> V | None:
-        """Return the value that a key had at a moment; None if it had none, or if that is longer ago than the history
-        and it has changed since.
+        """Return the value that a key had at a moment, None if it had none.
+
+        None as well if the moment is before the history and the value has changed since.
         """
         value: V | None = value_at(self._table.load(self._write(key)).value, timestamp, self._oldest)
         return value
 
     def put(self, key: K, value: V | None, timestamp: int) -> bool:
-        """Set the value that a key has from a moment on, until that of the next version; None deletes it. Return False
-        if that is too long ago.
+        """Set the value that a key has from `timestamp` until its next version; None deletes it.
+
+        Return False, and change nothing, if `timestamp` is before the history.
         """
         if timestamp < self._oldest:
             return False
@@ -196,5 +192,5 @@ class VersionedStore(Generic[K, V]):
 def _put(table: TableStore, key: bytes, value: object, timestamp: int) -> None:
     entry = table.load(key)
     if not entry.dirty:
-        table.touch(key, entry)  # before the change: a global table refuses it, and its rows are everybody's
+        table.touch(key, entry)  # before the change: a global table raises here, and its rows are shared
     entry.value, entry.timestamp = value, timestamp

@@ -1,13 +1,13 @@
-"""A compiled sub-topology, and what one task runs of it.
+"""A compiled sub-topology, and its instance for one task.
 
-`compile_subtopology` makes a `Program` once; every task of the sub-topology binds it to its own stores and gets a
-`BoundProgram`: records in (`process`), records out (`outputs`), nothing else. No I/O, no clock, no thread.
+`compile_subtopology` makes a `Program` once. Every task of the sub-topology binds it to its own stores and gets a
+`BoundProgram`: records in (`process`), records out (`outputs`). No I/O, no clock, no thread.
 
-Invariant: between two calls a bound program holds no record: everything it knows is in its stores, its outputs and its
-stream times.
-Invariant: for the same records in the same order a program gives the same outputs for any cut into batches.
-Turned down: a callback per output (a call per record), and one pair of lists for all topics (a writer takes columns of
-one topic).
+Invariant: between two calls a bound program holds no record: all its state is in its stores, its outputs and its stream
+times.
+Invariant: for the same records in the same order a program gives the same outputs, however they are cut into batches.
+Turned down: a callback for each output record (a call per record), and one pair of lists for all topics (a writer takes
+the columns of one topic).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from coopstreams.topology.processors import PunctuationType, RecordMetadata
 from coopstreams.topology.stores import Entry, TableStore
 
 TimestampColumn: TypeAlias = Callable[[TopicPartition, Columns, int], list[int]]
-"""`(partition, records, stream time before them) -> timestamps`: what a source with a timestamp extractor makes of its
-records.
+"""`(partition, records, stream time before them) -> timestamps`: the timestamps that a source's extractor takes from
+its records.
 
 A reader calls it on ALL records of the partition before it hashes, routes or drops any, and computes the stream times
-from what comes back: `accumulate(timestamps, max, initial=before)`. So stream time is that of the extracted timestamps
-whatever the key ranges are. `records.stream_times` is not looked at. It never raises. A negative timestamp moves no
-stream time and stays in the column: the task that owns the record drops and counts it (-1), or hands the extractor's
-error to its failure handler (-2).
+from the result: `accumulate(timestamps, max, initial=before)`. So stream time is that of the extracted timestamps for
+any key ranges. `records.stream_times` is ignored. It never raises. A negative timestamp does not advance stream time
+and stays in the column: the task that owns the record drops and counts it (-1), or gives the extractor's error to its
+failure handler (-2).
 """
 
 
@@ -44,38 +44,38 @@ class Code:
     """Generated code, closed over the stores and outputs of one task."""
 
     sources: Mapping[str, Callable[..., None]]
-    """Topic to the function over `(keys, values, timestamps, stream_times)`, and the columns of operator times if there
-    are any.
+    """Topic to the function over `(keys, values, timestamps, stream_times)` and, if there are any, the columns of
+    operator times.
     """
     flushes: Sequence[Callable[[], None]]
-    """Forward what the record caches hold, parents before children."""
+    """Forward the updates that the record caches hold, parents before children."""
     dropped: list[int]
-    """Counts, in the order of `Compiled.drops`."""
+    """How many records were dropped, in the order of `Compiled.drops`."""
     reached: Mapping[str, Callable[[Sequence[int], bool], None]]
-    """Topic to the function that moves the operator times of its nodes without a record, and forwards what is due then,
-    or not.
+    """Topic to the function that advances the operator times of its nodes without a record, and with True forwards what
+    is then due.
     """
     observed: Callable[[], None]
-    """Tell the window stores what time it is."""
+    """Advance the window stores to the operator times."""
     headers_come: Callable[[], None]
-    """Keep the headers of records, from now on, with the rows that record caches hold back."""
+    """From now on, keep the headers of records with the rows that record caches hold back."""
 
 
 class Process(Protocol):
-    """What generated code may ask of the bound program around it."""
+    """The bound program, as generated code sees it."""
 
     headers: Headers | None
-    """Of the record, or the table entry, at hand."""
+    """The headers of the record, or the table entry, at hand."""
 
     def fail(self, site: int, error: Exception) -> None:
         """Report that the record, or the table entry, at hand failed at a site of `Compiled.sites`."""
 
     def at_hand(self) -> tuple[TopicPartition, Columns, int]:
-        """Return the batch that is being processed and the index of the record at hand."""
+        """Return the partition and the batch that are being processed, and the index of the record at hand."""
         ...
 
     def flushing(self, entries: list[tuple[bytes, Entry]]) -> Iterator[tuple[bytes, Entry]]:
-        """Return an iterator over table entries; the one it gave last is the one at hand."""
+        """Return an iterator over table entries; the entry at hand is the one that it returned last."""
         ...
 
     def stream_time(self, topics: Sequence[str]) -> int:
@@ -83,39 +83,37 @@ class Process(Protocol):
         ...
 
     def begin_output(self, topic: str) -> Output:
-        """Return the output of a topic that nothing was written to yet."""
+        """Return a new output for a topic that has none yet."""
         ...
 
     partitions: Callable[[str], int]
-    """How many partitions a topic has that is written to."""
+    """Returns the partition count of a topic that the program writes."""
 
     def task_time(self) -> int:
-        """Return the largest timestamp of any record that was taken in."""
+        """Return the largest timestamp of the records that the task has taken in."""
         ...
 
     def begin_work(
         self, node: Processing, stores: Mapping[str, TableStore], children: Children, by_name: Mapping[str, Children]
     ) -> Work:
-        """Return a processor at work."""
+        """Return the work of a processor node in this task."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
     """A compiled sub-topology: made once, bound by each of its tasks.
 
-    Shape: `sinks` are the topics it writes. `timestamp_of` has the source topics with a timestamp extractor.
+    Shape: `sinks` are the topics that it writes. `timestamp_of` has the source topics with a timestamp extractor.
     """
 
     subtopology: SubTopology
     sinks: tuple[str, ...]
     timestamp_of: Mapping[str, TimestampColumn]
     compiled: Callable[[bool, bool], Compiled]
-    """Record cache on or off, partition shared with other tasks or not -> the code, generated when first asked for."""
+    """(record cache on, partition shared with other tasks) -> the code, generated on the first call."""
 
     def operator_times_of(self, topic: str) -> OperatorTimeColumns | None:
-        """Return what a reader needs to tell tasks that share a partition of this topic what time it is for their
-        operators.
-        """
+        """Return the function that computes a shared topic's operator times for the reader; None if it has none."""
         nodes = self.compiled(False, True).operator_times[topic]
         return operator_time_columns(self.subtopology, topic, nodes) if nodes else None
 
@@ -130,11 +128,11 @@ class Program:
         clock: Callable[[], int] = lambda: 0,
         partitions: Callable[[str], int] = lambda _: 1,
     ) -> BoundProgram:
-        """Return the program over these stores (by name), to be used by one thread.
+        """Return the program over these stores (by name), for use by one thread.
 
-        `caching`: the updates of a table are forwarded once per `flush`, with the latest value, instead of one by one.
-        `shared`: the task has a part of the keys of its partitions; then `advance` must tell it of the others' time.
-        `clock`: what processors take for the time, in milliseconds. `partitions`: how many a topic has, for
+        `caching`: each `flush` forwards the latest update of a table's row, instead of every update at once. `shared`:
+        the task has only part of the keys of its partitions, so `advance` must give it the operator times of all.
+        `clock`: the wall clock of processors, in milliseconds. `partitions`: the partition count of a topic, for
         partitioners.
         """
         return BoundProgram(
@@ -147,27 +145,29 @@ class Compiled:
     """The code of a program for one setting of the record cache, not yet bound to a task."""
 
     text: str
-    """The generated source, for people; also what tracebacks show."""
+    """The generated source, for people and tracebacks."""
     sites: tuple[tuple[Phase, str], ...]
     """Phase and node of each place where a record can fail."""
     drops: tuple[tuple[str, str], ...]
-    """Node and reason (`null key`, `null value`, `late`, `timestamp`, `no partition`) of each place where a record is
-    dropped.
+    """Node and reason of each place that drops a record.
+
+    Shape: the reason is `null key`, `null value`, `late`, `timestamp`, `no partition`, `not the latest` or
+    `stale answer`.
     """
     make: Callable[[Process, Mapping[str, TableStore], Mapping[str, Output]], Code]
     operator_times: Mapping[str, tuple[str, ...]]
-    """Topic to the nodes whose stream time its records move."""
+    """Topic to the nodes whose stream time its records advance."""
     resumable: frozenset[str]
-    """Nodes that every record of their topics reaches: their stream time after a restart is the partition's."""
+    """Nodes that every record of their topics reaches: after a restart, their stream time is the partition's."""
 
 
 class BoundProgram:
-    """A program at work for one task.
+    """A program bound to one task.
 
-    Shape: `outputs` by topic; whoever writes them calls `clear` on each. `shared`: of the records of its partitions it
-    is given a part only, and has to be told of the others' time. `elsewhere`: there are keys of the partition that no
-    task over the same database has, so that nobody here takes the records which move time; whoever knows better says
-    so.
+    Shape: `outputs` by topic; the writer of the outputs calls `clear` on each. `shared`: the task is given only part of
+    the records of its partitions, and is told the operator times. `elsewhere`: some keys of the partition belong to no
+    task over the same database, so the tasks here do not take all the records that advance its stream time. The owner
+    of the tasks updates it.
     """
 
     def __init__(
@@ -236,12 +236,11 @@ class BoundProgram:
         self.advance(source, columns.stream_times[-1])
 
     def advance(self, source: TopicPartition, stream_time: int, operator_times: Sequence[int] = ()) -> None:
-        """Let the partition's stream time reach this value, by records of other key ranges too; what is due then is
-        forwarded.
+        """Advance the partition's stream time, also by records of other key ranges, and forward what is then due.
 
-        Windows follow the topics whose records reach them, and no others: a joined table may be years ahead of the
-        stream. `operator_times`: where tasks share the partition, what the operator times of `Compiled.operator_times`
-        are by now, as far as the reader knows.
+        Windows follow only the topics whose records reach them: a joined table may be years ahead of the stream.
+        `operator_times`: where tasks share the partition, the values of `Compiled.operator_times` as the reader knows
+        them.
 
         Raises:
             Whatever the failure handler raises.
@@ -257,7 +256,7 @@ class BoundProgram:
         self._punctuate("stream_time", self.task_time())
 
     def punctuate(self, now_ms: int) -> bool:
-        """Call the processors' functions that are due by the wall clock; return whether any was.
+        """Call the punctuations that are due by the wall clock; return whether there were any.
 
         Raises:
             Whatever the failure handler raises.
@@ -266,17 +265,18 @@ class BoundProgram:
 
     @property
     def next_punctuation_ms(self) -> int | None:
-        """When `punctuate` has something to do next; None if it never has."""
+        """The time at which `punctuate` has something to do next; None if there is no such punctuation."""
         return self.punctuations["wall_clock"].next_ms
 
     def close(self) -> None:
-        """End the work of the processors."""
+        """Close the processors."""
         for work in self._works:
             work.close()
 
     def resume(self, source: TopicPartition, stream_time: int) -> None:
-        """Begin where the partition's stream time was this: whatever was due by then was forwarded. Before the first
-        record.
+        """Set the partition's stream time where an earlier run stopped: what was due by then was forwarded.
+
+        Call it before the first record.
         """
         self._stream_times[source.topic] = max(stream_time, self._stream_times[source.topic])
         nodes = self._compiled.operator_times[source.topic]
@@ -287,7 +287,7 @@ class BoundProgram:
             self._code.observed()
 
     def flush(self) -> None:
-        """Forward what the record caches hold. Call it once before each commit; without caching it does nothing.
+        """Forward the updates that the record caches hold. Call it once before each commit; without caching, a no-op.
 
         Raises:
             Whatever the failure handler raises.
@@ -296,14 +296,14 @@ class BoundProgram:
             flush()
 
     def stream_time(self, topics: Sequence[str]) -> int:
-        """Return the largest stream time that any of these topics has reached; -1 if none has begun."""
+        """Return the largest stream time that any of these topics has reached; -1 if none has a record."""
         return max((self._stream_times[topic] for topic in topics), default=-1)
 
     def begin_output(self, topic: str) -> Output:
-        """Return the output of a topic that nothing was written to yet.
+        """Return a new output for a topic that has none yet.
 
         Raises:
-            TopologyError: it is not a legal name.
+            TopologyError: the topic's name is not legal in Kafka.
         """
         self.outputs[check_name(topic, "the topic")] = output = self._output(topic)
         return output
@@ -311,29 +311,27 @@ class BoundProgram:
     def begin_work(
         self, node: Processing, stores: Mapping[str, TableStore], children: Children, by_name: Mapping[str, Children]
     ) -> Work:
-        """Return a processor at work."""
+        """Return the work of a processor node in this task."""
         work = Work(node, stores, self, children, by_name)
         self._works.append(work)
         return work
 
     def task_time(self) -> int:
-        """Return the largest timestamp of any record that was taken in, the one at hand included; -1 if there was
-        none.
-        """
+        """Return the largest timestamp of the records taken in, the one at hand included; -1 if there is none."""
         known = max(self._stream_times.values())
         return (
             known if self._columns is None else max(known, self._columns.stream_times[self._index(len(self._columns))])
         )
 
     def where(self) -> RecordMetadata | None:
-        """Return where the record at hand was read; None where there is none: in a punctuation, in a flush."""
+        """Return where the record at hand was read; None in a punctuation or a flush, which have none."""
         if self._columns is None:
             return None
         source, columns, i = self.at_hand()
         return RecordMetadata(source.topic, source.partition, columns.offsets[i])
 
     def under_headers(self, headers: Headers | None, call: Callable[[], object]) -> None:
-        """Make a call; what it writes gets these headers."""
+        """Make a call; the records that it writes get these headers."""
         before = self.headers
         if headers == before:
             call()
@@ -353,7 +351,7 @@ class BoundProgram:
     def fail(self, site: int, error: Exception) -> None:
         """Hand the record, or the table entry, at hand to the failure handler."""
         if error is self.ending:
-            raise error  # on its way through a processor
+            raise error  # the batch ends: the error passes through a processor
         phase, node = self._compiled.sites[site]
         if self._columns is None and not self._entries:
             failure = Failure(phase, node, error, self._source, None, None, None, -1, None)
@@ -384,27 +382,27 @@ class BoundProgram:
             raise
 
     def at_hand(self) -> tuple[TopicPartition, Columns, int]:
-        """Return the batch that is being processed and the index of the record at hand."""
+        """Return the partition and the batch that are being processed, and the index of the record at hand."""
         assert self._columns is not None
         return self._source, self._columns, self._index(len(self._columns))
 
     def flushing(self, entries: list[tuple[bytes, Entry]]) -> Iterator[tuple[bytes, Entry]]:
-        """Return an iterator over table entries; the one it gave last is the one at hand."""
+        """Return an iterator over table entries; the entry at hand is the one that it returned last."""
         self._entries = entries
         at_hand = iter(entries)
         self._cursor = at_hand
         return self._giving_their_headers(at_hand) if self._headed else at_hand
 
     def _index(self, length: int) -> int:
-        """The cursor knows how many are left, so that no loop needs to count."""
+        """Return the index of the record at hand, from what the cursor has left: no loop needs a counter."""
         return length - self._cursor.__length_hint__() - 1  # type: ignore[attr-defined, no-any-return]
 
     def _giving_headers(
         self, keys: Iterable[bytes | None], headers: Sequence[Headers | None]
     ) -> Iterator[bytes | None]:
-        """Yield the keys; whatever was written between two of them came from the first and gets its headers.
+        """Yield the keys, and after each give its headers to the records that were written for it.
 
-        So compiled code does not know that headers exist, and a batch without any pays nothing.
+        So compiled code does not know of headers, and a batch without headers costs nothing.
         """
         self._give_headers(None)
         for key, self.headers in zip(keys, headers, strict=True):
@@ -412,7 +410,7 @@ class BoundProgram:
             self._give_headers(self.headers)
 
     def _giving_their_headers(self, entries: Iterator[tuple[bytes, Entry]]) -> Iterator[tuple[bytes, Entry]]:
-        """Yield the entries; what is written for one gets the headers of the record that changed it last."""
+        """Yield the entries, and after each give its headers to the records that were written for it."""
         self._give_headers(None)
         for key, entry in entries:
             self.headers, entry.headers = entry.headers, None
@@ -425,7 +423,7 @@ class BoundProgram:
             output.give_headers(headers)
 
     def _punctuating(self, columns: Columns) -> Iterator[bytes | None]:
-        """Yield the keys; between two of them, what the first has made due by stream time is done."""
+        """Yield the keys, and after each call the punctuations that its record has made due by stream time."""
         for key, now in zip(columns.keys, columns.stream_times, strict=True):
             yield key
             due = self.punctuations["stream_time"].next_ms

@@ -1,7 +1,6 @@
-"""Which punctuations are due: a queue for stream time and one for the wall clock.
+"""The punctuations that are due: a queue for stream time and one for the wall clock.
 
-Invariant: however far the clock jumps ahead, a punctuation is called once, and its next time stays a multiple of its
-interval.
+Invariant: however far the clock jumps ahead, a punctuation is called once, and its next time stays on its grid.
 Invariant: a wall clock that is set back delays no punctuation: one that was due in a second is still due in a second.
 (Kafka Streams calls it when the clock shows that time again.)
 Source: Kafka Streams `PunctuationQueue`, `PunctuationSchedule`.
@@ -17,7 +16,7 @@ from itertools import count
 
 @dataclass(slots=True)
 class Schedule:
-    """A function that is called again and again. `cancel` ends that, also from within the function."""
+    """A function that is called at intervals until `cancel`, which the function itself may call."""
 
     interval_ms: int
     function: Callable[[int], object]
@@ -38,22 +37,22 @@ class PunctuationQueue:
 
     @property
     def next_ms(self) -> int | None:
-        """When the next punctuation is due; None if there is none."""
+        """The time at which the next punctuation is due; None if there is none."""
         return self._queue[0][0] if self._queue else None
 
     def add(self, schedule: Schedule, first_ms: int) -> None:
-        """Begin to call a function: first when the clock has reached this."""
+        """Add a schedule, whose function is called first when the clock reaches `first_ms`."""
         heappush(self._queue, (first_ms, next(self._numbers), schedule))
 
     def look(self, now_ms: int) -> None:
-        """Learn what a clock shows that may be put back: the grids move back with it."""
+        """Note the time of the wall clock. If it was set back, move all due times back with it."""
         if self._now_ms is not None and now_ms < self._now_ms:
             back_ms = self._now_ms - now_ms
             self._queue = [(due_ms - back_ms, number, schedule) for due_ms, number, schedule in self._queue]
         self._now_ms = now_ms
 
     def punctuate(self, now_ms: int) -> bool:
-        """Call what is due, each function once; return whether anything was.
+        """Call the functions that are due, each once; return whether there were any.
 
         Raises:
             Whatever a function raises; it is called again at its next time.

@@ -1,12 +1,12 @@
-"""Timestamp extractors: timestamps that a source takes from its records instead of Kafka's.
+"""Timestamp extractors: a source takes timestamps from its records instead of Kafka's.
 
-A reader applies the column of a source to all records of a partition before it cuts key ranges, so that stream time,
-and with it every window, is the same for any number of ranges. The price: each process that reads the partition
-extracts all its timestamps.
+A reader applies the source's column to all records of a partition before it cuts key ranges, so that stream time, and
+with it every window, is the same for any number of ranges. The cost: each process that reads the partition extracts the
+timestamps of all its records.
 
-Invariant: a column never raises, and keeps one timestamp a record: `DROPPED` or `FAILED` stand where there is none.
+Invariant: a column never raises and has one timestamp for each record: `DROPPED` or `FAILED` if there is none.
 Turned down: extracting in the task (siblings would disagree about stream time), and dropping the record in the reader
-(nobody would count it, and a failure would have no task to belong to).
+(it would not be counted, and a failure would belong to no task).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ DROPPED = -1
 """The extractor returned None or a negative number."""
 
 FAILED = -2
-"""The extractor raised, or the record could not be deserialised; the task that owns the record finds out why."""
+"""The extractor raised, or the record could not be deserialised; the task that owns the record reports the error."""
 
 
 def timestamp_column(source: Source) -> TimestampColumn:
-    """Return the column of a source that has an extractor."""
+    """Return the timestamp column of a source that has an extractor."""
     function, read_key, read_value = _extractor(source), source.key.decode, source.value.decode
 
     def column(at: TopicPartition, columns: Columns, stream_time: int) -> list[int]:
@@ -50,7 +50,7 @@ def timestamp_column(source: Source) -> TimestampColumn:
                     header,
                 )
                 timestamp = _checked(function(record))
-            except Exception:  # noqa: BLE001 whatever it is, the task that owns the record reports it
+            except Exception:  # noqa: BLE001 the task that owns the record reports it
                 timestamp = FAILED
             timestamps.append(timestamp)
             if timestamp > stream_time:
@@ -61,8 +61,9 @@ def timestamp_column(source: Source) -> TimestampColumn:
 
 
 def extraction_error(source: Source, at: TopicPartition, columns: Columns, i: int) -> Exception:
-    """Return why a record's timestamp is `FAILED`, by extracting it once more. Kafka's own timestamp is lost by now: it
-    reads as -1.
+    """Return the error of a record whose timestamp is `FAILED`, by extracting it once more.
+
+    Kafka's own timestamp is lost by then: the extractor is given -1.
     """
     key, value = columns.keys[i], columns.values[i]
     headers = None if columns.headers is None else columns.headers[i]
@@ -85,5 +86,5 @@ def _extractor(source: Source) -> Function:
 
 
 def _checked(timestamp: object) -> int:
-    # `index` takes any integer and refuses a float: seconds given for milliseconds would pass as a date in 1970.
+    # `index` takes any integer and refuses floats: a float is likely seconds, which would pass as a date in 1970.
     return DROPPED if timestamp is None else max(DROPPED, index(timestamp))  # type: ignore[arg-type]

@@ -1,5 +1,4 @@
-"""What happens to stores, to records in internal topics and to positions when a new version of a topology replaces
-another. Pure.
+"""What becomes of stores, repartition topics and positions when a new version of a topology replaces another. Pure.
 
     keeps           the new version goes on with it
     new             it is new, and so are its sources: it misses none of their records
@@ -11,10 +10,9 @@ another. Pure.
 
 The last three give wrong results without an error, so `run` refuses to start.
 
-Invariant: a topology followed by itself keeps everything. Functions may change; whether old state fits them, only their
-author knows.
-Turned down: a match of operators (two programs have no common history in which an operator is the same one; names are
-all that lasts).
+Invariant: a topology followed by itself keeps everything. Functions may change: only their author knows whether the old
+state fits the new ones.
+Turned down: matching operators (nothing but names tells that two programs have the same operator).
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from coopstreams.topology.naming import changelog_topic, internal_topic
 
 
 class Verdict(StrEnum):
-    """What becomes of something."""
+    """What becomes of a store, a repartition topic, a position, or the whole application."""
 
     KEEPS = "keeps"
     NEW = "new"
@@ -42,14 +40,15 @@ class Verdict(StrEnum):
 
     @property
     def severity(self) -> int:
-        """0: all is well; 1: it is plain to see; 2: results would be wrong without a word."""
+        """0: all is well; 1: visible to users of the application; 2: wrong results without an error."""
         return {Verdict.KEEPS: 0, Verdict.NEW: 0, Verdict.EMPTY: 1, Verdict.ORPHANED: 1}.get(self, 2)
 
 
 @dataclass(frozen=True, slots=True)
 class TopologyChange:
-    """What becomes of one thing. `what`: `application`, `store`, `repartition topic`, `position`; `why` and `cure` are
-    sentences, or empty.
+    """What becomes of one thing. `why` and `cure` are sentences, or empty.
+
+    Shape: `what` is `application`, `store`, `repartition topic` or `position`.
     """
 
     what: str
@@ -58,13 +57,13 @@ class TopologyChange:
     why: str = ""
     cure: str = ""
     topic: str | None = None
-    """What it is kept in: where nothing is in it, nothing can go wrong."""
+    """The topic that keeps it. If the topic is empty, nothing can be lost, mixed or misread."""
     now: str | None = None
-    """The name that a store has in the new version, if it is another."""
+    """The new name of a store, if it is renamed."""
 
 
 def changes(old: Outline, new: Outline) -> list[TopologyChange]:
-    """Return what becomes of everything that either version has, the old one's first."""
+    """Return what becomes of everything in either version, the old version's stores first."""
     if old.application_id != new.application_id:
         return [_another_application(old, new)]
     renamed = _renamed(old, new)
@@ -82,22 +81,23 @@ def changes(old: Outline, new: Outline) -> list[TopologyChange]:
 
 
 def weighed(found: Collection[TopologyChange], holds: Callable[[TopologyChange], bool]) -> list[TopologyChange]:
-    """Return the changes as they are on a cluster. `holds`: whether anything is in the topic that something is kept in.
+    """Return the changes, corrected by what a cluster holds. `holds`: whether the topic of a change has records.
 
-    Asked only where it matters: what would be lost, mixed or misread may be empty; what starts empty may have a topic
-    of an older version.
+    It is asked only where it matters: a topic whose records would be lost, mixed or misread may be empty, and a store
+    that starts empty may have a changelog of an older version.
     """
     return [_weighed(change, holds) for change in found]
 
 
 def severity(found: Collection[TopologyChange]) -> int:
-    """Return the severity of the worst change."""
+    """Return the severity of the worst change, 0 if there is none."""
     return max((change.verdict.severity for change in found), default=0)
 
 
 def word_of(found: Collection[TopologyChange]) -> str:
-    """Return 8 hex digits for what does not simply go on, whatever a cluster holds: with them an operator accepts
-    exactly that.
+    """Return 8 hex digits over the changes of severity 1 and 2; an operator gives them to accept exactly these changes.
+
+    Pass changes that `weighed` has not corrected: the digits do not depend on what a cluster holds.
     """
     told = sorted(f"{change.what} {change.name} {change.verdict}" for change in found if change.verdict.severity)
     return xxh64_hexdigest("\n".join(told).encode())[:8]
@@ -179,7 +179,7 @@ def _kept_store(old: Outline, new: Outline, was: Store) -> TopologyChange:
 
 
 def _misfits(old: Outline, new: Outline, was: Store, now: Store) -> Iterator[TopologyChange]:
-    """Yield what keeps the rows of a store from being those of the store that has its name now, the worst first."""
+    """Yield the reasons why the rows of a store do not fit the new store of the same name, the worst first."""
     topic = was.changelog
     another = f"give it another name (then it starts empty), or have its rows made again: {_rebuild(was.name)}"
     if was.kind != now.kind or was.suffix_bytes != now.suffix_bytes:
@@ -236,7 +236,7 @@ def _words(names: Collection[str]) -> str:
 
 
 def _renamed(old: Outline, new: Outline) -> dict[str, str]:
-    """Return, for stores that are gone, the new one that holds what they held, as far as structure tells."""
+    """Return, for each store that is gone, the new store that holds the same rows, as far as structure tells."""
     candidates = [store for store in new.stores.values() if store.name not in old.stores]
     found: dict[str, str] = {}
     for was in old.stores.values():
@@ -306,7 +306,7 @@ def _repartition(old: Outline, new: Outline, was: RepartitionOutline, renamed: d
 
 
 def _still_fed(was: RepartitionOutline, new: Outline, renamed: dict[str, str]) -> bool:
-    """Whether the new version still makes something that was made from a repartition topic."""
+    """Whether the new version still makes a store or sink topic that a repartition topic fed."""
     return any(
         name in new.sinks if kind == "topic" else name in new.stores or name in renamed for kind, name in was.feeds
     )

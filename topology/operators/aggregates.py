@@ -1,7 +1,7 @@
-"""Aggregations: of streams, in windows or of all time, and of tables.
+"""Aggregations of streams, with or without windows, and of tables.
 
 The row of a key, or of a key and a window, is an `Entry` of the store's write buffer, changed in place and marked dirty
-once. Tumbling and hopping windows are written out; what sliding windows and sessions do is in `windowing`.
+once. Tumbling and hopping windows are generated code; sliding windows and sessions are in `windowing`.
 
 Invariant: what is forwarded is what the store holds: (key bytes, new value or None, timestamp of the row).
 Source: Kafka Streams `KStreamAggregate`, `KStreamReduce`, `KStreamWindowAggregate`, `KTableAggregate`, `KTableReduce`,
@@ -29,11 +29,11 @@ from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.windows import AnyWindows, SessionWindows, SlidingWindows, TimeWindows, Windows
 
 _START_BYTES = Struct(">q").pack
-"""A window start as the end of a `window_key`."""
+"""Returns the last 8 bytes of a `window_key`: the window start."""
 
 
 def aggregate(compiler: Compiler, function: Function, node: Aggregate, record: RecordVariables) -> None:
-    """The row of a key takes in a record: a count, a reduce or an aggregate, of all time or of a window."""
+    """Write a count, a reduce or an aggregate of a stream, with or without windows."""
     drop_null_key(function, node, record)
     record = replace(record, has_key=True)
     if aggregate_reads(node).value:
@@ -50,8 +50,8 @@ def aggregate(compiler: Compiler, function: Function, node: Aggregate, record: R
     operator_time = compiler.operator_time(function, node)
     expire = compiler.expire(operator_time, node.store)
     if isinstance(node.windows, SlidingWindows | SessionWindows):
-        # They look back further than to what is open: what has expired must be gone, however the records are cut into
-        # batches.
+        # They look back beyond the open windows: rows that have expired must be gone, however the records are cut
+        # into batches.
         with function.block(f"if {operator_time} >= 0:"):
             function.line(f"{expire}({operator_time})")
     compiler.stream_time(function, node, record)
@@ -70,12 +70,12 @@ def aggregate(compiler: Compiler, function: Function, node: Aggregate, record: R
 
 
 def cogroup_merge(compiler: Compiler, function: Function, node: CogroupMerge, record: RecordVariables) -> None:
-    """The same update."""
+    """Write that the update of an aggregation is passed on."""
     compiler.forward(function, node, record)
 
 
 def table_group(compiler: Compiler, function: Function, node: TableGroup, record: RecordVariables) -> None:
-    """An update of a row becomes an update of the row of its new key, or of two."""
+    """Write that an update of a row becomes an update of the row of its new key, or of two rows."""
     drop_the_past(function, node.name, record)
     value, new, old = function.value(record), function.fresh("new"), function.fresh("old")
     assert record.old is not None  # `group_table` asked for it
@@ -94,8 +94,9 @@ def table_group(compiler: Compiler, function: Function, node: TableGroup, record
 
 
 def regrouped(new: tuple[Any, Any] | None, old: tuple[Any, Any] | None) -> list[tuple[Any, tuple[Any, Any]]]:
-    """Return the updates of the rows of new keys: pairs of the new and the old value. What has no key or no value does
-    not count.
+    """Return the updates of the rows of new keys, as (key, (new value, old value)).
+
+    Null keys and values do not count.
     """
     if new is not None and (new[0] is None or new[1] is None):
         new = None
@@ -108,7 +109,7 @@ def regrouped(new: tuple[Any, Any] | None, old: tuple[Any, Any] | None) -> list[
 
 
 def table_aggregate(compiler: Compiler, function: Function, node: TableAggregate, record: RecordVariables) -> None:
-    """The row takes out the old value and takes in the new one."""
+    """Write that the old value is subtracted from the row of a key, and the new one added."""
     drop_null_key(function, node, record)
     record = replace(record, has_key=True)
     unit, pair = compiler.unit, function.value(record)
@@ -158,7 +159,7 @@ def table_aggregate(compiler: Compiler, function: Function, node: TableAggregate
 
 
 def _folding(node: TableAggregate) -> Callable[[Any, tuple[Any, Any], Any], Any]:
-    """Return the function of (key, (new, old), aggregate) that gives the new aggregate."""
+    """Return the function `(key, (new, old), aggregate) -> aggregate`."""
     adder, subtractor, initializer = node.adder, node.subtractor, node.initializer
     if adder is None or subtractor is None:
 
@@ -185,7 +186,10 @@ def _folding(node: TableAggregate) -> Callable[[Any, tuple[Any, Any], Any], Any]
 def _add_to_row(
     compiler: Compiler, function: Function, node: Aggregate, record: RecordVariables, key_bytes: str
 ) -> None:
-    """Write that a row takes in a record, and is forwarded. Nothing may be written for this record afterwards."""
+    """Write that a record is added to a row, and the row forwarded.
+
+    Nothing may be written for this record afterwards.
+    """
     entry = entry_of(compiler, function, node.store, key_bytes)
     before = function.fresh("old")
     function.line(f"{before} = {entry}.value")
@@ -214,7 +218,7 @@ def _add_to_windows(
     key_bytes: str,
     operator_time: str,
 ) -> None:
-    """Write that all windows that hold the record, and are open, take it in."""
+    """Write that a record is added to all open windows that hold it."""
     pack, start, key = (
         compiler.unit.constant("window_start_bytes", _START_BYTES),
         function.fresh("start"),
@@ -256,7 +260,7 @@ def _add_to_windows(
 def _add_to_moving_windows(
     compiler: Compiler, function: Function, node: Aggregate, record: RecordVariables, key_bytes: str, operator_time: str
 ) -> None:
-    """Write that sliding windows or sessions take in the record, and forward what became of them."""
+    """Write that a record is added to sliding windows or sessions, and their updates forwarded."""
     unit, windows, updates = compiler.unit, node.windows, function.fresh("updates")
     assert windows is not None
     name = unit.identifier("windows", node.name)
@@ -294,7 +298,7 @@ def _add_to_moving_windows(
 
 
 def _moving(node: Aggregate) -> Callable[[Any], object]:
-    """Return what makes the windows of a task from its store."""
+    """Return the function that makes the sliding windows or sessions of a task from its store."""
     function = node.aggregator
     if function is None:
         initializer, aggregator, merger = windowing.zero, windowing.counting, windowing.added
@@ -329,7 +333,7 @@ def _forward_updates(
 def _forward_without_headers(
     compiler: Compiler, function: Function, node: Aggregate, updates: str, operator_time: str
 ) -> None:
-    """Write that updates of sessions are forwarded; they have no headers, as in Kafka Streams."""
+    """Write that updates of sessions are forwarded without headers, as in Kafka Streams."""
     unit = compiler.unit
     name = f"{unit.identifier('windows', node.name)}_forward"
     if all(known.name != name for known in unit.functions):
@@ -346,7 +350,7 @@ def _forward_without_headers(
 
 
 def _closing(compiler: Compiler, node: Aggregate, windows: AnyWindows, operator_time: str) -> str:
-    """Return the variable of the windows that wait to be closed; writes the function that forwards them."""
+    """Return the variable of the open windows, and write the function that forwards them when they close."""
     unit = compiler.unit
     name = unit.identifier("closing", node.name)
     if f"make_{name}" not in unit.constants:
@@ -373,7 +377,7 @@ def _forward_closed(compiler: Compiler, function: Function, node: Aggregate, ope
 
 
 def _row(node: Aggregate, record: RecordVariables, key_bytes: str, value: str, timestamp: str) -> RecordVariables:
-    """The update of a row as a record: the stream record's key, if it is the row's, need not be read again."""
+    """Return the update of a row as a record. If the record's key is the row's key, it is not deserialised again."""
     key = record.key if node.windows is None and record.key_bytes == key_bytes else None
     serde = node.store.row_key or node.store.key
     return RecordVariables(
@@ -396,7 +400,7 @@ def _is_count(node: Aggregate) -> bool:
 
 
 def _kept(compiler: Compiler, function: Function, store: StoreSpec, before: str, *, plain: bool) -> str:
-    """Write that the value before survives an aggregator that changes it in place; returns the variable."""
+    """Write a copy of the old value, which an aggregator may change in place; return its variable."""
     if plain:
         return before
     old, unit = function.fresh("old"), compiler.unit
@@ -409,9 +413,7 @@ def _kept(compiler: Compiler, function: Function, store: StoreSpec, before: str,
 def _new_aggregate(
     compiler: Compiler, function: Function, node: Aggregate, record: RecordVariables, entry: str, old: str
 ) -> str:
-    """Write the new value and timestamp of a row; returns the variable of the value. A row that was deleted begins
-    anew.
-    """
+    """Write the new value and timestamp of a row; return the variable of the value. A deleted row begins again."""
     new = function.fresh("new")
     if node.aggregator is None:
         first, later = "1", f"{old} + 1"
@@ -444,13 +446,13 @@ def _tumbling_key(
     key_bytes: str,
     operator_time: str,
 ) -> str:
-    """Write the window that takes the record, or that it is late; returns the variable of the window's key."""
+    """Write the window of a record, or that the record is late; return the variable of the window's key."""
     start, start_bytes, key = function.fresh("start"), function.fresh("start_bytes"), function.fresh("window_key")
     pack = compiler.unit.constant("window_start_bytes", _START_BYTES)
     function.line(f"{start} = {record.timestamp} - {record.timestamp} % {windows.size_ms}")
     compiler.drop_late(function, node, record, f"{start} + {windows.size_ms + windows.grace_ms} <= {operator_time}")
     if function.over_batch:
-        # Neighbours in a batch mostly share their window.
+        # Most neighbours in a batch are in the same window.
         last = function.fresh("last_start")
         function.prologue.append(f"{last} = None")
         with function.block(f"if {start} != {last}:"):

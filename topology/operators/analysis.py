@@ -1,6 +1,6 @@
-"""What the compiler must know about a sub-topology before it writes code: who follows whom, and who reads what.
+"""Analysis of a sub-topology before code is written: the edges between nodes, and what each node reads.
 
-Invariant: an answer may err on one side only. "It reads" costs a deserialisation, "it does not read" is proven.
+Invariant: an answer errs only on the safe side. A wrong "reads" costs a deserialisation; "does not read" is proven.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ _LOOKS_AT_FRAMES = frozenset({"locals", "vars", "dir", "eval", "exec", "_getfram
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A child, and which of its parents the record comes from: 0 is the first (the left of a join)."""
+    """A child, and the number of the parent from which the record comes: 0 is the first (the left of a join)."""
 
     child: Node
     side: int
 
     @property
     def carries(self) -> bool:
-        """Whether records flow along it. A stream-table join looks into the table; it is not called for its updates."""
+        """Whether records flow along it. A stream-table join looks up the table, but is not called for its updates."""
         return not (isinstance(self.child, StreamTableJoin | ForeignKeyResult) and self.side == 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """Whether the key, the value of a record are read as objects."""
+    """Whether the key and the value of a record are read as objects."""
 
     key: bool
     value: bool
@@ -74,7 +74,7 @@ AnySerde: TypeAlias = Serde[Any] | None
 
 
 class Analysis:
-    """A sub-topology with the questions that the compiler asks of it."""
+    """A sub-topology, with the questions that the compiler asks about it."""
 
     def __init__(self, subtopology: SubTopology) -> None:
         self.nodes = subtopology.nodes
@@ -88,7 +88,7 @@ class Analysis:
                 and node.store is None
                 and not self._edges[node.name]
             ):
-                continue  # a view that is only looked through: nobody hears of its updates, so they are not computed
+                continue  # a view without children is only looked through: its updates need not be computed
             for side, parent in reversed(list(enumerate(node.parents))):
                 edge = Edge(node, side)
                 if edge.carries:
@@ -98,22 +98,22 @@ class Analysis:
         }
         self._reads: dict[tuple[str, int, AnySerde, AnySerde], Reads] = {}
         self.uncached = uncached(self.nodes)
-        """Tables that tell of each update at once, whether the record cache is on or not."""
+        """Tables that forward each update at once, even if the record cache is on."""
 
     def edges(self, node: Node) -> list[Edge]:
-        """Return where the records of a node go, in order."""
+        """Return the edges to the children of a node, in order."""
         return self._edges[node.name]
 
     def late_edges(self, node: Node) -> list[Edge]:
-        """Return where the records go that come too late for a node."""
+        """Return the edges to the `Late` children of a node."""
         return self._late[node.name]
 
     def has_one_parent(self, node: Node) -> bool:
-        """Whether records reach the node by one way only."""
+        """Whether records reach the node along one edge only."""
         return self._incoming[node.name] == 1
 
     def windows_above(self, node: Node) -> list[Aggregate]:
-        """Return the aggregations whose windows a table shows."""
+        """Return the windowed aggregations of which a table is a view."""
         above = [self.named(parent) for parent in node.parents]
         return [
             found
@@ -122,16 +122,14 @@ class Analysis:
         ]
 
     def wants_old(self, node: Node) -> bool:
-        """Return whether a table says with each update what it said of the row before, and somebody hears it; see
-        `old_values`.
-        """
+        """Return whether a table forwards the old value with each update and has children that receive it."""
         return node.sends_old and bool(self.edges(node))
 
     def keeps_time(self, node: Node) -> bool:
-        """Whether every record of the topics above reaches a node with its timestamp, so that its stream time is the
-        partition's.
+        """Whether every record of the topics upstream reaches a node with its timestamp.
 
-        Records without a key do not count, and an update of a table stands for the record that made it.
+        Then the node's stream time is the partition's. Records without a key do not count, and an update of a table
+        stands for the record that made it.
         """
         return all(
             self._passes_time(self.named(parent))
@@ -154,10 +152,10 @@ class Analysis:
         return tuple(sorted({topic for parent in parents for topic in self.topics(parent)}))
 
     def reads(self, edge: Edge, key: AnySerde, value: AnySerde) -> Reads:
-        """Return whether the child, or anything below it, reads the key or value of the record it gets.
+        """Return whether the child, or anything below it, reads the key or value of the record that it gets.
 
-        `key` and `value` are the serdes of the bytes the record comes with: bytes of the same serde pass without being
-        read.
+        `key` and `value` are the serdes of the record's bytes: bytes of the same serde pass through without being
+        deserialised.
         """
         memo = (edge.child.name, edge.side, key, value)
         if memo not in self._reads:
@@ -165,15 +163,13 @@ class Analysis:
         return self._reads[memo]
 
     def join_reads(self, node: StreamTableJoin) -> Reads:
-        """Return what a join reads of the stream record: its joiner, and the view it looks through."""
+        """Return what a join reads of the stream record: the parts that its joiner and the view of the table read."""
         own = reads_pair(node.joiner) if node.with_key else Reads(key=False, value=reads_argument(node.joiner, 0))
         looks = any(reads_step_key(step) for step in self.view(node.parents[1]))
         return Reads(own.key or looks, own.value)
 
     def view(self, name: str) -> list[Filter | MapValues]:
-        """Return the filters and mappers between a table and the stores behind it: what a lookup applies to the values
-        it finds.
-        """
+        """Return the filters and mappers between a table and the stores upstream; look-ups apply them to the rows."""
         at = self.named(name)
         if getattr(at, "store", None) is not None or not isinstance(at, Filter | MapValues | TableTableJoin):
             return []
@@ -224,7 +220,7 @@ class Analysis:
                 return Reads(key=True, value=True)
 
     def below(self, node: Node, key: AnySerde, value: AnySerde) -> Reads:
-        """Return what any child of a node reads of a record that comes out of it."""
+        """Return what the children of a node read of a record that comes out of it."""
         result = Reads(key=False, value=False)
         for edge in self.edges(node):
             result |= self.reads(edge, key, value)
@@ -237,7 +233,7 @@ def reads_pair(function: Function) -> Reads:
 
 
 def reads_partitioned(node: Sink | DynamicSink) -> Reads:
-    """Return what the choice of a partition reads."""
+    """Return what a sink's partitioner reads."""
     return Reads(key=node.partitioner is not None, value=node.partitioner is not None)
 
 
@@ -249,7 +245,7 @@ def aggregate_reads(node: Aggregate) -> Reads:
 
 
 def reads_step_key(step: Node) -> bool:
-    """Return whether a filter, a mapper of values or a choice of branches reads the key."""
+    """Return whether a filter, a mapper of values or a split reads the key."""
     match step:
         case Filter(predicate=function):
             return reads_argument(function, 0)
@@ -262,11 +258,10 @@ def reads_step_key(step: Node) -> bool:
 
 
 def reads_argument(function: Callable[..., Any], position: int, arguments: int = 2) -> bool:
-    """Return False only if the function, given so many arguments, provably never looks at this one, as in `lambda _,
-    value: value.name`.
+    """Return False only if the function, given so many arguments, provably never reads this one.
 
-    Then the caller may pass None instead of deserialising something. Only plain Python functions and conditions on
-    fields can prove it.
+    An example is `lambda _, value: value.name`. The caller may then pass None instead of deserialising the argument.
+    Only plain Python functions and conditions on fields can prove it.
     """
     if isinstance(function, Condition):
         return position == arguments - 1

@@ -1,13 +1,12 @@
-"""Writing the Python source of a compiled sub-topology: a unit, its functions, and what is known about a record at a
-point in one.
+"""Writes the Python source of a compiled sub-topology: a unit and its functions.
 
 Everything is local to one function over a batch: a record is a few local variables, an operator a few lines, a drop is
-`continue`. A `RecordVariables` knows, while code is written, which variable holds the key as bytes, which as an object,
-and makes what is missing at the point where it is first asked for. So nothing is deserialised that nobody reads, or
-serialised that nobody changed.
+`continue`. While code is written, a `RecordVariables` knows which variables hold the key and the value, as bytes and as
+objects, and writes the missing form where it is first needed. So nothing is deserialised that no node reads, and
+nothing is serialised that no node changed.
 
 Invariant: null never reaches a serde.
-Invariant: `try` encloses one call of somebody else's function, never the nodes below: an error belongs to one node and
+Invariant: `try` encloses one call of a user function or serde, never the nodes below: an error belongs to one node and
 one record.
 Turned down: composed closures (140 ns more for three operators: measured), node objects with `forward` (twice the
 time).
@@ -28,20 +27,23 @@ from coopstreams.topology.serdes import Serde, raw
 from coopstreams.topology.stores import StoreSpec
 
 PARAMETERS = ("key_bytes", "key", "value_bytes", "value", "old", "timestamp", "stream_time", "latest")
-"""How the parts of a record are called where a function begins."""
+"""The names of a record's parts at the beginning of a function."""
 
 MOST_LOOPS = 8
-"""Nested loops in one function. CPython allows 20 nested blocks; a `try` and a window loop need some of them."""
+"""The most nested loops in one function.
+
+CPython allows 20 nested blocks; a `try` and a window loop need some of them.
+"""
 
 
 @dataclass(slots=True)
 class RecordVariables:
-    """What is known, at one point of the code, about the record at hand: the names of variables.
+    """The variables of the record at hand, at one point of the code.
 
-    Shape: of key and value at least one form is there. `key_serde` belongs to `key_bytes`, None with them.
-    `stream_time` is the source partition's. `dense` values are never null. `old`: of a table's update, what was
-    forwarded of the row before, as an object; None where nobody asks. `latest`: of a versioned table's update, whether
-    it is the latest of its row; None: all are.
+    Shape: key and value each have at least one form. `key_serde` belongs to `key_bytes`, and `value_serde` to
+    `value_bytes`; without bytes it is None. `stream_time` is the source partition's. `dense`: the value is never null.
+    `old`: for a table's update, the old value as an object; None if no node needs it. `latest`: for a versioned table's
+    update, whether it is the latest of its row; None if all are.
     """
 
     key_bytes: str | None
@@ -51,7 +53,7 @@ class RecordVariables:
     value: str | None
     value_serde: Serde[Any] | None
     source: str
-    """The node that the bytes came from: it is to blame if they cannot be read."""
+    """The node that the bytes came from, which fails if they cannot be deserialised."""
     timestamp: str = "timestamp"
     stream_time: str = "stream_time"
     has_key: bool = False
@@ -60,7 +62,7 @@ class RecordVariables:
     old: str | None = None
     latest: str | None = None
     side: int = 0
-    """Which parent of the node at hand the record comes from."""
+    """The number of the parent from which the record comes."""
 
     def with_key(self, key: str) -> RecordVariables:
         """Return the record with a new key."""
@@ -71,7 +73,7 @@ class RecordVariables:
         return replace(self, value_bytes=None, value=value, value_serde=None, dense=False, old=old)
 
     def form(self) -> tuple[object, ...]:
-        """Return what two records must have in common to be given to the same function."""
+        """Return what must be equal in two records for the same function to take both."""
         present = (
             self.key_bytes is None,
             self.key is None,
@@ -90,24 +92,25 @@ class RecordVariables:
 
 @dataclass(slots=True)
 class OperatorTime:
-    """The stream time of a node, by its number. `topics`: whose records reach it. `due`: calls that follow when records
-    of other tasks move it.
+    """The stream time of the node with this number.
+
+    `topics`: those whose records reach the node. `due`: functions to call when records of other tasks advance it.
     """
 
     number: int
     topics: tuple[str, ...]
     due: list[str] = field(default_factory=list)
     resumed: list[str] = field(default_factory=list)
-    """Functions to be told of the time at which a task begins again."""
+    """Functions that are given the time at which a task resumes."""
     stores: list[str] = field(default_factory=list)
-    """Functions to be told of the time after each batch: windows expire."""
+    """Functions that are given the time after each batch, to expire windows."""
 
 
 class Unit:
     """The source of one compiled sub-topology while it is written.
 
-    Shape: `constants` are what the code refers to and every task shares; `binding` are lines that fetch what belongs to
-    one task.
+    Shape: `constants` are the values that the code refers to and all tasks share; `binding` are the lines that fetch
+    the objects of one task.
     """
 
     def __init__(self) -> None:
@@ -131,7 +134,7 @@ class Unit:
         return name
 
     def identifier(self, prefix: str, name: str) -> str:
-        """Return a Python name, one and the same, for something that people named."""
+        """Return a unique Python name for a user's name, always the same one."""
         if (prefix, name) not in self._identifiers:
             wanted = f"{prefix}_{re.sub(r'[^0-9a-zA-Z]', '_', name)}"
             unique, n = wanted, 1
@@ -161,7 +164,7 @@ class Unit:
         return self.drops.index((node, reason))
 
     def store(self, spec: StoreSpec) -> str:
-        """Return the name of a store; `get_`, `load_`, `touch_`, `dirty_` in front of it are its functions."""
+        """Return the variable of a store; with `get_`, `load_`, `touch_`, `dirty_` in front, a method of it."""
         name = self.identifier("store", spec.name)
         functions = {"get": "entries.get", "load": "load", "touch": "touch", "dirty": "dirty"}
         return self.bind(
@@ -171,7 +174,7 @@ class Unit:
         )
 
     def output(self, topic: str) -> str:
-        """Return the name of an output; `key_`, `value_`, `timestamp_` in front of it append to its columns."""
+        """Return the variable of an output; with `key_`, `value_`, `timestamp_` in front it appends to a column."""
         name = self.identifier("out", topic)
         columns = {"key": "keys", "value": "values", "timestamp": "timestamps"}
         return self.bind(
@@ -181,9 +184,7 @@ class Unit:
         )
 
     def operator_time(self, number: int, topics: Sequence[str]) -> str:
-        """Return the variable that holds the stream time of a node: the largest timestamp it has received, by these
-        topics.
-        """
+        """Return the variable of a node's stream time: the largest timestamp that it has received from these topics."""
         name = f"operator_time_{number}"
         self.operator_times.setdefault(name, OperatorTime(number, tuple(topics)))
         return self.bind(name, f"{name} = -1")
@@ -195,9 +196,7 @@ class Unit:
         return function
 
     def shared(self, what: object, name: str, write: Callable[[Function], None]) -> tuple[str, tuple[str, ...]]:
-        """Return name and parameters of the function that does `what` for one record; it is written when first asked
-        for.
-        """
+        """Return name and parameters of the function that does `what` for one record. The first call writes it."""
         if what not in self._called:
             function = self.function(f"{name}_{len(self.functions)}")
             write(function)
@@ -206,7 +205,7 @@ class Unit:
         return self._called[what]
 
     def text(self, sources: dict[str, str], flushes: Sequence[str]) -> str:
-        """Return the whole source: a function that closes the generated ones over the things of one task."""
+        """Return the whole source: a function that binds the generated functions to the objects of one task."""
         lines = ["def make(process, stores, outputs):"]
         lines += [
             f"    {line}" for line in ["fail = process.fail", f"dropped = [0] * {len(self.drops)}", *self.binding]
@@ -236,14 +235,14 @@ class Unit:
         ]
 
     def _moves(self) -> Iterator[str]:
-        """Yield, for each operator time, the function that moves it by a record that came elsewhere."""
+        """Yield, for each operator time, the function that advances it by other tasks' records."""
         for name, operator_time in self.operator_times.items():
             yield from ["", f"def move_{name}(now, due=True):", f"    nonlocal {name}", f"    {name} = now"]
             yield from (f"    if due: {call}()" for call in operator_time.due)
             yield from (f"    if not due: {call}(now)" for call in operator_time.resumed)
 
     def _reached(self, topics: Iterable[str]) -> Iterator[str]:
-        """Yield, for each topic, the function that moves its operator times to these."""
+        """Yield, for each topic, the function that advances its operator times to given values."""
         for number, topic in enumerate(topics):
             names = self.operator_times_of(topic)
             if names:
@@ -256,7 +255,7 @@ class Unit:
                 yield f"    if to_{name} > {name}: move_{name}(to_{name}, due)"
 
     def _observed(self) -> Iterator[str]:
-        """Yield the function that tells window stores what time it is."""
+        """Yield the function that advances the window stores to the operator times."""
         calls = [
             f"    {store}({name})"
             for name, operator_time in self.operator_times.items()
@@ -272,8 +271,8 @@ class Unit:
 class Function:
     """A generated function while it is written.
 
-    Shape: `skip` is what ends the work on the record at hand: `return`, or `continue` inside a loop. `over_batch`: the
-    function is called with many records and loops over them itself; `prologue` are its lines before the loop.
+    Shape: `skip` is the statement that ends the work on the record at hand: `return`, or `continue` in a loop.
+    `over_batch`: the function is given many records and loops over them; `prologue` are its lines before the loop.
     """
 
     def __init__(self, unit: Unit, name: str, skip: str) -> None:
@@ -285,7 +284,7 @@ class Function:
         self.prologue: list[str] = []
         self.lines: list[str] = []
         self.assigned: set[str] = set()
-        """Variables of the task, not of this call, that it changes."""
+        """Variables of the task, not of the call, that the function changes."""
         self.loops = 0
         self._indent = 1
         self._variables = 0
@@ -313,7 +312,7 @@ class Function:
 
     @contextmanager
     def block(self, header: str) -> Iterator[None]:
-        """Write a header and what it holds."""
+        """Write a header and its indented block."""
         self.line(header)
         begin = len(self.lines)
         self._indent += 1
@@ -324,7 +323,7 @@ class Function:
 
     @contextmanager
     def loop(self, header: str) -> Iterator[None]:
-        """Write a loop; inside, dropping a record means going on with the next turn."""
+        """Write a loop; in its body, `skip` continues with the next iteration."""
         skip, self.skip = self.skip, "continue"
         self.loops += 1
         with self.block(header):
@@ -334,9 +333,7 @@ class Function:
 
     @contextmanager
     def guard(self, phase: Phase, node: str, error: str = "error") -> Iterator[None]:
-        """Write calls of somebody else's functions, of which an error fails the record here; `error` is an
-        expression.
-        """
+        """Write calls of user functions or serdes, whose errors fail the record here. `error` is an expression."""
         with self.block("try:"):
             yield
         with self.block("except Exception as error:"):
@@ -350,7 +347,7 @@ class Function:
             self.line(self.skip)
 
     def key(self, record: RecordVariables) -> str:
-        """Return the variable of the key as an object."""
+        """Return the variable of the key as an object; write its deserialisation if needed."""
         if record.key is None:
             assert record.key_bytes is not None
             assert record.key_serde is not None
@@ -358,7 +355,7 @@ class Function:
         return record.key
 
     def value(self, record: RecordVariables) -> str:
-        """Return the variable of the value as an object."""
+        """Return the variable of the value as an object; write its deserialisation if needed."""
         if record.value is None:
             assert record.value_bytes is not None
             assert record.value_serde is not None
@@ -366,13 +363,13 @@ class Function:
         return record.value
 
     def key_as_bytes(self, record: RecordVariables, serde: Serde[Any], node: Node) -> str:
-        """Return the variable of the key as bytes of this serde."""
+        """Return the variable of the key as bytes of this serde; write its serialisation if needed."""
         if record.key_bytes is not None and record.key_serde == serde:
             return record.key_bytes
         return self._encoded("key", self.key(record), serde, node, record.has_key)
 
     def value_as_bytes(self, record: RecordVariables, serde: Serde[Any], node: Node) -> str:
-        """Return the variable of the value as bytes of this serde."""
+        """Return the variable of the value as bytes of this serde; write its serialisation if needed."""
         if record.value_bytes is not None and record.value_serde == serde:
             return record.value_bytes
         return self._encoded("value", self.value(record), serde, node, record.dense)
@@ -406,12 +403,12 @@ class Function:
 
 
 def _does_something(lines: Sequence[str]) -> bool:
-    """Whether there is more than comments."""
+    """Whether there are lines other than comments."""
     return any(not line.lstrip().startswith("#") for line in lines)
 
 
 def unreadable(serde: Serde[Any], data: bytes, error: Exception) -> Exception:
-    """Return the error that says what these bytes are not, in place of the decoder's own."""
+    """Return the `SerdeError` that shows the bytes, in place of the decoder's own error."""
     try:
         serde.deserialize(data)
     except SerdeError as better:
@@ -420,7 +417,7 @@ def unreadable(serde: Serde[Any], data: bytes, error: Exception) -> Exception:
 
 
 def unwritable(serde: Serde[Any], value: object, error: Exception) -> Exception:
-    """Return the error that says which value does not fit, in place of the encoder's own."""
+    """Return the `SerdeError` that shows the value, in place of the encoder's own error."""
     try:
         serde.serialize(value)
     except SerdeError as better:

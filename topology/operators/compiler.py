@@ -1,7 +1,8 @@
-"""The way of a record through the nodes, as code: who is inlined, who is called, what is deserialised before they part.
+"""Writes the path of a record through the nodes as code: which node is inlined and which is called.
 
-A linear run becomes one function. Where a stream has several children, each but the last becomes a function of its own,
-called in order, so that a record goes depth first through one child before the next; the last is written in place.
+A linear run of nodes becomes one function. If a node has several children, each but the last becomes a function of its
+own, called in order, so that a record passes depth first through one child before the next; the last is inlined. What
+several children read is deserialised before the calls.
 
 Invariant: a record reaches the nodes in the order of Kafka Streams, whatever is inlined.
 """
@@ -20,8 +21,8 @@ from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
 
 Operator: TypeAlias = Callable[["Compiler", Function, Any, RecordVariables], None]
-"""`(compiler, function, node, record)`: write what a node does with a record. `record.side` says from which of its
-parents it comes.
+"""`(compiler, function, node, record)`: write what a node does with a record that comes from its parent number
+`record.side`.
 """
 
 
@@ -34,12 +35,12 @@ class Compiler:
         self.analysis = analysis
         self.caching = caching
         self.shared = shared
-        """Other tasks have other keys of the partition: their records count for the time."""
+        """Other tasks have other keys of the partition, and their records advance stream time here, too."""
         self.unit = Unit()
         self._operators = operators
 
     def caches(self, node: Node) -> bool:
-        """Whether the record cache holds the updates of a table back until the flush."""
+        """Whether the record cache holds back the updates of a table until the flush."""
         return self.caching and node.name not in self.analysis.uncached
 
     def forward(self, function: Function, node: Node, record: RecordVariables) -> None:
@@ -53,38 +54,36 @@ class Compiler:
             self.enter(function, edges[-1], record)
 
     def call_children(self, function: Function, node: Node, record: RecordVariables, to: str | None = None) -> None:
-        """Write that a record goes to the children of a node, or to the one of that name, by calls: for a node that
-        forwards in several places.
+        """Write that a record goes to the children of a node, or to the one named `to`, by calls instead of inlining.
+
+        For a node that forwards in several places.
         """
         for edge in self.analysis.edges(node):
             if to in (None, edge.child.name):
                 self._call(function, edge, record)
 
     def drop_late(self, function: Function, node: Node, record: RecordVariables, condition: str) -> None:
-        """Write that a record which comes too late under a condition is dropped, counted, and goes to those who want
-        late records.
-        """
+        """Write that a record is late under a condition: it is dropped, counted, and goes to the `Late` children."""
         with function.block(f"if {condition}:"):
             self.call_late(function, node, record)
             function.line(f"dropped[{self.unit.drop(node.name, 'late')}] += 1")
             function.line(function.skip)
 
     def call_late(self, function: Function, node: Node, record: RecordVariables) -> None:
-        """Write that a record which came too late for a node goes to those who want it. By calls: it is seldom, the way
-        of others stays short.
-        """
+        """Write that a late record goes to the node's `Late` children, by calls: late records are rare."""
         for edge in self.analysis.late_edges(node):
             self._call(function, edge, record)
 
     def enter(self, function: Function, edge: Edge, record: RecordVariables) -> None:
-        """Write that a record goes to one child, in place if that is possible. Nothing may be written for this record
-        afterwards.
+        """Write that a record goes to one child, inlined if possible.
+
+        Nothing may be written for this record afterwards.
         """
         inline = self.analysis.has_one_parent(edge.child) and function.loops < MOST_LOOPS
         (self._write if inline else self._call)(function, edge, replace(record))
 
     def flush(self, node: Node, store: StoreSpec, key: Serde[Any]) -> str:
-        """Write the function that forwards the updates a record cache holds back; returns its name."""
+        """Write the function that forwards the updates that a record cache holds back; return its name."""
         function = self.unit.function(f"flush_{self.analysis.numbers[node.name]}")
         function.over_batch = True
         with function.loop(f"for key_bytes, entry in process.flushing(dirty_{self.unit.store(store)}()):"):
@@ -105,9 +104,7 @@ class Compiler:
     def call_of(
         self, function: Function, label: str, called: UserFunction, record: RecordVariables, parts: tuple[str, ...]
     ) -> str:
-        """Return the call of a user function with these parts of the record. What it provably never reads is passed as
-        None.
-        """
+        """Return the call of a user function with these parts of a record, None for those it provably never reads."""
         read = [
             part if part not in ("key", "value") else self._part(function, record, part, called, at, len(parts))
             for at, part in enumerate(parts)
@@ -115,11 +112,11 @@ class Compiler:
         return f"{self.unit.constant(label, called)}({', '.join(read)})"
 
     def stream_time(self, function: Function, node: Node, record: RecordVariables) -> str:
-        """Write that a node has received a record; return the variable with its stream time: the largest timestamp it
-        has received.
+        """Write that a node has received a record; return the variable of its stream time: the largest timestamp
+        received.
 
-        The records that other tasks have of the partition count as if they had come here: what a node sees must not
-        depend on the cut.
+        The records that other tasks have of the partition count, too: the output of a node must not depend on how the
+        partition is cut.
         """
         operator_time = self.operator_time(function, node)
         with function.block(f"if {record.timestamp} > {operator_time}:"):
@@ -127,25 +124,23 @@ class Compiler:
         return operator_time
 
     def keep_headers(self, function: Function, node: Node, entry: str) -> None:
-        """Write that the headers of the record at hand wait with the row that it has changed, if the record cache holds
-        its update back.
+        """Write that the headers of the record at hand are kept with the row that it changed, if its update is held
+        back.
 
-        Whoever never sees a header pays for a look at a variable.
+        A program that never gets headers only tests a variable.
         """
         if self.caches(node) and self.analysis.edges(node):
             with function.block("if headed:"):
                 function.line(f"{entry}.headers = process.headers")
 
     def operator_time(self, function: Function, node: Node) -> str:
-        """Return the variable with the stream time of a node, for a function that may change it."""
+        """Return the variable of a node's stream time, for a function that may change it."""
         operator_time = self.unit.operator_time(self.analysis.numbers[node.name], self.analysis.topics(node))
         function.assigned.add(operator_time)
         return operator_time
 
     def expire(self, operator_time: str, store: StoreSpec) -> str:
-        """Let the windows of a store expire by an operator time, after each batch; return the function that does so
-        before.
-        """
+        """Let an operator time expire a store's windows after each batch; return the function that expires them now."""
         name = f"advance_{self.unit.store(store)}"
         self.unit.bind(name, f"{name} = {self.unit.store(store)}.advance")
         if name not in self.unit.operator_times[operator_time].stores:
@@ -166,7 +161,7 @@ class Compiler:
         return function.key(record) if part == "key" else function.value(record)
 
     def _read_once(self, function: Function, edges: list[Edge], record: RecordVariables) -> None:
-        """Deserialise here what more than one child reads. What one of them reads is left to that one."""
+        """Deserialise here what more than one child reads. What only one child reads is deserialised in that child."""
         reads = [self.analysis.reads(edge, record.key_serde, record.value_serde) for edge in edges]
         if sum(read.key for read in reads) > 1:
             function.key(record)

@@ -1,5 +1,4 @@
-"""The operators of a foreign-key join: the left side subscribes, the right side answers, the left side joins the
-answers.
+"""The operators of a foreign-key join: the left side subscribes, the right side answers, the left side joins.
 
 Source: Kafka Streams `SubscriptionSendProcessorSupplier`, `SubscriptionReceive...`, `SubscriptionJoin...`,
 `ForeignTableJoin...`, `ResponseJoin...`.
@@ -21,7 +20,7 @@ from coopstreams.topology.operators.versioned import drop_the_past
 
 
 def ask(compiler: Compiler, function: Function, node: ForeignKeyAsk, record: RecordVariables) -> None:
-    """A change of a left row asks the right rows that it names and named."""
+    """Write that a change of a left row sends subscriptions to the right rows that it names and named."""
     drop_the_past(function, node.name, record)
     assert record.old is not None  # the join asked for it
     key, value = function.key(record), function.value(record)
@@ -47,8 +46,9 @@ def ask(compiler: Compiler, function: Function, node: ForeignKeyAsk, record: Rec
 
 
 def answer(compiler: Compiler, function: Function, node: ForeignKeyAnswer, record: RecordVariables) -> None:
-    """A subscription is kept and answered; a change of a right row answers all that subscribe to it, in the order of
-    their keys.
+    """Write that a subscription is kept and answered, and a change of a right row answered to all its subscribers.
+
+    Subscribers are answered in the order of their keys.
     """
     name, key_bytes, entry = (
         compiler.unit.store(node.store),
@@ -116,7 +116,7 @@ def _send(
 
 
 def result(compiler: Compiler, function: Function, node: ForeignKeyResult, record: RecordVariables) -> None:
-    """An answer meets the left row that asked, unless that has changed since."""
+    """Write the join of an answer with the left row that asked, unless the row has changed since."""
     key_bytes, said = function.key_as_bytes(record, node.key, node), function.value(record)
     row = look_up(compiler, function, node.parents[1], replace(record, has_key=True), key_bytes)
     data, right, made = (function.fresh(part) for part in ("data", "right", "value"))

@@ -1,4 +1,4 @@
-"""The join of a stream with a global table: by a key that each record names.
+"""The join of a stream with a global table, by a key that a mapper takes from each record.
 
 Source: Kafka Streams `KStreamGlobalKTableJoin`.
 """
@@ -14,7 +14,7 @@ from coopstreams.topology.operators.compiler import Compiler, Operator
 
 
 def stream_global_join(compiler: Compiler, function: Function, node: StreamGlobalJoin, record: RecordVariables) -> None:
-    """A record meets the row of the key that the mapper names, as it is now; the output has the record's timestamp."""
+    """Write the join of a record with the current row of the mapped key; the output keeps the record's timestamp."""
     value = function.value(record)
     function.drop_if(f"{value} is None", node, "null value")
     unit, key, name = compiler.unit, function.fresh("mapped"), compiler.unit.store(node.store)

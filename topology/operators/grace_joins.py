@@ -1,12 +1,11 @@
-"""The join of a stream with a versioned table that waits: late rows of the table still count for records that are
-within grace.
+"""The join of a stream with a versioned table with grace: it waits for late rows of the table.
 
-A record is held until stream time has passed its timestamp by the grace, then it meets the row as it was at its
-timestamp. Records come out in the order of timestamp, key bytes, arrival. One that is already later than that meets the
-row at once.
+A record is held until stream time has passed its timestamp by the grace, and is then joined with the row version that
+was valid at its timestamp. Held records come out in the order of timestamp, key bytes, arrival. A record that is later
+than the grace is joined at once.
 
-Invariant: stream time is that of the records that are held or were: null values, null keys and the table's records do
-not count.
+Invariant: stream time counts the stream's records that are not dropped. Null values, null keys in an inner join and the
+table's records do not count.
 Source: Kafka Streams `KStreamKTableJoinProcessor` with a `TimeOrderedKeyValueBuffer`, KIP-923.
 """
 
@@ -32,21 +31,21 @@ _STREAM = 0
 
 
 class GraceBuffer:
-    """The records that a join holds, in one task."""
+    """The records that a join holds in one task."""
 
     def __init__(self, node: BufferedJoin, stores: Mapping[str, TableStore]) -> None:
         self._grace_ms = node.grace_ms
         self._held = UnmatchedRecords(stores[node.buffer.name])
 
     def take(self, key: bytes | None, value: Any, timestamp: int, now: int) -> list[Held]:
-        """Return the records whose turn it is after this one has come; itself, if it is late or has no key."""
+        """Hold a record, and return the records that are now due: itself, if it is late or has no key."""
         if key is None or timestamp < now - self._grace_ms:
             return [(key, value, timestamp)]
         self._held.add(key, _STREAM, timestamp, value)
         return self.due(now)
 
     def due(self, now: int) -> list[Held]:
-        """Return the records that have waited long enough, and forget them."""
+        """Return and remove the records that have waited for the grace."""
         out: list[Held] = []
         while self._held.first() <= now - self._grace_ms:
             timestamp, _, key = self._held.order[0]
@@ -56,7 +55,7 @@ class GraceBuffer:
 
 
 def buffered_join(compiler: Compiler, function: Function, node: BufferedJoin, record: RecordVariables) -> None:
-    """A record is held, and those whose turn it is meet their rows."""
+    """Write that a record is held, and that the records which are due are joined with their rows."""
     if not node.left:
         drop_null_key(function, node, record)
         record = replace(record, has_key=True)

@@ -1,15 +1,15 @@
-"""The buffers of a stream-stream join: the records of both sides, and those that still wait for a match.
+"""The buffers of a stream-stream join: the records of both sides, and those without a match so far.
 
-A side keeps one entry for each key and timestamp: the values of the records that had both, in the order of their
-arrival. Beside it an index in memory knows the timestamps of each key, so that a probe touches nothing else. Records
-that wait are kept by key; in memory they are in the order in which they will be emitted: timestamp, right side before
-left, key bytes. A stream that is joined with itself may have one store for both sides: a record comes as a left one
-first, meets what was before it, and is kept when it comes as a right one.
+A side keeps one row for each key and timestamp: the values of the records that have both, in the order of arrival. An
+index in memory has the timestamps of each key, so that a probe reads only rows that match. Records that wait for a
+match are stored by key; in memory they are in the order in which they will be emitted: timestamp, right side before
+left, key bytes. A self-join may have one store for both sides: a record comes first as a left record, meets the records
+before it, and is stored when it comes as a right record.
 
-Invariant: whatever a join returns for a record depends on records before it alone, never on when a batch or a commit
+Invariant: what a join returns for a record depends only on the records before it, never on when a batch or a commit
 ends.
-Turned down: a row a record with a sequence number (Kafka Streams' `retainDuplicates`): two records of one key and one
-millisecond are rare, and a restart would have to find out where the numbers ended.
+Turned down: a row for each record with a sequence number (Kafka Streams' `retainDuplicates`): two records of one key
+and one millisecond are rare, and a restart would have to find the last number.
 Source: Kafka Streams `KStreamKStreamJoin`, `KStreamJoinWindow`, `TimestampedKeyAndJoinSide`.
 """
 
@@ -26,10 +26,10 @@ from coopstreams.topology.graph.join_nodes import StreamStreamJoin
 from coopstreams.topology.stores import TableStore, WindowTableStore, split_window_key, window_key
 
 Pair: TypeAlias = tuple[bytes | None, Any, Any, int]
-"""Key, left value, right value, timestamp: what a join has to say."""
+"""A result of a join: key, left value, right value, timestamp."""
 
 Wait: TypeAlias = tuple[int, int, bytes]
-"""A record that waits: timestamp, 1 - side, key. In this order they are told of."""
+"""A record that waits for a match: timestamp, 1 - side, key. They are emitted in this order."""
 
 LEFT, RIGHT = 0, 1
 _FOREVER = 1 << 63
@@ -37,10 +37,10 @@ _NEVER = -1
 
 
 class SideTimes(Protocol):
-    """What a join asks of the program around it."""
+    """The bound program, as a join sees it."""
 
     elsewhere: bool
-    """Whether records of some keys of the partition are taken by other processes."""
+    """Whether records of some keys of the partition go to other processes."""
 
     def stream_time(self, topics: tuple[str, ...]) -> int:
         """Return the largest stream time that any of these topics has reached."""
@@ -50,8 +50,8 @@ class SideTimes(Protocol):
 class JoinMemory:
     """The memory of one join in one task.
 
-    `shared`: other tasks have the other keys of the partitions; then `topics` (of the left, of the right) tell their
-    time.
+    `shared`: other tasks have other keys of the partitions. Then the stream times of `topics` (of the left, of the
+    right side) tell how far their records have come.
     """
 
     def __init__(
@@ -83,8 +83,10 @@ class JoinMemory:
             self._gate.add(self._waiting.order)
 
     def take(self, side: int, key: bytes | None, value: Any, timestamp: int, now: int) -> list[Pair]:
-        """Return what a record of a side leads to: what waited long enough, then its matches, or itself alone. `now`:
-        stream time.
+        """Return the results that a record leads to: unmatched records that are due, then its matches, or itself
+        unmatched.
+
+        `now`: stream time.
         """
         if key is None:
             return [_pair(side, None, value, None, timestamp)] if self._outer[side] else []
@@ -111,13 +113,14 @@ class JoinMemory:
         return told
 
     def skip(self, now: int) -> None:
-        """Let stream time reach this value by a record that is dropped: it moves time but tells of nothing."""
+        """Advance stream time by a dropped record, which emits nothing."""
         self._told = max(self._told, now)
 
     def due(self, now: int) -> list[Pair]:
-        """Return the records that have waited until the gate was last opened, and forget them. `now`: stream time.
+        """Return and remove the unmatched records that were due when the gate was last opened. `now`: stream time.
 
-        A record that another process takes moves time here, too, but opens no gate here: then the time itself does.
+        A record that another process takes advances stream time here, but cannot open the gate here. Then `due` itself
+        opens it.
         """
         self._told = max(self._told, now)
         if self._waiting is None:
@@ -136,13 +139,15 @@ class JoinMemory:
 
 
 class EmissionGate:
-    """When records without a match are told of: one for all tasks of a partition that an instance has.
+    """When records without a match are emitted: one gate for all tasks of a partition on an instance.
 
-    Kafka Streams looks for them only if the first could be due, and takes for the first of the rest the last one it
-    looked at; so some come later than they could. What one task has waiting thus holds back another's: so that the
-    number of ranges changes nothing, they share it.
+    Kafka Streams looks for due records only when the first of them could be due. After a look it takes the last record
+    it has looked at for the first of the rest, so it emits some later than it could. Thus the waiting records of one
+    task delay another's. The tasks share the gate, so that the number of ranges does not change when records are
+    emitted.
 
-    Shape: what waits is (timestamp, 1 - side, key), in this order. `reach`: how far left and right records look ahead.
+    Shape: a waiting record is (timestamp, 1 - side, key), in this order. `reach`: how far left and right records look
+    ahead.
     """
 
     def __init__(self, reach: tuple[int, int], grace_ms: int, guard: AbstractContextManager[Any]) -> None:
@@ -152,7 +157,7 @@ class EmissionGate:
         self._first, self._opened = _FOREVER, _NEVER
 
     def add(self, waiting: Iterable[Wait]) -> None:
-        """Let these wait, too."""
+        """Add waiting records."""
         with self._guard:
             for wait in waiting:
                 if wait not in self._order:
@@ -161,13 +166,14 @@ class EmissionGate:
                 self._first = min(self._first, wait[0])
 
     def remove(self, wait: Wait) -> None:
-        """One has found a match, or was told of."""
+        """Remove a record that has found a match or was emitted."""
         with self._guard:
             self._remove(wait)
 
     def look(self, now: int, side: int | None = None) -> None:
-        """Open the gate for what is due at this stream time, if the record that moved time makes it worth a look.
-        `side`: of it, if that is known.
+        """Open the gate for the records that are due at this stream time, if the first of them could be due.
+
+        `side`: that of the record that advanced stream time, None if unknown.
         """
         with self._guard:
             reach = min(self._reach) if side is None else self._reach[side]
@@ -184,8 +190,9 @@ class EmissionGate:
             self._first = _FOREVER if last is None else last[0]
 
     def closed(self, waiting: Any, now: int) -> list[Wait]:
-        """Return those of a task's waiting records that may be told of. `now`: the task's stream time, which may lag
-        behind another's.
+        """Return those of a task's waiting records that may be emitted.
+
+        `now`: the task's stream time, which may lag behind that of another task.
         """
         until = min(now, self._opened)
         nearest = until - self._grace_ms - min(self._reach)
@@ -201,12 +208,11 @@ class EmissionGate:
 
 
 class _Side:
-    """The records of one stream: which timestamps each key has, in memory, and the values in a window store."""
+    """The records of one stream: the timestamps of each key in memory, the values in a window store."""
 
     def __init__(self, store: WindowTableStore, retention_ms: int) -> None:
         self._store, self._retention_ms = store, retention_ms
-        # What the store has forgotten stays forgotten: siblings may have moved it further than the rows of this task
-        # say.
+        # What the store has expired stays expired: siblings may have advanced it beyond the rows of this task.
         self._newest = self._swept = max(_NEVER, store.observed)
         self._times: dict[bytes, list[int]] = {}
         for row, _ in store.scan(None, None):
@@ -219,7 +225,7 @@ class _Side:
         self._of_all[0] = max(self._of_all[0], self._newest)
 
     def observe(self, timestamp: int) -> None:
-        """Let the newest record of the side be at least this new: what is older than the retention is gone."""
+        """Advance the side to its newest record: records older than the retention are gone."""
         if timestamp > self._newest:
             self._newest = timestamp
             if timestamp - self._swept > self._retention_ms:
@@ -231,11 +237,11 @@ class _Side:
         return self._newest - self._retention_ms + 1
 
     def observe_others(self, stream_time: int) -> None:
-        """Count what other tasks have put, as far as this task has come: they may be ahead."""
+        """Advance the side to the records of other tasks, up to this task's stream time: the others may be ahead."""
         self.observe(min(self._of_all[0], stream_time))
 
     def put(self, key: bytes, timestamp: int, value: Any) -> None:
-        """Keep a record, if it is not too old to be found."""
+        """Store a record, unless it is too old to be found."""
         self.observe(timestamp)
         if timestamp > self._of_all[0]:
             self._of_all[0] = timestamp
@@ -253,9 +259,7 @@ class _Side:
             self._store.touch(row, entry)
 
     def between(self, key: bytes, first: int, last: int) -> Iterator[tuple[int, list[Any]]]:
-        """Yield the timestamps of a key from first to last, inclusive and ascending, with their values in the order of
-        arrival.
-        """
+        """Yield a key's timestamps from first to last (inclusive, ascending), with their values in arrival order."""
         times = self._times.get(key)
         if times is None:
             return
@@ -264,7 +268,7 @@ class _Side:
             yield at, (self._store.entries.get(row) or self._store.load(row)).value
 
     def _sweep(self) -> None:
-        """Forget the timestamps that nobody can ask for any more."""
+        """Remove the timestamps that are older than the retention."""
         self._swept = self._newest
         self._store.advance(self._newest)
         for key, times in list(self._times.items()):
@@ -274,7 +278,7 @@ class _Side:
 
 
 class UnmatchedRecords:
-    """The records without a match so far, by key in a store and in the order of their telling in memory."""
+    """The records without a match so far: stored by key, and in memory in the order of their emission."""
 
     def __init__(self, store: TableStore) -> None:
         self.store = self._store = store
@@ -293,13 +297,13 @@ class UnmatchedRecords:
         return [value for at, of, value in self._store.load(key).value or () if (at, of) == (timestamp, side)]
 
     def add(self, key: bytes, side: int, timestamp: int, value: Any) -> None:
-        """Let a record wait."""
+        """Add a record."""
         if (timestamp, 1 - side, key) not in self.order:
             self.order.add((timestamp, 1 - side, key))
         self._write(key, [*(self._store.load(key).value or ()), (timestamp, side, value)])
 
     def remove(self, key: bytes, side: int, timestamp: int) -> bool:
-        """Let all records of a key, side and timestamp wait no longer; return whether there were any."""
+        """Remove all records of a key, side and timestamp; return whether there were any."""
         at = (timestamp, 1 - side, key)
         if at not in self.order:
             return False

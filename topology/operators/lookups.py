@@ -1,4 +1,4 @@
-"""Lookups in tables without a store: filters, mappers and joins are applied to the rows of the stores above them.
+"""Look-ups in tables, also in those without a store: filters, mappers and joins are applied to the rows upstream.
 
 Source: Kafka Streams `KTableValueGetter` and its implementations.
 """
@@ -15,13 +15,11 @@ from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.versions import version_at
 
 LATEST = 1 << 62
-"""A moment after every other."""
+"""A timestamp after all others."""
 
 
 class RowVariables(NamedTuple):
-    """The variables of a row that was looked up: its value, None if there is no row, and its timestamp, which then
-    means nothing.
-    """
+    """The variables of a row that was looked up: its value and its timestamp, undefined if the value is None."""
 
     value: str
     timestamp: str
@@ -37,10 +35,10 @@ def look_up(
     as_of: str | None = None,
     said: bool = False,
 ) -> RowVariables:
-    """Write the look-up of the row that a table has for a key; returns its variables. `as_of`: when, if the table keeps
-    versions.
+    """Write the look-up of a table's row; return its variables.
 
-    `said`: as it was when the record caches were last flushed, which is what those below have heard of it.
+    `as_of`: the moment, if the table keeps versions. `said`: the row as of the last flush of the record caches, which
+    nodes below have received.
     """
     node = compiler.analysis.named(name)
     store: StoreSpec | None = getattr(node, "store", None)
@@ -61,8 +59,9 @@ def look_up(
 
 
 def joined_value(kind: str, joiner: str, left: str, right: str, *, known: str | None = None) -> str:
-    """Return the expression of the value that a join of two tables has for two values, None if it has none. `known`:
-    this one is not None.
+    """Return the expression of a table join's value for two values, None if it has none.
+
+    `known`: this one is not None.
     """
     needed = {"inner": (left, right), "left": (left,), "outer": ()}[kind]
     call = f"{joiner}({left}, {right})"
@@ -106,7 +105,7 @@ def _version(
     key_bytes: str,
     as_of: str | None,
 ) -> RowVariables:
-    """The version that held at a moment, or the latest."""
+    """Write the look-up of the version that was valid at a moment, or the latest."""
     unit, row, entry = compiler.unit, _stored(compiler, function, store, record, key_bytes), function.fresh("version")
     now = unit.operator_time(compiler.analysis.numbers[node.name], compiler.analysis.topics(node))
     version, found = (
@@ -122,7 +121,7 @@ def _version(
 def _seen(
     compiler: Compiler, function: Function, step: Filter | MapValues, record: RecordVariables, row: RowVariables
 ) -> RowVariables:
-    """A row seen through a filter or a mapper."""
+    """Write that a filter or a mapper is applied to a row."""
     seen = function.fresh("row")
     label, called = ("predicate", step.predicate) if isinstance(step, Filter) else ("mapper", step.mapper)
     with_key = isinstance(step, Filter) or step.with_key
@@ -140,7 +139,7 @@ def _seen(
 def _joined(
     compiler: Compiler, function: Function, node: TableTableJoin, record: RecordVariables, key_bytes: str, *, said: bool
 ) -> RowVariables:
-    """A row of a join that keeps none."""
+    """Write the look-up of a row of a join without a store."""
     left, right = (look_up(compiler, function, parent, record, key_bytes, said=said) for parent in node.parents)
     row = RowVariables(function.fresh("row"), function.fresh("timestamp"))
     joiner = compiler.unit.constant("joiner", node.joiner)
@@ -151,7 +150,7 @@ def _joined(
 
 
 def later(left: RowVariables, right: RowVariables) -> str:
-    """Return the expression of the larger timestamp of two rows of which one may not be there."""
+    """Return the expression of the larger timestamp of two rows, one of which may be missing."""
     return (
         f"-1 if {left.value} is None and {right.value} is None else {left.timestamp} if {right.value} is None "
         f"else {right.timestamp} if {left.value} is None else max({left.timestamp}, {right.timestamp})"

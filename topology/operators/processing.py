@@ -1,5 +1,4 @@
-"""The operator of the Processor API: a record becomes an object, and what the processor forwards becomes a record
-again.
+"""The operator of the Processor API: makes record objects for a processor, and forwards the records it returns.
 
 Source: Kafka Streams `ProcessorNode`, `ProcessorContextImpl`.
 """
@@ -15,7 +14,7 @@ from coopstreams.topology.operators.compiler import Compiler, Operator
 
 
 def process(compiler: Compiler, function: Function, node: Processing, record: RecordVariables) -> None:
-    """The processor is called with the record; the nodes below are a function that its context calls."""
+    """Write that the processor is called with the record; its context calls the code of the nodes below."""
     unit, key_bytes = compiler.unit, "None"
     if node.key is not None:
         key_bytes = function.key_as_bytes(record, node.key, node)
@@ -38,9 +37,7 @@ def process(compiler: Compiler, function: Function, node: Processing, record: Re
 
 
 def _way(compiler: Compiler, node: Processing, to: str | None, write: Callable[[Function], None]) -> str:
-    """Return a function of (key bytes, key, value, timestamp) that does what is written with a record that the
-    processor forwards.
-    """
+    """Return a function of (key bytes, key, value, timestamp) whose body, for a forwarded record, `write` writes."""
     unit = compiler.unit
     name, parameters = unit.shared((node.name, "children", to), unit.identifier("after", node.name), write)
     given = ", ".join("process.task_time()" if parameter == "stream_time" else parameter for parameter in parameters)
@@ -52,4 +49,4 @@ def _to_one(compiler: Compiler, node: Processing, record: RecordVariables, to: s
 
 
 OPERATORS: Mapping[type[Node], Operator] = {Processing: process}
-"""What compiles them."""
+"""The operator of each kind of node."""

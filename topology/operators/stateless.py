@@ -1,4 +1,4 @@
-"""Operators that look at one record at a time: filters, mappers, sinks."""
+"""Operators without a store of their own: filters, mappers, sinks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KEY_AND_VALUE = ("key", "value")
 
 
 def filter_records(compiler: Compiler, function: Function, node: Filter, record: RecordVariables) -> None:
-    """A record that does not pass ends here."""
+    """Write that a record which fails the predicate ends here; on a table, that it becomes a tombstone."""
     if node.table:
         _filter_rows(compiler, function, node, record)
         return
@@ -46,7 +46,8 @@ def _filter_rows(compiler: Compiler, function: Function, node: Filter, record: R
     """Forward a tombstone for a row that fails the predicate; if the old value is known and failed it too, forward
     nothing.
 
-    Of a versioned table it always is: a record may change the past, of which the row before says nothing.
+    For a versioned table, always forward the tombstone: a record may change the past, and the old value does not tell
+    whether it did.
     """
     if not node.sends_old:
         record = replace(record, old=None)
@@ -70,7 +71,7 @@ def _filter_rows(compiler: Compiler, function: Function, node: Filter, record: R
 def _filter_kept_rows(
     compiler: Compiler, function: Function, node: Filter, store: StoreSpec, record: RecordVariables
 ) -> None:
-    """The same, where the table keeps its rows: then they say what the row before was."""
+    """Write the filter of a materialised table, whose store has the old value."""
     passes = compiler.call_of(function, "predicate", node.predicate, record, KEY_AND_VALUE)
     value, kept = function.value(record), function.fresh("value")
     with function.guard("processing", node.name):
@@ -88,9 +89,9 @@ def _keep(
     *,
     skip_nothing: bool,
 ) -> None:
-    """Write that a row is kept and forwarded; with `skip_nothing`, neither if there is no row and was none.
+    """Write that a row is stored and forwarded; with `skip_nothing`, neither if there is no row and was none.
 
-    The rows have no versions, whatever the table above has: each record is the latest of its row.
+    The store has no versions, even if the table above has: each record is the latest of its row.
     """
     key_bytes = function.key_as_bytes(record, store.row_key or store.key, node)
     if store.kind != "key_value":
@@ -114,7 +115,7 @@ def _keep(
 
 
 def map_values(compiler: Compiler, function: Function, node: MapValues, record: RecordVariables) -> None:
-    """A new value. A tombstone of a table stays one."""
+    """Write that the value is mapped. A table's tombstones stay tombstones."""
     call = compiler.call_of(function, "mapper", node.mapper, record, KEY_AND_VALUE if node.with_key else ("value",))
     tombstone = f"None if {record.value or record.value_bytes} is None else " if node.table and not record.dense else ""
     value = function.fresh("value")
@@ -134,8 +135,9 @@ def map_values(compiler: Compiler, function: Function, node: MapValues, record: 
 
 
 def flat_map_values(compiler: Compiler, function: Function, node: FlatMapValues, record: RecordVariables) -> None:
-    """Any number of values. The mapper is run to its end first, so that its errors are its own and not those of a node
-    below.
+    """Write that a value becomes any number of values.
+
+    The mapper is run to its end first, so that its errors are not taken for those of a node below.
     """
     call = compiler.call_of(function, "mapper", node.mapper, record, KEY_AND_VALUE if node.with_key else ("value",))
     many, value = function.fresh("values"), function.fresh("value")
@@ -144,13 +146,16 @@ def flat_map_values(compiler: Compiler, function: Function, node: FlatMapValues,
         with function.block(f"if {many}.__class__ is not list:"):
             function.line(f"{many} = list({many})")
     if record.key is None and compiler.analysis.below(node, record.key_serde, None).key:
-        function.key(record)  # once, not in each turn
+        function.key(record)  # once, not in each iteration
     with function.loop(f"for {value} in {many}:"):
         compiler.forward(function, node, record.with_value(value))
 
 
 def flat_map(compiler: Compiler, function: Function, node: FlatMap, record: RecordVariables) -> None:
-    """Any number of pairs, taken apart at once: one that is no pair is the mapper's error."""
+    """Write that a record becomes any number of records.
+
+    The pairs are unpacked at once: a bad pair fails the mapper.
+    """
     call = compiler.call_of(function, "mapper", node.mapper, record, KEY_AND_VALUE)
     many, key, value = function.fresh("pairs"), function.fresh("key"), function.fresh("value")
     with function.guard("processing", node.name):
@@ -160,7 +165,7 @@ def flat_map(compiler: Compiler, function: Function, node: FlatMap, record: Reco
 
 
 def map_pairs(compiler: Compiler, function: Function, node: Map, record: RecordVariables) -> None:
-    """A new key and a new value."""
+    """Write that key and value are mapped."""
     call = compiler.call_of(function, "mapper", node.mapper, record, KEY_AND_VALUE)
     key, value = function.fresh("key"), function.fresh("value")
     with function.guard("processing", node.name):
@@ -169,7 +174,7 @@ def map_pairs(compiler: Compiler, function: Function, node: Map, record: RecordV
 
 
 def select_key(compiler: Compiler, function: Function, node: SelectKey, record: RecordVariables) -> None:
-    """A new key."""
+    """Write that the key is mapped."""
     call = compiler.call_of(function, "mapper", node.mapper, record, KEY_AND_VALUE)
     key = function.fresh("key")
     with function.guard("processing", node.name):
@@ -178,7 +183,7 @@ def select_key(compiler: Compiler, function: Function, node: SelectKey, record: 
 
 
 def peek(compiler: Compiler, function: Function, node: Peek, record: RecordVariables) -> None:
-    """Looks, and passes on the record as it is."""
+    """Write that the action is called, and the record passed on."""
     call = compiler.call_of(function, "action", node.action, record, KEY_AND_VALUE)
     with function.guard("processing", node.name):
         function.line(call)
@@ -186,7 +191,7 @@ def peek(compiler: Compiler, function: Function, node: Peek, record: RecordVaria
 
 
 def drop_null_keys(compiler: Compiler, function: Function, node: DropNullKeys, record: RecordVariables) -> None:
-    """Ends and counts records without a key."""
+    """Write that a record without a key is dropped and counted."""
     function.drop_if(f"{record.key_bytes or record.key} is None", node, "null key")
     compiler.forward(function, node, replace(record, has_key=True))
 
@@ -194,12 +199,12 @@ def drop_null_keys(compiler: Compiler, function: Function, node: DropNullKeys, r
 def pass_on(
     compiler: Compiler, function: Function, node: Merge | ToStream | Branch | Late, record: RecordVariables
 ) -> None:
-    """The same record."""
+    """Write that the record is passed on."""
     compiler.forward(function, node, record)
 
 
 def sink(compiler: Compiler, function: Function, node: Sink, record: RecordVariables) -> None:
-    """The record becomes a row of the topic's columns."""
+    """Write that the record is appended to the topic's output."""
     key = function.key_as_bytes(record, node.key, node)
     value = function.value_as_bytes(record, node.value, node)
     out = compiler.unit.output(node.topic)
@@ -213,10 +218,9 @@ def sink(compiler: Compiler, function: Function, node: Sink, record: RecordVaria
 def each_partition(
     compiler: Compiler, function: Function, node: Sink | DynamicSink, record: RecordVariables, topic: str, out: str
 ) -> Iterator[None]:
-    """Write what is written inside for each partition that a sink's partitioner chooses; once, for the key to decide,
-    if it has none.
+    """Write the body once for each partition that a sink's partitioner chooses; without a partitioner, once.
 
-    A record that is for no partition is dropped and counted.
+    A record for which it chooses no partition is dropped and counted.
     """
     if node.partitioner is None:
         yield
@@ -227,7 +231,7 @@ def each_partition(
         function.fresh("chosen"),
         function.fresh("partition"),
     )
-    # Not guarded: a topic that is not there is no fault of the record.
+    # Not guarded: a missing topic is not the record's fault.
     function.line(f"{count} = process.partitions({topic})")
     call = f"{unit.constant('chosen', chosen)}({unit.constant('partitioner', node.partitioner)}, {topic}, "
     key, value = function.key(record), function.value(record)

@@ -1,10 +1,9 @@
-"""The join of two streams: each record meets the records of the other stream that have its key and are near in time.
+"""The join of two streams: each record is joined with the other stream's records of its key that are near in time.
 
-What is remembered, and what a record leads to, is in `JoinMemory`; here is what surrounds it: null keys and values,
-stream time, the joiner.
+`JoinMemory` keeps the records and finds the pairs. This module adds null keys and values, stream time, and the joiner.
 
-Invariant: results come in the order in which Kafka Streams forwards them: those without a match whose window has
-closed, then the matches by timestamp and arrival.
+Invariant: results come in the order in which Kafka Streams forwards them: first the records without a match whose
+window has closed, then the matches by timestamp and arrival.
 Source: Kafka Streams `KStreamKStreamJoin`.
 """
 
@@ -22,7 +21,7 @@ from coopstreams.topology.operators.join_memory import JoinMemory
 
 
 def stream_stream_join(compiler: Compiler, function: Function, node: StreamStreamJoin, record: RecordVariables) -> None:
-    """A record of the side that `record.side` says."""
+    """Write the join of a record of the side `record.side`."""
     now, memory = compiler.stream_time(function, node, record), _memory(compiler, node)
     outer = node.kind == "outer" or (node.kind == "left" and record.side == 0)
     value = function.value(record)
@@ -41,7 +40,7 @@ def stream_stream_join(compiler: Compiler, function: Function, node: StreamStrea
 
 
 def _memory(compiler: Compiler, node: StreamStreamJoin) -> str:
-    """Return the variable of the memory of a join."""
+    """Return the variable of a join's memory."""
     unit, parents = compiler.unit, [compiler.analysis.named(parent) for parent in node.parents]
     topics = (compiler.analysis.topics(parents[0]), compiler.analysis.topics(parents[1]))
     name = unit.identifier("join", node.name)
@@ -61,12 +60,12 @@ def _drop_if(function: Function, node: Node, condition: str, reason: str, first:
 def _tell_when_due(
     compiler: Compiler, node: StreamStreamJoin, operator_time: str, memory: str, record: RecordVariables
 ) -> None:
-    """Write the function that tells of records without a match when other tasks' records have moved stream time."""
+    """Write the function that forwards records without a match when other tasks' records advance stream time."""
     name, due = f"{memory}_due", compiler.unit.operator_times[operator_time].due
     if len(node.stores) < 3 or name in due:
         return
     due.append(name)
-    if compiler.shared:  # a record of another task that does not move time may open the gate, too
+    if compiler.shared:  # another task's record may open the gate without advancing stream time
         again = compiler.unit.function(f"{name}_again")
         again.parameters = ("now",)
         again.line(f"{name}()")
@@ -84,7 +83,7 @@ def _forward(
         parts = (*(["key"] if node.with_key else []), left, right)
         call = compiler.call_of(function, "joiner", node.joiner, made, parts)
         value = function.fresh("value")
-        skip, function.skip = function.skip, "break"  # the record fails here, with all it would have led to
+        skip, function.skip = function.skip, "break"  # the record fails here, with all its remaining pairs
         with function.guard("processing", node.name):
             function.line(f"{value} = {call}")
         function.skip = skip

@@ -1,11 +1,11 @@
 """`suppress`: a buffer that holds the updates of a table until their window closes, or until a time has passed.
 
-The buffer is a store with a changelog. The order in which rows are emitted, by time and key bytes, is an index in
-memory, which is rebuilt when a task opens.
+The buffer is a store with a changelog. An index in memory orders its rows by the time at which they are emitted, then
+by key bytes; it is rebuilt when a task opens.
 
-Invariant: the buffer has one update for each row; a later one replaces the earlier.
-Turned down: Kafka Streams' old value of an emitted update, which is the value before the last update: here it is the
-value that was emitted before.
+Invariant: the buffer has one update for each row; a later update replaces the earlier one.
+Turned down: Kafka Streams' old value of an emitted update, which is the value before the last update. Here the old
+value is the one that was emitted before.
 Source: Kafka Streams `KTableSuppressProcessorSupplier`, `InMemoryTimeOrderedKeyValueChangeBuffer`.
 """
 
@@ -27,7 +27,7 @@ from coopstreams.topology.suppressed import SuppressedUpdate
 
 
 class SuppressionBuffer:
-    """The updates of one task that wait."""
+    """The updates that are held in one task."""
 
     def __init__(self, node: Suppress, stores: Mapping[str, TableStore]) -> None:
         self._store = stores[node.buffer.name]
@@ -45,7 +45,7 @@ class SuppressionBuffer:
     def put(
         self, key: bytes, value: bytes | None, before: bytes | None, timestamp: int, headers: Headers | None
     ) -> None:
-        """Let an update wait, in the place of an earlier one if there is one."""
+        """Hold an update. If one of the same row is held already, replace it and keep its place."""
         entry = self._store.entries.get(key) or self._store.load(key)
         earlier: SuppressedUpdate | None = entry.value
         if earlier is None:
@@ -61,10 +61,10 @@ class SuppressionBuffer:
             self._store.touch(key, entry)
 
     def due(self, stream_time: int) -> list[tuple[bytes, SuppressedUpdate]]:
-        """Return the updates whose time has come, and those that are too many; they wait no longer.
+        """Return and remove the updates whose time has come, and the earliest ones above the limits.
 
         Raises:
-            ProcessingError: there are too many, and they may not go before their time.
+            ProcessingError: the limits are exceeded and `when_full` is `shut_down`. The message names the cures.
         """
         gone = []
         queue, last = self._queue, stream_time - self._wait_ms
@@ -103,7 +103,7 @@ def _size(key: bytes, update: SuppressedUpdate) -> int:
 
 
 def suppress(compiler: Compiler, function: Function, node: Suppress, record: RecordVariables) -> None:
-    """An update waits; those whose time has come by it go."""
+    """Write that an update is held, and that the updates whose time has come with it are forwarded."""
     key_bytes, value_bytes = (
         function.key_as_bytes(record, node.key, node),
         function.value_as_bytes(record, node.value, node),
@@ -126,7 +126,7 @@ def suppress(compiler: Compiler, function: Function, node: Suppress, record: Rec
 
 
 def _write_due(compiler: Compiler, node: Suppress, name: str, operator_time: str) -> None:
-    """Write the functions that forward what need not wait any longer, each update with its own headers."""
+    """Write the functions that forward the updates whose time has come, each with its own headers."""
     unit = compiler.unit
     emit = unit.function(f"{name}_emit")
     emit.parameters = ("key_bytes", "update")

@@ -1,11 +1,12 @@
-"""The join of two tables: an update of either side meets the row of the other, and their join is an update of the
-result.
+"""The join of two tables: an update of either side is joined with the row of the other, and updates the result.
 
-Invariant: the result is the relational join of both tables as they are now; its timestamp is the larger of the two. A
-deletion of a row that was never forwarded is not forwarded, where the old value is known (left and outer joins ask for
-it). Under the record cache both sides may change before either is flushed, so a join also looks at the rows of both at
-the flush before: if both were deleted since, the join is deleted. A join without a store waits until both sides are
-flushed, then forwards each key once.
+Invariant: the result is the relational join of both tables as they are now; its timestamp is the larger of the two
+rows'. If the old value is known (left and outer joins ask for it), a deletion is forwarded only for a row that was
+forwarded.
+
+Under the record cache both sides may change before either is flushed. So a join also looks up both rows as of the last
+flush: if both were deleted since, it forwards the deletion. A join without a store waits until both sides are flushed,
+then forwards each key once.
 Source: Kafka Streams `KTableKTableInnerJoin`, `...LeftJoin`, `...RightJoin`, `...OuterJoin`, `KTableKTableJoinMerger`.
 """
 
@@ -26,7 +27,7 @@ from coopstreams.topology.stores import Entry
 
 
 def table_table_join(compiler: Compiler, function: Function, node: TableTableJoin, record: RecordVariables) -> None:
-    """An update of the side that `record.side` says."""
+    """Write the join of an update of the side `record.side` with the row of the other side."""
     drop_null_key(function, node, record)
     drop_the_past(function, node.name, record)
     record = replace(record, has_key=True, latest=None)
@@ -62,12 +63,12 @@ def table_table_join(compiler: Compiler, function: Function, node: TableTableJoi
 
 
 def waits_for_both(compiler: Compiler, node: TableTableJoin) -> bool:
-    """Whether a join tells of its updates when both sides were flushed."""
+    """Whether a join forwards its updates only when both sides are flushed."""
     return compiler.caches(node) and node.store is None
 
 
 def flush(compiler: Compiler, node: TableTableJoin) -> str:
-    """Write the function that forwards what such a join has to say; returns its name."""
+    """Write the function that forwards the pending updates of such a join; return its name."""
     function = compiler.unit.function(f"flush_{compiler.analysis.numbers[node.name]}")
     function.over_batch = True
     with function.loop(f"for key_bytes, entry in process.flushing({_waiting(compiler, node)}.take()):"):
@@ -87,7 +88,7 @@ def flush(compiler: Compiler, node: TableTableJoin) -> str:
 
 
 class LastEmitted(Entry):
-    """An update that waits, and what was said of its key before."""
+    """A pending update, and the value that was forwarded for its key before."""
 
     __slots__ = ("old",)
 
@@ -97,13 +98,13 @@ class LastEmitted(Entry):
 
 
 class PendingUpdates:
-    """What a join has to say when both sides were flushed: the latest update of each key."""
+    """The updates that a join forwards when both sides are flushed: the latest update of each key."""
 
     def __init__(self) -> None:
         self._updates: dict[bytes, LastEmitted] = {}
 
     def put(self, key: bytes, value: object, timestamp: int, old: object, headers: Headers | None) -> None:
-        """Let an update wait. Of several of a key the first knows what was said before."""
+        """Add an update. If the key has an update already, that one's old value stays: it was forwarded last."""
         update = self._updates.get(key)
         if update is None:
             update = self._updates[key] = LastEmitted(value, timestamp, old)
@@ -112,7 +113,7 @@ class PendingUpdates:
         update.headers = headers
 
     def take(self) -> list[tuple[bytes, Entry]]:
-        """Return the updates that have waited, and forget them."""
+        """Return and remove the pending updates."""
         updates, self._updates = self._updates, {}
         return list(updates.items())
 
@@ -130,7 +131,7 @@ def _skip_nothing(
     other: RowVariables,
     before: RowVariables,
 ) -> None:
-    """Write that an update ends here if there is no result and was none."""
+    """Write that the update ends here if there is no result and was none."""
     if _needs_other(node, record):
         with function.block(
             f"if {other.value} is None:" if other is before else f"if {other.value} is None and {before.value} is None:"
@@ -145,9 +146,7 @@ def _skip_nothing(
 def _join(
     node: TableTableJoin, joiner: str, record: RecordVariables, value: str, other: RowVariables, *, known: bool = True
 ) -> str:
-    """Return the expression of the join with the other row. `known`: where there is no result without that one, it is
-    not None.
-    """
+    """Return the expression of the join with the other row. `known`: the other row is not None if the join needs it."""
     left, right = (value, other.value) if record.side == 0 else (other.value, value)
     return joined_value(
         node.kind, joiner, left, right, known=other.value if known and _needs_other(node, record) else None
@@ -155,7 +154,7 @@ def _join(
 
 
 def _needs_other(node: TableTableJoin, record: RecordVariables) -> bool:
-    """Whether there is no result without a row of the other side."""
+    """Whether the join has no result without a row of the other side."""
     return node.kind == "inner" or (node.kind == "left" and record.side == 1)
 
 

@@ -1,11 +1,11 @@
 """Tables: upserts from a topic, and the join of a stream with a table.
 
-The row of a key is an `Entry` of the store's write buffer, found by the bytes of the key: a dictionary look-up, changed
-in place and marked dirty once. A table that the record cache holds back forwards nothing here; `flush` forwards each
-dirty row once.
+A row is an `Entry` of the store's write buffer, found by its key bytes with a dictionary look-up, changed in place and
+marked dirty once. If the record cache holds back the updates of a table, the operator forwards none; `flush` forwards
+each dirty row once.
 
 Invariant: what is forwarded is what the store holds: (key bytes, new value or None, timestamp of the row).
-Old values go beside the new ones only where an operator below asks for them (`Analysis.wants_old`).
+The old value is forwarded beside the new one only if an operator below asks for it (`Analysis.wants_old`).
 Source: Kafka Streams `KTableSource`, `KStreamKTableJoinProcessor`.
 """
 
@@ -26,9 +26,7 @@ from coopstreams.topology.stores import StoreSpec
 
 
 def table_source(compiler: Compiler, function: Function, node: TableSource, record: RecordVariables) -> None:
-    """The latest record of a key is its row; one without a value deletes it. Either is an update, also where nothing
-    changes.
-    """
+    """Write that a record sets the row of its key, and a tombstone deletes it. Either is an update, changed or not."""
     drop_null_key(function, node, record)
     record = replace(record, has_key=True)
     if node.store is None:
@@ -52,7 +50,7 @@ def table_source(compiler: Compiler, function: Function, node: TableSource, reco
 
 
 def stream_table_join(compiler: Compiler, function: Function, node: StreamTableJoin, record: RecordVariables) -> None:
-    """A stream record meets the row of its key as it is now; the output has the stream record's timestamp."""
+    """Write the join of a stream record with the current row of its key; the output keeps the record's timestamp."""
     if not node.left:
         drop_null_key(function, node, record)
         record = replace(record, has_key=True)
@@ -65,8 +63,9 @@ def stream_table_join(compiler: Compiler, function: Function, node: StreamTableJ
 def join_row(
     compiler: Compiler, function: Function, node: StreamTableJoin, record: RecordVariables, checked: str | None = None
 ) -> RecordVariables:
-    """Write that a record meets the row of its key; return the result as a record. `checked`: the variable of the value
-    that is not None.
+    """Write the join of a record with the row of its key; return the result as a record.
+
+    `checked`: a variable of the value, as bytes or object, that is known not to be None.
     """
     row = look_up(
         compiler,
@@ -82,7 +81,7 @@ def join_row(
     parts = ("key", "value", row) if node.with_key else ("value", row)
     call = compiler.call_of(function, "joiner", node.joiner, record, parts)
     if not record.dense and record.value not in (None, checked):
-        function.drop_if(f"{record.value} is None", node, "null value")  # bytes can read as null, JSON's do
+        function.drop_if(f"{record.value} is None", node, "null value")  # bytes may deserialise to null, as JSON's do
     value = function.fresh("value")
     with function.guard("processing", node.name):
         function.line(f"{value} = {call}")
@@ -96,19 +95,19 @@ def drop_null_key(function: Function, node: Node, record: RecordVariables) -> No
 
 
 def row_key(node: Node, store: StoreSpec) -> Serde[Any]:
-    """Return the serde of the keys under which a table keeps and forwards its rows."""
+    """Return the serde of the keys under which a table stores and forwards its rows."""
     return node.key if isinstance(node, TableTableJoin) else store.row_key or store.key
 
 
 def entry_of(compiler: Compiler, function: Function, store: StoreSpec, key_bytes: str) -> str:
-    """Write the look-up of a row of a store; returns the variable of its entry."""
+    """Write the look-up of a row of a store; return the variable of its entry."""
     entry, name = function.fresh("entry"), compiler.unit.store(store)
     function.line(f"{entry} = get_{name}({key_bytes}) or load_{name}({key_bytes})")
     return entry
 
 
 def touch(compiler: Compiler, function: Function, store: StoreSpec, key_bytes: str, entry: str) -> None:
-    """Write that an entry has changed."""
+    """Write that an entry is marked as changed."""
     with function.block(f"if not {entry}.dirty:"):
         function.line(f"touch_{compiler.unit.store(store)}({key_bytes}, {entry})")
 

@@ -1,8 +1,8 @@
-"""A versioned table: each record is filed into the history of its row by its timestamp, not by its place in the topic.
+"""Versioned tables: each record is inserted into the history of its row by its timestamp, not by its offset.
 
-A record that is older than the row's latest version changes the past: it is forwarded as not the latest
-(`RecordVariables.latest`), for streams to see and for aggregations and joins of tables to ignore. One that is older
-than the history kept is dropped.
+A record that is older than the row's latest version changes only the past. It is forwarded as not the latest
+(`RecordVariables.latest`): streams see it, but aggregations and joins of tables drop it. A record older than the
+history retention is dropped as late.
 
 Source: Kafka Streams `KTableSource` over a `VersionedKeyValueStore`, KIP-914.
 """
@@ -21,7 +21,7 @@ from coopstreams.topology.versions import latest_value, put_version
 def versioned_source(
     compiler: Compiler, function: Function, node: TableSource, store: StoreSpec, record: RecordVariables
 ) -> None:
-    """A record becomes a version of its row. The record has a key."""
+    """Write that a record becomes a version of its row. The record's key is not null."""
     now, name, unit = compiler.stream_time(function, node, record), compiler.unit.store(store), compiler.unit
     value, key_bytes = function.value(record), function.key_as_bytes(record, store.key, node)
     oldest, entry, latest = (function.fresh(part) for part in ("oldest", "entry", "latest"))
@@ -44,7 +44,7 @@ def versioned_source(
 
 
 def drop_the_past(function: Function, node_name: str, record: RecordVariables) -> None:
-    """Write that a record which changes the past of its row ends here: this operator works on the latest rows."""
+    """Write that a record which changes only the past of its row is dropped: the operator works on the latest rows."""
     if record.latest is not None:
         with function.block(f"if not {record.latest}:"):
             function.line(f"dropped[{function.unit.drop(node_name, 'not the latest')}] += 1")

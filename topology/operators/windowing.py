@@ -1,10 +1,10 @@
-"""Sliding and session windows: how a record changes the windows of its key, and which windows it closes.
+"""Sliding and session windows: how a record changes the windows of its key, and which windows close.
 
-Generated code calls these objects once a record; they change the store and return the updates, in the order in which
-Kafka Streams forwards them. An error of a user function ends the record's work; what was updated before it stays, as
-there.
+Generated code calls these objects once for each record. They change the store and return the updates in the order in
+which Kafka Streams forwards them. An error of a user function ends the work on the record; as in Kafka Streams, what
+was updated before stays.
 
-Invariant: a value that goes into another window is a copy: aggregators may change their aggregate in place.
+Invariant: a value that goes into another window is a copy, because aggregators may mutate their aggregate.
 Source: Kafka Streams `KStreamSlidingWindowAggregate`, `KStreamSessionWindowAggregate`,
 `AbstractKStreamTimeWindowAggregateProcessor`.
 """
@@ -20,13 +20,13 @@ from coopstreams.topology.stores import SessionTableStore, TableStore, WindowTab
 from coopstreams.topology.windows import AnyWindows, SessionWindows, SlidingWindows
 
 NEVER = 1 << 63
-"""A time that does not come."""
+"""A time after all others."""
 
 _UNCHANGEABLE = frozenset({type(None), bool, int, float, str, bytes})
 
 
 class Update(NamedTuple):
-    """A new value of a window, under its key in the store. Units: ms."""
+    """A new value of a window, with its key in the store. Units: `timestamp` in ms."""
 
     key: bytes
     value: Any
@@ -39,21 +39,21 @@ Aggregator: TypeAlias = Callable[[Any, Any, Any], Any]
 
 
 def counting(_key: Any, _value: Any, total: int) -> int:
-    """Count one more."""
+    """Return the count with one more."""
     return total + 1
 
 
 def added(_key: Any, one: int, other: int) -> int:
-    """Add two counts."""
+    """Return the sum of two counts."""
     return one + other
 
 
 def none() -> None:
-    """Begin with nothing."""
+    """Return None, the initial value of a reduce."""
 
 
 def zero() -> int:
-    """Begin a count."""
+    """Return 0, the initial value of a count."""
     return 0
 
 
@@ -68,12 +68,12 @@ def merging(reducer: Callable[[Any, Any], Any]) -> Aggregator:
 
 
 def snapshot(value: object, serde: Serde[Any]) -> object:
-    """Return a value equal to this one, which nobody can change through it."""
+    """Return the value itself if it is immutable, else a copy."""
     return value if value.__class__ in _UNCHANGEABLE else serde.deserialize(serde.serialize(value))
 
 
 class Sliding:
-    """Sliding windows of one task."""
+    """The sliding windows of one task."""
 
     def __init__(
         self, store: WindowTableStore, windows: SlidingWindows, initializer: Callable[[], Any], aggregator: Aggregator
@@ -84,13 +84,13 @@ class Sliding:
         self._serde = store.spec.value
 
     def is_late(self, timestamp: int, stream_time: int) -> bool:
-        """Whether no window takes a record any more."""
+        """Whether all windows that would hold a record are closed."""
         return timestamp + self._difference < stream_time - self._grace
 
     def update(
         self, key_bytes: bytes, key: Any, value: Any, timestamp: int, stream_time: int, updates: list[Update]
     ) -> None:
-        """Add a record to all windows that it lies in, and append what became of them."""
+        """Add a record to all windows that hold it, and append the updates."""
         record = _Sliding(self, key_bytes, key, value, timestamp, stream_time - self._grace, updates)
         if timestamp < self._difference:
             record.early()
@@ -99,7 +99,7 @@ class Sliding:
 
 
 class _Sliding:
-    """One record on its way into sliding windows."""
+    """One record that is added to sliding windows."""
 
     def __init__(
         self,
@@ -115,8 +115,8 @@ class _Sliding:
         self._timestamp, self._close_time, self._updates = timestamp, close_time, updates
 
     def usual(self) -> None:
-        """The windows that hold it, latest first; then its predecessor's right window, its own left one, its own right
-        one.
+        """Add it to the windows that hold it, latest first, then make its predecessor's right window, its own left
+        window and its own right window.
         """
         timestamp, difference = self._timestamp, self._of._difference
         found = self._of._store.fetch(self._key_bytes, max(0, timestamp - 2 * difference), timestamp + 1)
@@ -154,7 +154,7 @@ class _Sliding:
             self._begin_right(right)
 
     def early(self) -> None:
-        """Before one difference has passed since the epoch: all records share the window that begins at 0."""
+        """Add it within the first difference after the epoch: all records there share the window that begins at 0."""
         timestamp = self._timestamp
         found = self._of._store.fetch(self._key_bytes, 0, timestamp + 1)
         starts: set[int] = set()
@@ -182,7 +182,7 @@ class _Sliding:
         self._add(0, *(combined or (self._of._initializer(), timestamp)))
 
     def _begin_right(self, right: tuple[Any, int] | None) -> None:
-        """The window after it exists as soon as a later record is there: what that one's windows hold."""
+        """Make the window after the record if there is a later record, with the value of that record's windows."""
         if right is not None and right[1] > self._timestamp:
             window = window_key(self._key_bytes, self._timestamp + 1)
             self._of._store.put(window, *right)
@@ -203,7 +203,7 @@ class _Sliding:
 
 
 class Sessions:
-    """Sessions of one task."""
+    """The sessions of one task."""
 
     def __init__(
         self,
@@ -221,8 +221,9 @@ class Sessions:
     def update(
         self, key_bytes: bytes, key: Any, value: Any, timestamp: int, stream_time: int, updates: list[Update]
     ) -> bool:
-        """Put a record into the session it makes of those near it, and append what became of them; return False if that
-        is closed.
+        """Merge the sessions within the gap of a record, add it, and append the updates.
+
+        Return False, and change nothing, if the session is closed.
         """
         store, start, end, total = self._store, timestamp, timestamp, self._initializer()
         absorbed = [
@@ -248,9 +249,9 @@ class Sessions:
 
 
 class Closing:
-    """The windows of one task that are open, and those that are closed by now and wait to be forwarded.
+    """The open windows of one task, and those that have closed and not been forwarded yet.
 
-    It begins with what the store has: after a restart, what was closed before had been forwarded.
+    It begins with the open windows of the store. Windows that were closed before a restart were forwarded before it.
     """
 
     def __init__(self, store: TableStore, windows: AnyWindows) -> None:
@@ -259,18 +260,18 @@ class Closing:
         self._open: set[bytes] = set()
         self._waiting: list[tuple[int, int, bytes]] = []
         self.next = NEVER
-        """The stream time before which nothing closes."""
+        """The stream time before which no window closes."""
         self.resume(-1)
 
     def add(self, key: bytes) -> None:
-        """Take notice of a window that has a value."""
+        """Add a window that has a value."""
         if key not in self._open:
             self._open.add(key)
             heappush(self._waiting, (self._closes(key), _time(self._windows, key), key))
             self.next = self._waiting[0][0]
 
     def closed(self, stream_time: int) -> list[Update]:
-        """Return the windows that are closed and were not before, by their starts (sessions: by their ends)."""
+        """Return and remove the windows that are closed, ordered by their starts (sessions: by their ends)."""
         due = []
         while self._waiting and self._waiting[0][0] <= stream_time:
             _, time, key = heappop(self._waiting)
@@ -282,7 +283,7 @@ class Closing:
         return [Update(key, entry.value, None, entry.timestamp) for key, entry in entries if entry.value is not None]
 
     def resume(self, stream_time: int) -> None:
-        """Learn which windows are open at this time: those of the store that are not closed."""
+        """Find the windows that are open at this stream time: those of the store that are not closed."""
         self._open.clear()
         self._waiting.clear()
         rows = [(key, entry.timestamp) for key, entry in self._store.scan(None, None)]
@@ -292,7 +293,7 @@ class Closing:
                 self.add(key)
 
     def _closes(self, key: bytes) -> int:
-        """The first stream time at which a window is closed."""
+        """Return the first stream time at which a window is closed."""
         windows = self._windows
         if isinstance(windows, SessionWindows):
             return _end(key) + windows.gap_ms + windows.grace_ms + 1
