@@ -1,7 +1,6 @@
-"""How long a successor rests, of a stream thread or of a worker: not at all after the first death, then longer and
-longer.
+"""The back-off before a stream thread or a worker is replaced: none after the first death, then longer and longer.
 
-A record that kills whoever processes it is met again at once, and each time what was not committed is done again.
+A record that kills its processor is read again at once, and each time all uncommitted work is repeated.
 """
 
 from __future__ import annotations
@@ -12,26 +11,28 @@ from dataclasses import dataclass
 FIRST_S = 0.5
 MOST_S = 10.0
 FORGOTTEN_AFTER_S = 60.0
-"""A death after so long a time without any is the first again."""
+"""After so long without a death, the next one counts as the first again."""
 
 
 @dataclass(slots=True)
 class BackOff:
-    """Deaths that may have one cause. The defaults are those of an instance's stream threads: of all, since the tasks
-    of one may go on with another.
+    """Counts deaths that may have one cause.
+
+    The defaults are those of an instance's stream threads. All threads count together, since the tasks of a dead one
+    may continue on another.
     """
 
     first_s: float = FIRST_S
-    """The rest after the second death in a row; each further one doubles it."""
+    """The back-off after the second death in a row; each further death doubles it."""
     most_s: float = MOST_S
     forgotten_after_s: float = FORGOTTEN_AFTER_S
     in_a_row: int = 0
-    """Deaths since the last one that was forgotten."""
+    """Deaths since the count last began again."""
     _died_at: float = -math.inf
     _rest_s: float = 0.0
 
     def died(self, now: float) -> float:
-        """Note a death; return how many seconds the successor rests."""
+        """Note a death; return the seconds until the replacement starts."""
         again = now - self._died_at < self.forgotten_after_s
         self._died_at = now
         self.in_a_row = self.in_a_row + 1 if again else 1

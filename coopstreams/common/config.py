@@ -4,7 +4,7 @@ A setting comes from a TOML file, then the environment (`COOPSTREAMS_COMMIT_INTE
 wins. Connection and security settings carry librdkafka's names and are given once; the group's own client translates
 them.
 
-Invariant: a `Config` is complete and consistent; nothing below asks for a default again.
+Invariant: a `Config` is complete and consistent, so no code beyond it has defaults.
 Turned down: an object with a class per client (a user copies dotted names from Kafka's documentation).
 """
 
@@ -28,7 +28,7 @@ HANDLERS = ("fail", "continue", "dead-letter")
 
 
 def integer(low: int, high: int | None = None) -> Callable[[Any], int]:
-    """Return the reader of a whole number; a reader raises ValueError with what the value must be."""
+    """Return the parser of a whole number. A parser raises ValueError with a description of the valid values."""
 
     def read(value: Any) -> int:
         try:
@@ -43,7 +43,7 @@ def integer(low: int, high: int | None = None) -> Callable[[Any], int]:
 
 
 def one_of(*words: str) -> Callable[[Any], str]:
-    """Return the reader of one of these words."""
+    """Return the parser of one of these words."""
 
     def read(value: Any) -> str:
         if value not in words:
@@ -54,14 +54,14 @@ def one_of(*words: str) -> Callable[[Any], str]:
 
 
 def boolean(value: Any) -> bool:
-    """Return what `true` or `false` stands for."""
+    """Return the boolean of `true` or `false`."""
     if str(value).lower() not in ("true", "false"):
         raise ValueError("true or false")
     return str(value).lower() == "true"
 
 
 def text(value: Any) -> str:
-    """Return a text that is not empty."""
+    """Return a text, which must not be empty."""
     if not isinstance(value, str) or not value:
         raise ValueError("a text that is not empty")
     return value
@@ -193,7 +193,7 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
     ),
     "connect.timeout.ms": (integer(1000), 60_000, "How long to look for the brokers at start before giving up."),
 }
-"""Every setting of ours: how it is read, its default, what it means."""
+"""Every setting of coopstreams: its parser, its default, its meaning."""
 
 _PASSED_ON = (
     "security.",
@@ -210,13 +210,14 @@ _PASSED_ON = (
     "topic.metadata.",
     "reconnect.",
 )
-"""Prefixes of librdkafka's connection settings, and of settings for one client only."""
+"""Prefixes of librdkafka's connection settings, and of settings for a single client."""
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Checked settings. `values` has every name of `SETTINGS`; `client` what goes to the Kafka clients, in librdkafka's
-    names.
+    """Checked settings.
+
+    Shape: `values` has every name of `SETTINGS`; `client` has the settings of the Kafka clients, in librdkafka's names.
     """
 
     values: Mapping[str, Any]
@@ -227,7 +228,7 @@ class Config:
 
     @property
     def exactly_once(self) -> bool:
-        """Whether each record counts once in outputs and state, else at least once."""
+        """Whether processing is exactly-once; else it is at-least-once."""
         return bool(self.values["processing.guarantee"] == EXACTLY_ONCE)
 
     @property
@@ -237,10 +238,10 @@ class Config:
 
     @staticmethod
     def of(settings: Config | Mapping[str, Any], application_id: str | None = None) -> Config:
-        """Return the checked settings, with defaults for what is not said; `application_id` is the topology's.
+        """Return the checked settings, with defaults for those that are missing; `application_id` is the topology's.
 
         Raises:
-            ConfigError: a name is unknown (the nearest one is named), a value cannot be, or two contradict each other.
+            ConfigError: an unknown name (the message suggests the nearest), an invalid value, or two that contradict.
         """
         if isinstance(settings, Config):
             _check_application(settings["application.id"], application_id)
@@ -272,10 +273,10 @@ class Config:
 
 
 def check_heartbeat(values: Mapping[str, Any]) -> None:
-    """Do nothing if a heartbeat may be lost.
+    """Do nothing if the session survives a lost heartbeat.
 
     Raises:
-        ConfigError: heartbeats are too rare for the session.
+        ConfigError: the heartbeat interval is too long for the session time-out.
     """
     if values["heartbeat.interval.ms"] * 3 > values["session.timeout.ms"]:
         raise ConfigError(
@@ -285,7 +286,7 @@ def check_heartbeat(values: Mapping[str, Any]) -> None:
 
 
 def _check_application(given: str | None, of_topology: str | None) -> None:
-    """Do nothing if there is one application id: the topology's is in the names of its internal topics already."""
+    """Do nothing unless the two application ids differ: the topology's is in the names of its internal topics."""
     if given is not None and of_topology is not None and given != of_topology:
         raise ConfigError(
             f'application.id is "{given}", but the topology was built as "{of_topology}", and its internal topics are '
@@ -326,12 +327,12 @@ def _nearest(name: str) -> str:
 
 
 def settings_of(file: Path | None, environment: Mapping[str, str], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a TOML file, the environment (`COOPSTREAMS_…`) and flags, the later winning.
+    """Return the settings of a TOML file, the environment (`COOPSTREAMS_…`) and flags; the later one wins.
 
     Shape: TOML tables nest into dotted names: `[commit] interval.ms = 100` is `commit.interval.ms`.
 
     Raises:
-        ConfigError: the file is missing or not TOML; says where.
+        ConfigError: the file is missing or not TOML; the message says where.
     """
     settings: dict[str, Any] = {}
     if file is not None:

@@ -1,7 +1,7 @@
 """Timestamp extractors that are ready to use, with Kafka Streams' names: `stream(..., timestamp=wallclock_timestamp)`.
 
-A timestamp is invalid if it is negative: the record was written in a format of before Kafka 0.10, or by a producer that
-gave none. Without `timestamp=` Kafka's own is taken as it is.
+A timestamp is invalid if it is negative: the record was written in a format before Kafka 0.10, or by a
+producer that gave none. Without `timestamp=`, Kafka's timestamp is used unchanged.
 
 Source: Kafka Streams `FailOnInvalidTimestamp`, `LogAndSkipOnInvalidTimestamp`, `UsePartitionTimeOnInvalidTimestamp`,
 `WallclockTimestampExtractor`.
@@ -23,7 +23,7 @@ def fail_on_invalid_timestamp(record: TimestampedRecord[Any, Any]) -> int:
     """Return Kafka's own timestamp.
 
     Raises:
-        ProcessingError: it is negative. What then happens says `processing.exception.handler`.
+        ProcessingError: it is negative. `processing.exception.handler` decides what happens then.
     """
     if record.timestamp < 0:
         raise ProcessingError(
@@ -57,8 +57,10 @@ def use_partition_time_on_invalid_timestamp(record: TimestampedRecord[Any, Any])
 
 
 def wallclock_timestamp(_: TimestampedRecord[Any, Any]) -> int:
-    """Return what time it is. Each process that reads a partition, and each that reads it again, sees another time: not
-    for windows that count.
+    """Return the current time.
+
+    Each process that reads a partition, or reads it again, sees another time: do not use it for windowed results that
+    must be reproducible.
     """
     return time.time_ns() // 1_000_000
 

@@ -1,19 +1,19 @@
-"""What the runtime asks of the machine it is on: the time, threads, and places where a thread waits for another.
+"""The services of the machine that the runtime uses: clocks, threads, and whatever one thread waits on another with.
 
-In production that is the operating system (`SYSTEM`). In the simulation (`tests/simulation`) it is one scheduler with
-virtual time: every wait below is a point at which it decides who goes on, so the interleavings of a whole group can be
-chosen, and played again.
+In production they are the operating system's (`SYSTEM`). In the simulation (`tests/simulation`) they are a scheduler
+with virtual time. Every wait below is a point at which the scheduler chooses the next thread, so it can choose and
+replay the interleavings of a whole group.
 
-    now        a clock that never goes back: time-outs, intervals
-    elapsed    the same, but it goes on while the machine is suspended: sessions
-    wall_ms    what the clock on the wall shows, and may jump: timestamps, punctuation
+    now        a monotonic clock: time-outs, intervals
+    elapsed    a monotonic clock that includes the time in which the machine is suspended: sessions
+    wall_ms    the wall clock, which may jump: timestamps, punctuation
 
-Invariant: what runs a task, commits it or gives it away (`instance/`, `opening/`, `tasks/`, `commit/`, `group/` but for
-its connection) asks nobody else for these; a `threading.Lock` that is held only for a moment, and never across a wait,
-is nothing that anybody waits for.
-Turned down: actors as objects with a `step(now)` each. A commit is one step then, and whatever happens between its
-flush, its fence and its end would have to be written as states by hand, or not be simulated; as plain code that waits
-here, each of these is a point of its own.
+Invariant: code that runs, commits or hands over a task (`instance/`, `opening/`, `tasks/`, `commit/`, `group/` except
+its connection) uses only these services. A plain `threading.Lock` is allowed if it is held for a moment only, and never
+across a wait.
+Turned down: actors as objects with a `step(now)` each. A commit is one step then, and its flush, its fence and its end
+would have to be written as states by hand to be simulated separately. As plain code that waits here, each of them is a
+scheduling point of its own.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from typing import Any, Protocol, TypeVar
 __all__ = ["SYSTEM", "Condition", "Empty", "Host", "HostThread", "Inbox", "Signal", "System", "Timed"]
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""Linux has the first. The second goes on during a sleep on macOS, where `time.monotonic` does not."""
+"""Linux has the first. On macOS the second includes the time asleep, which `time.monotonic` does not."""
 
 T = TypeVar("T")
 
 
 class Inbox(Protocol[T]):
-    """What waits for one thread, in order. Any thread may put."""
+    """A queue with one reading thread. Any thread may put."""
 
     def put(self, item: T) -> None:
         """Add an item."""
 
     def get(self, block: bool = True, timeout: float | None = None) -> T:
-        """Take the first item, waited for.
+        """Remove and return the first item; block until there is one.
 
         Raises:
             Empty: there was none in time.
@@ -51,7 +51,7 @@ class Inbox(Protocol[T]):
         ...
 
     def get_nowait(self) -> T:
-        """Take the first item.
+        """Remove and return the first item.
 
         Raises:
             Empty: there is none.
@@ -60,25 +60,25 @@ class Inbox(Protocol[T]):
 
 
 class Signal(Protocol):
-    """A flag that is waited for: `threading.Event`."""
+    """An event flag: `threading.Event`."""
 
     def set(self) -> None:
-        """Raise it."""
+        """Set the flag."""
 
     def clear(self) -> None:
-        """Lower it."""
+        """Clear the flag."""
 
     def is_set(self) -> bool:
-        """Whether it is raised."""
+        """Whether the flag is set."""
         ...
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is raised; return whether it is."""
+        """Block until the flag is set; return whether it is."""
         ...
 
 
 class Condition(Protocol):
-    """A lock, and a place to wait for what it guards: `threading.Condition`."""
+    """A condition variable with its lock: `threading.Condition`."""
 
     def __enter__(self) -> bool: ...
 
@@ -87,55 +87,55 @@ class Condition(Protocol):
     ) -> None: ...
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
-        """Wait until this holds; return whether it does."""
+        """Block until the predicate holds; return whether it does."""
         ...
 
     def notify_all(self) -> None:
-        """Have everybody who waits look again."""
+        """Wake all waiting threads, which check their predicates again."""
 
 
 class HostThread(Protocol):
     """A thread."""
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for its end."""
+        """Block until the thread has ended."""
 
     def is_alive(self) -> bool:
-        """Whether it has begun and not ended."""
+        """Whether it has started and not ended."""
         ...
 
 
 class Host(Protocol):
-    """A machine. Any thread."""
+    """A machine. Thread-safe."""
 
     def now(self) -> float:
-        """Return seconds of a clock that never goes back."""
+        """Return the seconds of a monotonic clock."""
         ...
 
     def elapsed(self) -> float:
-        """Return seconds since some moment, those of a suspended machine included."""
+        """Return the seconds of a monotonic clock that includes suspended time."""
         ...
 
     def wall_ms(self) -> int:
-        """Return what time it is, in milliseconds since the epoch."""
+        """Return the wall-clock time in milliseconds since the epoch."""
         ...
 
     def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Block for so long."""
 
     def called(self) -> str:
-        """Return what the machine is called."""
+        """Return the host name."""
         ...
 
     def unique(self) -> str:
-        """Return a name that nobody else has: 32 hexadecimal digits."""
+        """Return a unique name: 32 hexadecimal digits."""
         ...
 
     def thread(self, body: Callable[[], None], name: str) -> HostThread:
-        """Return a thread, not yet started; it does not keep the process from ending."""
+        """Return a daemon thread, not yet started."""
         ...
 
     def inbox(self) -> Inbox[Any]:
@@ -143,11 +143,11 @@ class Host(Protocol):
         ...
 
     def signal(self) -> Signal:
-        """Return a lowered flag."""
+        """Return an event flag that is not set."""
         ...
 
     def condition(self) -> Condition:
-        """Return a lock to wait with."""
+        """Return a condition variable."""
         ...
 
 
@@ -157,19 +157,19 @@ class System:
     now = staticmethod(time.monotonic)
 
     def elapsed(self) -> float:
-        """Return seconds since the machine began, suspended or not."""
+        """Return the seconds since the machine started, including suspended time."""
         return time.clock_gettime(_CLOCK)
 
     def wall_ms(self) -> int:
-        """Return what time it is."""
+        """Return the wall-clock time."""
         return int(time.time() * 1000)
 
     def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Block for so long."""
         time.sleep(seconds)
 
     def called(self) -> str:
-        """Return the name of the host."""
+        """Return the host name."""
         return socket.gethostname()
 
     def unique(self) -> str:
@@ -185,11 +185,11 @@ class System:
         return queue.SimpleQueue()
 
     def signal(self) -> Signal:
-        """Return a lowered flag."""
+        """Return an event flag that is not set."""
         return threading.Event()
 
     def condition(self) -> Condition:
-        """Return a lock to wait with."""
+        """Return a condition variable."""
         return threading.Condition()
 
 
@@ -198,15 +198,15 @@ SYSTEM: Host = System()
 
 
 class Timed(System):
-    """The operating system, with a time that somebody else tells, in milliseconds. Work takes none."""
+    """The operating system, with the time of a given clock, in milliseconds."""
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
 
     def now(self) -> float:
-        """Return the time told."""
+        """Return the given clock's time in seconds."""
         return self._now_ms() / 1000
 
     def wall_ms(self) -> int:
-        """Return the time told."""
+        """Return the given clock's time."""
         return self._now_ms()

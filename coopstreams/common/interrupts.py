@@ -1,16 +1,15 @@
-"""SIGTERM and Ctrl-C from the first instruction of `coopstreams run` on: it drains, or ends, with status 0 and without
-a traceback.
+"""Handles SIGTERM and Ctrl-C of `coopstreams run`: the process drains, or ends at once, with status 0 and no traceback.
 
-    before `drain_by`   nothing has begun: the process ends at once
-    from then on        `drain` is called, and says whether there is anything to drain; if not, the process ends at once
+    before `drain_by`   there is nothing to drain: the process ends at once
+    from then on        `drain` is called, and returns whether there is anything to drain; if not, the process ends at
+                        once
 
-A thread of its own hears the signals, by Python's wakeup descriptor: while brokers are away the main thread is in calls
-of a C library that take up to `connect.timeout.ms`, and Python runs no handler before they return.
+A thread of its own reads the signals from Python's wakeup descriptor. While brokers are unreachable, the main thread is
+in C calls that take up to `connect.timeout.ms`, and Python runs no signal handler before they return.
 
-Invariant: a process ends in the middle of its work only before it asks to join the group: it owns no task then, and no
+Invariant: a process ends without draining only before it asks to join the group: then it owns no task, and no
 transaction is open.
-Turned down: an exception from a handler (librdkafka's callbacks, and imports, may swallow it or make another one of
-it).
+Turned down: an exception from a handler (librdkafka's callbacks, and imports, may swallow it or replace it).
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 _listening = threading.Event()
 _drains: list[Callable[[], bool]] = []
-"""The last one counts."""
+"""The registered functions; only the last one is called."""
 
 
 def listen() -> None:
-    """Hear signals from now on. Main thread only."""
+    """Handle signals from now on. Main thread only."""
     _listening.set()
     hears, woken = os.pipe()
     os.set_blocking(woken, False)
@@ -44,13 +43,14 @@ def listen() -> None:
 
 
 def listening() -> bool:
-    """Return whether signals are heard here, so that nobody else need handle them."""
+    """Return whether signals are handled here, so that no other handler is needed."""
     return _listening.is_set()
 
 
 def drain_by(drain: Callable[[], bool]) -> None:
-    """Have this called, on another thread, when the process is asked to end; it returns at once, and whether there is
-    anything to drain.
+    """Call this function, on another thread, when the process is asked to end.
+
+    It must return at once, with whether there is anything to drain.
     """
     _drains.append(drain)
 

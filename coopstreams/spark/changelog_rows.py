@@ -1,4 +1,4 @@
-"""What of a task's stores belongs into their changelogs, and as which records."""
+"""The rows of a task's stores that belong into their changelogs, and their changelog records."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from coopstreams.topology.stores import StoreSpec
 
 
 def visible(database: Database, spec: StoreSpec, covered: KeyRange, observed: int) -> Rows:
-    """Yield the store keys of a range with their rows, in order, but for those that have expired by the window start
-    that was observed.
-    """
+    """Yield the store keys of a range with their rows, in order, without windows that expired by the observed start."""
     horizon = layout.horizon(spec, observed) if spec.kind in layout.SEGMENTED and observed != NOTHING_OBSERVED else None
     first, last = layout.groups_of(covered)
     for key, row in database.scan(spec.name, range(first, last + 1), None, None):
@@ -23,11 +21,12 @@ def visible(database: Database, spec: StoreSpec, covered: KeyRange, observed: in
 
 
 def record_of(spec: StoreSpec, key: bytes, row: bytes, oldest_ms: int, changelog: str) -> tuple[bytes, bytes, int]:
-    """Return key, value and timestamp of the changelog record of a row. `oldest_ms`: the earliest timestamp that the
-    changelog keeps.
+    """Return key, value and timestamp of the changelog record of a row.
+
+    `oldest_ms`: the earliest timestamp that the changelog keeps.
 
     Raises:
-        LogError: the broker would delete it at once.
+        LogError: the row is older, and the broker would delete it at once.
     """
     value, timestamp = layout.unpack(row)
     if timestamp < oldest_ms:

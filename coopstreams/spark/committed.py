@@ -1,16 +1,16 @@
-"""Which records of a partition an application has committed: what its state is the fold of. Decisions only.
+"""The committed records of a partition, of which an application's state is the fold. Decisions only.
 
-    Rebuild      what is to be rebuilt, and where everything stood when it was decided
-    aligned      so many key ranges that each lies within one segment, whose records end in one place
-    Cut          a partition's records on their way to its tasks: those that count, and the time at which each task ends
+    Rebuild      the scope of a rebuild, and the positions when it was planned
+    aligned      the number of key ranges at which each lies within one segment, so that its records end at one place
+    Cut          a partition's committed records on their way to the tasks, and the time at which each task ends
 
-Key ranges of a partition stand at positions of their own, and may have done records above them. Time is the
-partition's: every record moves it, up to where a key range stands, whether the record is of that range or not. So
-records are left out only after all has been told of them.
+Key ranges of a partition have positions of their own, and may have done runs above them. Stream time belongs to the
+partition: every record advances it, up to the position of a key range, whether or not the record is in that range. So
+uncommitted records are dropped only after they have advanced the time.
 
-Invariant: a record counts for its hash exactly if it lies below the position of the segment that has the hash, or in
-one of its runs.
-Turned down: one position for the partition (whatever it is, some key ranges have done more, or less).
+Invariant: a record is committed for its hash exactly if it lies below the position of the segment that has the hash, or
+in one of its done runs.
+Turned down: one position for the partition (some key ranges have always done more, or less).
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from coopstreams.topology.keys import GROUPS, WHOLE, KeyRange
 from coopstreams.topology.task_id import TaskId
 
 Stands: TypeAlias = Mapping[str, Mapping[int, tuple[Segment, ...]]]
-"""By topic and partition, what is committed: segments that tile the hash space."""
+"""The committed segments, which tile the hash space, by topic and partition."""
 
 ALL = (Segment(WHOLE, (1 << 63) - 1),)
-"""Everything counts."""
+"""Everything is committed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rebuild:
-    """What is made right, and by what.
+    """The scope of a rebuild from the source, and the positions it is based on.
 
     Shape: `stores` have a changelog, whose `ends` (by store and partition) were those when the run was planned.
     `partitions`: None is all. `key_range` is made of whole slices.
@@ -49,14 +49,14 @@ class Rebuild:
     ends: Mapping[str, Mapping[int, int]]
 
     def covered(self, task: TaskId) -> KeyRange | None:
-        """Return which of a task's hashes are made right; None: none."""
+        """Return the hashes of a task that are rebuilt; None: none."""
         if self.partitions is not None and task.partition not in self.partitions:
             return None
         return self.key_range.intersect(task.range)
 
 
 class SegmentRange(NamedTuple):
-    """Hashes of one task and one segment. `slot` is the number of the task's range."""
+    """The hashes that a task and a segment have in common. `slot` is the number of the task's range."""
 
     range: KeyRange
     slot: int
@@ -64,7 +64,7 @@ class SegmentRange(NamedTuple):
 
 
 def end_of(segments: Iterable[Segment]) -> int:
-    """Return the offset above which nothing is committed of any hash."""
+    """Return the first offset from which on nothing is committed, of any hash."""
     return max(segment.runs[-1][1] + 1 if segment.runs else segment.position for segment in segments)
 
 
@@ -74,10 +74,9 @@ def is_done(segment: Segment, offset: int) -> bool:
 
 
 def aligned(wanted: int, stands: Iterable[Sequence[Segment]]) -> int | None:
-    """Return the smallest number of equal ranges, not below the wanted one, of which each lies within one segment of
-    each partition.
+    """Return the smallest number of equal ranges, at least `wanted`, with each range within one segment per partition.
 
-    None: there is none; some segment is cut where no task with state is, within a key group.
+    None: there is none; a segment begins within a key group, which only tasks without state allow.
     """
     starts = {segment.range.start for segments in stands for segment in segments}
     for count in range(wanted, GROUPS + 1):
@@ -87,7 +86,7 @@ def aligned(wanted: int, stands: Iterable[Sequence[Segment]]) -> int | None:
 
 
 class Now(NamedTuple):
-    """What time it is: of the order in which a task takes records, of the stream, and of its operators."""
+    """The time at a record: in the task's processing order, of the stream, and of the operators."""
 
     time: int
     stream_time: int
@@ -95,7 +94,7 @@ class Now(NamedTuple):
 
 
 class Cut:
-    """The records of one partition, in offset order, for the tasks of these ranges. `pieces` tile the hash space."""
+    """The records of one partition, in offset order, for the tasks of these ranges. `segments` tile the hash space."""
 
     def __init__(self, ranges: Sequence[KeyRange], segments: Sequence[Segment]) -> None:
         self.pieces = [
@@ -111,18 +110,18 @@ class Cut:
         """By slot, the time at which the task ends; None: before the first record."""
 
     def spans(self, offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Yield the half-open bounds of the records that come next, cut where a task ends."""
+        """Yield the half-open bounds of the next records, divided where a task ends."""
         cuts = sorted({0, len(offsets), *(bisect_left(offsets, until) for until in self._until)})
         yield from pairwise(cuts)
 
     def tell(self, last: int, now: Now) -> None:
-        """Note what time it is behind a span that ends with this offset."""
+        """Note the time after a span that ends with this offset."""
         for slot, until in enumerate(self._until):
             if last < until:
                 self.ends[slot] = now
 
     def committed(self, number: int, columns: Columns) -> Columns:
-        """Return those records of a piece that count."""
+        """Return the committed records of a piece."""
         segment = self.pieces[number].segment
         if not len(columns) or columns.offsets[-1] < segment.position:
             return columns

@@ -1,6 +1,6 @@
-"""Where an application that is stopped stands, asked of Kafka.
+"""The committed positions of a stopped application, read from Kafka.
 
-Invariant: a position that is told here cannot move without a member in the group, and `check_stopped` finds those.
+Invariant: these positions cannot change without a member in the group, and `check_stopped` detects members.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from coopstreams.topology.keys import WHOLE, key_hashes
 
 _BATCH = 10_000
 _FETCHES = 300
-"""How often nothing may come, a tenth of a second each, before a transaction that is open is an error."""
+"""Fetches without records, a tenth of a second each, until an open transaction is reported as an error."""
 
 
 def check_stopped(config: Config) -> None:
     """Do nothing if no instance of the application runs.
 
     Raises:
-        GroupError: some do; says how many.
+        GroupError: some do; the message has their number.
     """
     application = config["application.id"]
     with GroupAdmin(config.client, application) as admin:
@@ -46,7 +46,7 @@ def check_stopped(config: Config) -> None:
 def committed(
     config: Config, cluster: KafkaLog, places: Iterable[TopicPartition]
 ) -> dict[TopicPartition, tuple[Segment, ...]]:
-    """Return what the application has committed of these partitions, of all hashes; it has begun each at its start."""
+    """Return the committed segments of these partitions, over all hashes; uncommitted hashes are at the start."""
     wanted = sorted(places)
     with (
         GroupAdmin(config.client, config["application.id"]) as admin,
@@ -66,7 +66,7 @@ def committed(
 
 
 def unread(cluster: KafkaLog, place: TopicPartition, segments: Sequence[Segment], end: int) -> int:
-    """Return how many records below an end are not committed.
+    """Return the number of uncommitted records below an end.
 
     Raises:
         LogError: a transaction is open below the end.

@@ -1,12 +1,9 @@
-"""Which sub-topologies Spark SQL can fold as well as Python, with the very same rows in the end; and of the others, why
-not.
+"""Decides which sub-topologies Spark SQL can fold with the same rows as Python, and why not the others.
 
-Pure. What is known before anything is read is decided here: nodes, functions, serdes. What only the records tell (a
-number that is none, a condition on a text, a sum that overflows) `native_frames` counts as doubts; then, as here,
-Python does it.
+Pure. It decides by nodes, functions and serdes, before any record is read. What depends on the records (an invalid
+number, a condition on a text, a sum that overflows) is counted as doubts by `native_frames`; then, too, Python does it.
 
-Invariant: a sub-topology is translated as a whole or not at all, and nothing in it runs a function that is not known
-here.
+Invariant: a sub-topology is translated as a whole or not at all, and only if every function in it is known here.
 Turned down: reading lambdas (bytecode proves nothing about the types it meets), typed JSON (msgspec checks each record
 against its type, Spark would not), floats (their sum depends on its order).
 """
@@ -35,10 +32,10 @@ _NAME = re.compile(r'[^"\\\x00-\x1f\ud800-\udfff]+')
 
 @dataclass(frozen=True, slots=True)
 class Aggregation:
-    """One store, as SQL sees it.
+    """One aggregation into a store, as SQL sees it.
 
-    Shape: `values` is how record values become integers: not at all, 8 bytes, or JSON; with `field` the JSON is an
-    object that has it. `where`: what the filters before it let through, None if there are none.
+    Shape: `values` tells how record values become integers: not at all, 8 bytes, or JSON; with `field` the JSON is an
+    object that has it. `where`: the condition of the filters before it, None if there are none.
     Units: `size_ms`, `advance_ms` and `close_ms` (size and grace) of windows; 0 without windows.
     """
 
@@ -60,7 +57,7 @@ class Aggregation:
 
 
 def translated(part: SubTopology, outputs: str = "none") -> tuple[Aggregation, ...] | str:
-    """Return the aggregations that a sub-topology consists of, or why it is left to Python."""
+    """Return the aggregations of a sub-topology, or why it is left to Python."""
     if outputs != "none":
         return "outputs are wanted, which are updates of rows; SQL knows the last one only"
     if len(part.topics) != 1 or not part.stores:
@@ -76,7 +73,7 @@ def translated(part: SubTopology, outputs: str = "none") -> tuple[Aggregation, .
 
 
 def fields_of(condition: Condition | None) -> tuple[str, ...]:
-    """Return the names of the fields that a condition is about."""
+    """Return the names of the fields in a condition."""
     match condition:
         case field(name) | Comparison(field(name)):
             return (name,)
@@ -89,7 +86,7 @@ def fields_of(condition: Condition | None) -> tuple[str, ...]:
 
 
 def _other(node: Node, nodes: dict[str, Node]) -> str | None:
-    """Return what keeps a node that is no aggregation from being translated; None if nothing does."""
+    """Return why a node that is no aggregation cannot be translated; None if it can."""
     match node:
         case Source(timestamp=function):
             return None if function is None else "takes timestamps by a Python function"
@@ -116,15 +113,15 @@ def _other(node: Node, nodes: dict[str, Node]) -> str | None:
 
 
 def _step(node: Node, nodes: dict[str, Node]) -> str | None:
-    """Return what keeps a step on the way to an aggregation from being translated."""
+    """Return why a step on the way to an aggregation cannot be translated; None if it can."""
     if not isinstance(nodes[node.parents[0]], Source | Filter):
         return "stands behind another step"
-    # SQL looks only at what a store needs; Python calls the function all the same, and may fail.
+    # SQL evaluates only what a store needs; Python calls every function, and it may raise.
     return None if any(node.name in other.parents for other in nodes.values()) else "leads nowhere"
 
 
 def unreadable(condition: Condition) -> str | None:
-    """Return why SQL might not decide a condition as Python does, whatever the records are; None if it does."""
+    """Return why SQL might not decide a condition as Python does, for any record; None if it always does."""
     match condition:
         case field(name):
             return None if _NAME.fullmatch(name) else f"reads the field {name!r}, which JSON may write in several ways"
@@ -203,8 +200,9 @@ def _aggregation(node: Aggregate, nodes: dict[str, Node]) -> Aggregation | str:
 
 
 def _way(above: Node, nodes: dict[str, Node]) -> tuple[Source, Condition | None, field | None] | None:
-    """Return where the records of an aggregation come from, which of them, and what of their values; None if that
-    cannot be told.
+    """Return the source of an aggregation, the condition of its filters, and the field of its values.
+
+    None: the way between them is not known here.
     """
     part, where = None, None
     if isinstance(above, MapValues) and isinstance(above.mapper, field):

@@ -1,16 +1,15 @@
-"""The history of a sub-topology, folded by Spark SQL: the rows of its stores, and what a task of the Python path would
-have counted.
+"""Folds the history of a sub-topology in Spark SQL: the rows of its stores, and the counts of a Python task.
 
     records     task and number of each record, and whether filters let it through
-    windowed    the same in order, a row for each window of a record, with the stream time that it met
+    windowed    the same in order, a row for each window of a record, with the stream time at the record
     groups      one row a task, key and window: value, timestamp, and how many records were taken, dropped, in doubt
     native      the groups as rows for `native_task`, if no record is in doubt
 
-A *doubt* is a record that SQL and Python might understand differently, or a sum that leaves 64 bits. One is enough: the
-stage is Python's then.
+A *doubt* is a record that SQL and Python might read differently, or a sum that exceeds 64 bits. A single doubt leaves
+the whole stage to Python.
 
-Invariant: whatever is not proved to be the same is in doubt: what `native_values` says, and negative timestamps.
-Turned down: taking records out where SQL filters (they are read, and move the stream time of their topic).
+Invariant: whatever is not proved to be the same is in doubt: the doubts of `native_values`, and negative timestamps.
+Turned down: removing records where SQL filters them (they count as read, and advance the stream time of their topic).
 """
 
 from __future__ import annotations
@@ -41,9 +40,7 @@ NATIVE = pa.schema(
         ("timestamp", pa.int64()),
     ]
 )
-"""Rows of stores. Shape: `store` counts those of the sub-topology; it is null in the row that lets a task without any
-be a task.
-"""
+"""Rows of stores. Shape: `store` is the index within the sub-topology; null in the row of a task without store rows."""
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +59,7 @@ GROUP: Final = (
     "read",
     "newest",
 )
-"""The columns of a group: what it is, and how many records were taken, dropped, in doubt."""
+"""The columns of a group: its identity, and how many records were taken, dropped, in doubt."""
 
 _DROPS: Final = ("null key", "null value", "late")
 _GOES_ON: Final = (
@@ -70,13 +67,14 @@ _GOES_ON: Final = (
     "64 bits"
 )
 _ROW: Final = (1 << 33) - 1
-"""What of `monotonically_increasing_id` counts the rows of a Spark partition."""
+"""The bits of `monotonically_increasing_id` that count the rows within a Spark partition."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a task is told besides rows. Shape: `dropped` by "node: reason"; `operator_times` by store: the stream time
-    that its operator met.
+    """The counts and times of a task, which are not rows of its stores.
+
+    Shape: `dropped` by "node: reason"; `operator_times` by store: the stream time of its operator.
     """
 
     read: int
@@ -87,7 +85,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Folding:
-    """A stage, folded. `folder` takes the groups: written, not cached, so that history is read once for each store."""
+    """The folding of a stage. The groups are written to `folder`, not cached, so that each store reads history once."""
 
     stage: Stage
     aggregations: Sequence[Aggregation]
@@ -97,8 +95,9 @@ class Folding:
     def run(
         self, spark: SparkSession, history: Callable[[bool], DataFrame]
     ) -> tuple[dict[int, Facts], DataFrame] | None:
-        """Return what the tasks are told, and their NATIVE rows; None if a record is in doubt. `history(ordered)` gives
-        the records.
+        """Return the facts and the NATIVE rows of the tasks; None if a record is in doubt.
+
+        `history(ordered)` returns the records.
         """
         made = [
             groups(history(each.size_ms > 0), each, self.stage, numbered=self.numbered) for each in self.aggregations
@@ -113,8 +112,9 @@ class Folding:
 
 
 def groups(history: DataFrame, aggregation: Aggregation, stage: Stage, *, numbered: bool) -> DataFrame:
-    """Return the groups of an aggregation over HISTORY rows, one topic partition in a Spark partition in order if it
-    has windows.
+    """Return the groups of an aggregation over HISTORY rows.
+
+    With windows, a Spark partition of `history` must be one topic partition in order.
     """
     records = _records(history, aggregation, stage, numbered=numbered)
     records = (
@@ -128,9 +128,7 @@ def groups(history: DataFrame, aggregation: Aggregation, stage: Stage, *, number
 
 
 def _records(history: DataFrame, aggregation: Aggregation, stage: Stage, *, numbered: bool) -> DataFrame:
-    """Return what an aggregation needs of the records: those that filters take out are there without a key, since they
-    count as read.
-    """
+    """Return the records of an aggregation. Filtered records stay, without a key, because they count as read."""
     key, timestamp = F.col("key"), F.col("timestamp")
     names = {name: f"token_{number}" for number, name in enumerate(aggregation.reads)}
     token_of = {name: F.col(column) for name, column in names.items()}
@@ -157,8 +155,9 @@ def _records(history: DataFrame, aggregation: Aggregation, stage: Stage, *, numb
 
 
 def _slot(key: Column, ranges: int) -> Column:
-    """Return the number of the range that has a key. A record without one is dropped, and counted by the first task of
-    its partition.
+    """Return the number of the key range of a key.
+
+    A record without a key is dropped, and counted by the first task of its partition.
     """
     slots = [
         slot
@@ -174,9 +173,7 @@ def _slot(key: Column, ranges: int) -> Column:
 
 
 def _windowed(records: DataFrame, aggregation: Aggregation) -> DataFrame:
-    """Return records in windows: `start`, whether it is too `late` there, and whether it is the `first` row of its
-    record.
-    """
+    """Return a row for each window of a record: its `start`, whether it is `late`, whether it is the `first` row."""
     size, advance = F.lit(aggregation.size_ms), F.lit(aggregation.advance_ms).cast("bigint")
     keyed, time = F.col("key").isNotNull(), F.greatest(F.col("timestamp"), F.lit(0))
     before = Window.partitionBy("partition").orderBy("offset").rowsBetween(Window.unboundedPreceding, Window.currentRow)
@@ -197,7 +194,7 @@ def _folded(records: DataFrame, aggregation: Aggregation, by: list[str]) -> Data
     number = F.when(taken, F.col("number"))
     count = F.count_if(taken)
     value = {"count": count, "sum": F.try_sum(number), "min": F.min(number), "max": F.max(number)}[aggregation.fold]
-    # If the sum of what is added without its sign fits, no sum on the way leaves 64 bits either.
+    # If the sum of the absolute values fits into 64 bits, no partial sum exceeds them either.
     overflow = F.try_sum(F.abs(number)).isNull() if aggregation.fold == "sum" else F.lit(False)
     return records.groupBy(*by).agg(
         value.alias("value"),
@@ -213,8 +210,9 @@ def _folded(records: DataFrame, aggregation: Aggregation, by: list[str]) -> Data
 
 
 def counts(made: DataFrame) -> list[Row]:
-    """Return by store and task how many records were read, dropped, in doubt, and the newest timestamps: of all, and of
-    those with a key.
+    """Return, by store and task, how many records were read, dropped and in doubt, and the newest timestamps.
+
+    The newest timestamps are those of all records, and of the records with a key.
     """
     keyed = F.col("key").isNotNull()
     told = made.groupBy("store", "task").agg(
@@ -230,15 +228,13 @@ def counts(made: DataFrame) -> list[Row]:
 
 
 def facts(told: Sequence[Row], aggregations: Sequence[Aggregation], stage: Stage) -> dict[int, Facts]:
-    """Return what the tasks of a stage are told, by their numbers; those of a partition without records are left
-    out.
-    """
+    """Return the facts of a stage's tasks by task number, except for partitions without records."""
     node_of = {stage.stores.index(each.store): each.node for each in aggregations}
     result: dict[int, Facts] = {}
     for partition in {row["task"] // stage.ranges for row in told}:
         rows = [row for row in told if row["task"] // stage.ranges == partition]
         newest = max(row["newest"] for row in rows)
-        # Each operator has a time of its own: that of the records which its filters let through.
+        # Each operator has its own time: that of the records that pass its filters.
         operator_times = {
             stage.stores[store]: max(
                 (row["clock"] for row in rows if row["store"] == store and row["clock"] is not None), default=-1

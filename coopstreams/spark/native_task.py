@@ -1,8 +1,7 @@
-"""A shared task inside Spark whose stores were folded by SQL: it takes rows instead of records, and ends as every task
-of a backfill does.
+"""A shared task inside Spark whose stores were folded by SQL: it takes store rows instead of records.
 
 Invariant: key groups, segments, expiry, changelog records, slices and the transaction are those of `task`; only the
-values come from elsewhere.
+rows come from elsewhere.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from coopstreams.topology.stores import window_key
 
 @dataclass(frozen=True, slots=True)
 class NativeWork:
-    """What the tasks of one sub-topology do with NATIVE rows. Shape: `facts` by task."""
+    """The work of one sub-topology's tasks over NATIVE rows. Shape: `facts` by task."""
 
     work: TaskWork
     facts: Mapping[int, Facts]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield how the task went."""
+        """Yield the result of the task."""
         return attempt(batches, self._begin)
 
     def _begin(self, number: int, closing: ExitStack) -> TaskAttempt:
@@ -46,7 +45,7 @@ class _Folded(TaskAttempt):
         self._stream_times[source.topic] = facts.stream_time
         self._dropped.update(facts.dropped)
         for store, clock in facts.operator_times.items():
-            # First, so that windows which are over by then are never written.
+            # Advance the time first, so that windows that have expired by then are never written.
             self._state.stores[store].advance(clock)
 
     def take(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

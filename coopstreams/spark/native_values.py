@@ -1,13 +1,13 @@
-"""What Spark SQL reads in the values of records: integers to fold, and whether conditions on fields are true.
+"""Spark SQL expressions over record values: the integers to fold, and conditions on fields.
 
 A *token* is the text of a field's scalar in a flat JSON object: `-12`, `1.5`, `"DE"` with its quotes, `true`, `null`;
 empty if it is in doubt.
 
-Invariant: whatever is not proved to be read as Python reads it is in doubt: JSON other than one flat object without
-escapes that has the field once, numbers of more than 18 digits, comparisons for which Python raises or that types make
-subtle (`True == 1`).
-Turned down: from_json and get_json_object (a lenient parser: it takes what the serde refuses, and the first of two
-equal names).
+Invariant: a value is in doubt unless SQL provably reads it as Python does. In doubt are: JSON other than one flat
+object without escapes that has the field once, numbers of more than 18 digits, and comparisons for which Python raises
+or whose result depends on types (`True == 1`).
+Turned down: from_json and get_json_object (a lenient parser: it accepts JSON that the serde refuses, and takes the
+first of two equal names).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SCALAR: Final = rf"(?:{_STRING}|-?(?:0|[1-9][0-9]{{0,17}})(?:\.[0-9]{{1,17}})?|
 _LONGEST: Final = 10_000
 _EXACT: Final = 1 << 53
 _EXACT_DIGITS: Final = 15
-"""Integers up to here, or of so many digits, are floats without rounding."""
+"""Integers up to this one, or of so many digits, are exact as floats."""
 
 _COMPARE: Final = {
     "<": operator.lt,
@@ -42,7 +42,7 @@ _COMPARE: Final = {
 
 
 class Judged(NamedTuple):
-    """Whether something is true of a record, never null, and whether SQL and Python might differ on that."""
+    """Whether a condition holds for a record (never null), and whether SQL and Python might differ on it."""
 
     true: Column
     doubt: Column
@@ -66,7 +66,7 @@ def numbers(aggregation: Aggregation, token_of: Mapping[str, Column]) -> tuple[C
         number = F.when(found.rlike(rf"\A{_INTEGER}\z"), found).try_cast("bigint")
     else:
         number = _extracted(rf"\A{_SPACE}{_INTEGER}{_SPACE}\z", None).try_cast("bigint")
-    # The Python path drops what has no value before it looks at it, unless a function stands before.
+    # The Python path drops records without a value before it reads it, unless a function comes before.
     unseen = (
         value.isNull()
         if aggregation.drops_null_values and aggregation.field is None and aggregation.where is None
@@ -76,7 +76,7 @@ def numbers(aggregation: Aggregation, token_of: Mapping[str, Column]) -> tuple[C
 
 
 def judged(condition: Condition, token_of: Mapping[str, Column]) -> Judged:
-    """Return whether a condition that `native.unreadable` has nothing against is true, by the tokens of its fields."""
+    """Return whether a condition holds, by the tokens of its fields; `native.unreadable` must be None for it."""
     match condition:
         case Both(one, other):
             first, second = judged(one, token_of), judged(other, token_of)
@@ -96,19 +96,17 @@ def judged(condition: Condition, token_of: Mapping[str, Column]) -> Judged:
 
 
 def _compared(found: Column, comparing: str, constant: Any) -> Judged:
-    """Return how a token compares with a constant. What is of another type is not equal, and has no order: Python
-    raises.
-    """
+    """Return how a token compares with a constant. Values of other types are unequal; ordering them raises."""
     compare, text, known = _COMPARE[comparing], found.startswith('"'), found != ""
     flag, nothing = found.isin("true", "false"), found == "null"
     number = known & ~text & ~flag & ~nothing
     if constant is None:
         comparable, other, result = known, F.lit(False), compare(nothing, F.lit(True))
     elif isinstance(constant, bool):
-        # Not numbers: 1 == True in Python.
+        # Booleans are not compared with numbers: 1 == True in Python.
         comparable, other, result = flag, text | nothing, compare(found == "true", F.lit(constant))
     elif isinstance(constant, str):
-        # As bytes: UTF-8 has the order of code points, which is Python's, whatever collation a session prefers.
+        # As bytes: UTF-8 has the order of code points, as Python has, whatever collation a session prefers.
         content = found.substr(F.lit(2), F.length(found) - 2).cast("binary")
         comparable, other, result = text, known & ~text, compare(content, F.lit(constant.encode()))
     else:
@@ -123,7 +121,7 @@ def _compared(found: Column, comparing: str, constant: Any) -> Judged:
 def _as_number(
     found: Column, number: Column, compare: Callable[[Any, Any], Any], constant: float
 ) -> tuple[Column, Column]:
-    """Return whether a token is a number that is compared without rounding, and how it compares."""
+    """Return whether a token is a number that compares without rounding, and the result of the comparison."""
     fraction = found.contains(".")
     rounded = compare(F.when(number, found).try_cast("double"), F.lit(float(constant)))
     if isinstance(constant, float):
@@ -133,7 +131,7 @@ def _as_number(
 
 
 def _extracted(pattern: str, missing: str | None) -> Column:
-    """Return what a pattern finds in the value as UTF-8."""
+    """Return the part of the value, read as UTF-8, that matches a pattern."""
     text = F.col("value").cast("string")
     safe = (F.length("value") <= _LONGEST) & F.is_valid_utf8(text)
     found = F.when(safe, F.regexp_extract(text, pattern, 1))

@@ -1,14 +1,13 @@
-"""What a task of a backfill writes to Kafka: one transaction, all of it or nothing, once, however often Spark runs the
-task.
+"""The Kafka writes of a backfill's task: one transaction that counts exactly once, however often Spark runs the task.
 
 The last record of the transaction is a *mark*: the task's result, in a topic of the run that has a partition for each
-task. Whoever runs the task again (an attempt after a lost executor, `--resume`) takes the transactional id over, which
-ends what the attempt before left open, and then finds the mark, or does not.
+task. A later attempt (after a lost executor, or with `--resume`) takes over the transactional id, which aborts an open
+transaction of the attempt before it. Then it looks for the mark, which is there exactly if that transaction committed.
 
 Invariant: for each task of a run there is at most one committed transaction with its mark in it.
-Turned down: a file that says "done" (it cannot be written in the transaction, so one of the two would be ahead),
-at-least-once outputs, and one partition for all marks (a transaction that another task left open would keep this one
-from seeing its own).
+Turned down: a file that says "done" (it is not part of the transaction, so one of the two would be ahead),
+at-least-once outputs, and one partition for all marks (an open transaction of another task would hide this task's own
+mark).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from coopstreams.topology.errors import UnknownTopicError
 from coopstreams.topology.naming import MARKS
 
 TRANSACTION_TIMEOUT_MS = 900_000
-"""What a broker allows at most, unless it is told otherwise: a task that writes must be done within it."""
+"""The most that brokers allow by default; a task that writes must finish within it."""
 BATCH = 10_000
 
 
@@ -36,16 +35,14 @@ def marks_topic(application: str, run: str) -> str:
 
 
 def marks_spec(application: str, run: str, tasks: int, replication: int) -> TopicSpec:
-    """Return the topic with the marks of a run: kept until the run is published."""
+    """Return the topic with the marks of a run, which is kept until the run is published."""
     return TopicSpec(
         marks_topic(application, run), tasks, {"cleanup.policy": "compact", "retention.ms": "-1"}, replication
     )
 
 
 def announce(config: Config, run: str, tasks: int) -> None:
-    """Make the topic with the marks of a run, unless it is there: from now on the cluster knows that the run has
-    begun.
-    """
+    """Create the topic with the marks of a run, if missing; other runs find it, and know that this run has begun."""
     cluster = cluster_of(config)
     try:
         cluster.create_topics([marks_spec(config["application.id"], run, tasks, config["replication.factor"])])
@@ -54,13 +51,13 @@ def announce(config: Config, run: str, tasks: int) -> None:
 
 
 def cluster_of(config: Config) -> KafkaLog:
-    """Return the cluster of a configuration, its transactions as long as the brokers allow."""
+    """Return the cluster of a configuration, with the longest transaction time-out that brokers allow."""
     settings = {"producer.transaction.timeout.ms": TRANSACTION_TIMEOUT_MS, **config.client}
     return KafkaLog(settings, timeout_s=config["connect.timeout.ms"] / 1000)
 
 
 def partitions_of(config: Config, topic: str) -> int:
-    """Return how many partitions a topic has now.
+    """Return the current partition count of a topic.
 
     Raises:
         UnknownTopicError: it does not exist.
@@ -79,7 +76,7 @@ def partitions_of(config: Config, topic: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Seeds:
-    """Rows of a changelog partition: what a live task would have written to it by now."""
+    """The rows of a changelog partition that a live task would have written by now."""
 
     changelog: TopicPartition
     rows: Iterable[tuple[bytes, bytes | None, int]]
@@ -87,9 +84,9 @@ class Seeds:
 
 
 class Outbox:
-    """The transaction of one task. One thread.
+    """The transaction of one task. Belongs to one thread.
 
-    `number` is that of the task within its run: it ends the transactional id, and is the partition of the mark.
+    `number` is that of the task within its run: the suffix of the transactional id, and the partition of the mark.
     """
 
     def __init__(self, config: Config, run: str, number: int) -> None:
@@ -102,7 +99,7 @@ class Outbox:
             self._writer.begin()
 
     def write(self, output: Output) -> None:
-        """Write what the task forwarded to a topic."""
+        """Write the records that the task forwarded to a topic."""
         self._writer.append(
             output.topic,
             output.keys,
@@ -113,7 +110,7 @@ class Outbox:
         )
 
     def seed(self, seeds: Seeds) -> int:
-        """Write the rows of a changelog; return how many there were."""
+        """Write the rows of a changelog; return their number."""
         count, part = 0, list[tuple[bytes, bytes | None, int]]()
         for row in seeds.rows:
             part.append(row)
@@ -123,18 +120,18 @@ class Outbox:
         return count + self._append(seeds.changelog, part)
 
     def commit(self, result: str) -> None:
-        """Let everything count, and the result with it.
+        """Write the result as the mark, and commit the transaction.
 
         Raises:
             FencedError: another attempt has taken over.
-            LogError: it may or may not have counted; the next attempt will know.
+            LogError: it is unknown whether the commit counted; the next attempt finds out.
         """
         now = int(time.time() * 1000)
         self._writer.append(self._mark.topic, [b"result"], [result.encode()], [now], partitions=self._mark.partition)
         self._writer.commit(TRANSACTION_TIMEOUT_MS / 1000)
 
     def close(self) -> None:
-        """Let go; what was not committed does not count."""
+        """Close the writer; an open transaction does not count."""
         self._writer.close()
         self._log.close()
 
@@ -146,8 +143,9 @@ class Outbox:
 
 
 def read_mark(log: Log, mark: TopicPartition) -> str | None:
-    """Return the result of a task whose transaction is committed. Only after its transactional id was taken over:
-    nothing is open then.
+    """Return the result of a task whose transaction is committed.
+
+    Take over its transactional id first: then no transaction is open.
     """
     end, at, found = log.end_offset(mark), log.start_offset(mark), None
     reader = log.reader()

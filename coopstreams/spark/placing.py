@@ -1,8 +1,7 @@
-"""What goes between sub-topologies that wait for each other, each record with its place: the time at which its task
-forwarded it.
+"""Records between sub-topologies that wait for each other, each with its place: the time when its task forwarded it.
 
-By their timestamps alone, records could come before what they answer: an answer has the timestamp of its row, which may
-be late.
+Ordered by timestamp, a record could come before the one that it answers: an answer has the timestamp of its row, which
+may be late.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from coopstreams.topology.compile.outputs import Output
 
 
 class PlacedOutput(Output):
-    """An output that knows what time it was, for the task, when each record was forwarded.
+    """An output that stores the task's time at which each record was forwarded.
 
-    Shape: `times` is a column like the others; `now` says what time it is.
+    Shape: `times` is a column like the others; `now` returns the time.
     """
 
     __slots__ = ("times",)
@@ -26,15 +25,13 @@ class PlacedOutput(Output):
         self.timestamps: list[int] = _Noting(self.times, now)
 
     def clear(self) -> None:
-        """Forget the records: somebody has them now."""
+        """Forget the records, which the caller has taken."""
         super().clear()
         self.times.clear()
 
 
 class _Noting(list[int]):
-    """Timestamps; with each that is appended, the time is noted. Compiled code knows of a list and its `append`, and of
-    nothing else.
-    """
+    """A list of timestamps that notes the time of each append. Compiled code knows only a list and its `append`."""
 
     def __init__(self, times: list[int], now: Callable[[], int]) -> None:
         super().__init__()

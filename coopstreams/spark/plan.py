@@ -1,8 +1,7 @@
-"""What a backfill will do, decided before anything runs: which sub-topologies, in which order, in how many tasks, from
-where to where.
+"""The plan of a backfill, made before anything runs: its sub-topologies, their order, their tasks, and the offsets.
 
-Pure. `running.py` asks Kafka, calls this, writes the plan down, and carries it out; `--resume` reads it again and
-decides nothing anew.
+Pure. `running.py` asks Kafka, calls this, stores the plan, and carries it out; `--resume` loads the stored plan and
+decides nothing again.
 
 Invariant: a sub-topology comes after all that write to a repartition topic it reads. Where two wait for each other,
 `rounds` has the order.
@@ -35,8 +34,8 @@ class Stage:
     """A sub-topology, or a round of one, and its tasks.
 
     Shape: task = partition * ranges + number of the range; `first` is the number of its first task within the run.
-    `forwarded` are the repartition topics it writes, with their partition counts. Only the last of the `rounds` counts:
-    the others forward and leave nothing behind.
+    `forwarded` are the repartition topics it writes, with their partition counts. Only the last of the `rounds` leaves
+    state and outputs; the others forward.
     """
 
     subtopology: int
@@ -47,9 +46,9 @@ class Stage:
     forwarded: tuple[tuple[str, int], ...]
     stores: tuple[str, ...]
     native: bool = False
-    """Whether Spark SQL folds it, if nothing in the records speaks against it."""
+    """Whether Spark SQL folds it, unless a record is in doubt."""
     why: str = ""
-    """What keeps it in Python, if native plans were asked for."""
+    """Why it is left to Python, if native plans were asked for."""
     round: int = 1
     rounds: int = 1
     only: tuple[int, ...] | None = None
@@ -57,19 +56,19 @@ class Stage:
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """Its name for people."""
         return f"sub-topology {self.subtopology}" + (
             f", round {self.round} of {self.rounds}" if self.rounds > 1 else ""
         )
 
     @property
     def is_last(self) -> bool:
-        """Whether what it does counts."""
+        """Whether it is the last round, which leaves state and outputs."""
         return self.round == self.rounds
 
     @property
     def tasks(self) -> int:
-        """How many tasks it has."""
+        """The number of its tasks."""
         return self.partitions * self.ranges
 
     @property
@@ -98,24 +97,24 @@ class Plan:
     seed: bool = False
     snapshots: str | None = None
     table: str | None = None
-    """Where the outputs lie in the end, if they go to a table that is not only handed back."""
+    """The folder of the outputs, if they go to a table that is kept."""
     global_tables: Mapping[str, Mapping[int, tuple[int, int]]] = field(default_factory=dict)
-    """Of their topics, the offsets [start, end) that every task reads."""
+    """Of the topics of global tables, the offsets [start, end) that every task reads."""
     connector: Connector = "python"
-    """What reads Kafka: our own data source, or the connector of Spark."""
+    """The reader of Kafka: our own data source, or Spark's connector."""
     ids: Mapping[str, str] = field(default_factory=dict)
-    """Of its topics in Kafka: one that is deleted and made anew has another."""
+    """The ids of its topics in Kafka: a topic that was deleted and created again has another id."""
     rebuild: Rebuild | None = None
-    """What is made right in an application that has run; None: a backfill of one that has not."""
+    """The scope of a rebuild of an application that has run; None: a backfill of one that has not."""
 
     @property
     def tasks(self) -> int:
-        """How many tasks the run has."""
+        """The number of tasks of the run."""
         return sum(stage.tasks for stage in self.stages)
 
     @property
     def records(self) -> int:
-        """How many offsets the run reads from Kafka."""
+        """The number of offsets that the run reads from Kafka."""
         return sum(
             end - start
             for topic, bounds in self.cut.items()
@@ -133,7 +132,7 @@ class Plan:
         return msgspec.convert(msgspec.json.decode(data), Plan, strict=False)
 
     def __str__(self) -> str:
-        """For people: what `--dry-run` prints."""
+        """Return the text that `--dry-run` prints."""
         lines = [f"run {self.run} of {self.application}: {self.records} offsets of Kafka, {self.tasks} tasks"]
         for stage in self.stages:
             leaves = (
@@ -183,7 +182,7 @@ def check(topology: Topology) -> None:
     """Do nothing if a backfill can run the topology.
 
     Raises:
-        TopologyError: no topic matches its patterns, or a topic is written because of its own records.
+        TopologyError: no topic matches its patterns, or a topic feeds itself.
     """
     if not sources(topology) and (waiting := unmatched(topology)):
         patterns = " or ".join(f'"{pattern}"' for pattern in waiting)
@@ -197,10 +196,10 @@ def check(topology: Topology) -> None:
 def stages(
     topology: Topology, partitions: Mapping[str, int], ranges: int, *, native: bool = False, outputs: Outputs = "none"
 ) -> tuple[Stage, ...]:
-    """Return the sub-topologies with their tasks, in the order in which they run. `native`: by Spark SQL, where that is
-    the same.
+    """Return the sub-topologies with their tasks, in the order in which they run.
 
-    One that reads nothing has no tasks, and is no stage: no topic matches its pattern yet.
+    `native`: fold by Spark SQL where the result is the same. A sub-topology without source topics (no topic matches its
+    pattern yet) has no tasks, and is no stage.
     """
     result, first = list[Stage](), 0
     for round_ in rounds_of(topology):
@@ -228,8 +227,9 @@ def stages(
 
 
 def leading_to(topology: Topology, stores: Collection[str]) -> dict[int, bool]:
-    """Return the sub-topologies that have some of these stores, and all whose records come there; with whether another
-    one needs its records.
+    """Return the sub-topologies that have some of these stores, and all that feed them.
+
+    The value is whether another sub-topology needs its records.
     """
     found: dict[int, bool] = {}
     wanted: set[str] = set()
@@ -242,11 +242,10 @@ def leading_to(topology: Topology, stores: Collection[str]) -> dict[int, bool]:
 
 
 def digest(topology: Topology) -> str:
-    """Return a digest of what a resumed run must share with the one before: nodes, topics, shapes of stores. Functions
-    are not in it.
+    """Return a digest of what a resumed run must share with its first part: nodes, topics, shapes of stores.
 
-    The topology is one as it runs: what its patterns match, and what `topology.optimization` makes of its stores, is in
-    the digest.
+    Functions are not included. The topology is the resolved one: the topics that match its patterns, and its stores
+    after `topology.optimization`.
     """
     shape = [
         [
@@ -262,7 +261,7 @@ def digest(topology: Topology) -> str:
 
 
 def sources(topology: Topology) -> tuple[str, ...]:
-    """Return the topics whose history is read: all sources but repartition topics."""
+    """Return the topics whose history is read: all sources except repartition topics."""
     nodes = (
         node for part in topology.subtopologies for node in part.nodes if isinstance(node, Source) and not node.internal
     )
@@ -272,8 +271,9 @@ def sources(topology: Topology) -> tuple[str, ...]:
 def positions(
     plan: Plan, stream_times: Mapping[tuple[str, int], int], internal_ends: Mapping[str, Mapping[int, int]]
 ) -> dict[tuple[str, int], tuple[int, int]]:
-    """Return, for each partition of each topic that tasks read, where the live application goes on: offset, and stream
-    time below it.
+    """Return the position of each partition that tasks read, at which the live application continues.
+
+    Shape: (topic, partition) -> (offset, stream time below it).
     """
     ends = {(topic, partition): end for topic, bounds in plan.cut.items() for partition, (_, end) in bounds.items()}
     ends |= {
@@ -283,5 +283,5 @@ def positions(
 
 
 def gaps(stage: Stage, results: Sequence[int]) -> list[int]:
-    """Return the tasks of a stage that gave no result, or several: none may be missing."""
+    """Return the tasks of a stage that have no result, or several: each must have one."""
     return sorted(task for task in stage.running if list(results).count(task) != 1)

@@ -1,9 +1,8 @@
-"""What a run will do, asked of Kafka once and written down: the cut is taken, topics are checked and made.
+"""Makes the plan of a run and stores it: resolves topics, takes the cut, checks topics, and creates internal ones.
 
-`plan.py` decides without I/O; `running.py` carries out what is written down. `resume` reads it again and decides
-nothing anew.
+`plan.py` decides without I/O; `running.py` carries out the stored plan. `resume` loads it and decides nothing again.
 
-Invariant: nothing but internal topics, empty ones, has been made when a plan is there.
+Invariant: until the plan is stored, nothing is created except internal topics, which are empty.
 """
 
 from __future__ import annotations
@@ -37,21 +36,20 @@ from coopstreams.topology.naming import backfill_runs, changelog_topic, internal
 log = logging.getLogger(__name__)
 
 BACKFILLED = 0
-"""The term of the offsets that a backfill leaves: every live task has a higher one."""
+"""The term of the offsets that a backfill commits; every live task has a higher term."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a run is asked to do.
+    """The options of a run.
 
-    `ranges`: key ranges of each partition, and so tasks. `seed`: the state goes to the changelogs; False is a trial
-    that writes nothing to Kafka and cannot be published. `snapshots`: the state goes to this storage, too, from where
-    tasks restore it faster. `outputs`: `none`; `topic`: results are written where a live application would; or `table`:
-    `Backfilled.outputs` hands them back, and they lie at `table` (a URL of Spark's) as Parquet, if that is given.
-    `work`: a folder that driver and workers share, for what goes from one stage to the next, and for `resume`.
-    `connector`: what reads Kafka, `python`, or `jvm` in a session that has the connector of Spark. `native`: Spark SQL
-    folds what it can, with the same state in the end; the plan says what it cannot, and why. `until`: the cut of the
-    topics for which no history is given.
+    `ranges`: key ranges of each partition, and so tasks. `seed`: write the state to the changelogs; False is a trial
+    that writes nothing to Kafka and cannot be published. `snapshots`: also write the state to this storage, from which
+    tasks restore it faster. `outputs`: `none`; `topic`: write results to the topics of a live application; or `table`:
+    `Backfilled.outputs` returns them, and they are kept at `table` (a URL of Spark's) as Parquet, if that is given.
+    `work`: a folder that driver and workers share, for data between stages, and for `resume`. `connector`: the reader
+    of Kafka, `python`, or `jvm` in a session that has Spark's connector. `native`: fold with Spark SQL where the state
+    is the same; the plan says where not, and why. `until`: the cut of the topics without a given history.
     """
 
     ranges: int = 4
@@ -66,9 +64,7 @@ class Options:
 
 
 def begin(topology: Topology, config: Config, histories: Mapping[str, History], options: Options) -> Plan:
-    """Return the plan of a new run, written down in its folder; from now on it is known in Kafka, and no other can
-    begin.
-    """
+    """Return the plan of a new run, stored in its folder and announced in Kafka, so that no other run can begin."""
     plan = make_plan(topology, config, histories, options)
     Storage(options.work).write(f"{plan.run}/plan.json", plan.to_json())
     if plan.seed:
@@ -94,7 +90,7 @@ def load_plan(work: str, run: str, topology: Topology, config: Config, *, rebuil
 
 
 def as_planned(built: Topology, config: Config, plan: Plan) -> Topology:
-    """Return the topology that a run runs: its patterns mean the topics of the plan, whatever has been made since.
+    """Return the topology of a run: its patterns match the topics of the plan, not those created since.
 
     Raises:
         ConfigError: the run is of another topology.
@@ -112,13 +108,12 @@ def as_planned(built: Topology, config: Config, plan: Plan) -> Topology:
 def make_plan(
     built: Topology, config: Config, histories: Mapping[str, History], options: Options, *, create: bool = True
 ) -> Plan:
-    """Return what a run will do: patterns are looked up and the cut is taken now. `create`: make the internal topics
-    that are missing.
+    """Return the plan of a run: patterns are resolved and the cut is taken now. `create`: make missing internal topics.
 
     Raises:
         TopologyError: a backfill cannot run this topology, or the topics do not fit it.
-        ConfigError: a history is of no source, or cannot be one, or the application has run before.
-        SnapshotError: the storage for snapshots is none.
+        ConfigError: a history is of no source, or does not fit it, or the application has run before.
+        SnapshotError: `snapshots` is not a usable storage.
     """
     if options.outputs == "topic" and not options.seed:
         raise ConfigError("a trial writes nothing to Kafka: outputs must be none or table")
@@ -127,7 +122,7 @@ def make_plan(
             f'a place for a table, {options.table}, but outputs are "{options.outputs}": say outputs="table"'
         )
     if options.snapshots is not None:
-        Storage(options.snapshots)  # a driver that is missing is found now, not by the tasks
+        Storage(options.snapshots)  # fails now if its driver is missing, instead of in the tasks
     cluster = KafkaLog(config.client, timeout_s=config["connect.timeout.ms"] / 1000)
     offsets = KafkaOffsets(config.client, config["application.id"])
     try:
@@ -206,11 +201,10 @@ def _histories(
 
 
 def check_unused(cluster: KafkaLog, offsets: KafkaOffsets, topology: Topology, partitions: Mapping[str, int]) -> None:
-    """Do nothing if the application has never run: its state and its progress would be mixed with those of the
-    backfill.
+    """Do nothing if the application has never run; otherwise its state and progress would mix with the backfill's.
 
     Raises:
-        ConfigError: it has, or another backfill has begun; says what was found and what to do.
+        ConfigError: it has run, or another backfill has begun; the message has the evidence and the cure.
     """
     known = cluster.partitions()
     if begun := backfill_runs(topology.application_id, known):
@@ -243,7 +237,7 @@ def check_unused(cluster: KafkaLog, offsets: KafkaOffsets, topology: Topology, p
 
 
 def oldest_ms(topology: Topology, config: Config, plan: Plan) -> tuple[tuple[str, int], ...]:
-    """Return, for the stores of a run whose changelogs forget, the earliest timestamp that they would keep now."""
+    """Return, for stores whose changelogs have a retention, the earliest timestamp that is not deleted at once."""
     stores = (store for stage in plan.stages for store in topology.subtopologies[stage.subtopology].stores)
     forgetful = {changelog_topic(store.name): store.name for store in stores if store.logged and store.retention_ms}
     now, cluster = int(time.time() * 1000), cluster_of(config)

@@ -1,11 +1,11 @@
-"""A backfill begins to count: snapshot and group offsets, for a live application that goes on at the cut.
+"""Publishes a backfill: sets snapshot and group offsets, so that a live application continues at the cut.
 
-    offsets    where each partition goes on, with its stream time: windows close and late records drop as if there had
-               been no break
-    snapshot   the manifest, with the changelog offsets behind what was seeded
+    offsets    the position of each partition, with its stream time: windows close and late records drop as if the
+               application had run without a break
+    snapshot   the manifest, with the changelog offsets behind the seeded records
     marks      deleted: the run is over
 
-Invariant: it can be done again, with the same outcome, until a live task has committed; then it is refused.
+Invariant: publishing can be repeated, with the same outcome, until a live task has committed; then it is refused.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from coopstreams.topology.naming import changelog_topic, internal_topic
 
 
 def publish(done: Backfilled, topology: Topology, settings: Config | Mapping[str, Any]) -> dict[TopicPartition, int]:
-    """Let a run count; return the offsets at which the application goes on. It must not run, and must not have run.
+    """Publish a run; return the offsets at which the application continues. It must not run, and must not have run.
 
     Raises:
         GroupError: it runs, or has run.
-        ConfigError: the run wrote no changelogs, or they are not there any more, so that a live application would have
-            no state; or it is of another topology.
+        ConfigError: the run wrote no changelogs, or they are gone, so that a live application would have no state; or
+            it is of another topology.
     """
     if not done.plan.seed:
         raise ConfigError(
@@ -53,8 +53,8 @@ def publish(done: Backfilled, topology: Topology, settings: Config | Mapping[str
         check_topics(cluster, done.plan)
         goes_on = _positions(done, cluster)
         _check_unused(offsets, goes_on)
-        # Before the offsets, which the broker refuses to set while the group has members: behind them an application
-        # may have started, and the ends of its changelogs are no longer where the snapshot ends.
+        # The snapshot comes before the offsets. The broker refuses offsets while the group has members; once they are
+        # set, an application may start, and its changelogs grow beyond the end of the snapshot.
         manifest = _manifest(done, running, cluster)
         if done.plan.snapshots is not None:
             snapshot.store_manifest(done.plan.snapshots, manifest)
@@ -93,7 +93,7 @@ def _check_unused(offsets: KafkaOffsets, goes_on: Mapping[TopicPartition, Commit
 
 
 def stream_times(done: Backfilled) -> dict[tuple[str, int], int]:
-    """Return the stream time that each source partition has reached: all tasks of a partition were told the same."""
+    """Return the stream time of each source partition; all tasks of a partition have the same."""
     return {(topic, result.partition): at for result in done.results for topic, at in result.stream_times.items()}
 
 
@@ -114,7 +114,7 @@ def _manifest(done: Backfilled, topology: Topology, cluster: KafkaLog) -> Manife
         for store in topology.subtopologies[stage.subtopology].stores
     ):
         if not spec.logged:
-            continue  # what has no changelog stays where it was made
+            continue  # a store without a changelog stays local
         changelog = internal_topic(plan.application, changelog_topic(spec.name))
         ends = {number: cluster.end_offset(TopicPartition(changelog, number)) for number in range(part.partitions)}
         stores[spec.name] = StoreSlices(

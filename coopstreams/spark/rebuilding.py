@@ -1,12 +1,11 @@
-"""Snapshots from changelogs, a Spark task for each partition: the same work as `coopstreams rebuild` does alone, on all
-cores or a cluster.
+"""Rebuilds snapshots from changelogs, a Spark task a partition: `coopstreams rebuild` on all cores or on a cluster.
 
-Each task reads its changelog partitions itself and writes sorted files; nothing goes through Spark but what is to be
-done and what was made.
+Each task reads its changelog partitions itself and writes sorted files; only task descriptions and results go through
+Spark.
 
 Invariant: an attempt that fails or runs twice leaves files that no manifest mentions.
-Turned down: records through a shuffle, sorted by key (two and a half times as slow, measured: a changelog partition is
-one task's already).
+Turned down: records through a shuffle, sorted by key (two and a half times as slow, measured: one task reads a whole
+changelog partition anyway).
 """
 
 from __future__ import annotations
@@ -43,11 +42,10 @@ def rebuild(
     wanted: Wanted | None = None,
     afresh: bool = False,
 ) -> Manifest:
-    """Make a snapshot at `snapshots.dir` from the changelogs and publish it; return its manifest. The application may
-    run meanwhile.
+    """Make a snapshot at `snapshots.dir` from the changelogs and publish it; return its manifest.
 
-    `wanted`: which stores, partitions and key groups; the rest is kept as it was published. `afresh`: without the
-    snapshot before it. A folder must be one that all workers share.
+    The application may run meanwhile. `wanted`: the stores, partitions and key groups; the published snapshot keeps the
+    rest. `afresh`: do not start from the published snapshot. A folder must be one that all workers share.
 
     Raises:
         ConfigError: `snapshots.dir` is not set, or a store or partition does not exist.
@@ -67,7 +65,7 @@ def rebuild(
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What a worker is told."""
+    """The work of all tasks, as sent to the workers."""
 
     shipped: bytes
     config: Config
@@ -108,7 +106,7 @@ def _made(spark: SparkSession, work: _Work) -> dict[str, list[Slice]]:
 
 
 def _function(work: Callable[[Batches], Iterator[pa.RecordBatch]]) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
-    """Return a plain function, which is what Spark takes."""
+    """Wrap a callable in a plain function, which Spark requires."""
 
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
         yield from work(batches)

@@ -1,17 +1,16 @@
-"""A task of a rebuild from the source compares its state with what the changelogs say, and writes what is different.
+"""Repairs changelogs in a rebuild from the source: compares a task's state with them, and writes the differences.
 
-    present       what a live task would restore, in a second database: the changelogs up to where they ended when the
-                  run was planned
-    differences   both in key order, side by side
-    written       into the transaction of the task: rows that are missing or other, tombstones for those that should
-                  not be
+    present       the state that a live task would restore, in a second database: the changelogs up to their ends when
+                  the run was planned
+    differences   a merge of both in key order
+    written       in the transaction of the task: missing or wrong rows, and tombstones for surplus ones
 
-So instances that have their state replay the differences from where they stand, and nothing else is touched: no topic,
-no offset, no other range.
+So instances with local state only replay the differences, and nothing else changes: no topic, no offset, no other
+range.
 
-Invariant: the changelog behind the differences restores to the rebuilt state; in front of them it was what it was.
-Turned down: an empty changelog and all rows again (all instances would restore everything; nothing could be said of
-what was wrong).
+Invariant: including the differences, a changelog restores to the rebuilt state; the part before them is unchanged.
+Turned down: an emptied changelog with all rows again (all instances would restore everything, and the differences could
+not be reported).
 """
 
 from __future__ import annotations
@@ -47,9 +46,7 @@ from coopstreams.topology.task_id import TaskId
 
 @dataclass(slots=True)
 class Differences:
-    """How the rows of a store in its changelog compare with those that the source gives: which are right, and what is
-    done about the others.
-    """
+    """The differences between a store's changelog and its source: the number of equal rows, and of each repair."""
 
     equal: int = 0
     added: int = 0
@@ -66,7 +63,7 @@ class Differences:
 
     @property
     def wrong(self) -> int:
-        """How many rows are not as they should be."""
+        """The number of rows that are not right."""
         return self.added + self.changed + self.deleted
 
     def __str__(self) -> str:
@@ -74,8 +71,9 @@ class Differences:
 
 
 def differences(found: Rows, right: Rows, counted: Differences) -> Iterator[tuple[bytes, bytes | None]]:
-    """Yield what makes the rows that were found the right ones: key, and row or None. Both come by ascending key; rows
-    are counted on the way.
+    """Yield the changes that turn the found rows into the right ones: key, and row or None.
+
+    Both come by ascending key. The rows are counted in `counted`.
     """
     here, there = next(found, None), next(right, None)
     while here is not None or there is not None:
@@ -99,8 +97,9 @@ def differences(found: Rows, right: Rows, counted: Differences) -> Iterator[tupl
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """The state of a task as the source gives it. Shape: `specs` are all its stores, `observed` the latest window start
-    of each.
+    """The state of a task by its source topics.
+
+    Shape: `specs` are all its stores, `observed` the latest window start of each.
     """
 
     task: TaskId
@@ -111,25 +110,25 @@ class Rebuilt:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """What the tasks of one stage make right: `stores` of them."""
+    """The repair of a stage's tasks; `stores` are the ones to repair."""
 
     rebuild: Rebuild
     stores: tuple[str, ...]
 
     @staticmethod
     def of(stage: Stage, rebuild: Rebuild) -> Repair | None:
-        """Return what there is to do in a stage; None: it only leads to others."""
+        """Return the repair of a stage; None: the stage only feeds others."""
         stores = tuple(store for store in stage.stores if store in rebuild.stores)
         return Repair(rebuild, stores) if stores else None
 
     def write(
         self, config: Config, rebuilt: Rebuilt, oldest_ms: Mapping[str, int], outbox: Outbox | None
     ) -> dict[str, Differences]:
-        """Return how each store compares; write what is different, unless nothing is to be written.
+        """Return the differences of each store; write them, unless it is a dry run.
 
         Raises:
             GroupError: the application runs.
-            LogError: a changelog did not move for two minutes, or would not keep what is written.
+            LogError: a changelog stood still for two minutes, or its retention would delete a row at once.
         """
         covered, specs, result = self.rebuild.covered(rebuilt.task), self._specs(rebuilt), dict[str, Differences]()
         if covered is None:
@@ -153,8 +152,9 @@ class Repair:
         return result
 
     def export(self, rebuilt: Rebuilt, writer: SnapshotWriter) -> dict[str, list[Slice]]:
-        """Return the state as slices of a snapshot, which stand where the changelogs ended: the differences behind
-        change nothing in them.
+        """Return the state as slices of a snapshot, at the planned ends of the changelogs.
+
+        Replaying the differences behind those ends does not change it.
         """
         covered, partition, now_ms = self.rebuild.covered(rebuilt.task), rebuilt.task.partition, int(time.time() * 1000)
         if covered is None:
@@ -186,8 +186,9 @@ def changelog_of(config: Config, spec: StoreSpec) -> str:
 def _records(
     spec: StoreSpec, changes: Iterator[tuple[bytes, bytes | None]], oldest_ms: int, changelog: str
 ) -> Iterator[tuple[bytes, bytes | None, int]]:
-    """Yield the changelog records of changes. A tombstone is of now: one with the time of its row could be forgotten
-    before the row is.
+    """Yield the changelog records of changes.
+
+    A tombstone has the current time: with the time of its row it could be compacted away before the row.
     """
     for key, row in changes:
         yield (

@@ -1,20 +1,19 @@
-"""In which order the sub-topologies of a backfill run, and which of them in several rounds: those that wait for each
-other, as foreign-key joins do.
+"""The order in which a backfill runs sub-topologies. Those that wait for each other (foreign-key joins) run in rounds.
 
-    sub-topology 0, round 1    orders                   asks: runs what leads to its questions, and nothing else counts
+    sub-topology 0, round 1    orders                   asks: runs only the nodes before its questions
     sub-topology 1             people, questions        answers
-    sub-topology 0, round 2    orders, answers          all of it but what has asked, from the beginning
+    sub-topology 0, round 2    orders, answers          everything except the asking nodes, from the beginning
 
-The last round takes the questions' own records once more, with the answers between them: each answer meets the row that
-asked, as if it had come at once. For that, what goes from one to the other is *placed*: by the time at which its task
-made it, not by its timestamp, which may be older.
+The last round reads the records that asked once more, merged with the answers: each answer meets the row that asked, as
+if it had come at once. For that, records between the two are *placed*: ordered by the time at which their task made
+them instead of by timestamp, which may be older.
 
-Invariant: a round forwards at least one topic for good, after all that leads to it; so there are at most as many rounds
-as topics between them.
-Invariant: nothing is read before all of it has been written.
-Turned down: state that goes from round to round (the answers would meet the last row of each key only, and records that
-look into the join nothing at all), and rounds until nothing comes any more (no plan could say how many tasks there are,
-and no run be resumed).
+Invariant: a round completes at least one forwarded topic, after all rounds that lead to it. So there are at most as
+many rounds as topics between sub-topologies.
+Invariant: a topic is read only after all of it has been written.
+Turned down: state that goes from round to round (answers would meet only the last row of each key, and records that
+read the join would find no rows), and rounds until nothing is forwarded any more (a plan could not know the number of
+tasks, and a run could not be resumed).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from coopstreams.topology.graph.topology import Topology
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What runs at a time: a sub-topology, or as much of it as a round needs.
+    """A sub-topology, or the part of it that a round needs.
 
     `forwards` are the internal topics that it writes; `placed` are those of them, and of the topics it reads, whose
     records are placed.
@@ -44,15 +43,15 @@ class Round:
 
     @property
     def is_last(self) -> bool:
-        """Whether it is the one that counts: earlier rounds do nothing but forward."""
+        """Whether it is the last round of its sub-topology: earlier rounds only forward."""
         return self.round == self.rounds
 
 
 def rounds_of(topology: Topology) -> list[Round]:
-    """Return what runs, one after the other, each after those whose records it reads.
+    """Return the rounds in the order in which they run, each after those whose records it reads.
 
     Raises:
-        TopologyError: a topic is written because of its own records, so that it would have no end.
+        TopologyError: a topic feeds itself, so the backfill would have no end.
     """
     leads = {topic: _leading(part, (topic,)) for part in topology.subtopologies for topic in forwarded(part)}
     waiting, written, taken = list(topology.subtopologies), set[str](), list[Round]()
@@ -79,12 +78,12 @@ def round_of(topology: Topology, subtopology: int, number: int) -> Round:
 
 
 def forwarded(part: SubTopology) -> tuple[str, ...]:
-    """Return the internal topics that a sub-topology writes, changelogs left out."""
+    """Return the internal topics that a sub-topology writes, without changelogs."""
     return tuple(dict.fromkeys(node.topic for node in part.nodes if isinstance(node, Sink) and node.internal))
 
 
 def _asking(waiting: Sequence[SubTopology], leads: Mapping[str, frozenset[str]], written: set[str]) -> Round:
-    """Return the round that lets others go on: of a sub-topology that waits for what comes of it, if there is one."""
+    """Return a round that lets others go on, preferably of a sub-topology that waits for its own results."""
     able = [
         (part, topic)
         for part in waiting
@@ -105,7 +104,7 @@ def _asking(waiting: Sequence[SubTopology], leads: Mapping[str, frozenset[str]],
 
 
 def _last(part: SubTopology, written: set[str]) -> Round:
-    """Return a sub-topology without what has forwarded all that it will."""
+    """Return a sub-topology without the nodes that only write topics of earlier rounds."""
     done = [topic for topic in forwarded(part) if topic in written]
     gone = {node.name for node in _sinks(part, done)}
     gone |= {
@@ -133,7 +132,7 @@ def _placed(
 
 
 def _beyond(topic: str, leads: Mapping[str, frozenset[str]]) -> set[str]:
-    """Return the internal topics that are written because of the records of one."""
+    """Return the internal topics whose records depend on the records of one topic."""
     found, new = set[str](), {topic}
     while new:
         new = {other for other, sources in leads.items() if not new.isdisjoint(sources)} - found
@@ -142,7 +141,7 @@ def _beyond(topic: str, leads: Mapping[str, frozenset[str]]) -> set[str]:
 
 
 def _leading(part: SubTopology, topics: Iterable[str]) -> frozenset[str]:
-    """Return the source topics on which it depends what a sub-topology writes to some topics."""
+    """Return the source topics on which a sub-topology's records for some topics depend."""
     return frozenset(_cut(part, _above(part, _sinks(part, topics))).topics)
 
 
@@ -152,9 +151,7 @@ def _sinks(part: SubTopology, topics: Iterable[str]) -> list[Node]:
 
 
 def _above(part: SubTopology, nodes: Iterable[Node]) -> set[str]:
-    """Return the names of nodes and of all on which it depends what they do: what they hear, look into, and share a
-    store with.
-    """
+    """Return the names of nodes and of all they depend on: their parents, and the nodes that share stores with them."""
     by_name = {node.name: node for node in part.nodes}
     found, new = set[str](), {node.name for node in nodes}
     while new:
@@ -166,12 +163,12 @@ def _above(part: SubTopology, nodes: Iterable[Node]) -> set[str]:
 
 
 def _used(node: Node) -> set[str]:
-    """Return the stores that a node keeps, or that a processor uses."""
+    """Return the stores that a node owns, or that a processor uses."""
     return {*(store.name for store in stores_of(node)), *(node.store_names if isinstance(node, Processing) else ())}
 
 
 def _cut(part: SubTopology, names: set[str]) -> SubTopology:
-    """Return these nodes of a sub-topology, with their topics and stores."""
+    """Return the part of a sub-topology with these nodes, and with their topics and stores."""
     nodes = tuple(node for node in part.nodes if node.name in names)
     topics = {topic for node in nodes if isinstance(node, Source) for topic in node.topics}
     stores = {store for node in nodes for store in _used(node)}

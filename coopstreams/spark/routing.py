@@ -1,12 +1,11 @@
-"""From the history of a topic's partition to the rows of its tasks: timestamps, stream time, operator times, key
-ranges, as a live reader gives them.
+"""Routes the history of a topic's partition to its tasks: timestamps, stream time, operator times, key ranges.
 
 A Spark partition holds the records of one topic partition in offset order. `make_batches`, which both readers of a log
-use, does the rest: so the rules cannot differ between a live run and a backfill.
+use, does the rest, so the rules of a live run and of a backfill are the same.
 
-Invariant: within a source, the order by time and then offset is the order by offset; so sorting a task's rows by (time,
-source, offset), where time is stream time, is exactly the order in which `SourceQueues` takes records that are all
-there. For topics that are placed, see `rounds`.
+Invariant: within a source, the order by time and then offset is the order by offset. So sorting a task's rows by (time,
+source, offset), where time is stream time, is the order in which `SourceQueues` takes records if all are present. For
+placed topics, see `rounds`.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ from coopstreams.topology.keys import KeyRange
 class Routing:
     """Cuts a topic of a sub-topology into the rows of its tasks: HISTORY batches in, ROUTED batches out.
 
-    Shape: task = partition * ranges + number of the range. `source` counts the topics of the sub-topology. `numbered`:
-    the offsets are those of the topic; else records are numbered in the order in which they come.
+    Shape: task = partition * ranges + number of the range. `source` is the index of the topic within the sub-topology.
+    `numbered`: the offsets are those of the topic; else records are numbered in the order in which they come.
     """
 
     shipped: bytes
@@ -45,15 +44,15 @@ class Routing:
     ranges: int
     numbered: bool = True
     cut: Mapping[int, tuple[int, int]] | None = None
-    """By partition the offsets [start, end), if that is known."""
+    """By partition the offsets [start, end), if known."""
     reports: str | None = None
-    """Where to say how far it is."""
+    """The folder for progress reports; None: no reports."""
     round: int = 1
     committed: Mapping[int, tuple[Segment, ...]] | None = None
-    """By partition what counts, and where the time of a task ends; None: all of it."""
+    """By partition the committed segments, which also decide at what time a task ends; None: all records count."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the tasks, and a last one for each of them that says what time it is."""
+        """Yield the rows of the tasks, and one last row for each task with its final time."""
         topology = unship(self.shipped)
         round_ = round_of(topology, self.subtopology, self.round)
         program = compile_subtopology(topology, round_.part)
@@ -81,7 +80,7 @@ class Routing:
                     "in offset order"
                 )
             next_offset = offsets[-1] + 1
-            # What is placed has its time where others have their offset.
+            # Placed records have their time in the offset column.
             places = (
                 dict(zip(offsets, rows.column("offset").to_pylist(), strict=True))
                 if self.topic in round_.placed

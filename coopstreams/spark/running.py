@@ -1,12 +1,11 @@
-"""A topology over history, in Spark: the same program, the same tasks, the same answers, and a live application that
-goes on behind it.
+"""Runs a topology over history in Spark, with the program and the tasks of a live application, which can follow on.
 
-    plan      the cut, and what is to be done up to it (`preparing.py`)
-    stages    a sub-topology after the other: history -> rows of tasks -> tasks -> what they forward, and how they went
-    publish   snapshot and group offsets, once everything is there: from now on a live application goes on at the cut
+    plan      the cut, and the stages up to it (`preparing.py`)
+    stages    one sub-topology after the other: history -> rows of tasks -> tasks -> forwarded records, and results
+    publish   snapshot and group offsets, once all stages are done: a live application continues at the cut
 
-Invariant: nothing that a live application looks at changes before `publish`, but for changelogs and outputs that the
-user asked for.
+Invariant: before `publish`, nothing changes that a live application reads, except changelogs and outputs that the user
+asked for.
 """
 
 from __future__ import annotations
@@ -58,24 +57,24 @@ OnProgress = Callable[[Stage, Sequence[TaskProgress]], None]
 
 @dataclass(frozen=True, slots=True)
 class Backfilled:
-    """A run that is done: its plan, and how each task went. `publish` lets it count."""
+    """A finished run: its plan, and the result of each task. `publish` makes it count."""
 
     plan: Plan
     results: tuple[TaskResult, ...]
     folder: str
-    """Of the run, where its stages lie."""
+    """The folder of the run, with its stages."""
 
     @property
     def records(self) -> int:
-        """How many records the tasks took from sources, repartition topics left out."""
+        """The number of records that tasks took from sources, without repartition topics."""
         return sum(count for result in self.results for topic, count in result.read.items() if topic in self.plan.cut)
 
     @property
     def unwritten(self) -> dict[str, int]:
-        """How many records a live application would have written to each topic, late ones and dead letters too, and
-        this run has not: `outputs` is none.
+        """The number of records for each topic that the run left out because `outputs` is `none`.
 
-        What Spark SQL folds (`native`) makes no results, and is not counted.
+        Late records and dead letters are included. Stages that Spark SQL folds (`native`) make no outputs, and are not
+        counted.
         """
         if self.plan.outputs != "none":
             return {}
@@ -84,13 +83,13 @@ class Backfilled:
         return {topic: count for topic, count in written.items() if topic not in internal}
 
     def outputs(self, spark: SparkSession) -> DataFrame:
-        """Return what a live application would have written to topics, dead letters too; the run must have been asked
-        for `table`.
+        """Return the records that a live application would have written to topics, including dead letters.
 
-        Shape: topic, key, value, timestamp, headers as in Kafka, and what orders them: time, subtopology, task, number.
+        Shape: topic, key, value, timestamp, headers as in Kafka, and the columns that order them: time, subtopology,
+        task, number.
 
         Raises:
-            ConfigError: the run had other outputs.
+            ConfigError: the run had other outputs than `table`.
         """
         return table_outputs.frame(spark, self.plan, self.folder)
 
@@ -106,16 +105,16 @@ def backfill(
     on_stage: Callable[[Stage], None] | None = None,
     on_progress: OnProgress | None = None,
 ) -> Backfilled:
-    """Run the topology over history and return how it went; `publish` lets a live application go on from there.
+    """Run the topology over history and return the results; `publish` lets a live application continue from there.
 
-    `spark`: None makes a session on this machine for the time being. `sources`: by topic; one that is not named is read
-    from Kafka up to now. `resume`: the name of a run that did not come to its end: what it decided holds, stages that
-    it finished are not run again. `on_stage` hears of a stage that begins, `on_progress` about once a second, on
-    another thread, how far its tasks are.
+    `spark`: None makes a local session for the duration of the run. `sources`: by topic; other topics are read from
+    Kafka up to now. `resume`: the name of a run that did not finish: its plan stays, and finished stages are not run
+    again. `on_stage` is called when a stage begins, `on_progress` about once a second, on another thread, with the
+    progress of its tasks.
 
     Raises:
         TopologyError, ConfigError: found before anything runs.
-        LogError: Kafka refused something, or records that the plan counts on are gone.
+        LogError: Kafka refused a request, or records of the plan are gone.
         ProcessingError: a record failed and its handler says `fail`.
     """
     config = Config.of(settings, topology.application_id)
@@ -130,10 +129,10 @@ def backfill(
 
 
 def taken_up(topology: Topology, config: Config, work: str, run: str) -> Plan:
-    """Return the plan of a run that is to go on.
+    """Return the plan of a run to resume.
 
     Raises:
-        ConfigError: there is no such run, it is of another topology, or what it counts on is not there any more.
+        ConfigError: there is no such run, it is of another topology, or topics of its plan are gone.
     """
     plan = load_plan(work, run, topology, config)
     check_resumable(config, plan, finished=finished(plan, work))
@@ -159,10 +158,10 @@ def carry_out(
     on_stage: Callable[[Stage], None] | None = None,
     on_progress: OnProgress | None = None,
 ) -> Backfilled:
-    """Run the stages of a plan that have not run yet, in the folder `work`; return how all tasks went.
+    """Run the stages of a plan that have not run yet, in the folder `work`; return the results of all tasks.
 
     Raises:
-        ProcessingError, LogError, ...: what a task raised; `--resume` goes on where it failed.
+        ProcessingError, LogError, ...: the error of a task; `--resume` continues where it failed.
         PySparkException: Spark itself failed.
     """
     running = as_planned(topology, config, plan)
@@ -202,7 +201,7 @@ class _Run:
         self.folder = f"{absolute(work)}/{plan.run}"
 
     def stage(self, spark: SparkSession, stage: Stage, on_stage: Callable[[Stage], None] | None) -> list[TaskResult]:
-        """Run the tasks of a sub-topology, unless they have run; return how they went."""
+        """Run the tasks of a stage, unless they have run; return their results."""
         folder = self._output(stage)
         if not _has_run(self._place, self._plan, stage):
             if on_stage is not None:
@@ -212,7 +211,7 @@ class _Run:
                     self._work(stage, reports),
                     self._routed(spark, stage, reports),
                 )
-                # Written, not cached: a cache that is lost would run the tasks again.
+                # Written, not cached: a lost cache would run the tasks again.
                 rows.mapInArrow(_function(work), ddl(RESULTS)).write.mode("overwrite").parquet(folder)
         found = spark.read.parquet(folder).where("result is not null").select("task", "result").collect()
         if missing := planning.gaps(stage, [row.task for row in found]):
@@ -224,11 +223,11 @@ class _Run:
 
     @contextmanager
     def _watched(self, stage: Stage) -> Iterator[str | None]:
-        """Yield where the tasks of a stage say how far they are, which is passed on; None if nobody wants to know."""
+        """Yield the folder for progress reports, which are passed to `on_progress`; None without such a callback."""
         if self._on_progress is None:
             yield None
             return
-        # those of an earlier driver are not ours
+        # A name of its own: reports of an earlier driver must not be read.
         reports = f"{self.folder}/progress-{stage.subtopology}-{stage.round}-{uuid4().hex[:8]}"
         with ProgressWatcher(reports, partial(self._on_progress, stage)):
             yield reports
@@ -256,7 +255,7 @@ class _Run:
         )
 
     def _folded(self, spark: SparkSession, stage: Stage, reports: str | None) -> tuple[NativeWork, DataFrame] | None:
-        """Return what Spark SQL made of a stage: its tasks, and their rows. None: it is Python's."""
+        """Return the tasks and rows of a stage that Spark SQL folded. None: it is left to Python."""
         aggregations = (
             translated(self._topology.subtopologies[stage.subtopology], self._plan.outputs) if stage.native else ""
         )
@@ -276,7 +275,7 @@ class _Run:
         return topic in self._plan.cut and topic not in self._plan.tables
 
     def _routed(self, spark: SparkSession, stage: Stage, reports: str | None) -> DataFrame:
-        """Return the rows of a stage's tasks, from all their sources, in the order in which they take them."""
+        """Return the rows of a stage's tasks, from all their sources, in processing order."""
         begins = [
             (task, source, -1, -1, BEGIN, *([None] * (len(ROUTED) - 5)))
             for task in stage.running
@@ -313,7 +312,7 @@ class _Run:
 
 
 def _function(work: Callable[[Batches], Iterator[pa.RecordBatch]]) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
-    """Return a plain function, which is what Spark takes."""
+    """Wrap a callable in a plain function, which Spark requires."""
 
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
         yield from work(batches)
@@ -322,7 +321,7 @@ def _function(work: Callable[[Batches], Iterator[pa.RecordBatch]]) -> Callable[[
 
 
 def _ours(error: PySparkException) -> Exception:
-    """Return what a task raised: Spark hands over its traceback as text."""
+    """Return the error that a task raised; Spark has only the text of its traceback."""
     said = re.search(r"^coopstreams\.topology\.errors\.(\w+): (.+)$", str(error), re.MULTILINE)
     kind: Any = getattr(errors, said[1], None) if said is not None else None
     return error if said is None or kind is None else kind(said[2])

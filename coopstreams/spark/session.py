@@ -1,9 +1,9 @@
-"""Spark sessions: one of our own on this machine, one of a cluster, or whatever the user brings.
+"""Spark sessions: a local one, one of a cluster, or one that the user passes.
 
-Only DataFrames are used, so that a session of Spark Connect does as well as a classic one; `local_session` alone knows
+Only DataFrames are used, so that a session of Spark Connect works as well as a classic one; only `local_session` needs
 a SparkContext.
 
-Invariant: a session that we did not make is neither configured nor stopped by us.
+Invariant: a session that was not made here is neither configured nor stopped here.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from pyspark.sql import SparkSession
 from coopstreams.common.java import find_java
 
 ATTEMPTS = 4
-"""How often a task is tried in a local session; Spark itself would try once."""
+"""Attempts of a task in a local session; Spark's default is one."""
 
 
 def local_session(
     name: str = "coopstreams", settings: Mapping[str, str] | None = None, *, cores: str = "*"
 ) -> SparkSession:
-    """Return a session on this machine; `settings` in Spark's names, over those chosen here.
+    """Return a local session; `settings`, in Spark's names, override those chosen here.
 
-    Workers run this very interpreter and find the modules that it finds.
+    Workers run this Python interpreter, with the same module path.
     """
-    os.environ["PYSPARK_PYTHON"] = sys.executable  # else whatever `python3` is on the path
+    os.environ["PYSPARK_PYTHON"] = sys.executable  # the default is any `python3` on the path
     os.environ.setdefault("JAVA_HOME", str(find_java().executable.parent.parent))
     path = os.pathsep.join(os.path.abspath(folder or os.curdir) for folder in sys.path)
     builder: Any = SparkSession.builder  # each access makes a new one
@@ -61,10 +61,10 @@ def session_or_local(
     cores: str = "*",
     remote: str | None = None,
 ) -> Iterator[SparkSession]:
-    """Yield the session, or the one that is active, or one that ends with this.
+    """Yield the session, or the active one, or a new one that ends with the block.
 
-    That is a session of the Spark Connect server `remote`; or as spark-submit was told, if it started this program; or
-    one on this machine.
+    A new one is a session of the Spark Connect server `remote`; that of spark-submit, if it started this program; or a
+    local one.
     """
     found = spark or SparkSession.getActiveSession()
     if found is not None:
@@ -82,7 +82,7 @@ def _elsewhere(name: str, remote: str | None) -> SparkSession | None:
     if remote is not None:
         connected: SparkSession = builder.remote(remote).getOrCreate()
         return connected
-    if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit's, which knows master, archives and all
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # started by spark-submit, which sets master and archives
         submitted: SparkSession = builder.appName(name).getOrCreate()
         return submitted
     return None

@@ -1,11 +1,9 @@
-"""What a rebuild from the source will do, asked of Kafka once and written down: where key ranges stand, where
-changelogs end, which tasks run.
+"""Makes the plan of a rebuild from the source and stores it: positions of key ranges, ends of changelogs, tasks.
 
-Refused is whatever would give another state than the application's: records that are gone, or that lie unread between
-two sub-topologies.
+It refuses whatever would give another state than the application's: lost records, or unread records between two
+sub-topologies.
 
-Invariant: nothing but internal topics that were missing has been made when a plan is there; nothing at all for a dry
-run.
+Invariant: until the plan is stored, nothing is created except missing internal topics; in a dry run nothing at all.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ _NOTHING = (Segment(WHOLE, 0),)
 def begin_rebuild(
     built: Topology, config: Config, wanted: Wanted, *, ranges: int, dry_run: bool, incomplete: bool, work: str
 ) -> Plan:
-    """Return the plan of a new run, written down in its folder.
+    """Return the plan of a new run, stored in its folder.
 
     Raises:
         TopologyError: a backfill cannot run the topology, so a rebuild cannot either.
@@ -83,7 +81,7 @@ def begin_rebuild(
         _check_read(cluster, offsets, stages, cut, rebuild.committed)
         tables = {table.topic: resolved.partitions[table.topic] for table in topology.global_tables}
         plan = Plan(
-            # not the name of a backfill, which would keep the application out until it is published
+            # Named differently from a backfill, whose runs keep the application from starting until they are published.
             run=f"{new_run()}-rebuild",
             application=topology.application_id,
             topology=planning.digest(topology),
@@ -105,14 +103,13 @@ def begin_rebuild(
 
 
 def stages_of(topology: Topology, partitions: Mapping[str, int], rebuild: Rebuild, ranges: int) -> tuple[Stage, ...]:
-    """Return the sub-topologies that are to run, with so many tasks (or more) that each ends in one place of each
-    source.
+    """Return the stages of a rebuild, with at least `ranges` key ranges, so that each task has one end per source.
 
-    Those whose records others need run whole; of the others, the tasks that have something to make right.
+    Sub-topologies whose records others need run whole; of the others, only the tasks with something to rebuild.
 
     Raises:
         TopologyError: a sub-topology waits for another one.
-        ConfigError: key ranges of one task stand at different positions, and it cannot be divided.
+        ConfigError: key ranges of one task have different positions, and it cannot be divided.
     """
     needed, first, result = planning.leading_to(topology, rebuild.stores), 0, list[Stage]()
     for stage in planning.stages(topology, partitions, ranges):
@@ -156,7 +153,7 @@ def stages_of(topology: Topology, partitions: Mapping[str, int], rebuild: Rebuil
 
 
 def stands(config: Config, cluster: KafkaLog, partitions: Mapping[str, int]) -> Stands:
-    """Return what the application has committed of these topics."""
+    """Return the committed segments of these topics."""
     known = cluster.partitions()
     places = [TopicPartition(topic, number) for topic, count in partitions.items() for number in range(count)]
     found = committed(config, cluster, [place for place in places if place.topic in known])
@@ -191,9 +188,7 @@ def _rebuild(
 def _cut(
     topology: Topology, cluster: KafkaLog, stages: Sequence[Stage], committed: Stands
 ) -> dict[str, dict[int, tuple[int, int]]]:
-    """Return the offsets [start, end) that are read: up to where the last key range stands, nothing where no task
-    runs.
-    """
+    """Return the offsets [start, end) to read: up to the last committed one, and none where no task runs."""
     cut: dict[str, dict[int, tuple[int, int]]] = {}
     for stage in stages:
         for topic in (topic for topic in stage.topics if topic in planning.sources(topology)):
@@ -228,8 +223,9 @@ def _check_whole(cut: Mapping[str, Mapping[int, tuple[int, int]]]) -> None:
 def _check_read(
     cluster: KafkaLog, offsets: KafkaOffsets, stages: Iterable[Stage], cut: Mapping[str, object], committed: Stands
 ) -> None:
-    """Do nothing if nothing lies between the sub-topologies: what the first has forwarded counts, so it must be in the
-    second.
+    """Do nothing if the sub-topologies have read all that was forwarded to them.
+
+    What the first forwarded is part of its committed records, so it must be in the state of the second.
     """
     known = cluster.partitions()
     for place in [

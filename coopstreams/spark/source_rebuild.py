@@ -1,15 +1,14 @@
-"""State from the source topics again, of an application that is stopped: what its changelogs have wrong is made right.
+"""Rebuilds state of a stopped application from its source topics: corrects its changelogs where they differ.
 
-    plan      where each key range stands, and where the changelogs end (`source_planning.py`)
-    stages    those of the stores that are wanted, and those before them, over the records that are committed; tasks
-              write differences
-    end       nobody has run meanwhile; then a snapshot is published, if there is a storage for one
+    plan      the positions of the key ranges, and the ends of the changelogs (`source_planning.py`)
+    stages    those of the wanted stores and those before them, over the committed records; tasks write differences
+    end       check that the application has not run meanwhile; publish a snapshot, if a storage is set
 
-No offset moves: the application goes on exactly where it stopped, under the same id.
+No offset moves: the application continues exactly where it stopped, under the same id.
 
-Invariant: what is written is the fold of what is committed; if that changed on the way, it is an error.
-Turned down: another application id, whose state all begins at one position (everybody who knows the id would have to
-learn another, and it would be all stores or nothing).
+Invariant: the written state is the fold of the committed records; if commits change during the run, it fails.
+Turned down: another application id, whose state all begins at one position (every user of the id would have to learn
+another, and all stores would have to be rebuilt at once).
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ from coopstreams.topology.errors import GroupError
 from coopstreams.topology.graph.topology import Topology
 
 WORK = "coopstreams-rebuild"
-"""The folder in which a run leaves what is needed to go on with it."""
+"""The folder in which a run leaves the files that `resume` needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class RebuiltFromSource:
-    """How a rebuild went. Shape: `stores` by name; in a dry run, what would have been written."""
+    """The result of a rebuild. Shape: `stores` by name; in a dry run, what would have been written."""
 
     plan: Plan
     stores: Mapping[str, Differences]
@@ -66,11 +65,11 @@ def rebuild_from_source(
     on_stage: Callable[[Stage], None] | None = None,
     on_progress: OnProgress | None = None,
 ) -> RebuiltFromSource:
-    """Make the changelogs of a stopped application what its source topics say; return how they differed.
+    """Correct the changelogs of a stopped application by its source topics; return how they differed.
 
-    `wanted`: which stores, partitions and key groups; everything else stays as it is. `ranges`: key ranges of each
-    partition, and so tasks; there are more where those of the application stand at different positions. `dry_run`:
-    nothing is written. `incomplete`: also where sources have lost records; what they left in the state is lost, too.
+    `wanted`: the stores, partitions and key groups; everything else stays as it is. `ranges`: key ranges of each
+    partition, and so tasks; there are more where those of the application have different positions. `dry_run`: nothing
+    is written. `incomplete`: rebuild although sources have lost records; their effect on the state is lost, too.
     `work`, `resume`, `on_stage`, `on_progress`: as in `backfill`. With `snapshots.dir`, a snapshot is published as
     well.
 
@@ -106,8 +105,9 @@ def plan_rebuild(
     work: str,
     resume: str | None,
 ) -> Plan:
-    """Return the plan of a new run, or of the one that is resumed: then nothing else that is given counts, but for
-    where it lies.
+    """Return the plan of a new run, or of the resumed run.
+
+    The plan of a resumed run ignores all other arguments except those that say where it is stored.
     """
     if resume is not None:
         plan = load_plan(work, resume, topology, config, rebuild=True)
@@ -125,11 +125,11 @@ def carry_out_rebuild(
     on_stage: Callable[[Stage], None] | None = None,
     on_progress: OnProgress | None = None,
 ) -> RebuiltFromSource:
-    """Run what a plan says and has not run yet; return how the changelogs differed.
+    """Run the stages of a plan that have not run yet; return how the changelogs differed.
 
     Raises:
         GroupError: the application runs, or has run since the plan was made.
-        ProcessingError, LogError, ...: what a task raised; `resume` goes on where it failed.
+        ProcessingError, LogError, ...: the error of a task; `resume` continues where it failed.
     """
     with closing(cluster_of(config)) as cluster:
         _check_unmoved(config, cluster, plan)

@@ -1,12 +1,11 @@
-"""The outputs of a backfill as a table: what a live application would have written to topics, for whoever wants to look
-at them in Spark.
+"""The outputs of a backfill as a table: the records that a live application would have written to topics.
 
-Tasks hand them over as rows of their stage, beside what they forward to the next one. Spark commits a stage whole, with
-one attempt of each task; so no row is there twice, and a run that is resumed finds those of the stages that are done.
+A task returns them as rows of its stage, beside those it forwards to the next stage. Spark commits a stage as a whole,
+with one attempt of each task. So no row occurs twice, and a resumed run finds the rows of the finished stages.
 
-Invariant: a table has for each run one folder, `run=<name>`, which is written anew as a whole or not at all.
-Turned down: appending (a driver that dies after it cannot know whether it has), and numbers of partitions (nobody has
-asked the topics).
+Invariant: a table has one folder for each run, `run=<name>`, which is written as a whole or not at all.
+Turned down: appending (a driver that dies afterwards cannot know whether it has appended), and partition numbers (they
+would need the partition counts of the topics).
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ _ORDER = ("time", "subtopology", "task", "number")
 
 
 def absolute(place: str) -> str:
-    """Return a folder by its whole path, for workers that are elsewhere; a URL is one already."""
+    """Return the absolute path of a folder, for workers elsewhere; a URL stays as it is."""
     return place if "://" in place else str(Path(place).absolute())
 
 
 def stage_folder(folder: str, stage: Stage) -> str:
-    """Return where the rows of a stage lie, in the folder of a run."""
+    """Return the folder of a stage's rows within the folder of a run."""
     return (
         f"{folder}/stage-{stage.subtopology}"
         if stage.is_last
@@ -41,10 +40,10 @@ def stage_folder(folder: str, stage: Stage) -> str:
 def frame(spark: SparkSession, plan: Plan, folder: str) -> DataFrame:
     """Return the outputs of a run.
 
-    Shape: the columns of a record, without a partition; then what orders all of them.
+    Shape: the columns of a record, without a partition; then the columns that order all of them.
 
     Raises:
-        ConfigError: the run was asked for no table.
+        ConfigError: the run did not write a table.
     """
     if plan.outputs != "table":
         raise ConfigError(f'run {plan.run} has no table of outputs: its outputs are "{plan.outputs}"')
@@ -60,7 +59,7 @@ def frame(spark: SparkSession, plan: Plan, folder: str) -> DataFrame:
 
 
 def write(spark: SparkSession, plan: Plan, folder: str, work: Storage) -> None:
-    """Write the outputs of a run to its table as Parquet, in a folder for each topic, unless that is done."""
+    """Write the outputs of a run to its table as Parquet, in a folder for each topic; do nothing if that is done."""
     done = f"{plan.run}/table"
     if work.read(done) is None:
         frame(spark, plan, folder).write.mode("overwrite").option("partitionOverwriteMode", "static").partitionBy(

@@ -1,11 +1,11 @@
-"""A shared task inside Spark: a `Task` like a live one, over rows that are all there, from the first to the cut.
+"""A shared task inside Spark: a `Task` like a live one, over all its rows from the first to the cut.
 
-ROUTED batches of one task come in, in the order in which a live task would take them; RESULTS batches go out. State is
-in a RocksDB of this attempt, in a temporary folder; in the end it becomes slices of a snapshot, or records of
-changelogs, or both.
+It takes ROUTED batches of one task, in the order in which a live task would take them, and returns RESULTS batches. Its
+state is in a RocksDB of this attempt, in a temporary folder. At the end the state becomes slices of a snapshot, records
+of changelogs, or both.
 
-Invariant: the same rows give the same results, so that an attempt can be thrown away at any time. What counts outside
-(files under new names, one transaction) counts once.
+Invariant: the same rows give the same results, so that an attempt can be discarded at any time. Its outside effects
+(files under new names, one transaction) count once.
 Turned down: applyInArrow and transformWithState (a group in memory at once; no order by offset; 29,000 records a
 second: measured).
 """
@@ -61,7 +61,7 @@ from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.task_id import TaskId
 
 BUFFER_BYTES = 64 << 20
-"""What the write buffers of a task hold before they go to its database."""
+"""The size of a task's write buffers at which they are flushed to its database."""
 
 NOT_WRITTEN = "left out; no dead letter is written, because the run has outputs none"
 
@@ -70,7 +70,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """How a task went.
+    """The result of a task.
 
     Shape: `read` by source topic, `written` by topic, `dropped` by "node: reason", `seeded`, `slices` and `differences`
     by store. `stream_times` by source topic.
@@ -91,10 +91,10 @@ class TaskResult:
 
 @dataclass(frozen=True, slots=True)
 class TaskWork:
-    """What the tasks of one sub-topology do: goes to the workers, and is called there with the rows of one task.
+    """The work of one sub-topology's tasks: sent to the workers, and called there with the rows of one task.
 
     Shape: task = partition * ranges + number of the range. `first` is the number of the first of them within the run.
-    `forwarded` are the repartition topics, with their partition counts: what goes to them becomes RESULTS rows.
+    `forwarded` are the repartition topics, with their partition counts: records for them become RESULTS rows.
     """
 
     shipped: bytes
@@ -105,43 +105,44 @@ class TaskWork:
     config: Config
     forwarded: tuple[tuple[str, int], ...] = ()
     outputs: Outputs = "none"
-    """What becomes of what goes to topics of others: `topic` writes it there, in the task's transaction; `table` makes
-    RESULTS rows of it.
+    """Where records for topics outside the application go.
+
+    `topic`: to the topic, in the task's transaction; `table`: into RESULTS rows.
     """
     seed: bool = False
     """Whether the state is written to the changelogs, in the task's transaction."""
     repair: Repair | None = None
-    """What becomes of the state instead, where the changelogs are not empty: only what is wrong in them is written."""
+    """Set where the changelogs are not empty: only the differences between them and the state are written."""
     oldest_ms: tuple[tuple[str, int], ...] = ()
-    """By store, the earliest timestamp that the broker would not delete at once from the changelog."""
+    """By store, the earliest timestamp that the changelog's retention would not delete at once."""
     snapshots: str | None = None
     cut: Cut = field(default_factory=dict)
-    """Of the topics that are read from Kafka: by partition the offsets [start, end)."""
+    """Of the topics read from Kafka: by partition the offsets [start, end)."""
     global_tables: Cut = field(default_factory=dict)
     """The same of the topics of global tables."""
     reports: str | None = None
-    """Where tasks say how far they are."""
+    """The folder for the tasks' progress reports; None: no reports."""
     round: int = 1
-    """Which of the rounds of the sub-topology."""
+    """The number of the round within the sub-topology."""
 
     @property
     def writes(self) -> bool:
-        """Whether a task writes to Kafka at all."""
+        """Whether a task writes to Kafka."""
         return self.outputs == "topic" or self.seed
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield what the task forwards, and how it went."""
+        """Yield the records that the task forwards, and its result."""
         return attempt(batches, partial(TaskAttempt, self))
 
 
 def attempt(
     batches: Iterable[pa.RecordBatch], begin: Callable[[int, ExitStack], TaskAttempt]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield what a task makes of its rows; it is begun with its number and what its resources are to be closed with."""
+    """Yield the results of a task's rows. `begin` gets the task's number, and the stack that closes its resources."""
     rows = (each for each in batches if each.num_rows)
     first = next(rows, None)
     if first is None:
-        return  # a Spark partition that has no task
+        return  # a Spark partition without a task
     with ExitStack() as closing:
         running = begin(first.column("task")[0].as_py(), closing)
         yield from running.take(first)
@@ -183,7 +184,7 @@ class TaskAttempt:
         fates: Mapping[Answer, str] = FATES if work.outputs != "none" else {**FATES, "dead-letter": NOT_WRITTEN}
         tally = Tally()
         on_failure = handler(self.id, work.config, tally.failure, self._dead_letter, self._sayings, fates)
-        # A question or answer that waits for a flush would meet other rows than those it is about.
+        # With caching, a question or answer would wait for a flush, and meet other rows than those it is about.
         caching = work.config["statestore.cache.max.bytes"] > 0 and not round_.placed
         rows = read_rows(work.config.client, tables_of(topology, program.subtopology), work.global_tables, on_failure)
         for each in rows.values():
@@ -196,7 +197,7 @@ class TaskAttempt:
             tally,
             caching=caching,
             partitions=cache(self._partitions),
-            max_idle_ms=-1,  # the rows come in the order in which it takes them
+            max_idle_ms=-1,  # the rows come in processing order: never wait for another source
             global_tables=rows,
             output=lambda topic: PlacedOutput(topic, self._time) if topic in round_.placed else Output(topic),
             host=Timed(lambda: 0),
@@ -210,7 +211,7 @@ class TaskAttempt:
         self._reporter = Reporter(work.reports, "task", str(number), str(self.id), bounds)
 
     def take(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Process rows of this task; yield what it forwards."""
+        """Process rows of this task; yield the records that it forwards."""
         self._check(rows)
         offsets, times = rows.column("offset").to_pylist(), rows.column("time").to_pylist()
         pieces = [
@@ -233,10 +234,11 @@ class TaskAttempt:
         yield from self._relieve()
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """Give away the state; yield what is still forwarded, and how the task went.
+        """Write the state; yield the last forwarded records, and the result.
 
         Raises:
-            TopologyError: a processor is called by time, and what it does then decides about what the task asks.
+            TopologyError: a stream-time punctuator feeds a foreign-key join: the next round would call it at other
+                times.
         """
         self._write_state()
         if not self._counts and self._task.program.punctuations["stream_time"].next_ms is not None:
@@ -271,12 +273,12 @@ class TaskAttempt:
             yield from self._forward()
 
     def _time(self) -> int:
-        """Return what time it is for the task: that of the record at hand in the order in which it takes them."""
+        """Return the time of the record being processed: its place in the task's processing order."""
         at, (offsets, times) = self._task.program.where(), self._at_hand
         return self._now if at is None else times[bisect_left(offsets, at.offset)]
 
     def _run(self, source: TopicPartition, rows: pa.RecordBatch, offsets: list[int]) -> RecordBatch:
-        """Return records as a reader would."""
+        """Return records as a reader would return them."""
         columns = columns_of(rows, offsets)
         columns.stream_times = rows.column("stream_time").to_pylist()
         operator_times = rows.column("operator_times")
@@ -288,7 +290,7 @@ class TaskAttempt:
         return RecordBatch(source, 0, columns, offsets[-1] + 1, columns.stream_times[-1], at_end=False)
 
     def _end(self, source: TopicPartition, rows: pa.RecordBatch) -> RecordBatch:
-        """Return what a reader would say of the end of a partition: what time it is there."""
+        """Return the end of a partition, with its stream time, as a reader would return it."""
         self._stream_times[source.topic] = stream_time = rows.column("stream_time")[0].as_py()
         at = self._task.queues.received(source)
         return RecordBatch(
@@ -313,9 +315,7 @@ class TaskAttempt:
             output.clear()
 
     def _rows(self, output: Output) -> pa.RecordBatch:
-        """Return records as rows, each with its place in an order that all tasks agree on: its time, then task, then
-        number.
-        """
+        """Return records as rows, each with its place in a total order over all tasks: time, then task, then number."""
         count, first = len(output), self._task.tally.written[output.topic]
         times = output.times if isinstance(output, PlacedOutput) else self._reached(output)
         numbers = range(first, first + count)
@@ -336,7 +336,7 @@ class TaskAttempt:
         )
 
     def _reached(self, output: Output) -> list[int]:
-        """Return what time each record has brought to its topic."""
+        """Return the stream time that each record has brought to its topic."""
         times = list(accumulate(output.timestamps, max, initial=self._times.get(output.topic, -1)))[1:]
         self._times[output.topic] = times[-1]
         return times
@@ -346,8 +346,8 @@ class TaskAttempt:
         partitions = self._forwarded.get(output.topic)
         if partitions is None:
             return [None] * len(output)
-        # Where a partitioner says, or as a producer: murmur2 of the key; a record without one goes anywhere, here
-        # always to the same place.
+        # The partition that a partitioner chose, else the producer's: murmur2 of the key. A record without a key may go
+        # anywhere, here always to the same partition.
         chosen = output.partitions or [ANY_PARTITION] * len(output)
         return [
             place
@@ -387,7 +387,7 @@ class TaskAttempt:
                         internal_topic(self._application, changelog_topic(spec.name)), self.id.partition
                     )
                     seeded[spec.name] = self._outbox.seed(Seeds(changelog, self._changelog_rows(spec)))
-                if writer is not None and spec.logged:  # what has no changelog is in no snapshot
+                if writer is not None and spec.logged:  # a store without a changelog is in no snapshot
                     slices[spec.name] = writer.export(self._database, spec, self.id.partition, self.id.range)
         dropped = self._task.program.dropped | self._task.tally.failed
         self._dropped.update({f"{node}: {reason}": count for (node, reason), count in dropped.items()})
@@ -410,7 +410,7 @@ class TaskAttempt:
             yield record_of(spec, key, row, oldest, internal_topic(self._application, changelog_topic(spec.name)))
 
     def _partitions(self, topic: str) -> int:
-        """Return how many partitions a topic has that the task writes to."""
+        """Return the partition count of a topic that the task writes to."""
         return self._forwarded.get(topic) or partitions_of(self._work.config, topic)
 
     def _dead_letter(self, failure: Failure, headers: Headers) -> None:

@@ -1,10 +1,9 @@
-"""Whether what a run counts on is still there: topics can be deleted and made anew between its plan and its end, by
-`coopstreams reset` or by hand.
+"""Checks that the topics of a run still exist: `coopstreams reset` or a user may delete and create them again.
 
 A plan has the ids of its topics. A topic of the same name with another id has other records below the cut, or has lost
-what tasks wrote.
+the writes of tasks.
 
-Invariant: a run whose topics were made anew neither goes on nor is published.
+Invariant: a run whose topics were created again is neither resumed nor published.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from coopstreams.topology.graph.topology import Topology
 
 
 def ids_of(cluster: KafkaLog, topology: Topology) -> dict[str, str]:
-    """Return the ids of the topics that a run reads and of those it keeps state in, as far as they exist."""
+    """Return the ids of a run's source topics and internal topics, as far as they exist."""
     known = cluster.partitions()
     names = (*topology.source_topics, *(topic.name for topic in topology.internal_topics))
     return {name: cluster.topic_id(name) for name in dict.fromkeys(names) if name in known}
@@ -28,7 +27,7 @@ def check_topics(cluster: KafkaLog, plan: Plan) -> None:
     """Do nothing if the topics of a plan are still the same.
 
     Raises:
-        ConfigError: some are gone, or others have their names.
+        ConfigError: some are gone, or were created again.
     """
     known = cluster.partitions()
     if changed := [name for name, found in plan.ids.items() if name not in known or cluster.topic_id(name) != found]:
@@ -39,11 +38,10 @@ def check_topics(cluster: KafkaLog, plan: Plan) -> None:
 
 
 def check_resumable(config: Config, plan: Plan, *, finished: bool) -> None:
-    """Do nothing if a run can go on. `finished`: all its stages have run; so only to be published, or published once
-    more.
+    """Do nothing if a run can be resumed. `finished`: all its stages have run, so it can only be published (again).
 
     Raises:
-        ConfigError: its topics are not those of the plan any more, or it has been given up.
+        ConfigError: its topics were created again, or it has been given up.
     """
     cluster = cluster_of(config)
     try:

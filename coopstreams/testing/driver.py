@@ -1,9 +1,9 @@
-"""A topology at work without a broker, one record at a time, with every result at hand.
+"""`TopologyTestDriver`: runs a topology without a broker, one record at a time, and returns its results.
 
-The tasks are those of production (`Task`), and so is the routing by key range; log and database are in memory. The
-driver has the clock, puts one record of each partition in front of its tasks, and lets those tasks go on whose record
-is the oldest. Each input is processed to its end, through all repartition topics, before `send` returns, so that
-results come in the order in which they were forwarded.
+The tasks (`Task`) and the routing by key range are those of production; log and database are in memory. The driver owns
+the clock. It gives each partition's next record to its tasks, and lets the tasks with the oldest record go on. `send`
+returns when its record has passed through all repartition topics, so results come in the order in which they were
+forwarded.
 
     with TopologyTestDriver(topology, ranges=4) as driver:
         driver.input("lines").send(b"", "to be or not to be")
@@ -11,7 +11,7 @@ results come in the order in which they were forwarded.
         assert driver.store("counts").get("be") == 2
 
 Invariant: the same inputs give the same tables and, for each key, the same outputs for every number of ranges.
-Time stands still at 0 until `advance` moves it; it is the timestamp of records that are sent without one.
+The clock stands at 0 until `advance` moves it; records without a timestamp get its time.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ _CACHE_BYTES = 1 << 40
 class TopologyTestDriver:
     """Runs a topology in this thread, on a log and stores in memory.
 
-    `ranges`: into how many key ranges, and so tasks, each partition is split. `partitions`: of each topic that is not
-    internal, or by topic. `config`: settings by name, for example the exception handlers. `caching`: table updates are
-    held back until `commit`, as by the record cache in production. `state_dir`: an empty folder for stores that are
-    kept as in production; without it they are all in memory.
+    `ranges`: the number of key ranges, and so tasks, of each partition. `partitions`: of each topic that is not
+    internal, or by topic. `config`: settings by name, for example the exception handlers. `caching`: hold table updates
+    back until `commit`, as the record cache does in production. `state_dir`: an empty folder for stores in their
+    production engines; without it, all stores are in memory.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class TopologyTestDriver:
     ) -> None:
         self.now_ms = 0
         self.failures: list[Failure] = []
-        """What failed and was dropped, or sent to the dead-letter topic, because a handler said so."""
+        """The failures that a handler dropped, or sent to the dead-letter topic."""
         self._config = Config.of({"bootstrap.servers": "in-memory", **(config or {})}, topology.application_id)
         self._built = self.topology = topology
         self._given_partitions = partitions
@@ -96,12 +96,12 @@ class TopologyTestDriver:
         self._reader = self._log.reader()
         self._forwarded: list[OutputRecord[bytes | None, bytes | None]] = []
         self._order: list[Output] = []
-        """The output of each record that was forwarded since the last look, in order."""
+        """The output of each forwarded record since the last `_collect`, in order."""
         self._host = Timed(lambda: self.now_ms)
         self._programs: dict[int, Program] = {}
         self._tasks: dict[TopicPartition, list[Task]] = {}
         self._at_hand: dict[TopicPartition, Position] = {}
-        """Where a partition will stand once the record is done that waits in front of its tasks."""
+        """The position of a partition after the record that waits in front of its tasks."""
         self._globals = {table.store.name: rows_of(table, lambda: self.now_ms) for table in topology.global_tables}
         self._parts: dict[int, list[list[Task]]] = {}
         self._databases: dict[tuple[int, int], Database] = {}
@@ -119,7 +119,7 @@ class TopologyTestDriver:
         self.close()
 
     def close(self) -> None:
-        """Let go of everything; nothing is left anywhere."""
+        """Close the tasks and delete temporary state."""
         self._sayings.close()
         for task in self._all_tasks():
             task.program.close()
@@ -131,7 +131,7 @@ class TopologyTestDriver:
             rows.close()
 
     def advance(self, time: Duration) -> None:
-        """Move the driver's clock on; what is due by it is done. Stream time moves with records only."""
+        """Move the driver's clock on, and run what is due. Stream time moves with records only."""
         self.now_ms += duration_ms(time, "advance: the time")
         for task in self._all_tasks():
             try:
@@ -145,10 +145,9 @@ class TopologyTestDriver:
     @overload
     def input(self, topic: str, key: AnySerde = None, value: AnySerde = None) -> InputTopic[Any, Any]: ...
     def input(self, topic: str, key: AnySerde = None, value: AnySerde = None) -> InputTopic[Any, Any]:
-        """Return a topic to send records to, written with these serdes, by default those that the topology reads it
-        with.
+        """Return an input topic, with these serdes, or by default those with which the topology reads it.
 
-        A topic that a pattern of the topology matches is there from now on.
+        A topic that a pattern of the topology matches is created by this call.
 
         Raises:
             TopologyError: the topology does not read it.
@@ -163,22 +162,21 @@ class TopologyTestDriver:
     @overload
     def output(self, topic: str, key: AnySerde = None, value: AnySerde = None) -> OutputTopic[Any, Any]: ...
     def output(self, topic: str, key: AnySerde = None, value: AnySerde = None) -> OutputTopic[Any, Any]:
-        """Return a topic to read results from, with these serdes, by default those that the topology writes it with.
+        """Return an output topic, with these serdes, or by default those with which the topology writes it.
 
-        Dead letters are by default the bytes that they are.
+        The default for dead letters is raw bytes.
 
         Raises:
-            TopologyError: the topology does not write it, or, where a serde is left out, with several.
+            TopologyError: the topology does not write it, or writes it with several serdes and none is given.
         """
         serdes = written_with(self.topology, topic, self._dead_letters, key, value)
         return OutputTopic(lambda: [decoded(record, *serdes) for record in self._forwarded if record.topic == topic])
 
     def outputs(self) -> list[OutputRecord[Any, Any]]:
-        """Return all that was written, to any topic that is not internal, in the order in which it was forwarded.
+        """Return all records written to topics that are not internal, in the order in which they were forwarded.
 
         Raises:
-            TopologyError: sinks with different serdes may have written one of the topics: `output` takes those to read
-                it with.
+            TopologyError: sinks with different serdes may have written one of the topics; use `output` with serdes.
         """
         internal = {topic.name for topic in self.topology.internal_topics}
         topics = {record.topic for record in self._forwarded} - internal
@@ -187,13 +185,13 @@ class TopologyTestDriver:
 
     @property
     def forwarded(self) -> int:
-        """How many records `outputs` has; asked by a function of the topology, those written up to that call of it."""
+        """The number of records in `outputs`; within a function of the topology, of those written before that call."""
         internal = {topic.name for topic in self.topology.internal_topics}
         written = [record.topic for record in self._forwarded] + [output.topic for output in self._order]
         return sum(topic not in internal for topic in written)
 
     def store(self, name: str) -> StoreView:
-        """Return a store to look into: what is in it now, committed or not.
+        """Return a view of a store's current rows, committed or not.
 
         Raises:
             TopologyError: there is no such store.
@@ -208,8 +206,9 @@ class TopologyTestDriver:
 
     @property
     def dropped(self) -> dict[tuple[str, str], int]:
-        """How many records each node dropped, and why: (node name, `null key` | `null value` | `late` | `timestamp` |
-        `no partition`) to count.
+        """The number of dropped records, by (node name, reason).
+
+        The reason is `null key`, `null value`, `late`, `timestamp` or `no partition`.
         """
         total = Counter(self._dropped_before)
         for task in self._all_tasks():
@@ -217,7 +216,7 @@ class TopologyTestDriver:
         return dict(total)
 
     def commit(self) -> None:
-        """Forward what the record caches hold back, to the end, and write the stores and their changelogs."""
+        """Flush the record caches, and write the stores and their changelogs."""
         while True:
             before = len(self._forwarded)
             for task in self._all_tasks():
@@ -250,7 +249,7 @@ class TopologyTestDriver:
         self._work()
 
     def _begin(self, *topics: str) -> None:
-        """Have these topics besides those that the topology names, and tasks that read them."""
+        """Create these topics, besides those that the topology names, and the tasks that read them."""
         counts, read = self._create_topics(topics), set(self._tasks)
         for part, count in zip(self.topology.subtopologies, counts, strict=True):
             opened = self._parts.setdefault(part.id, [])
@@ -269,7 +268,7 @@ class TopologyTestDriver:
                 task.add(RecordBatch.ended(source, slot, positions[source]))
 
     def _create_topics(self, more: Sequence[str]) -> tuple[int, ...]:
-        """Return how many partitions each sub-topology has."""
+        """Return the partition count of each sub-topology."""
         sinks = [
             node.topic
             for part in self._built.subtopologies
@@ -288,13 +287,14 @@ class TopologyTestDriver:
         return resolved.tasks
 
     def _count(self, topic: str) -> int:
-        """Return how many partitions a topic has, or will have when something is written to it."""
+        """Return the partition count of a topic, existing or not."""
         given = self._given_partitions
         return self._partitions.get(topic) or (given.get(topic, 1) if isinstance(given, Mapping) else given)
 
     def _open(self, part: SubTopology, partitions: int) -> None:
-        """Open the tasks of a sub-topology: for each partition, one a key range, over one database. Those that were
-        open end here.
+        """Open the tasks of a sub-topology, one for each key range of a partition, over one database a partition.
+
+        Tasks that were open are closed.
         """
         self._programs[part.id], before = compile_subtopology(self.topology, part), self._parts[part.id]
         for old in (task for siblings in before for task in siblings):
@@ -374,7 +374,7 @@ class TopologyTestDriver:
         return (task for siblings in self._parts.values() for tasks in siblings for task in tasks)
 
     def _work(self) -> None:
-        """Process records until none is left, or those that are left wait for another topic (`max.task.idle.ms`)."""
+        """Process records until none is left, or all that are left wait for another topic (`max.task.idle.ms`)."""
         self._fetch()
         while any(
             self._go_on(source)
@@ -383,7 +383,7 @@ class TopologyTestDriver:
             self._fetch()
 
     def _fetch(self) -> None:
-        """Put the next record of each partition in front of its tasks."""
+        """Give the next record of each partition to its tasks."""
         for source in [
             source for source in self._at_hand if not any(task.queues.waiting(source) for task in self._tasks[source])
         ]:
@@ -397,11 +397,9 @@ class TopologyTestDriver:
                     self._reader.hold(run.partition, True)
 
     def _go_on(self, source: TopicPartition) -> bool:
-        """Let the tasks of a partition go on until they have done with its record; return whether any record was
-        processed.
-        """
+        """Run the tasks of a partition until they are done with its record; return whether any record was processed."""
         until = self._at_hand[source].offset
-        # The task that has the record first: the others hear of the time.
+        # First the task that has the record; the others only advance their stream time.
         tasks = sorted(self._tasks[source], key=lambda task: not task.queues.waiting(source))
         before = sum(task.processed for task in tasks)
         try:
@@ -409,12 +407,12 @@ class TopologyTestDriver:
                 while task.progress.position(source).offset < until and task.step(single=True):
                     pass
         finally:
-            self._fetch()  # of two with the same time, what has been there goes before what is written now
+            self._fetch()  # of two records with the same time, the existing one goes before one that is written now
             self._collect()
         return sum(task.processed for task in tasks) > before
 
     def _collect(self) -> None:
-        """Put what a task wrote into the log, in the order in which it was forwarded."""
+        """Append the records that a task wrote to the log, in the order in which they were forwarded."""
         taken: Counter[Output] = Counter()
         for output in self._order:
             i, headers, partitions = taken[output], output.headers, output.partitions

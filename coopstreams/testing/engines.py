@@ -1,6 +1,6 @@
-"""Whether an engine of yours does what `coopstreams.Engine` says: random writes, compared with dictionaries.
+"""Checks that a user's engine fulfils `coopstreams.Engine`: random writes, compared with dictionaries.
 
-Invariant: what is checked is what stores rely on, and nothing else.
+Invariant: it checks what stores rely on, and nothing else.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Families: TypeAlias = dict[str, Rows]
 
 
 def check_engine(new_engine: Callable[[Path], Engine], folder: Path, *, seed: int = 1) -> None:
-    """Do nothing if an engine does what `Engine` says. `folder`: an empty one for it.
+    """Do nothing if an engine fulfils `Engine`. `folder`: an empty one for it.
 
     Raises:
-        AssertionError: it does not; says what was asked of it, what came and what should have.
+        AssertionError: it does not; the message has the call, its result, and the expected one.
     """
     rng, engine = Random(seed), new_engine(folder)
     model: Families = {}

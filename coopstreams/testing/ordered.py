@@ -1,4 +1,4 @@
-"""Outputs that tell the order between topics: a program at work keeps it only within each."""
+"""Outputs that record the order of writes across topics; a program itself keeps it only within each topic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def ordered(topic: str, order: list[Output]) -> Output:
 
 
 class _OrderedKeys(list[bytes | None]):
-    """A key column that tells whenever a record is written."""
+    """A key column that calls `tell` whenever a record is written."""
 
     def __init__(self, tell: Callable[[], None]) -> None:
         super().__init__()

@@ -1,6 +1,7 @@
-"""With which serdes a topology reads and writes a topic: those that a test need not name.
+"""The serdes with which a topology reads and writes a topic, as defaults for tests.
 
-Turned down: raw bytes where several are possible. A test would compare bytes with objects, and fail without saying why.
+Turned down: raw bytes if several serdes are possible. A test would compare bytes with objects, and fail without saying
+why.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from coopstreams.topology.graph.nodes import DynamicSink, Sink, Source, Structur
 from coopstreams.topology.serdes import Serde, raw
 
 Serdes: TypeAlias = tuple[Serde[Any], Serde[Any]]
-"""Of the keys, and of the values."""
+"""The serde of the keys, and that of the values."""
 
 
 def read_with(topology: Structure, topic: str, key: Serde[Any] | None, value: Serde[Any] | None) -> Serdes:
-    """Return these serdes; for None that of the source, or of the global table, that reads the topic.
+    """Return these serdes; for None, that of the source or global table that reads the topic.
 
     Raises:
         TopologyError: the topology does not read it.
@@ -33,7 +34,7 @@ def read_with(topology: Structure, topic: str, key: Serde[Any] | None, value: Se
         for node in part.nodes
         if isinstance(node, Source) and topic in node.topics
     ]
-    reader = [*kept, *sources][0]  # a topic has one
+    reader = [*kept, *sources][0]  # a topic has one reader
     return key or reader.key, value or reader.value
 
 
@@ -44,13 +45,12 @@ def written_with(
     key: Serde[Any] | None = None,
     value: Serde[Any] | None = None,
 ) -> Serdes:
-    """Return these serdes; for None that of the sinks that name the topic, or else of those that choose one for each
-    record.
+    """Return these serdes; for None, that of the sinks that name the topic, else of the sinks with a topic extractor.
 
-    Dead letters are the bytes that they are.
+    Dead letters are raw bytes.
 
     Raises:
-        TopologyError: the topology does not write it, or with several serdes where none is given.
+        TopologyError: the topology does not write it, or writes it with several serdes and none is given.
     """
     nodes = [node for part in topology.subtopologies for node in part.nodes]
     named, dynamic = (
@@ -80,10 +80,10 @@ def decoded(
 
 
 def one_of(name: str, known: Sequence[str], lacks: str) -> str:
-    """Return the name.
+    """Return the name, if it is known.
 
     Raises:
-        TopologyError: it is not known; says which one may be meant.
+        TopologyError: it is not known; the message suggests the nearest.
     """
     if name in known:
         return name

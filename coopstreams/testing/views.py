@@ -1,4 +1,4 @@
-"""What a test sends to a topology and sees of it: input topics, output topics, stores."""
+"""The test's view of a topology: input topics, output topics, stores."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class OutputRecord(Generic[K, V]):
     timestamp: int
     headers: Headers = field(default_factory=list)
     partition: int | None = None
-    """Which one a `partitioner=` chose; None: the key decides."""
+    """The partition that a `partitioner=` chose; None: the key decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class InputTopic(Generic[K, V]):
         `timestamp`: by default the driver's clock. `partition`: by default that of the key, as Java's producer chooses.
 
         Raises:
-            ProcessingError: it failed, and the handler says `fail`.
+            ProcessingError: processing failed, and the handler says `fail`.
         """
         key_bytes = None if key is None else self._key.serialize(key)
         value_bytes = None if value is None else self._value.serialize(value)
@@ -102,7 +102,7 @@ class OutputTopic(Generic[K, V]):
         return records
 
     def latest(self) -> dict[K, V]:
-        """Return the latest value of each key, as a table: a key whose latest value is null is not in it."""
+        """Return the latest value of each key, as a table; keys whose latest value is null are left out."""
         table: dict[K, V] = {}
         for record in self.records():
             table.pop(record.key, None)
@@ -112,7 +112,7 @@ class OutputTopic(Generic[K, V]):
 
 
 class StoreView:
-    """A store to look into, over all partitions and key ranges. Made by `TopologyTestDriver.store`."""
+    """The rows of a store, over all partitions and key ranges. Made by `TopologyTestDriver.store`."""
 
     def __init__(self, spec: StoreSpec, partitions: list[list[tuple[KeyRange, TableStore]]]) -> None:
         self._spec, self._partitions = spec, partitions
@@ -131,8 +131,9 @@ class StoreView:
         return None if entry.value is None else Row(key, entry.value, entry.timestamp)
 
     def as_of(self, key: Any, timestamp: int) -> Row[Any, Any] | None:
-        """Return the row that a key of a versioned table had at a moment, with the timestamp from which it held; None
-        if there was none.
+        """Return the version of a versioned table's row at a moment, None if there was none.
+
+        Its timestamp is the one since which the version is valid.
         """
         assert self._spec.history_ms is not None, "only a table with history= keeps versions"
         data = self._spec.key.serialize(key)
@@ -151,20 +152,19 @@ class StoreView:
     def fetch(
         self, key: Any, start_ms: int = 0, end_ms: int = MAX_START_MS, *, reverse: bool = False
     ) -> list[Row[Any, Any]]:
-        """Return the windows of a key that start from start_ms to end_ms, both inclusive, in the order of their
-        starts.
-        """
+        """Return the windows of a key that start within start_ms..end_ms, both inclusive, ordered by start."""
         data = self._spec.key.serialize(key)
         if self._spec.kind == "session":
             return self._sessions(data, start_ms, end_ms, reverse=reverse)
         found = self._table(data).scan(window_key(data, start_ms), window_key(data, end_ms + 1))
-        # Longer keys can lie in between.
+        # Windows of longer keys with the same prefix may lie in between.
         rows = [Row(self._key(row), entry.value, entry.timestamp) for row, entry in found if len(row) == len(data) + 8]
         return rows[::-1] if reverse else rows
 
     def fetch_all(self, start_ms: int = 0, end_ms: int = MAX_START_MS) -> list[Row[Any, Any]]:
-        """Return the windows of all keys that start from start_ms to end_ms, both inclusive, in the order of the
-        serialised keys.
+        """Return the windows of all keys that start within start_ms..end_ms, both inclusive.
+
+        They come in the order of the serialised keys.
         """
         return [row for row in self.all() if start_ms <= row.key.start_ms <= end_ms]
 
@@ -173,15 +173,13 @@ class StoreView:
         return self._scan(None, None)
 
     def range(self, first: Any = None, last: Any = None, *, reverse: bool = False) -> list[Row[Any, Any]]:
-        """Return the rows of the keys from first to last, both inclusive and None for no bound, in the order of the
-        serialised keys.
-        """
+        """Return the rows first..last, both inclusive, None for no bound, in the order of the serialised keys."""
         start = None if first is None else self._spec.key.serialize(first)
         rows = self._scan(start, None if last is None else after(self._spec.key.serialize(last)))
         return rows[::-1] if reverse else rows
 
     def prefix(self, prefix: bytes) -> list[Row[Any, Any]]:
-        """Return the rows whose serialised keys begin with these bytes, in their order."""
+        """Return the rows whose serialised keys begin with these bytes, in the order of the serialised keys."""
         return self._scan(prefix, prefix_end(prefix))
 
     def _scan(self, start: bytes | None, end: bytes | None) -> list[Row[Any, Any]]:
@@ -205,7 +203,7 @@ class StoreView:
 
     @property
     def _row_key(self) -> Serde[Any]:
-        """The serde of the keys of its rows."""
+        """The serde of the keys of the stored rows."""
         if self._spec.row_key is None and self._spec.window_ms is not None:
             return windowed(self._spec.key, self._spec.window_ms)
         return self._spec.row_key or self._spec.key

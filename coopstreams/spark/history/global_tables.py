@@ -1,11 +1,10 @@
-"""Global tables in a backfill: each task reads their topics whole, up to the cut, before its first record; as an
-instance does when it starts.
+"""Global tables in a backfill: each task reads their topics up to the cut before its first record, as an instance does.
 
-Invariant: all tasks of a run see the same rows, whenever they run: those at the cut, which is in the plan. What a
-processor of a global store takes for the clock stands at 0, as for any processor in a backfill.
-Turned down: Spark's broadcast (not there in Spark Connect; the rows would go through the driver), and a task that
-follows the topic while it works (live, the order between a global table and the records is chance, and chance gives no
-answer twice).
+Invariant: all tasks of a run see the same rows, those at the cut in the plan. The wall clock of a global store's
+processor stays at 0, as for any processor in a backfill.
+Turned down: Spark's broadcast (missing in Spark Connect; the rows would go through the driver), and a task that follows
+the topic while it works (live, the order between a global table and the records is random; a random order cannot be
+reproduced).
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Cut = Mapping[str, Mapping[int, tuple[int, int]]]
 
 
 def tables_of(topology: Topology, subtopology: SubTopology) -> list[GlobalTable]:
-    """Return the global tables that a sub-topology looks into."""
+    """Return the global tables that a sub-topology reads."""
     stores = {node.store.name for node in subtopology.nodes if isinstance(node, StreamGlobalJoin)}
     stores |= {name for node in subtopology.nodes if isinstance(node, Processing) for name in node.store_names}
     return [table for table in topology.global_tables if table.store.name in stores]
@@ -36,8 +35,7 @@ def tables_of(topology: Topology, subtopology: SubTopology) -> list[GlobalTable]
 def read_rows(
     settings: Mapping[str, Any], tables: Sequence[GlobalTable], cut: Cut, on_failure: OnFailure
 ) -> dict[str, GlobalRows]:
-    """Return the rows of global tables at the cut, by store. `on_failure`: what becomes of a record that is not of its
-    table's serde.
+    """Return the rows of global tables at the cut, by store. `on_failure` handles records that the serde cannot read.
 
     Raises:
         LogError: a topic has lost records since the cut was taken, or a transaction is open below it.

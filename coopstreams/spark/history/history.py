@@ -1,5 +1,4 @@
-"""Where the records of a backfill come from: topics of Kafka up to a cut, or any DataFrame; and what they look like to
-Spark.
+"""The sources of a backfill's records: topics of Kafka up to a cut, or any DataFrame; and their frames in Spark.
 
 Invariant: each of these frames has the columns of HISTORY, and a Spark partition of it is one topic partition in order.
 """
@@ -28,10 +27,10 @@ _TYPES = {"key": "binary", "value": "binary", "timestamp": "bigint"}
 
 @dataclass(frozen=True, slots=True)
 class KafkaHistory:
-    """What a topic has in Kafka, from its first record to a cut.
+    """The records of a topic in Kafka, from its first one to a cut.
 
-    `until`: None is now, the last stable offset of each partition; a datetime, the first record of then or later; or
-    offsets by partition, exclusive. An offset above the last stable one is waited for, but not for ever.
+    `until`: None is now, the last stable offset of each partition; a datetime, the first record at or after it; or
+    offsets by partition, exclusive. For an offset above the last stable one the reader waits up to `PATIENCE_S`.
     """
 
     until: datetime | Mapping[int, int] | None = None
@@ -39,13 +38,12 @@ class KafkaHistory:
 
 @dataclass(frozen=True, slots=True)
 class TableHistory:
-    """What a DataFrame has: columns `key` and `value` (binary, the bytes that a topic would have) and `timestamp` (ms,
-    bigint).
+    """A DataFrame as history: columns `key` and `value` (binary, as in a topic) and `timestamp` (ms, bigint).
 
     `partition` (int) may be a column as well: the partition of the topic; without it, it follows from the key as for
     any producer. `order_by` names the columns that order the records of a partition, which must be a total order for
-    each key. `continues_at`: by partition, the offset of the topic at which the live application goes on, 0 where it is
-    not said: all the topic has comes after the table.
+    each key. `continues_at`: by partition, the offset of the topic at which the live application goes on. A missing
+    partition is 0: all records of the topic come after the table.
     """
 
     rows: DataFrame
@@ -56,7 +54,7 @@ class TableHistory:
         """Do nothing if the table can be the history of a topic.
 
         Raises:
-            ConfigError: a column is missing or of another type; says what to write.
+            ConfigError: a column is missing or of another type; the message has the expression to write.
         """
         found = dict(self.rows.dtypes)
         for name, wanted in _TYPES.items():
@@ -80,7 +78,7 @@ def cut_of(
 
     Raises:
         ConfigError: a cut outside the topic.
-        OffsetOutOfRangeError: a cut below what the topic still has.
+        OffsetOutOfRangeError: a cut below the first offset that the topic still has.
     """
     if isinstance(history, TableHistory):
         return {number: (0, history.continues_at.get(number, 0)) for number in range(partitions)}
@@ -118,7 +116,7 @@ def kafka_frame(
 
 
 FRAMES = {"python": kafka_frame, "jvm": jvm_frame}
-"""By connector, what reads a topic."""
+"""The function that reads a topic, by connector."""
 
 
 def table_frame(history: TableHistory, topic: str, partitions: int) -> DataFrame:
@@ -130,7 +128,7 @@ def partitioned(history: TableHistory, partitions: int) -> DataFrame:
     """Return the rows of a table, each with its partition, in no order."""
     rows = history.rows
     if "partition" not in rows.columns:
-        # Any partition will do for a record without a key, as long as it is always the same.
+        # Records without a key may be in any partition, as long as it is always the same.
         by_key = F.udf(lambda key: None if key is None else partition_of(bytes(key), partitions), "int")("key")
         anywhere = F.pmod(F.xxhash64("value", "timestamp"), F.lit(partitions)).cast("int")
         rows = rows.withColumn("partition", F.when(F.col("key").isNull(), anywhere).otherwise(by_key))
@@ -138,12 +136,12 @@ def partitioned(history: TableHistory, partitions: int) -> DataFrame:
 
 
 def forwarded_frame(spark: SparkSession, folders: Sequence[str], topic: str, partitions: int) -> DataFrame:
-    """Return what earlier stages wrote to a repartition topic, in an order that does not depend on who wrote it when.
+    """Return the records that earlier stages wrote to a repartition topic, in an order that every attempt reproduces.
 
-    By the time of the task that wrote it, so that nothing is later there than it was before; then by stage, task and
-    number. This time stands in the place of an offset, which these records do not have.
+    They are ordered by the time of the task that wrote them, so that stream time orders them as before; then by stage,
+    task and number. This time takes the place of the offset, which these records do not have.
     """
-    if not folders:  # whoever would write it reads nothing
+    if not folders:  # no stage writes it, because its writers have no source topics
         return spark.createDataFrame([], ddl(HISTORY))
     stages = [spark.read.parquet(folder).withColumn("stage", F.lit(number)) for number, folder in enumerate(folders)]
     rows = stages[0]

@@ -1,11 +1,10 @@
-"""The history of a topic by Spark's own connector, `spark-sql-kafka-0-10`, in place of our data source: no Python on
-the way in.
+"""The history of a topic by Spark's own connector, `spark-sql-kafka-0-10`, instead of our data source: no Python reads.
 
-The connector is a package of Spark that a session brings or does not; nothing is downloaded here.
+The connector is a package that the session must already have; nothing is downloaded here.
 
-Invariant: the rows are those that our data source gives, in the same Spark partitions: committed records only, up to
-the cut, in offset order.
-Turned down: as a sink (it has no transactions).
+Invariant: the rows and Spark partitions equal those of our data source: committed records only, up to the cut, in
+offset order.
+Turned down: the connector as a sink (it has no transactions).
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _LOGIN = {
 }
 _SAME = ("bootstrap.servers", "client.id", "security.protocol")
 _OTHERS = ("producer.", "admin.", "socket.", "broker.", "metadata.", "topic.metadata.", "reconnect.", "client.")
-"""Settings that say nothing about who may read what; librdkafka's way to tune a connection is not the Java client's."""
+"""Prefixes of settings that do not affect access; they tune librdkafka, and Java's client does not know them."""
 _HEADERS = ddl(HISTORY).rpartition("`headers` ")[2]
 
 
@@ -40,10 +39,10 @@ def jvm_frame(
     *,
     patience_s: float = PATIENCE_S,
 ) -> DataFrame:
-    """Return the records of a topic within these offsets. `patience_s`: how long a task waits for the next of them.
+    """Return the records of a topic within these offsets. `patience_s`: a task's longest wait for its next record.
 
     Raises:
-        ConfigError: the session has no connector, or the Java client cannot be told what the settings say.
+        ConfigError: the session lacks the connector, or a setting has no equivalent in the Java client.
     """
     options = {
         "assign": json.dumps({topic: list(bounds)}),
@@ -80,10 +79,10 @@ def jvm_frame(
 
 
 def java_settings(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return how the Java client says what these settings say, which have librdkafka's names.
+    """Return these settings, in librdkafka's names, as settings of the Java client.
 
     Raises:
-        ConfigError: it cannot be said here; names the settings.
+        ConfigError: some have no equivalent; the message names them.
     """
     given = {
         name.removeprefix("consumer."): str(value)
@@ -103,7 +102,7 @@ def java_settings(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _login(given: dict[str, str]) -> dict[str, str]:
-    """Take the user's name and password out of the settings; return them as Java's."""
+    """Remove the user name and the password from the settings; return them as Java's settings."""
     mechanism = given.pop("sasl.mechanism", "") or given.pop("sasl.mechanisms", "")
     if mechanism not in _LOGIN:
         raise ConfigError(

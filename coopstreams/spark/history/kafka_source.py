@@ -3,14 +3,14 @@
     spark.dataSource.register(KafkaSource)
     spark.read.format("coopstreams").options(**read_options(settings, {partition: (0, 1000)})).load()      HISTORY rows
     rows.write.format("coopstreams").options(**write_options(settings, "run-7")).mode("append").save()
-        HISTORY rows, offsets left out of account
+        HISTORY rows; their offsets are ignored
 
 Reading stops exactly at the given offsets and fails if a record below them is gone; only committed records are read.
-Writing is a transaction for each Spark partition, under a transactional id that a later attempt takes over.
+Writing is one transaction for each Spark partition; a later attempt takes over its transactional id.
 
 Invariant: without `split`, a Spark partition is one topic partition in offset order.
-Turned down: the JVM connector (jars that must fit Spark and Scala to the digit, no exact end by partition under
-transactions, no transactions).
+Turned down: the JVM connector (jars that must match the exact versions of Spark and Scala, no exact end by partition
+under transactions, no transactions).
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from coopstreams.topology.errors import LogError
 
 FETCH_RECORDS = 10_000
 PATIENCE_S = 300.0
-"""How long a reader waits for records below the end it was given: those of a transaction that is still open."""
+"""The longest wait for records below the given end: an open transaction may hold them back."""
 
 _SETTINGS = "secret.settings"
-"""Spark does not print the values of options whose name has `secret` in it."""
+"""An option whose name has `secret` in it, because Spark redacts the values of those."""
 
 
 def read_options(
@@ -55,8 +55,8 @@ def read_options(
 ) -> dict[str, str]:
     """Return the options to read these partitions from start up to end (exclusive).
 
-    `settings`: of the Kafka clients. `split`: at most so many offsets in a Spark partition; 0: a Spark partition for
-    each topic partition.
+    `settings`: of the Kafka clients. `split`: the most offsets in a Spark partition; 0: one Spark partition for each
+    topic partition.
     """
     ranges = [[*partition, *bounds] for partition, bounds in cut.items()]
     return {
@@ -68,13 +68,13 @@ def read_options(
 
 
 def write_options(settings: Mapping[str, Any], transactional_id: str) -> dict[str, str]:
-    """Return the options to write rows, in transactions whose ids begin with this one."""
+    """Return the options to write rows, in transactions whose ids have this prefix."""
     return {_SETTINGS: json.dumps(dict(settings)), "transactional.id": transactional_id}
 
 
 @dataclass
 class OffsetRange(InputPartition):
-    """A run of offsets of a partition, half-open."""
+    """A half-open range of offsets of a partition."""
 
     topic: str
     partition: int
@@ -95,16 +95,16 @@ class KafkaSource(DataSource):
         return ddl(HISTORY)
 
     def reader(self, schema: StructType) -> KafkaParts:  # noqa: ARG002 it is ours
-        """Return what reads."""
+        """Return the reader."""
         return KafkaParts(self.options)
 
     def writer(self, schema: StructType, overwrite: bool) -> KafkaRows:  # noqa: ARG002 there is nothing to overwrite in a log
-        """Return what writes."""
+        """Return the writer."""
         return KafkaRows(self.options)
 
 
 class KafkaParts(DataSourceReader):
-    """Reads runs of offsets, each in a task of Spark."""
+    """Reads ranges of offsets, each in one Spark task."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._settings = json.loads(options[_SETTINGS])
@@ -113,15 +113,15 @@ class KafkaParts(DataSourceReader):
         self._patience_s = float(options["patience"])
 
     def partitions(self) -> list[InputPartition]:
-        """Return the runs of offsets."""
+        """Return the ranges of offsets."""
         parts: list[InputPartition] = []
         for topic, partition, start, end in self._cut:
             step = self._split or max(1, end - start)
             parts += [OffsetRange(topic, partition, at, min(at + step, end)) for at in range(start, end, step)]
-        return parts or [OffsetRange("", 0, 0, 0)]  # Spark wants one
+        return parts or [OffsetRange("", 0, 0, 0)]  # Spark needs at least one
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
-        """Yield the records of a run of offsets.
+        """Yield the records of a range of offsets.
 
         Raises:
             OffsetOutOfRangeError: some were deleted.
@@ -164,7 +164,7 @@ def _below(fetched: RecordBatch, end: int) -> Iterator[pa.RecordBatch]:
 
 @dataclass
 class WrittenRecords(WriterCommitMessage):
-    """How many records a Spark partition has written."""
+    """The number of records that a Spark partition has written."""
 
     records: int
 
@@ -181,7 +181,7 @@ class KafkaRows(DataSourceArrowWriter):
         context = TaskContext.get()
         assert context is not None
         cluster = KafkaLog(self._settings)
-        # An attempt before this one, wherever it still runs, cannot commit any more.
+        # The same id fences an earlier attempt, wherever it still runs: it can no longer commit.
         writer = cluster.writer(f"{self._id}-{context.partitionId()}")
         written = 0
         try:
@@ -207,7 +207,7 @@ class KafkaRows(DataSourceArrowWriter):
         return WrittenRecords(written)
 
     def commit(self, messages: Any) -> None:
-        """Do nothing: each partition has committed."""
+        """Do nothing: each Spark partition has committed its own transaction."""
 
     def abort(self, messages: Any) -> None:
-        """Do nothing: what was not committed does not count."""
+        """Do nothing: a transaction that was not committed does not count."""

@@ -1,9 +1,9 @@
-"""The shapes in which records travel through Spark, as Arrow schemas, and the way from and to `Columns`.
+"""The Arrow schemas of records in Spark, and the conversion from and to `Columns`.
 
-    HISTORY   records of topic partitions, as a source gives them
-    ROUTED    the same with task, stream time and operator times: what a task takes, in the order in which it takes
-              them, which is that of `time`
-    RESULTS   what a task gives: records for other stages or for a table, and one row that says how it went
+    HISTORY   records of topic partitions, as a source returns them
+    ROUTED    the same with task, stream time and operator times: a task's input in its processing order, which is
+              that of `time`
+    RESULTS   a task's output: records for other stages or for a table, and one row with the task's result
 
 Invariant: a Spark DataFrame of one of these has exactly these columns, in this order: mapInArrow casts nothing.
 """
@@ -45,9 +45,9 @@ RESULTS = pa.schema(
 )
 
 BEGIN = -1
-"""The offset of the row that opens a source of a task, so that a task without records is a task."""
+"""The offset of the row that opens a source of a task, so that a task without records runs, too."""
 END = (1 << 63) - 1
-"""The offset of the row behind the last record of a source: where the partition's time stands in the end."""
+"""The offset of the row behind the last record of a source; it has the partition's final stream time."""
 
 _NAMES = {
     pa.int32(): "int",
@@ -60,7 +60,7 @@ _NAMES[pa.list_(pa.int64())] = "array<bigint>"
 
 
 def ddl(schema: pa.Schema) -> str:
-    """Return the schema in Spark's words."""
+    """Return the schema as Spark's DDL."""
     return ", ".join(f"`{field.name}` {_NAMES[field.type]}" for field in schema)
 
 
@@ -92,7 +92,7 @@ def headers_column(headers: Sequence[Headers | None] | None, length: int) -> pa.
 
 
 def record_columns(columns: Columns) -> list[Any]:
-    """Return timestamps, keys, values and headers of some records, as the schemas have them."""
+    """Return timestamps, keys, values and headers of some records, as the schemas order them."""
     return [
         list(columns.timestamps),
         list(columns.keys),
@@ -102,7 +102,7 @@ def record_columns(columns: Columns) -> list[Any]:
 
 
 def columns_of(rows: pa.RecordBatch, offsets: Sequence[int]) -> Columns:
-    """Return the records of a batch, under these offsets; stream times are not yet known."""
+    """Return the records of a batch, with these offsets; their stream times are not set yet."""
     return Columns(
         rows.column("key").to_pylist(),
         rows.column("value").to_pylist(),

@@ -1,14 +1,12 @@
-"""The application's own modules, sent along with its topology: a worker that does not have them imports them from what
-was sent.
+"""Sends the user's own modules along with a topology; a worker that lacks one imports it from there.
 
-A function of a module travels by its name. What is installed (in `site-packages`) a worker must have; what lies in a
-folder of the user's, beside a script or in a checkout, is on no worker unless somebody puts it there. So the source of
-such modules goes with the topology, and it does so in every kind of session: local, classic on a cluster, Spark
-Connect.
+A pickle has only the name of a module's function. Installed modules (in `site-packages`) must be installed on the
+workers, too. Modules in a folder of the user's, beside a script or in a checkout, are on no worker. So their source
+goes with the topology, in every kind of session: local, classic on a cluster, Spark Connect.
 
 Invariant: a module that a worker finds by itself is never replaced.
-Turned down: `addArtifact` and `addPyFile` (they change a session that is not ours, for all that runs in it), functions
-by value (a module's globals would be copies, those that do not pickle an error).
+Turned down: `addArtifact` and `addPyFile` (they change the user's session for everything that runs in it), functions by
+value (a module's globals would be copies, and those that do not pickle an error).
 """
 
 from __future__ import annotations
@@ -24,10 +22,10 @@ from pathlib import Path
 from types import ModuleType
 
 Sources = Mapping[str, bytes]
-"""Modules, by full name, with `.__init__` behind that of a package, and their source."""
+"""The source of modules by full name; that of a package has `.__init__` appended."""
 
 _OURS = {"coopstreams", "pyspark", "py4j"}
-"""Installed wherever a worker runs, from wherever they were."""
+"""Packages that every worker has, wherever they were imported from."""
 _INSTALLED = {"site-packages", "dist-packages"}
 _INIT = ".__init__"
 
@@ -47,7 +45,7 @@ def sources_of(pickled: bytes) -> dict[str, bytes]:
 
 
 def _place(name: str) -> tuple[Path, Path] | None:
-    """Return the folder that a module of the user's is imported from, and its file; None for all others."""
+    """Return the import folder of a user's module, and its file; None for all other modules."""
     file = getattr(sys.modules[name], "__file__", None)
     if file is None or name.partition(".")[0] in _OURS or name == "__main__":
         return None
@@ -61,12 +59,12 @@ def _place(name: str) -> tuple[Path, Path] | None:
         return None
     tail = [*tail, "__init__"] if path.stem == "__init__" else tail
     if list(path.with_suffix("").parts[-len(tail) :]) != tail:
-        return None  # it was loaded under another name than that of its file
+        return None  # the module's name differs from its file's
     return path.parents[len(tail) - 1], path
 
 
 class Sent(MetaPathFinder, InspectLoader):
-    """Finds modules among those that were sent; asked last, so that only what a worker lacks comes from here."""
+    """Finds modules among those that were sent. As the last finder it serves only those that a worker lacks."""
 
     def __init__(self, sources: Sources) -> None:
         self.sources = sources
@@ -87,15 +85,13 @@ class Sent(MetaPathFinder, InspectLoader):
         return any(name.startswith(fullname + ".") for name in self.sources)
 
     def get_source(self, fullname: str) -> str:
-        """Return the source of a module; that of a package may be nothing."""
+        """Return the source of a module; empty for a package without an `__init__` file."""
         source = self.sources.get(fullname, self.sources.get(fullname + _INIT, b""))
         return importlib.util.decode_source(source)
 
 
 def provide(sources: Sources) -> None:
-    """Make these modules known to `import`, instead of those that were sent before: a worker may have run an older
-    program.
-    """
+    """Make these modules importable, replacing those sent before: a worker may have run an older program."""
     before = [finder for finder in sys.meta_path if isinstance(finder, Sent)]
     if any(finder.sources == sources for finder in before):
         return

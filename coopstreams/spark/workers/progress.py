@@ -1,12 +1,12 @@
-"""How far the tasks of a stage are: each leaves a small file in the folder of the run, and the driver looks at them.
+"""The progress of a stage's tasks: each writes a small file into the folder of the run, which the driver reads.
 
     history   a partition of a topic on its way to the tasks
     task      a task: a partition's key range
 
-Invariant: whoever watches changes nothing: a report that cannot be written is a warning in the log of the task, which
-goes on.
-Turned down: Spark's status tracker and accumulators (not there in Spark Connect; they know of a task when it has ended,
-and not which it was).
+Invariant: progress reports never affect the run: a report that cannot be written is a warning in the log of the task,
+which continues.
+Turned down: Spark's status tracker and accumulators (missing in Spark Connect; they report a task only when it has
+ended, and not which task).
 """
 
 from __future__ import annotations
@@ -29,14 +29,12 @@ EVERY_S = 1.0
 
 Kind = Literal["history", "task"]
 Bounds = tuple[int, int] | None
-"""Offsets [start, end) of a source; None: it comes from a table or from another stage, and nobody knows where it ends
-before it does.
-"""
+"""Offsets [start, end) of a source; None: a table or another stage, whose end is unknown until it is reached."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskProgress:
-    """How far a task, or the reading of a partition, is.
+    """The progress of a task, or of reading a partition.
 
     Units: `records` that it took; `position` and `target` in offsets, over all sources; `target` None: not known.
     """
@@ -50,9 +48,9 @@ class TaskProgress:
 
 
 class Reporter:
-    """Says how far one task, or the reading of one partition, is. One thread.
+    """Writes the progress of one task, or of reading one partition. Belongs to one thread.
 
-    `folder`: where the reports of the stage lie; None: nobody wants to know. `sources`: their bounds, in order.
+    `folder`: that of the stage's reports; None: write nothing. `sources`: their bounds, in order.
     """
 
     def __init__(self, folder: str | None, kind: Kind, file: str, name: str, sources: Sequence[Bounds]) -> None:
@@ -68,14 +66,14 @@ class Reporter:
         self._say(done=False)
 
     def took(self, source: int, records: int, next_offset: int) -> None:
-        """Note records of a source; they end below this offset."""
+        """Note records of a source; `next_offset` is the first offset behind them."""
         self._records += records
         self._reached[source] = next_offset - (self._starts[source] or 0)
         if time.monotonic() - self._said_at >= EVERY_S:
             self._say(done=False)
 
     def end(self) -> None:
-        """Say that it is done."""
+        """Report that it is done."""
         self._say(done=True)
 
     def _say(self, *, done: bool) -> None:
@@ -92,7 +90,7 @@ class Reporter:
 
 
 class ProgressWatcher:
-    """Looks at the reports of a stage once a second, on a thread of its own, and a last time when its block ends well.
+    """Reads the reports of a stage once a second, on its own thread, and once more when its block ends without error.
 
     Raises (on leaving the block):
         Exception: what `tell` raised.
@@ -129,15 +127,15 @@ class ProgressWatcher:
             self._tell(self._reports())
         except SnapshotError as error:
             log.warning("how far the tasks are cannot be told: %s", error)
-        except Exception as error:  # of `tell`, whose thread this is not: raised where the block ends
+        except Exception as error:  # `tell` belongs to the user: raise its error where the block ends
             log.debug("nobody is told any more how far the tasks are", exc_info=True)
             self._failed = error
 
     def _reports(self) -> list[TaskProgress]:
-        """Return the latest report of each, in the order of their names."""
+        """Return the latest report of each task, in the order of their names."""
         for name in self._storage.names():
             seen = self._seen.get(name)
-            if name.startswith(".") or (seen is not None and seen.done):  # the first is one that is being written
+            if name.startswith(".") or (seen is not None and seen.done):  # a dot file is still being written
                 continue
             data = self._storage.read(name)
             if data is not None:

@@ -1,7 +1,7 @@
-"""A topology as bytes, for the workers of Spark.
+"""Serialises a topology for the workers of Spark.
 
-Functions travel as cloudpickle sends them: those of `__main__` by value, those of a module by its name; the user's own
-modules are sent along.
+Functions are pickled by cloudpickle: those of `__main__` by value, those of a module by name; the user's own modules
+are sent along.
 
 Turned down: rebuilding the topology by module and name (a topology made in a notebook or by a function has none).
 """
@@ -25,7 +25,7 @@ _KNOWN: Any = cloudpickle.CloudPickler.dispatch_table
 
 
 class _Pickler(cloudpickle.CloudPickler):
-    """Knows what serdes hold on to: compiled things, which are made again from what they were made of."""
+    """Pickles compiled codecs as the arguments that recreate them."""
 
     dispatch_table = ChainMap[type, Any](  # noqa: RUF012 cloudpickle's own way
         {
@@ -43,7 +43,7 @@ def ship(topology: Topology) -> bytes:
     """Return the topology as bytes.
 
     Raises:
-        TopologyError: a function of it holds on to something that cannot travel, a connection or a lock; says what.
+        TopologyError: a function refers to an object that cannot be pickled (a connection, a lock); names it.
     """
     buffer = io.BytesIO()
     try:
@@ -60,7 +60,7 @@ def ship(topology: Topology) -> bytes:
 
 
 def unship(data: bytes) -> Topology:
-    """Return the topology that `ship` made into bytes."""
+    """Return the topology that `ship` serialised."""
     sources, pickled = pickle.loads(data)
     provide(sources)
     topology: Any = pickle.loads(pickled)
