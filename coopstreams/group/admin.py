@@ -1,7 +1,6 @@
-"""What an administrator asks of a group without being a member: who is in it, what it has committed; and to commit
-while nobody is.
+"""Describe a group, and read or commit its offsets, without being a member.
 
-Invariant: a commit from here is refused as soon as the group has a member (the coordinator sees to it).
+Invariant: a commit from here is refused as soon as the group has a member (the coordinator checks it).
 Turned down: kafka-python's admin client (it does not wait for open transactions, and does not look again for a
 coordinator that moved).
 """
@@ -24,17 +23,17 @@ from coopstreams.topology.errors import GroupError, MembershipLostError
 _T = TypeVar("_T")
 
 NOBODY = (-1, "")
-"""Generation and member id of who is no member. Only outside of transactions: there nothing would refuse it."""
+"""Generation and member id for a commit by no member. Not in transactions: brokers would not refuse it there."""
 
 
 class GroupAdmin:
-    """Questions about one group. Any thread."""
+    """Requests about one group. Any thread."""
 
     def __init__(self, settings: Mapping[str, Any], group: str, *, timeout_s: float = 30.0) -> None:
         """Connect. `settings` in librdkafka's names.
 
         Raises:
-            ConfigError: a connection or security setting that this client cannot be given.
+            ConfigError: a connection or security setting that this client does not have.
             GroupError: no brokers in this time.
         """
         self.group = group
@@ -43,7 +42,7 @@ class GroupAdmin:
         self._coordinator: int | None = None
 
     def describe(self) -> requests.DescribedGroup:
-        """Return who is in the group.
+        """Return the state and the members of the group.
 
         Raises:
             LogError: refused, or no answer in time.
@@ -51,8 +50,9 @@ class GroupAdmin:
         return self._ask(requests.describe_group(self.group))
 
     def committed(self, partitions: Iterable[TopicPartition] | None = None) -> requests.Offsets:
-        """Return the plain offset and metadata of each partition (all that have one: None); waits for open transactions
-        that would change it.
+        """Return the plain offset and metadata of each partition; `partitions` None: of all that have one.
+
+        Waits for open transactions that would change them.
 
         Raises:
             LogError: refused, or a transaction stayed open, or no answer in time.
@@ -62,8 +62,9 @@ class GroupAdmin:
     def fetch_offsets(
         self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True
     ) -> requests.FetchedOffset:
-        """Return what is known of these partitions now (of all: None). `stable`: but for those that an open transaction
-        may still change.
+        """Return the plain offsets of these partitions (None: of all) as they are now.
+
+        `stable`: without those that an open transaction may still change.
 
         Raises:
             LogError: refused, or no answer in time.
@@ -83,7 +84,7 @@ class GroupAdmin:
             raise GroupError(f"group {self.group} has members: stop them, then try again") from error
 
     def close(self) -> None:
-        """Let go. Idempotent."""
+        """Close the connection. Idempotent."""
         if not self._connection.closed:
             self._connection.close()
 
@@ -112,7 +113,7 @@ def connected(settings: Mapping[str, Any], timeout_s: float) -> Connection:
     """Return a connection that has found the brokers. `settings` in librdkafka's names.
 
     Raises:
-        ConfigError: a connection or security setting that this client cannot be given.
+        ConfigError: a connection or security setting that this client does not have.
         GroupError: no brokers in this time.
     """
     connection = Connection(kafka_python_settings(settings), int(timeout_s * 1000))
@@ -129,4 +130,4 @@ def connected(settings: Mapping[str, Any], timeout_s: float) -> Connection:
 
 
 async def _nothing() -> None:
-    """What the I/O thread begins with."""
+    """Do nothing: `Connection.start` needs a main function."""

@@ -1,15 +1,15 @@
-"""The leader's decision: which member gets which shared tasks. A pure function of what the members say.
+"""The assignor: which member gets which shared tasks. A pure function of the members' subscriptions.
 
-    claims   who rightly holds what                         claims.py
-    target   what everybody shall have in the end           the last one while it still fits, else balance.py
+    claims   the tasks that each member rightly holds       claims.py
+    target   the assignment once all hand-overs are done    the last one while it still fits, else balance.py
     grant    the part of the target that is free now        the rest follows when it was released
 
-Each member reports the target it was promised. While these promises fit the members there are, they are the target: so
-nothing moves without a cause, and the rounds of one hand-over all work towards the same end.
+Each member reports the target it was promised. While these promises fit the present members, they are the target: so
+nothing moves without a cause, and the rebalances of one hand-over all work towards the same target.
 
-Invariant: a target tiles the hash space of every partition, gives every slot its fair share, and what is granted
-overlaps nothing that another member holds. Checked every time: an error here would be two owners of one key.
-Turned down: computing the target anew in every round from what is held in between (it need not come to rest).
+Invariant: a target tiles the hash space of every partition and gives every slot its fair share; a grant overlaps no
+task that another member holds. Checked every time: an error here would be two owners of one key.
+Turned down: computing the target anew in every rebalance from the claims in between (it need not converge).
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def assign(
     whole: Collection[int] = (),
     withheld: bool = False,
 ) -> dict[str, Assignment]:
-    """Return what each member gets. All run the same topology: see `versions` where they may not.
+    """Return the assignment of each member. All run the same topology; `versions` handles groups that do not.
 
     Shape: `partitions` by sub-topology. `ranges` is the least number of key ranges a partition is cut into; those of
     the sub-topologies in `whole` are never cut. `withheld`: everything is promised, nothing granted.
 
     Raises:
         ValueError: a sub-topology without partitions, or more ranges than key groups.
-        AssignmentError: the result would be wrong; a bug here, and nothing was given to anybody.
+        AssignmentError: the result would be wrong; a bug here, and no member was given a task.
     """
     if not 1 <= ranges <= GROUPS:
         raise ValueError(f"a partition has 1 to {GROUPS} key ranges, not {ranges}")
@@ -94,10 +94,9 @@ def settle(
     claims: Claims,
     load: dict[str, Fraction],
 ) -> dict[str, list[TaskId]]:
-    """Return what each member of the layout shall have of one sub-topology: what was promised while it still fits, else
-    balanced anew.
+    """Return each member's target in one sub-topology: the promised one while it fits, else a new balance.
 
-    Shape: adds to `load` what each gets. Units: partitions.
+    Shape: adds to `load` what each member gets. Units: partitions.
 
     Raises:
         AssignmentError: the result would be wrong; a bug here.
@@ -136,7 +135,7 @@ def _balanced(
 
 
 def _pieces(tasks: Mapping[str, Iterable[TaskId]]) -> dict[int, int]:
-    """Into how many key ranges each partition is cut."""
+    """Return into how many key ranges each partition is cut."""
     pieces: dict[int, int] = {}
     for mine in tasks.values():
         for task in mine:
@@ -145,9 +144,7 @@ def _pieces(tasks: Mapping[str, Iterable[TaskId]]) -> dict[int, int]:
 
 
 def problem_of(layout: Layout, subtopology: int, tasks: Mapping[str, Iterable[TaskId]]) -> str | None:
-    """Return what is wrong with a target for one sub-topology: holes, overlaps, foreign cuts, unfair shares. None: it
-    is good.
-    """
+    """Return what is wrong with a target for one sub-topology (holes, overlaps, cuts, unfair shares); None: nothing."""
     by_partition: dict[int, list[KeyRange]] = {partition: [] for partition in range(layout.partitions)}
     for mine in tasks.values():
         for task in mine:
@@ -171,7 +168,7 @@ def problem_of(layout: Layout, subtopology: int, tasks: Mapping[str, Iterable[Ta
 
 
 def _unfair(layout: Layout, tasks: Mapping[str, list[TaskId]], pieces: Mapping[int, int]) -> str | None:
-    """Which member has too little or too much, measured in partitions; or None."""
+    """Return a sentence on a member with too few or too many partitions; None: the target is fair."""
     small, large = layout.sizes
     for member, mine in tasks.items():
         low, high = layout.quotas[member]

@@ -1,12 +1,13 @@
-"""Balances the cells of one sub-topology to members: evenly, moving little, siblings together.
+"""Balances the cells of one sub-topology over the members: evenly, with few moves, siblings together.
 
-    quotas      who takes one cell more than others, where cells do not come out even: those who hold more already
-    slot counts which partitions have one slot more: those that then keep the most where it is
+    quotas      which members take one cell more, where cells do not come out even: those that hold more already
+    slot counts which partitions have one slot more: those where it keeps the most in place
     keep        a member keeps the cells that it holds completely
     fill        the rest goes where the member has a store already, then where it fits as a whole
     cell        which cell of the partition: the one of which the member holds the most
 
-Invariant: every cell has one member and every member its quota; what a member holds completely stays, up to its quota.
+Invariant: every cell has one member and every member its quota; cells that a member holds completely stay, up to its
+quota.
 Turned down: a maximum matching (cubic; the leader decides on the thread that sends its heartbeats), keeping members in
 the order of the hash space (when the first of n leaves, all others shift: half of everything moves; by overlap it is a
 quarter).
@@ -27,7 +28,7 @@ _PASSES = 8
 """Bound on passes of exchanging cells; they settle in two or three."""
 
 _CALM = 4
-"""A partition in which no task would change counts a sixteenth more than one that is cut anew."""
+"""A partition in which no task would change counts a sixteenth (2^-4) more than one that is cut anew."""
 
 _Held = Mapping[str, Mapping[int, list[KeyRange]]]
 
@@ -35,7 +36,7 @@ _Held = Mapping[str, Mapping[int, list[KeyRange]]]
 def balance(layout: Layout, held: _Held, load: Mapping[str, Fraction]) -> dict[str, list[Cell]]:
     """Return the cells of each member.
 
-    Shape: `held` by member and partition, disjoint ranges. `load` is what members got of other sub-topologies: it
+    Shape: `held` by member and partition, disjoint ranges. `load` is each member's share of other sub-topologies: it
     breaks ties.
     """
     counts = _slot_counts(layout, held)
@@ -56,7 +57,7 @@ def balance(layout: Layout, held: _Held, load: Mapping[str, Fraction]) -> dict[s
 
 
 def _slot_counts(layout: Layout, held: _Held) -> list[int]:
-    """Slots of each partition. One more goes where it lets the most stay in place."""
+    """Return the slots of each partition. One more goes where it keeps the most in place."""
     counts = [layout.fewest] * layout.partitions
     if layout.larger:
         gain = {
@@ -69,8 +70,9 @@ def _slot_counts(layout: Layout, held: _Held) -> list[int]:
 
 
 def _stays(layout: Layout, held: _Held, partition: int, slots: int) -> int:
-    """Hashes that could stay where they are if the partition had so many slots; a little more if nothing at all would
-    change.
+    """Return how many hashes could stay in place if the partition had so many slots.
+
+    A partition in which nothing would change counts a little more (`_CALM`).
     """
     limits = {member: layout.quotas[member][1] for member in held if partition in held[member]}
     stays = _match(layout.cells(partition, slots), limits, held)[1]
@@ -78,7 +80,7 @@ def _stays(layout: Layout, held: _Held, partition: int, slots: int) -> int:
 
 
 def _overlaps(cells: Iterable[Cell], members: Iterable[str], held: _Held) -> Iterator[tuple[int, Cell, str]]:
-    """How many hashes of which cell whom; nothing where it is none."""
+    """Yield how many hashes of a cell a member holds, with the cell and the member; only where it holds some."""
     members = tuple(members)
     for cell in cells:
         for member in members:
@@ -88,7 +90,7 @@ def _overlaps(cells: Iterable[Cell], members: Iterable[str], held: _Held) -> Ite
 
 
 def _complete(cells: Mapping[int, list[Cell]], held: _Held) -> dict[str, list[Cell]]:
-    """The cells that each member holds completely."""
+    """Return the cells that each member holds completely."""
     return {
         member: [
             cell
@@ -103,8 +105,9 @@ def _complete(cells: Mapping[int, list[Cell]], held: _Held) -> dict[str, list[Ce
 def _quotas(
     layout: Layout, held: _Held, kept: Mapping[str, list[Cell]], load: Mapping[str, Fraction]
 ) -> dict[str, int]:
-    """How many cells each member takes; the odd ones go to those who can keep them, then to those who hold most, then
-    to the idle.
+    """Return how many cells each member takes.
+
+    The odd cells go to members that can keep them, then to those that hold most, then to the idle.
     """
     quota = {member: low for member, (low, _) in layout.quotas.items()}
     odd = layout.slots - sum(quota.values())
@@ -125,7 +128,7 @@ def _quotas(
 
 
 def _best_kept(cells: list[Cell], quota: int) -> list[Cell]:
-    """The cells to keep if there are more than allowed: those of partitions where the member has most."""
+    """Return the cells to keep, if there are more than the quota: those of partitions where the member has most."""
     together = Counter(cell.partition for cell in cells)
     return sorted(cells, key=lambda cell: (-together[cell.partition], cell.partition, cell.span))[:quota]
 
@@ -137,7 +140,7 @@ def _fill(
     held: _Held,
     counts: list[int],
 ) -> dict[int, dict[str, int]]:
-    """How many free cells of which partition each member gets."""
+    """Return how many free cells of each partition each member gets."""
     wants: dict[int, dict[str, int]] = {partition: {} for partition in free}
     room = {partition: len(cells) for partition, cells in free.items() if cells}
 
@@ -161,9 +164,7 @@ def _fill(
 def _stores(
     need: Mapping[str, int], free: Mapping[int, list[Cell]], balanced: Mapping[str, list[Cell]], held: _Held
 ) -> Iterator[tuple[bool, int, int, str]]:
-    """Where members have a store: (it would be given up, minus the hashes it has of what is free, partition,
-    member).
-    """
+    """Yield where members have a store, as (it would be given up, minus the free hashes it has, partition, member)."""
     for member in need:
         stays = {cell.partition for cell in balanced[member]}
         for partition in stays | set(held.get(member, ())):
@@ -173,8 +174,9 @@ def _stores(
 
 
 def _best_room(need: int, room: Mapping[int, int], counts: list[int]) -> int:
-    """The partition to start a store in: all in one place if possible, filling up what is nearly full; one slot alone
-    goes round robin.
+    """Return the partition to start a store in.
+
+    One that takes all missing cells is preferred, the fullest of them; a single slot goes round robin.
     """
 
     def order(partition: int) -> tuple[bool, int, int]:
@@ -187,9 +189,9 @@ def _best_room(need: int, room: Mapping[int, int], counts: list[int]) -> int:
 
 
 def _match(cells: list[Cell], limits: Mapping[str, int], held: _Held) -> tuple[dict[Cell, str | None], int]:
-    """Return who gets which cell, none more than its limit, and how many hashes stay where they are.
+    """Return the owner of each cell, none beyond its limit, and how many hashes stay in place.
 
-    The largest overlap first, the rest in order, then two change places while that keeps more.
+    The largest overlap first, the rest in order; then pairs of owners swap while that keeps more.
     """
     overlaps = {(cell, member): overlap for overlap, cell, member in _overlaps(cells, limits, held)}
     owners: dict[Cell, str | None] = dict.fromkeys(cells)
@@ -207,7 +209,7 @@ def _match(cells: list[Cell], limits: Mapping[str, int], held: _Held) -> tuple[d
 
 
 def _swap(a: Cell, b: Cell, owners: dict[Cell, str | None], overlaps: Mapping[tuple[Cell, str], int]) -> bool:
-    """Let the owners of two cells change places if more stays where it is; return whether they did."""
+    """Swap the owners of two cells if more hashes stay in place; return whether they were swapped."""
     mine, other = owners[a] or "", owners[b] or ""
     stays = overlaps.get((a, mine), 0) + overlaps.get((b, other), 0)
     would = overlaps.get((a, other), 0) + overlaps.get((b, mine), 0)

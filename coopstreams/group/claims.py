@@ -1,9 +1,9 @@
-"""Who holds what, and what may therefore be given to whom now.
+"""Which ranges each member rightly holds, and which tasks may therefore be granted now.
 
-A range that somebody else still holds is withheld: its next owner gets it when it was released, a rebalance later.
+A range that another member still holds is withheld: its next owner gets it when it was released, a rebalance later.
 
-Invariant: what is granted overlaps nothing that another member rightly holds. Of two claims to the same hashes the one
-of the higher generation is right: a member that was away claims what the group has long given to others.
+Invariant: a grant overlaps no range that another member rightly holds. Of two claims to the same hashes the one of the
+higher generation is right: a member that was away claims ranges that the group has given to others since.
 Source: KIP-429 (cooperative hand-over), KIP-792 (generations of claims).
 """
 
@@ -18,7 +18,7 @@ from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.task_id import TaskId
 
 Claims: TypeAlias = Mapping[str, Mapping[TaskPartition, list[KeyRange]]]
-"""What each member rightly holds of each partition: disjoint ranges, ascending, none touching the next."""
+"""The ranges that each member rightly holds of each partition: disjoint, ascending, none touching the next."""
 
 
 def task_partition_of(task: TaskId) -> TaskPartition:
@@ -44,7 +44,7 @@ def common(ranges: Iterable[KeyRange], span: KeyRange) -> int:
 
 
 def claims_of(members: Mapping[str, MemberState]) -> Claims:
-    """Return what each member rightly holds; among equal generations the smaller member id is believed."""
+    """Return the ranges that each member rightly holds; among equal generations the smaller member id wins."""
     taken: dict[TaskPartition, list[KeyRange]] = {}
     claims: dict[str, dict[TaskPartition, list[KeyRange]]] = {}
     for member in sorted(members, key=lambda id_: (-members[id_].generation, id_)):
@@ -60,8 +60,9 @@ def claims_of(members: Mapping[str, MemberState]) -> Claims:
 
 
 def grant(target: Mapping[str, Iterable[TaskId]], claims: Claims) -> dict[str, tuple[TaskId, ...]]:
-    """Return the part of each member's target that nobody else holds. A task of which others hold some is granted in
-    pieces.
+    """Return the part of each member's target that no other member holds.
+
+    A task of which others hold a part is granted in pieces.
     """
     holders: dict[TaskPartition, list[tuple[str, KeyRange]]] = {}
     for member, held in claims.items():
@@ -78,7 +79,7 @@ def grant(target: Mapping[str, Iterable[TaskId]], claims: Claims) -> dict[str, t
 
 
 def check_granted(granted: Mapping[str, Iterable[TaskId]], claims: Claims) -> None:
-    """Do nothing if what is granted overlaps neither other grants nor what others rightly hold.
+    """Do nothing if the grants overlap neither each other nor ranges that other members rightly hold.
 
     Raises:
         AssignmentError: two members would own the same hashes; names both.

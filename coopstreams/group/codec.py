@@ -1,13 +1,13 @@
-"""What members write to each other through the group coordinator: bytes <-> values.
+"""The bytes that members exchange through the group coordinator, encoded and decoded.
 
     subscription   Kafka's consumer protocol v3 (topics, owned partitions, generation, rack), our state in its user data
     assignment     Kafka's consumer protocol v3 (partitions), ours in its user data
 
-The wrapping is what Kafka's own tools read. Ours is `CS`, a version byte, then JSON, compressed: two streams in an
-assignment, the second the same for all members and compressed once.
+Kafka's own tools can read the consumer protocol. Our user data are `CS`, a version byte, then compressed JSON: two
+streams in an assignment, the second the same for all members and compressed once.
 
 Invariant: equal values give equal bytes (a follower whose bytes have not changed does not start a rebalance).
-Invariant: bytes of somebody else's never raise anything but `GroupError`, which names who sent them.
+Invariant: decoding foreign bytes raises only `GroupError`, which names the member that sent them.
 Turned down: one record a field (the broker keeps all of a group in one record of about 1 MB: measured).
 """
 
@@ -27,8 +27,10 @@ from coopstreams.topology.task_id import TaskId
 
 VERSION = b"2"
 _READ = (b"1", VERSION)
-"""Subscriptions that are understood. In version 1 no member says which topology it runs: it is given nothing, but what
-it holds is not given to others. Assignments are not: a leader that does not look at topologies must not be obeyed.
+"""Versions of subscriptions that are decoded.
+
+In version 1 members do not announce their topology: such a member gets no tasks, but the tasks it holds are not granted
+to others. Assignments of version 1 are refused: their leader ignores topologies.
 """
 _MAGIC = b"CS"
 _WRAPPER = 3
@@ -82,10 +84,11 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 def encode_subscription(
     state: MemberState, nonce: int, topics: Iterable[str], sources: Mapping[int, Sequence[str]]
 ) -> bytes:
-    """Return a member's side of a rebalance.
+    """Return the bytes of a subscription.
 
     Shape: `topics` is all the group commits offsets for, else the broker forgets them (measured). `sources` names the
-    topics of each sub-topology: only for people and tools, who then see partitions. Another `nonce` gives other bytes.
+    topics of each sub-topology: only for people and tools, which then see partitions. Another `nonce` gives other
+    bytes.
     """
     info = state.info
     ours = _Subscription(**_info(info), tasks=_tasks(state.tasks), target=_tasks(state.target), nonce=nonce)
@@ -107,7 +110,7 @@ def decode_subscription(data: bytes, who: str) -> MemberState:
     """Return the state of the member `who`.
 
     Raises:
-        GroupError: not bytes of ours, or of another version; says who sent them and what to do.
+        GroupError: not bytes of ours, or of another version; names the sender and the cure.
     """
     wrapper = _unwrap(ConsumerProtocolSubscription, data, who)
     ours, _ = _unpack(wrapper.user_data, _Subscription, who, _READ)
@@ -125,7 +128,7 @@ def decode_subscription(data: bytes, who: str) -> MemberState:
 
 
 def encode_assignments(assignments: Mapping[str, Assignment], sources: Mapping[int, Sequence[str]]) -> dict[str, bytes]:
-    """Return the leader's side of a rebalance, by member. All must carry the same cluster."""
+    """Return the bytes of each member's assignment. All must carry the same cluster."""
     encoded = {}
     cluster = b"".join(_compress(_cluster(assignment.cluster)) for assignment in [*assignments.values()][:1])
     for member, assignment in assignments.items():
@@ -143,10 +146,10 @@ def encode_assignments(assignments: Mapping[str, Assignment], sources: Mapping[i
 
 
 def decode_assignment(data: bytes, who: str) -> Assignment:
-    """Return what the leader `who` gave.
+    """Return an assignment by the leader `who`.
 
     Raises:
-        GroupError: not bytes of ours, or of another version; says who sent them and what to do.
+        GroupError: not bytes of ours, or of another version; names the sender and the cure.
     """
     wrapper = _unwrap(ConsumerProtocolAssignment, data, who)
     ours, rest = _unpack(wrapper.user_data, _Assignment, who, (VERSION,))
@@ -199,7 +202,7 @@ def _info_of(wire: _Info, rack: str | None) -> MemberInfo:
 
 
 def _partitions(tasks: Iterable[TaskId], sources: Mapping[int, Sequence[str]]) -> list[tuple[str, list[int]]]:
-    """Partitions by topic, both ascending."""
+    """Return the partitions of tasks by topic, both ascending."""
     owned: dict[str, set[int]] = {}
     for task in tasks:
         for topic in sources.get(task.subtopology, ()):
@@ -238,12 +241,12 @@ def _pack(value: msgspec.Struct) -> bytes:
 def _unwrap(wrapper: Any, data: bytes, who: str) -> Any:
     try:
         return wrapper.decode(data)
-    except Exception as error:  # whatever the parser makes of foreign bytes
+    except Exception as error:  # the parser may raise anything on foreign bytes
         raise _foreign(who, f"not Kafka's consumer protocol: {error!r}") from error
 
 
 def _unpack(data: bytes | None, kind: type[_T], who: str, versions: Collection[bytes]) -> tuple[_T, bytes]:
-    """Return the value, and what follows it."""
+    """Return the value, and the bytes that follow it."""
     if not data or not data.startswith(_MAGIC):
         raise _foreign(who, f"its user data begin with {bytes(data or b'')[:8]!r}")
     if data[2:3] not in versions:

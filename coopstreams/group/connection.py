@@ -1,6 +1,6 @@
 """A connection to the brokers with an I/O thread: kafka-python's client, and its private names, behind a few methods.
 
-Invariant: every wait has an end, and its error says what was asked, for how long, and what the last answer was.
+Invariant: every wait has a time limit, and its error names the request, the time and the last answer.
 Turned down: kafka-python's admin client for the same requests (a second connection and thread, and it does not look
 again for a coordinator that moved).
 Source: kafka-python 3.0 `KafkaNetClient`; `_manager` and `_net` are private and change between minor versions.
@@ -32,20 +32,20 @@ from coopstreams.topology.errors import GroupError, LogError
 log = logging.getLogger(__name__)
 
 Node = Callable[[], Awaitable[Any]]
-"""Finds who is responsible for a request."""
+"""Finds the broker that is responsible for a request."""
 
 _T = TypeVar("_T")
 
 _PAUSE_S = 0.02
 _SLICE_MS = 3000
 _MARGIN_MS = 50
-"""By how much a request's own time-out comes first: it says more."""
+"""How much earlier a request's own time-out comes: its error says more."""
 REQUEST_MS = 4000
-"""How long a heartbeat, or the search for the coordinator, may go without an answer; a join has a time of its own."""
+"""Time limit of a heartbeat, and of the search for the coordinator; a join has a limit of its own."""
 
 
 class Connection:
-    """The brokers. `run`, `soon` and `close` from any other thread; what is `async` on the I/O thread."""
+    """The brokers. Other threads call `run`, `soon` and `close`; `async` methods run on the I/O thread."""
 
     def __init__(self, settings: Mapping[str, Any], request_ms: int) -> None:
         self.client = KafkaNetClient(**_client_settings(settings))
@@ -54,28 +54,28 @@ class Connection:
         self._wakeup = WakeupNotifier(self._net)
         self._request_ms = request_ms
         self._listings: dict[Any, Any] = {}
-        """By broker: the answer to the last question for its open transactions, a future of kafka-python's."""
+        """By broker: the future of kafka-python's for the last `ListTransactions`."""
         self.closed = False
 
     @property
     def servers(self) -> str:
-        """The addresses that were given, for people."""
+        """The given addresses, for people."""
         servers = self._manager.cluster.config["bootstrap_servers"]
         return servers if isinstance(servers, str) else ",".join(servers)
 
     @property
     def broker_version(self) -> tuple[int, ...]:
-        """What the brokers speak, once they were found."""
+        """The brokers' version, once they were found."""
         version: tuple[int, ...] = self._manager.broker_version
         return version
 
     def start(self, main: Callable[[], Awaitable[None]]) -> None:
-        """Begin the I/O thread, and this on it."""
+        """Start the I/O thread, and run `main` on it."""
         self._net.start()
         self._manager.call_soon(main)
 
     def run(self, work: Callable[..., Awaitable[_T]], *arguments: Any) -> _T:
-        """Have the I/O thread do something; return what comes of it.
+        """Run a function on the I/O thread; return its result.
 
         Raises:
             GroupError: the connection is closed.
@@ -89,12 +89,12 @@ class Connection:
         return result
 
     def soon(self, work: Callable[[], None]) -> None:
-        """Have the I/O thread do something, and do not wait for it."""
+        """Run a function on the I/O thread, and do not wait for it."""
         if not self.closed:
             self._manager.call_soon(work)
 
     def wake(self) -> None:
-        """End the `idle` that is or comes next."""
+        """End the current `idle`, or the next one."""
         if not self.closed:
             self._wakeup.notify()
 
@@ -105,15 +105,15 @@ class Connection:
         self.client.close()
 
     async def idle(self, seconds: float) -> None:
-        """Wait for `wake`, not for longer than this. One at a time."""
+        """Wait for `wake`, for at most `seconds`. One at a time."""
         await self._wakeup(seconds)
 
     async def sleep(self, seconds: float) -> None:
-        """Wait, and let others go on."""
+        """Wait while the I/O thread does other work."""
         await self._net.sleep(seconds)
 
     async def find_brokers(self, give_up: float) -> errors.KafkaError | None:
-        """Look for the brokers for a while; None: found, else why not."""
+        """Look for the brokers for a while; return None if found, else the reason."""
         try:
             await self._manager.bootstrap_async(timeout_ms=max(1, min(_SLICE_MS, 1000 * (give_up - time.monotonic()))))
         except errors.KafkaTimeoutError:
@@ -123,7 +123,7 @@ class Connection:
         return None
 
     async def _why(self) -> errors.KafkaError:
-        """Try one connection by hand: a bootstrap that fails does not say why."""
+        """Return the error of one connection made by hand: a failed bootstrap does not give its reason."""
         node = self._manager.cluster.bootstrap_brokers()[0].node_id
         await self._net.sleep(self._manager.connection_delay(node) + 0.01)
         try:
@@ -138,21 +138,21 @@ class Connection:
         return errors.KafkaTimeoutError("they accept connections, and do not say which brokers there are")
 
     async def once(self, exchange: Exchange[_T], node: Any, timeout_ms: float = _SLICE_MS) -> _T:
-        """Send a request to a node; return what its answer means, or raise kafka-python's error."""
-        # Waited for besides: while a connection is being made, kafka-python's own time-out does not run.
+        """Send a request to a node; return its decoded answer, or raise kafka-python's error."""
+        # `wait_for` as well: while a connection is being made, kafka-python's own time-out does not run.
         answer = self._manager.send(exchange.request, node_id=node, request_timeout_ms=timeout_ms)
         return exchange.read(await self._manager.wait_for(answer, timeout_ms + _MARGIN_MS))
 
     async def ask(
         self, exchange: Exchange[_T], node: Node, timeout_ms: int | None = None, moved: Callable[[], None] | None = None
     ) -> _T:
-        """Return the answer of whoever is responsible, asked again while that may help; `moved` says that it may be
-        another by now.
+        """Return the answer of the responsible broker; retry while that may help.
 
-        No attempt takes the whole time: a broker that stands still is asked until another one is responsible.
+        `moved` is called when another broker may have become responsible. Each attempt has only a part of the time: a
+        broker that hangs is asked again until another one is responsible.
 
         Raises:
-            MembershipLostError: the request came from a member that is none, or not in this generation.
+            MembershipLostError: the request came from a process that is not a member in this generation.
             UnknownTopicError: it is about a topic that the broker does not know, for `UNKNOWN_FOR_S`.
             LogError: refused, or no answer in time.
         """
@@ -167,13 +167,13 @@ class Connection:
                 )
             except errors.KafkaError as error:
                 unknown = isinstance(error, errors.UnknownTopicOrPartitionError)
-                if unknown:  # the coordinator may not have heard yet of what its controller has made
+                if unknown:  # the coordinator may not have heard yet of a topic that the controller has created
                     unknown_until = unknown_until or time.monotonic() + UNKNOWN_FOR_S
                 if time.monotonic() > unknown_until if unknown else not requests.passes(error):
                     raise requests.translated(exchange.what, error) from error
                 if answer is None or not isinstance(
                     error, errors.KafkaTimeoutError
-                ):  # no answer says less than the one before it
+                ):  # a time-out says less than the answer before it
                     answer = error
                 if time.monotonic() > give_up:
                     raise LogError(
@@ -191,10 +191,10 @@ class Connection:
         timeout_ms: float,
         enough: Callable[[Mapping[int, _T]], bool] | None = None,
     ) -> tuple[dict[int, _T], dict[int, errors.KafkaError]]:
-        """Put each node its question, all at once; return the answers, and what failed; of who is too late, neither.
+        """Send each node its request, all at once; return the answers, and the errors; a late node is in neither.
 
-        It ends when all have answered or failed, when the answers are `enough`, or when the time is over. A broker that
-        stands still keeps its question, as in `open_transactions`.
+        It ends when all have answered or failed, when the answers are `enough`, or when the time is over. The request
+        to a broker that hangs is not cancelled, as in `open_transactions`.
         """
         answers: dict[int, _T] = {}
         failed: dict[int, errors.KafkaError] = {}
@@ -230,11 +230,11 @@ class Connection:
         return dict(answers), dict(failed)
 
     def look_again(self) -> None:
-        """Learn soon which brokers there are."""
+        """Request a metadata update: which brokers there are."""
         self._manager.cluster.request_update()
 
     async def end_transaction(self, transactional_id: str, transaction_ms: int, timeout_ms: int | None) -> None:
-        """Abort what is open under that id."""
+        """Abort the open transaction of that id."""
         found: list[int] = []
 
         async def node() -> int:
@@ -245,11 +245,10 @@ class Connection:
         await self.ask(requests.new_producer(transactional_id, transaction_ms), node, timeout_ms, found.clear)
 
     async def open_transactions(self, timeout_ms: int) -> frozenset[str]:
-        """Return the ids of the open transactions of those brokers that answer within this time; all are asked at once,
-        each once.
+        """Return the ids of open transactions, of the brokers that answer within this time. All are asked at once.
 
-        One that stands still keeps its question: asked again and again, it would have no room for other requests, and a
-        question that is called off takes the connection with it, commits included.
+        The request to a broker that hangs is kept, not repeated: repeated requests would leave no room for others, and
+        a cancelled one would close the connection, commits included.
         """
         asked: dict[Any, tuple[Exchange[frozenset[str]], Any]] = {}
         for node in self.brokers():
@@ -269,7 +268,7 @@ class Connection:
         return frozenset(found)
 
     def plain_node(self, coordinator: Any) -> Any:
-        """Return the broker behind the coordinator's connection: another connection to it, which no join blocks."""
+        """Return the broker behind the coordinator's connection: another connection to it, not blocked by joins."""
         plain = self.plain_id(coordinator)
         return coordinator if self._manager.cluster.broker_metadata(plain) is None else plain
 
@@ -282,23 +281,23 @@ class Connection:
         return bool(self.client.connected(node))
 
     def brokers(self) -> list[Any]:
-        """Return the ids of all brokers that are known."""
+        """Return the ids of all known brokers."""
         return [broker.node_id for broker in self._manager.cluster.brokers()]
 
     def another(self, broker: int) -> Any:
-        """Return some other broker than this one; None, which is any, if no other is known."""
+        """Return another broker than this one; None (which means any) if no other is known."""
         others = [other for other in self.brokers() if other != broker]
         return random.choice(others) if others else None
 
     def drop(self, node: Any) -> None:
-        """End the connection to a node: what waits there for an answer fails."""
+        """Close the connection to a node: requests that wait there for an answer fail."""
         connection = self._manager._conns.get(node)
         if connection is not None:
             connection.close(errors.KafkaConnectionError("it does not answer, and is not responsible any more"))
 
 
 class _TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has no types
-    """librdkafka's `oauth_cb` as kafka-python wants it. A token is used until shortly before it expires."""
+    """librdkafka's `oauth_cb` as kafka-python's token provider. A token is used until shortly before it expires."""
 
     def __init__(self, callback: Callable[[str], tuple[Any, ...]], config: str) -> None:
         super().__init__()
@@ -320,7 +319,7 @@ class _TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # kafka-pyth
 
 
 def _client_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Defaults that the proofs call for, then what the user says."""
+    """Return our defaults, overridden by the user's settings."""
     arguments: dict[str, Any] = {
         "client_id": "coopstreams",
         "request_timeout_ms": REQUEST_MS,  # kafka-python's 30 s would cost the membership when the coordinator hangs

@@ -1,7 +1,7 @@
 """Joining a group and staying in it: kafka-python's state machine of a member, with our hooks in it.
 
-Everything here runs on the connection's I/O thread: heartbeats, joins, the hooks. The hooks must only keep books: while
-they run, no heartbeat is sent.
+Heartbeats, joins and hooks all run on the connection's I/O thread. Hooks must return at once: while they run, no
+heartbeat is sent.
 
 Invariant: a lost membership reaches the hooks before a new one can begin.
 Turned down: kafka-python's consumer (it fetches), aiokafka (eager rebalances only, heartbeats on the user's loop), one
@@ -46,7 +46,7 @@ _STEP_MS = 1000
 _IDLE_S = 0.25
 _LAST_HEARTBEAT_S = 0.5
 _LOOK_S = 2.0
-"""How often a member that waits for an answer, to a join or a heartbeat, looks whether it waits at the right broker."""
+"""How often a member that waits for a join or a heartbeat checks whether its coordinator is still the right broker."""
 
 
 class _Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no types
@@ -58,8 +58,9 @@ class _Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no typ
         self._connection = connection
         self._patience_s = patience_s
         self.heard_at = 0.0
-        """When the last heartbeat or join that was answered was sent, at the latest: `Host.elapsed`. kafka-python's own
-        times stand still with the machine.
+        """When the last answered heartbeat or join was sent, at the latest: `Host.elapsed`.
+
+        kafka-python's own times stand still with the machine.
         """
         self._beat_at = self._joined_at = 0.0
         self.fenced: errors.KafkaError | None = None
@@ -100,13 +101,13 @@ class _Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no typ
         self._connection.wake()
 
     def heartbeat_now(self) -> None:
-        """Find out at once whether this is still a member."""
+        """Send a heartbeat now, to learn whether this is still a member."""
         self.heartbeat.last_receive = max(self.heartbeat.last_receive, self.heartbeat.last_reset)
         self.heartbeat.last_send = self.heartbeat.last_reset = float("-inf")
         self._heartbeat_wakeup.notify()
 
     async def stop_heartbeats(self) -> None:
-        """End the heartbeats, and wait for one that is under way (not for long)."""
+        """End the heartbeats, and wait shortly for one that is under way."""
         self._close_heartbeat()
         give_up = time.monotonic() + _LAST_HEARTBEAT_S
         loop = self._heartbeat_loop_future
@@ -140,10 +141,10 @@ class _Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no typ
 
 
 def connector(settings: Mapping[str, Any], host: Host = SYSTEM) -> Connector:
-    """Return what makes coordinators on these brokers, in librdkafka's names.
+    """Return a factory of coordinators on these brokers; `settings` in librdkafka's names.
 
     Raises:
-        ConfigError: a connection or security setting that the group's client cannot be given.
+        ConfigError: a connection or security setting that the group's client does not have.
     """
     return partial(GroupCoordinator, kafka_python_settings(settings), host=host)
 
@@ -162,7 +163,7 @@ class GroupCoordinator:
         host: Host = SYSTEM,
     ) -> None:
         self.problem = "not started"
-        """What keeps this process out of the group, in words; empty: nothing."""
+        """Why this process is not in the group, in words; empty: it is."""
         self._host = host
         self._group = group
         self._instance = instance
@@ -179,7 +180,7 @@ class GroupCoordinator:
         self._connection.start(self._drive)
 
     def identity(self) -> tuple[int, str]:
-        """Return generation and member id as they are now; a generation below 0 is nobody's."""
+        """Return generation and member id as they are now; a generation below 0: no member."""
         if self._member is None:
             return -1, ""
         metadata = self._member.group_metadata()
@@ -192,28 +193,24 @@ class GroupCoordinator:
         return self._connection.plain_id(node) if node is not None and self._connection.connected(node) else None
 
     def settled_in(self, generation: int) -> bool:
-        """Whether this is a member in that generation, and is not joining the next: then the group waits for it, and
-        has none yet.
-        """
+        """Whether this is a member in that generation and not joining the next one, which cannot begin without it."""
         member = self._member
         return member is not None and member.state is State.STABLE and self.identity()[0] == generation
 
     @property
     def sure_until(self) -> float:
-        """Until when nobody else can have got our tasks, as far as we know: `Host.elapsed`; 0 while we are no
-        member.
-        """
+        """Until when no other member can have got our tasks, as far as we know: `Host.elapsed`; 0: no member."""
         heard_at = self.heard_at
         return heard_at and heard_at + self._timings.session / 1000
 
     @property
     def heard_at(self) -> float:
-        """When the last request of this member that was answered was sent: `Host.elapsed`; 0 while we are no member."""
+        """When the last answered request of this member was sent: `Host.elapsed`; 0: no member."""
         member = self._member
         return 0.0 if member is None or member.state is State.UNJOINED or member.fenced is not None else member.heard_at
 
     def rejoin(self) -> None:
-        """Have a rebalance soon; come back if this process has left."""
+        """Rebalance soon; join again if this process has left."""
         self._out = False
         self._connection.soon(lambda: None if self._member is None else self._member.request_rejoin())
 
@@ -223,13 +220,13 @@ class GroupCoordinator:
         self._connection.wake()
 
     def check(self) -> None:
-        """Find out soon whether this is still a member."""
+        """Send a heartbeat soon, to learn whether this is still a member."""
         self._connection.soon(lambda: None if self._member is None else self._member.heartbeat_now())
 
     def commit_offsets(
         self, fence: GroupFence, offsets: Mapping[TopicPartition, tuple[int, str]], timeout_ms: int | None = None
     ) -> None:
-        """Have the group keep offsets."""
+        """Commit offsets; see `joining.Coordinator`."""
         self._ask(requests.commit_offsets(fence, offsets), timeout_ms)
 
     def fetch_offsets(
@@ -237,9 +234,9 @@ class GroupCoordinator:
     ) -> requests.FetchedOffset:
         """Return the group's offsets.
 
-        A coordinator that stood still and wakes may tell old ones, until it hears of its successor. That costs work,
-        and no result: only a later generation can have moved them, and a commit of this one is refused by the
-        successor, while the stale coordinator has no replicas that would acknowledge it.
+        A coordinator that hung and wakes up may return old ones, until it hears of its successor. That costs work, but
+        no wrong result: only a later generation can have moved them, and the successor refuses a commit of this
+        generation, while the stale coordinator has no replicas that would acknowledge it.
         """
         return self._ask(requests.fetch_offsets(self._group, partitions, stable=stable))
 
@@ -249,7 +246,7 @@ class GroupCoordinator:
         return answer
 
     def end_transaction(self, transactional_id: str, timeout_ms: int | None = None) -> None:
-        """Abort whatever is open under that id, and fence its producer.
+        """Abort the open transaction of that id, and fence its producer.
 
         Raises:
             LogError: refused, or no answer in time.
@@ -257,11 +254,11 @@ class GroupCoordinator:
         self._connection.run(self._connection.end_transaction, transactional_id, self._timings.session, timeout_ms)
 
     def open_transactions(self, timeout_ms: int) -> frozenset[str]:
-        """Return the ids of the open transactions that this principal may see, of those brokers that answer in time."""
+        """Return the ids of open transactions that this principal may see, of the brokers that answer in time."""
         return self._connection.run(self._connection.open_transactions, timeout_ms)
 
     def close(self, *, leave: bool) -> None:
-        """End everything; without `leave`, the group finds out when the session has timed out. Idempotent."""
+        """End everything. `leave` False: the group learns it when the session has timed out. Idempotent."""
         if self._connection.closed:
             return
         self._connection.closed = True
@@ -274,7 +271,7 @@ class GroupCoordinator:
     # --- on the I/O thread ---
 
     async def _drive(self) -> None:
-        """Be a member until closed."""
+        """Stay a member until closed."""
         failure: GroupError | None = None
         try:
             self._member = await self._connect()
@@ -283,7 +280,7 @@ class GroupCoordinator:
                 failure = await self._step(self._member)
         except GroupError as error:
             failure = error
-        except Exception as error:  # a bug in a hook, or in kafka-python: never silent
+        except Exception as error:  # a bug in a hook, or in kafka-python
             level = logging.DEBUG if self._connection.closed else logging.ERROR  # closed while it was connecting
             log.log(level, "the membership in group %s ends", self._group, exc_info=True)
             failure = GroupError(f"the membership in group {self._group} ended unexpectedly: {error!r}")
@@ -293,7 +290,7 @@ class GroupCoordinator:
             self._hooks.failed(failure)
 
     async def _connect(self) -> _Member:
-        """Find the brokers; say now and then why not yet."""
+        """Find the brokers; log from time to time why they are not found."""
         give_up = time.monotonic() + self._timings.connect / 1000
         self.problem = f"looking for the brokers at {self._connection.servers}"
         while (reason := await self._connection.find_brokers(give_up)) is not None:
@@ -319,20 +316,18 @@ class GroupCoordinator:
         )
 
     async def _remove_predecessor(self) -> None:
-        """Have a dead process leave the group: the others would wait for it until its session has timed out, and this
-        one with them.
-        """
+        """Have a dead process leave the group: a rebalance would otherwise wait until its session has timed out."""
         if not self._predecessor:
             return
         try:
             await self._connection.ask(
                 requests.leave_group(self._group, self._predecessor), self._node, moved=self._moved
             )
-        except CoopStreamsError as error:  # it has left already, mostly
+        except CoopStreamsError as error:  # usually it has left already
             log.info("%s", error)
 
     async def _step(self, member: _Member) -> GroupError | None:
-        """Do what is to be done now, then wait until there is more. Returns why to give up for good."""
+        """Do one step of the membership, then wait for more work. Return the error that ends it for good."""
         if member.fenced is not None:
             return self._refusal(member.fenced)
         wanted = self._hooks.alive() and not self._out
@@ -364,9 +359,7 @@ class GroupCoordinator:
         return None
 
     async def _leave_hanging_coordinator(self, member: _Member, *, answers: bool) -> None:
-        """Let go of a coordinator that hangs, when another broker names another one: a join would wait there for half a
-        minute.
-        """
+        """Drop a coordinator that hangs, if another broker names a new one: a join there would wait half a minute."""
         if answers or member.coordinator_id is None:
             self._look_at = time.monotonic() + _LOOK_S
         if time.monotonic() < self._look_at:
@@ -389,7 +382,7 @@ class GroupCoordinator:
             await self._leave()
 
     async def _leave(self) -> None:
-        """Leave if this is a member; a static one only forgets: its place is kept for the session time-out."""
+        """Leave the group. A static member only resets its generation: its place is kept for the session time-out."""
         generation, member_id = self.identity()
         if self._member is None or not member_id:
             return
@@ -402,7 +395,7 @@ class GroupCoordinator:
             self._member.reset_generation()
 
     async def _node(self) -> Any:
-        """The broker that coordinates the group."""
+        """Return the broker that coordinates the group."""
         if self._member is None:
             raise errors.CoordinatorNotAvailableError(self.problem)
         if (
@@ -413,7 +406,7 @@ class GroupCoordinator:
         return self._connection.plain_node(self._member.coordinator_id)
 
     def _trouble(self, problem: str) -> None:
-        """Say what is in the way, once."""
+        """Log a problem when it is new."""
         if problem != self.problem:
             log.warning("%s; trying again", problem)
         self.problem = problem

@@ -1,4 +1,4 @@
-"""What is asked of Kafka about the ends of partitions: who leads them, how many replicas take a record, the offsets.
+"""Requests about the ends of partitions: leaders, `min.insync.replicas`, end offsets.
 
 Each exchange is a request and a function that reads the answer, as in `requests`.
 """
@@ -29,9 +29,7 @@ _MIN_ISR = "min.insync.replicas"
 
 @dataclass(frozen=True, slots=True)
 class Views:
-    """Partitions as one broker knows them, the brokers that it knows, and the topics that this principal may not
-    see.
-    """
+    """Partitions and brokers as one broker knows them, and the topics that this principal may not see."""
 
     of: Mapping[TopicPartition, BrokerView]
     brokers: frozenset[int]
@@ -40,14 +38,14 @@ class Views:
 
 @dataclass(frozen=True, slots=True)
 class EndsThere:
-    """Where partitions end, or the error in its place."""
+    """The end of each partition, or the error in its place."""
 
     at: Mapping[TopicPartition, int]
     errors: Mapping[TopicPartition, errors.KafkaError]
 
 
 def find_views(topics: Collection[str]) -> Exchange[Views]:
-    """Ask a broker who leads the partitions of topics; those of topics that it does not know are left out."""
+    """Ask a broker for the leaders of topics' partitions; topics that it does not know are left out."""
     topic_type = MetadataRequest.MetadataRequestTopic
     wanted = [topic_type(name=topic) for topic in sorted(topics)]
     request = MetadataRequest(max_version=12, topics=wanted, allow_auto_topic_creation=False)
@@ -75,7 +73,7 @@ def find_views(topics: Collection[str]) -> Exchange[Views]:
 
 
 def find_min_isr(topics: Collection[str]) -> Exchange[dict[str, int]]:
-    """Ask any broker for `min.insync.replicas` of topics; those that this principal may not ask about are left out."""
+    """Ask any broker for `min.insync.replicas` of topics; those that this principal may not describe are left out."""
     resource_type = DescribeConfigsRequest.DescribeConfigsResource
     wanted = [
         resource_type(resource_type=_TOPIC, resource_name=topic, configuration_keys=[_MIN_ISR])
@@ -95,7 +93,7 @@ def find_min_isr(topics: Collection[str]) -> Exchange[dict[str, int]]:
 
 
 def list_ends(epochs: Mapping[TopicPartition, int]) -> Exchange[EndsThere]:
-    """Ask a broker for the high watermarks of partitions that it leads in these epochs, and in no other."""
+    """Ask a broker for the high watermarks of partitions that it leads in exactly these leader epochs."""
     topic_type = ListOffsetsRequest.ListOffsetsTopic
     by_topic: dict[str, list[Any]] = {}
     for (topic, partition), epoch in sorted(epochs.items()):

@@ -1,11 +1,10 @@
-"""Where partitions end for certain: what was acknowledged before the question lies below. `leadership` has the
-argument.
+"""The true ends of partitions: every record acknowledged before the request lies below. `leadership` has the argument.
 
-One request to each broker, all at once, and one to each leader. A broker that is dead, or stands still, is waited for
-only where it may know of a newer leader than those that answered.
+One request to each broker, all at once, and one to each leader. The answer of a broker that is dead or hangs is waited
+for only if it may know of a newer leader than those that answered.
 
-Turned down: reuse of what was learned for an earlier question (a leader may have been deposed since). Many partitions
-are one question.
+Turned down: reusing the answers of an earlier request (a leader may have been deposed since). One request covers many
+partitions.
 """
 # pyright: reportAttributeAccessIssue=false
 # pyright brings stubs of kafka-python 2.
@@ -28,14 +27,14 @@ from coopstreams.topology.columns import TopicPartition
 log = logging.getLogger(__name__)
 
 BELIEVED_S = 60.0
-"""How long `min.insync.replicas` of a topic is believed."""
+"""How long a fetched `min.insync.replicas` is used."""
 NOT_TOLD = 1
-"""What is taken for `min.insync.replicas` where this principal may not ask for it. It calls for the most answers."""
+"""`min.insync.replicas` of a topic that this principal may not describe: it demands the most answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndsAnswer:
-    """What came of one question.
+    """The result of one request.
 
     Shape: `reasons` say why an end is not known. `unknown` are partitions that no broker knows. `heard`: some broker
     answered.
@@ -48,21 +47,20 @@ class EndsAnswer:
 
 
 class Ends:
-    """Asks for the ends of partitions. Any thread; `async`: on the connection's I/O thread."""
+    """Requests the ends of partitions. Any thread; `async`: on the connection's I/O thread."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._min_isr: dict[str, tuple[int, float]] = {}
-        """Of each topic, and until when it is believed."""
+        """By topic, with the time until which it is used."""
         self._old = False
-        """Whether it was said that brokers tell no epochs."""
+        """Whether the warning about brokers without leader epochs was logged."""
 
     def ask(self, partitions: Collection[TopicPartition], timeout_s: float) -> EndsAnswer:
-        """Return where these partitions end, as far as that can be known within this time. One try: leaders may be
-        moving.
+        """Return the ends of these partitions that can be known within this time. One try: leaders may be moving.
 
         Raises:
-            LogError: this principal may not ask about a topic.
+            LogError: this principal may not describe a topic.
         """
         return self._connection.run(self._ask, frozenset(partitions), time.monotonic() + timeout_s)
 
@@ -78,7 +76,7 @@ class Ends:
         return EndsAnswer(ends, reasons | refused, unknown if views else frozenset(), bool(views))
 
     async def _views(self, partitions: frozenset[TopicPartition], topics: set[str], give_up: float) -> dict[int, Views]:
-        """Return what the brokers know, by broker, as soon as that is enough for all of these partitions."""
+        """Return the views of the brokers, as soon as they are enough for all of these partitions."""
 
         def enough(answers: Mapping[int, Views]) -> bool:
             return all((choice := self._choose(answers, at)) is not None and not choice.why_not for at in partitions)
@@ -90,7 +88,7 @@ class Ends:
                 "asking where a partition ends", errors.TopicAuthorizationFailedError(", ".join(sorted(hidden)))
             )
         if not frozenset().union(*(views.brokers for views in answers.values())) <= asked.keys():
-            self._connection.look_again()  # for brokers that came since
+            self._connection.look_again()  # for brokers that have joined since
         return answers
 
     def _choose(self, answers: Mapping[int, Views], at: TopicPartition) -> Choice | None:
@@ -100,7 +98,7 @@ class Ends:
     async def _ends(
         self, chosen: Mapping[TopicPartition, Choice], give_up: float
     ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, str]]:
-        """Return where partitions end by what their leaders say, and why the others are not known."""
+        """Return the ends that the leaders report, and the reasons for the others."""
         by_leader: dict[int, dict[TopicPartition, int]] = {}
         for at, choice in chosen.items():
             by_leader.setdefault(choice.leader, {})[at] = choice.epoch
@@ -123,9 +121,7 @@ class Ends:
         return ends, refused | silent
 
     async def _learn_min_isr(self, topics: set[str], give_up: float) -> None:
-        """Ask for `min.insync.replicas` of topics of which it is not known, or not any more. The first answer
-        counts.
-        """
+        """Fetch `min.insync.replicas` of topics where it is unknown or too old. The first answer counts."""
         now = time.monotonic()
         wanted = {topic for topic in topics if self._min_isr.get(topic, (NOT_TOLD, 0.0))[1] < now}
         if not wanted:

@@ -6,17 +6,17 @@ the transaction without a marker there. The partition then keeps the producer's 
 *next* marker there ends both as one: an ABORT takes back what was acknowledged as committed, a COMMIT brings back what
 was aborted.
 
-What is to be done follows from both answers, if the coordinator was asked first:
+The cure follows from both answers, if the coordinator was asked first:
 
-    coordinator        partition: open   meaning                                                   done
+    coordinator        partition: open   meaning                                                   cure
     Prepare…           yes or no         markers are on their way                                  ask again
-    Ongoing            yes or no         the transaction of now                                    nothing
+    Ongoing            yes or no         the current transaction                                   nothing
     CompleteCommit     yes               a COMMIT marker that was never written                    write it
     CompleteAbort      yes               an ABORT marker that was never written                    write it
     Empty              yes               the same: the producer was initialised after an abort     write it
 
-`Empty` is what the coordinator says after `InitProducerId`, which forgets how the last transaction ended. It was
-aborted: of a committed one the invariant says that it was finished before.
+The coordinator reports `Empty` after `InitProducerId`, which forgets how the last transaction ended. That transaction
+was aborted: by the invariant a committed one was finished before.
 
 Invariant: no producer is initialised and no transaction begun before the committed one in front of it is finished in
 all its partitions.
@@ -35,16 +35,14 @@ ONGOING = "Ongoing"
 ENDING = frozenset({"PrepareCommit", "PrepareAbort", "PrepareEpochFence"})
 
 SKIPPING_METADATA = range(30, 32)
-"""The newest formats of metadata that brokers with KAFKA-20734 understand: 4.3 (30) and 4.4 (31). Patches cannot be
-told apart.
-"""
+"""The newest metadata versions of brokers with KAFKA-20734: 4.3 (30) and 4.4 (31). Patch releases look the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionDescription:
-    """What the coordinator says of a transactional id.
+    """The coordinator's description of a transactional id.
 
-    Shape: `state` is Kafka's word; `partitions` are those in the transaction of now.
+    Shape: `state` is Kafka's word; `partitions` are those of the current transaction.
     """
 
     state: str
@@ -56,7 +54,7 @@ class TransactionDescription:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """A transaction that a partition has open: whose, and where it begins."""
+    """An open transaction of a partition: its producer, and where it begins."""
 
     producer: int
     epoch: int
@@ -66,7 +64,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """How a producer's transaction ended, as it is told to a partition."""
+    """The end of a producer's transaction, as written to a partition."""
 
     producer: int
     epoch: int
@@ -77,10 +75,11 @@ class Marker:
 def missing_markers(
     told: TransactionDescription, open_: Mapping[TopicPartition, Sequence[Open]]
 ) -> dict[TopicPartition, Marker]:
-    """Return the marker that each partition lacks. The coordinator was asked before the partitions, and says the same
-    after them.
+    """Return the marker that each partition lacks.
 
-    Of a newer epoch than the coordinator's nothing is said: it has gone on in between.
+    The coordinator must be asked before the partitions, and give the same answer after them. A partition with a newer
+    producer epoch than the coordinator's lacks none: the producer has gone on in between.
+
     Shape: the marker is the one that the coordinator would have written; its own epoch is at least that of the
     partition's last marker.
     """
@@ -95,11 +94,11 @@ def missing_markers(
 
 
 def believed(told_by: int | None, named: Collection[int], *, alone: bool) -> bool:
-    """Return whether the broker that told of a transaction coordinates it, by what the other brokers name; `alone`:
-    there is no other.
+    """Return whether the broker that described a transaction coordinates it: the other brokers must name it.
 
-    One that stood still and wakes believes it for a moment, and tells of the past: that a transaction was committed
-    which another coordinator has open, or aborts (seen: 802 records became visible 0.2 s before their abort).
+    `alone`: there is no other broker. A broker that hung and wakes up believes for a moment that it still is the
+    coordinator, and describes the past: it may call a transaction committed that the new coordinator has open, or
+    aborts (seen: 802 records became visible 0.2 s before their abort).
     """
     return told_by is not None and (alone or set(named) == {told_by})
 
@@ -111,7 +110,7 @@ def refusal(
     open_: Mapping[TopicPartition, Sequence[Open]],
     why: str,
 ) -> str:
-    """Return what is wrong, what it would cost to go on, and the cure, for people."""
+    """Return the message on a hanging transaction that may not be ended: the problem, the danger, and the cure."""
     starts = {at: min(one.start_offset for one in open_[at] if one.producer == told.producer) for at in missing}
     ended = "committed" if told.state == COMMITTED else "aborted"
     where = ", ".join(f"{at} (from offset {starts[at]})" for at in sorted(missing))

@@ -1,15 +1,14 @@
-"""What this member holds, is giving up, and has been promised: a state machine without I/O.
+"""The tasks that this member holds, is giving up, and was promised: a state machine without I/O.
 
-    assigned    what is not in the assignment is closing, what is new is added
-    released    a closing task is closed: nobody here touches it again
+    assigned    tasks that are not in the assignment are closing, new ones are added
+    released    a closing task is closed: no thread of this process touches it again
     lost        the group went on without us: everything is void, and the epoch is another one
 
-Invariant: whatever may still be open here is in `held`, so the leader gives it to nobody else (revoked is not
-released).
-Invariant: the epoch changes whenever membership is lost, before anything can be done under a new one. Whoever commits
-names the epoch under which the work began; under another epoch it is void, even if this member holds the same task
-again.
-Turned down: releasing at once what is revoked, as consumers may: the next owner would open it beside our open
+Invariant: every task that may still be open here is in `held`, so the leader grants it to no other member (revoked is
+not released).
+Invariant: the epoch changes whenever membership is lost, before any work can begin under a new one. A commit names the
+epoch under which its work began; under another epoch the work is void, even if this member holds the same task again.
+Turned down: releasing revoked tasks at once, as consumers may: the next owner would open them beside our open
 transaction.
 """
 
@@ -26,10 +25,10 @@ from coopstreams.topology.task_id import TaskId
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """The group has spoken. `added` are to be opened, after those of the `revoked` that they overlap are closed.
+    """A new assignment. Open the `added` tasks, after those `revoked` ones that they overlap are closed.
 
-    Shape: `tasks` is everything this member owns now, sorted. `revoked` must each be released; until then nobody gets
-    them. `serial` numbers the assignments of this member.
+    Shape: `tasks` is everything this member owns now, sorted. Each of `revoked` must be released; until then no other
+    member gets it. `serial` numbers the assignments of this member.
     """
 
     serial: int
@@ -40,13 +39,14 @@ class Assigned:
     revoked: tuple[TaskId, ...]
     cluster: Cluster
     waits: str = ""
-    """Why this member has no tasks, if the leader gives it none for now."""
+    """Why the leader gives this member no tasks for now; empty: it does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The membership is gone, and with it these tasks: uncommitted work is void, nothing has to be released. `epoch` is
-    the new one.
+    """The membership is lost, and these tasks with it: uncommitted work is void, and nothing has to be released.
+
+    `epoch` is the new one.
     """
 
     epoch: int
@@ -55,7 +55,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Kafka will not have this member, and trying again does not help: the instance has to stop. `error` says why."""
+    """Kafka refuses this member for good: the instance has to stop. `error` has the reason."""
 
     error: GroupError
 
@@ -64,15 +64,15 @@ GroupEvent: TypeAlias = Assigned | Lost | Refused
 
 
 class Holdings:
-    """The tasks of one member. Not thread-safe: its user has the lock."""
+    """The tasks of one member. Not thread-safe: the caller holds a lock."""
 
     def __init__(self, process: str) -> None:
         self.epoch = 0
         self.generation = NO_GENERATION
-        """Of the last assignment; what is held comes from it."""
+        """Of the last assignment, from which the held tasks come."""
         self.tasks: tuple[TaskId, ...] = ()
         self.closing: dict[TaskId, int] = {}
-        """Revoked and not yet released: by which assignment."""
+        """Revoked and not yet released tasks, each with the serial of the assignment that revoked it."""
         self.process = process
         self._target: tuple[TaskId, ...] = ()
         self._settled = True
@@ -82,30 +82,28 @@ class Holdings:
 
     @property
     def held(self) -> tuple[TaskId, ...]:
-        """Everything that may be open here: assigned, or revoked and not yet released."""
+        """All tasks that may be open here: assigned, or revoked and not yet released."""
         return tuple(sorted({*self.tasks, *self.closing}))
 
     def state(self, info: MemberInfo) -> tuple[MemberState, int]:
-        """Return what to tell the leader, and a number that is another one for each rebalance that was asked for.
+        """Return the state to send to the leader, and a nonce that changes with each requested rebalance.
 
-        A member whose bytes are the same as before only gets its old assignment again (measured), hence the number.
+        A member whose bytes have not changed only gets its old assignment again (measured).
         """
         self._sent = self._asked
         return MemberState(info, self.held, self.generation, self._target), self._asked
 
     def ask(self) -> None:
-        """Want a rebalance: what the leader knows of us is out of date."""
+        """Request a rebalance, because the leader's knowledge of this member is out of date."""
         self._asked += 1
 
     @property
     def wants_rebalance(self) -> bool:
-        """Whether one was asked for after we last told the leader anything. One that runs already may have been too
-        early.
-        """
+        """Whether a rebalance was requested after the state was sent last: one that runs already may be too early."""
         return self._asked > self._sent
 
     def assigned(self, generation: int, assignment: Assignment) -> Assigned:
-        """Take an assignment; what is revoked stays held until it is released."""
+        """Apply an assignment; revoked tasks stay held until they are released."""
         old, new = set(self.tasks), set(assignment.tasks)
         self._serial += 1
         added = tuple(task for task in assignment.tasks if task not in old)
@@ -119,16 +117,16 @@ class Holdings:
         self._settled = assignment.settled
         if (
             assignment.process != self.process
-        ):  # a predecessor's: the leader knows neither our endpoint nor what we hold
+        ):  # a predecessor's assignment: the leader knows neither our endpoint nor our tasks
             self.ask()
         cluster = replace(assignment.cluster, generation=generation)
         return Assigned(self._serial, generation, self.epoch, self.tasks, added, revoked, cluster, assignment.waits)
 
     def released(self, tasks: Iterable[TaskId], seen: int) -> None:
-        """Forget closing tasks; when none is left and somebody waits for them, want a rebalance.
+        """Forget closing tasks; when none is left and another member waits for them, request a rebalance.
 
         Shape: `seen` is the serial of the last assignment that the caller has handled. A task revoked by a later one
-        stays held: the caller is about to be told, perhaps to open it first.
+        stays held: the caller is about to get that assignment, and may have to open the task first.
         """
         before = len(self.closing)
         done = set(tasks)
@@ -137,7 +135,7 @@ class Holdings:
             self.ask()
 
     def lost(self) -> Lost:
-        """Hold nothing, under a new epoch."""
+        """Drop all tasks, and begin a new epoch."""
         gone = self.held
         self.epoch += 1
         self.generation = NO_GENERATION

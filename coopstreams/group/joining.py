@@ -1,7 +1,6 @@
-"""What a member and its group's coordinator ask of each other: everything a group needs of Kafka, and nothing of a
-client.
+"""The interface between a member and its group's coordinator: all that a group needs of Kafka, without a client.
 
-Two coordinators speak it: `GroupCoordinator` (kafka-python) and the model of the simulation, which answers late, twice,
+Two classes implement it: `GroupCoordinator` (kafka-python) and the model of the simulation, which answers late, twice,
 or never.
 """
 
@@ -19,53 +18,53 @@ from coopstreams.topology.errors import GroupError
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """How long things may take. Units: ms."""
+    """Time limits of a membership. Units: ms."""
 
     session: int = 10_000
-    """Without heartbeats for so long, a member is out. A C call that keeps the GIL for longer costs the membership,
-    nothing else.
+    """Without heartbeats for so long, a member is out.
 
-    The group waits no longer for a member to join again (Kafka's rebalance time-out): a join runs on the same thread as
-    the heartbeats and waits for no record, and a member that dies inside one would hold up all the others.
+    A C call that keeps the GIL for longer costs the membership, but nothing else. The group waits no longer for a
+    member to join again (Kafka's rebalance time-out): a join runs on the same thread as the heartbeats and waits for no
+    record, and a member that dies inside one would hold up all the others.
     """
     heartbeat: int = 400
-    """A rebalance takes about one heartbeat a round."""
+    """Interval of heartbeats. A rebalance takes about one of them a round."""
     connect: int = 60_000
     """How long to look for the brokers at start."""
     request: int = 30_000
-    """How long a request is repeated while brokers are away."""
+    """How long a request is retried while brokers are unreachable."""
     patience: int = 1000
-    """How long commits wait for a join, and a join for commits, before they go on all the same."""
+    """How long a commit waits for a join, or a join for commits, before it goes on regardless."""
 
 
 class Hooks(Protocol):
-    """What the membership decides. Called on the I/O thread; must return at once."""
+    """The decisions of a member. Called on the I/O thread; must return at once."""
 
     def alive(self) -> bool:
         """Whether this process makes progress; if not, it leaves the group until it does."""
         ...
 
     def subscription(self) -> bytes:
-        """What to tell the leader."""
+        """Return the subscription for the leader."""
         ...
 
     def assignments(self, subscriptions: Mapping[str, bytes]) -> dict[str, bytes]:
-        """As the leader: what each member gets."""
+        """Return the assignment of each member. Called on the leader."""
         ...
 
     def may_join(self) -> bool:
-        """Whether nothing is in the way of a join now."""
+        """Whether a join may begin now."""
         ...
 
     def joined(self, generation: int, assignment: bytes) -> bool:
-        """Take an assignment; return whether to join again at once."""
+        """Apply an assignment; return whether to join again at once."""
         ...
 
     def lost(self) -> None:
-        """The membership is over."""
+        """Handle the end of the membership."""
 
     def failed(self, error: GroupError) -> None:
-        """It will never be a member: stop."""
+        """Stop: this process will never be a member."""
 
 
 class Coordinator(Protocol):
@@ -73,14 +72,14 @@ class Coordinator(Protocol):
 
     @property
     def problem(self) -> str:
-        """What keeps this process out of the group, in words; empty: nothing."""
+        """Why this process is not in the group, in words; empty: it is."""
         ...
 
     def start(self) -> None:
         """Begin to join; the hooks are called from now on."""
 
     def identity(self) -> tuple[int, str]:
-        """Return generation and member id as they are now; a generation below 0 is nobody's."""
+        """Return generation and member id as they are now; a generation below 0: no member."""
         ...
 
     @property
@@ -89,66 +88,64 @@ class Coordinator(Protocol):
         ...
 
     def settled_in(self, generation: int) -> bool:
-        """Whether this is a member in that generation, and is not joining the next: then the group waits for it, and
-        has none yet.
-        """
+        """Whether this is a member in that generation and not joining the next one, which cannot begin without it."""
         ...
 
     @property
     def sure_until(self) -> float:
-        """Until when nobody else can have got our tasks, as far as we know: `Host.elapsed`; 0 while we are no
-        member.
-        """
+        """Until when no other member can have got our tasks, as far as we know: `Host.elapsed`; 0: no member."""
         ...
 
     @property
     def heard_at(self) -> float:
-        """When the last request of this member that was answered was sent: `Host.elapsed`; 0 while we are no member."""
+        """When the last answered request of this member was sent: `Host.elapsed`; 0: no member."""
         ...
 
     def rejoin(self) -> None:
-        """Have a rebalance soon; come back if this process has left."""
+        """Rebalance soon; join again if this process has left."""
 
     def leave(self) -> None:
         """Leave the group soon, and stay out until `rejoin`."""
 
     def check(self) -> None:
-        """Find out soon whether this is still a member."""
+        """Send a heartbeat soon, to learn whether this is still a member."""
 
     def commit_offsets(
         self, fence: GroupFence, offsets: Mapping[TopicPartition, tuple[int, str]], timeout_ms: int | None = None
     ) -> None:
-        """Have the group keep offsets, as the member and generation of the fence.
+        """Commit offsets, as the member and generation of the fence.
 
         Raises:
-            MembershipLostError: it does not know this member and generation.
-            LogError: it refused, or did not answer in time; says what and why.
+            MembershipLostError: the coordinator does not know this member and generation.
+            LogError: it refused, or did not answer in time; the message has the reason.
         """
 
     def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> FetchedOffset:
-        """Return the group's offsets (all: None). `stable`: but for those that an open transaction may still change.
+        """Return the group's offsets (None: all). `stable`: without those that an open transaction may still change.
 
         Raises:
-            LogError: it refused, or did not answer in time; says what and why.
+            LogError: it refused, or did not answer in time; the message has the reason.
         """
         ...
 
     def end_transaction(self, transactional_id: str, timeout_ms: int | None = None) -> None:
-        """Abort whatever is open under that id, and fence its producer.
+        """Abort the open transaction of that id, and fence its producer.
 
         Raises:
             LogError: refused, or no answer in time.
         """
 
     def open_transactions(self, timeout_ms: int) -> frozenset[str]:
-        """Return the ids of the open transactions that this principal may see, of those brokers that answer in time."""
+        """Return the ids of open transactions that this principal may see, of the brokers that answer in time."""
         ...
 
     def close(self, *, leave: bool) -> None:
-        """End everything; without `leave`, the group finds out when the session has timed out. Idempotent."""
+        """End everything. `leave` False: the group learns it when the session has timed out. Idempotent."""
 
 
 Connector = Callable[[str, str | None, Timings, Hooks, str], Coordinator]
-"""Makes what speaks with the coordinator of a group, for a static member's id (or None), with these times and hooks;
-last, the member id of a process that is certainly dead, and leaves the group before this one joins; empty: of none.
+"""Returns a `Coordinator`, given the group, a static member's id (or None), time limits, hooks and a predecessor.
+
+The predecessor is the member id of a process that is certainly dead: it leaves the group before this one joins; empty:
+none.
 """

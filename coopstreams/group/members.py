@@ -1,11 +1,11 @@
-"""What members of the group tell each other, as values: who they are, what they hold, what they are given.
+"""The data that members of the group exchange, as values: member information, held tasks, assignments.
 
-    MemberInfo     what an instance says about itself          instance -> subscription
-    MemberState    that, and the tasks it holds                subscription -> leader
-    Assignment     the tasks it gets, and everybody's          leader -> each member
-    Cluster        who has what, for routing and barriers      in every assignment
+    MemberInfo     an instance's description of itself      instance -> subscription
+    MemberState    that, and the tasks it holds             subscription -> leader
+    Assignment     its tasks, and those of all members      leader -> each member
+    Cluster        the owners, for routing and barriers     in every assignment
 
-Invariant: plain data. What the bytes look like is `codec.py`'s business, what the leader decides `assignor.py`'s.
+Invariant: plain data. `codec.py` defines the bytes, `assignor.py` the leader's decision.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import NamedTuple
 from coopstreams.topology.task_id import TaskId
 
 NO_GENERATION = -1
-"""The generation of a member that holds nothing from any assignment."""
+"""The generation of a member that holds no tasks from any assignment."""
 
 
 class TaskPartition(NamedTuple):
-    """A partition of a sub-topology: what siblings share, and where a store is."""
+    """A partition of a sub-topology: siblings share it, and each store has its part there."""
 
     subtopology: int
     partition: int
@@ -35,33 +35,34 @@ class Runs(NamedTuple):
 
     fingerprint: str
     partitions: int
-    """As this member sees them: of topics by pattern, another one may see more. 0: there is nothing to read yet."""
+    """As this member sees them; of topics by pattern, another member may see more. 0: no topic matches yet."""
     divisible: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class MemberInfo:
-    """What an instance says about itself."""
+    """An instance's description of itself."""
 
     process: str
-    """Names one life of one process: the same instance started again has another."""
+    """The name of one run of the process: the same instance started again has another."""
     host: str = ""
     endpoint: str | None = None
-    """Where its queries are served; None: not (yet)."""
+    """The address of its query server; None: it has none (yet)."""
     threads: int = 1
     """Its capacity: how many slots it has. At least 1."""
     transactional_ids: tuple[str, ...] = ()
-    """Of its producers. A transaction of this application under any other id belongs to nobody alive."""
+    """Of its producers. A transaction of this application under any other id has no living owner."""
     rack: str | None = None
     allow_key_share: bool = True
     """False: whole partitions only, for the whole group."""
     lags: Mapping[TaskId, int] = field(default_factory=dict)
     """Units: records."""
     ending: str = ""
-    """Why it has every instance of the application stop; empty: it does not."""
+    """Why every instance of the application is to stop; empty: it is not."""
     topology: tuple[Runs, ...] = ()
-    """Its sub-topologies, by number: what its task ids mean. Empty: a consumer, or of a version of the format that does
-    not say.
+    """Its sub-topologies, by number: they define its task ids.
+
+    Empty: a consumer, or a member of a version of the format that does not announce them.
     """
 
     def __post_init__(self) -> None:
@@ -75,18 +76,18 @@ class MemberState:
 
     info: MemberInfo
     tasks: tuple[TaskId, ...] = ()
-    """Everything physically held here: assigned, and revoked but not yet released."""
+    """All tasks held here: assigned, or revoked but not yet released."""
     generation: int = NO_GENERATION
-    """Of the assignment that the tasks come from: of two claims the newer one is true."""
+    """Of the assignment that the tasks come from: of two claims the newer one is right."""
     target: tuple[TaskId, ...] = ()
-    """What the last assignment promised, once all hand-overs are done."""
+    """Its share of the last target: the tasks it gets once all hand-overs are done."""
     topics: tuple[str, ...] = field(default=(), compare=False)
-    """What it subscribes to; only the leader is told."""
+    """Its subscribed topics; only the leader gets them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member as everybody sees it after a rebalance. `tasks` are granted: nobody else holds any of them."""
+    """A member as all members see it after a rebalance. `tasks` are granted: no other member holds any of them."""
 
     id: str
     info: MemberInfo
@@ -97,7 +98,7 @@ class Member:
 class Cluster:
     """The whole group in one generation.
 
-    Shape: `members` sorted by id; `partitions` of each sub-topology. `generation` is filled in by who receives it.
+    Shape: `members` sorted by id; `partitions` of each sub-topology. The receiver fills in `generation`.
     """
 
     generation: int = NO_GENERATION
@@ -112,17 +113,17 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What the leader gives one member."""
+    """The leader's assignment of one member."""
 
     process: str
-    """Whom it was made for: a static member that starts again is handed its predecessor's."""
+    """The process it was made for: a static member that starts again gets its predecessor's assignment."""
     tasks: tuple[TaskId, ...] = ()
     target: tuple[TaskId, ...] = ()
-    """`tasks`, and what others must release first."""
+    """`tasks`, and those that other members must release first."""
     settled: bool = True
-    """Nobody waits for anybody: releasing what is revoked needs no further rebalance."""
+    """No member waits for another: releasing revoked tasks needs no further rebalance."""
     cluster: Cluster = field(default_factory=Cluster)
     error: str = ""
-    """Why the leader never gives this member anything: it has to stop."""
+    """Why the leader never gives this member any task: it has to stop."""
     waits: str = ""
-    """Why the leader gives this member nothing for now: it stays, and takes over when it can."""
+    """Why the leader gives this member no tasks for now: it stays, and takes over when it can."""

@@ -1,19 +1,19 @@
-"""This process as a member of the group: what it holds, when it may commit, and what it hears.
+"""This process as a member of the group: its tasks, its fence, its events.
 
-    Kafka -> coordinator.py (I/O thread) -> holdings.py (what it means) -> events -> the instance's control thread
+    Kafka -> coordinator.py (I/O thread) -> holdings.py (state machine) -> events -> the instance's control thread
     control thread -> released -> join again;   stream threads -> fence -> commit
 
-A commit names a generation. When the group moves on in the middle of it, a rightful owner is refused and does its work
-again. So whoever joins waits until nobody commits, and whoever commits waits while this member joins (`CommitGate`):
-both only for a while, because neither a dead member that the group waits for nor a hanging commit may stop the other
-for long.
+A commit names a generation. When the group begins a new generation during the commit, the broker refuses a rightful
+owner, which then repeats its work. So a join waits until no commit is under way, and a commit waits while this member
+joins (`CommitGate`). Both wait only for a while, because neither a dead member that the group waits for nor a hanging
+commit may stop the other for long.
 
-Invariant: a task that was revoked is held until `released`, so nobody else can open it before its last commit here.
-Invariant: work names the epoch it began under. `fence` refuses another one, and takes the identity before it looks at
-the epoch: a member that was lost and came back cannot lend its new identity to old work. No identity, no commit:
-brokers do not fence it.
-Invariant: the gate is courtesy, not safety. The broker checks every commit's generation; past the gate a refusal is
-only likelier.
+Invariant: a revoked task is held until `released`, so no other member opens it before its last commit here.
+Invariant: work names the epoch it began under. `fence` refuses another one, and reads the identity before the epoch: a
+member that was lost and came back cannot commit old work under its new identity. Without an identity there is no
+commit: brokers do not fence such a one.
+Invariant: the gate avoids refusals; safety does not depend on it. The broker checks every commit's generation; without
+the gate a refusal is only likelier.
 Turned down: a thread that drives the membership beside the I/O thread (two more hand-overs, nothing gained).
 """
 
@@ -43,21 +43,23 @@ log = logging.getLogger(__name__)
 Assigner = Callable[[Mapping[str, MemberState]], Mapping[str, Assignment]]
 
 LIST_MS = 1000
-"""How long a broker may take to list its open transactions: one that is dead or stands still has none that can be ended
-now.
+"""How long a broker may take to list its open transactions.
+
+The transactions of one that is dead or hangs could not be ended now anyway.
 """
 LOOK_S = 0.02
-"""How often a commit looks whether the group has a coordinator again."""
+"""How often a commit checks whether the group has a coordinator again."""
 _RECORD_LIMIT = 900_000
-"""The broker keeps all subscriptions and assignments of a group in one record, by default of 1 MiB at most. Units:
-bytes.
+"""Size of a group's metadata above which a warning is logged. Units: bytes.
+
+The broker keeps all subscriptions and assignments of a group in one record, by default of 1 MiB at most.
 """
 
 
 class GroupMember:
     """One process in one group. Any thread may call it, except from inside `on_event`, `info`, `assign` and `alive`.
 
-    These four run on the I/O thread (`on_event` on whichever thread makes something happen) and must return at once.
+    These four run on the I/O thread (`on_event` on whichever thread causes the event) and must return at once.
     """
 
     def __init__(
@@ -78,13 +80,13 @@ class GroupMember:
     ) -> None:
         """Connect nothing yet.
 
-        Shape: `coordinator` makes what speaks with the group's coordinator. `topics` is every topic that offsets are
+        Shape: `coordinator` returns the client of the group's coordinator. `topics` is every topic that offsets are
         committed for: brokers forget those of others. `sources` names the source topics of each sub-topology, for tools
-        that show who reads which partition. `predecessor`: the member id of a process that is certainly dead and not to
-        be waited for; empty: of none.
+        that show which member reads which partition. `predecessor`: the member id of a process that is certainly dead,
+        so that the group need not wait for it; empty: none.
 
         Raises:
-            ConfigError: a connection or security setting that the group's client cannot be given.
+            ConfigError: a connection or security setting that the group's client does not have.
         """
         self.group = group
         self._host = host
@@ -107,8 +109,9 @@ class GroupMember:
         self._coordinator.start()
 
     def close(self, leave: bool = True) -> None:
-        """Leave the group. Without `leave` it finds out when the session has timed out, as if this process had died. No
-        events follow.
+        """Leave the group. No events follow.
+
+        `leave` False: the group learns it when the session has timed out, as if this process had died.
         """
         with self._lock:
             self._closed = True
@@ -116,12 +119,12 @@ class GroupMember:
 
     @property
     def problem(self) -> str:
-        """What keeps this process out of the group, in words; empty: nothing."""
+        """Why this process is not in the group, in words; empty: it is."""
         return self._coordinator.problem
 
     @property
     def id(self) -> str:
-        """The member id that the group knows this process by; empty: it is no member."""
+        """The member id of this process in the group; empty: it is no member."""
         return self._coordinator.identity()[1]
 
     @property
@@ -131,40 +134,34 @@ class GroupMember:
             return self._holdings.epoch
 
     def held(self) -> tuple[TaskId, ...]:
-        """Return the tasks that nobody else can have: assigned, or revoked and not yet released."""
+        """Return the tasks that no other member can have: assigned, or revoked and not yet released."""
         with self._lock:
             return self._holdings.held
 
     def sure(self, epoch: int, generation: int | None = None) -> bool:
-        """Return whether this is certainly still a member, under that epoch: a heartbeat was answered within the
-        session time-out.
+        """Return whether this is certainly still a member, under that epoch.
 
-        With a generation: and no other one can have begun, because none begins before this process has asked to join
-        it.
+        It is if a heartbeat was answered within the session time-out. With a generation: and no later one can have
+        begun, because none begins before this process has asked to join it.
         """
         if generation is not None and not self._coordinator.settled_in(generation):
             return False
         return self.epoch == epoch and self._host.elapsed() < self._coordinator.sure_until
 
     def ask(self) -> float:
-        """Have the group confirm this member, or not, as soon as it can; return the moment of the question, for
-        `confirmed`.
-        """
+        """Have the group confirm this member as soon as it can; return the time of the request, for `confirmed`."""
         moment = self._host.elapsed()
         self._coordinator.check()
         return moment
 
     def confirmed(self, since: float, epoch: int) -> bool:
-        """Return whether the group has answered a request that was sent after that moment, to this member in that
-        epoch.
-        """
+        """Return whether the group has answered a request sent after that time, to this member in that epoch."""
         return (
             self._coordinator.heard_at > since and self.epoch == epoch
-        )  # in this order: a new membership is heard of under its own epoch
+        )  # in this order: answers to a new membership come under its own epoch
 
     def released(self, tasks: Iterable[TaskId], seen: int) -> None:
-        """Say that these revoked tasks are committed and closed; when all are, and somebody waits for one, the group
-        rebalances.
+        """Release these revoked tasks, which are committed and closed. If another member waits for one, rebalance.
 
         Shape: `seen` is the `serial` of the last `Assigned` that the caller has handled: tasks revoked by a later one
         stay held.
@@ -176,13 +173,13 @@ class GroupMember:
             self._coordinator.rejoin()
 
     def rejoin(self) -> None:
-        """Have a rebalance: what the others know of this member is out of date. Brings back one that left."""
+        """Rebalance, because the group's knowledge of this member is out of date. Brings back a member that left."""
         with self._lock:
             self._holdings.ask()
         self._coordinator.rejoin()
 
     def subscribe(self, topics: Sequence[str], sources: Mapping[int, Sequence[str]]) -> None:
-        """Read these topics from now on, see `__init__`; the group rebalances."""
+        """Read these topics from now on (see `__init__`); the group rebalances."""
         self._topics, self._sources = sorted(set(topics)), dict(sources)
         self.rejoin()
 
@@ -192,19 +189,18 @@ class GroupMember:
 
     @contextmanager
     def fence(self, epoch: int) -> Iterator[GroupFence]:
-        """Commit inside of this, for work that began under `epoch`. Any number of threads at once; joins wait for them
-        (a while).
+        """Return the fence for a commit of work that began under `epoch`.
 
-        While the coordinator is being looked for, this waits: a client that was sent to one that is gone may never come
-        back (`bounded`).
+        Any number of threads may have one at once; joins wait for them, for a while. While the coordinator is being
+        looked for, this waits: a client that sends to a broker that is gone may never return (`bounded`).
 
         Raises:
-            MembershipLostError: the membership of that epoch is over: what is uncommitted is void.
+            MembershipLostError: the membership of that epoch is over: uncommitted work is void.
         """
         coordinator = self._await_coordinator(epoch)
         self._gate.enter(self._timings.patience / 1000)
         try:
-            generation, member = self._coordinator.identity()  # before the epoch: see above
+            generation, member = self._coordinator.identity()  # before the epoch: see the module's invariants
             if self.epoch != epoch or generation < 0 or not member:
                 raise MembershipLostError(
                     f"group {self.group} went on without this process since epoch {epoch}; what is uncommitted is void"
@@ -217,9 +213,7 @@ class GroupMember:
             self._gate.leave()
 
     def _await_coordinator(self, epoch: int) -> int | None:
-        """Return the broker that coordinates the group, once there is one; None: there is none in time, or that
-        membership is over.
-        """
+        """Return the broker that coordinates the group; None: none in time, or the membership of that epoch is over."""
         give_up = self._host.now() + self._timings.request / 1000
         while (broker := self._coordinator.broker) is None and self._is_member(epoch) and self._host.now() < give_up:
             self._host.sleep(LOOK_S)
@@ -240,7 +234,7 @@ class GroupMember:
         self._coordinator.commit_offsets(fence, offsets, timeout_ms)
 
     def committed(self, partitions: Iterable[TopicPartition], timeout_ms: int | None = None) -> requests.Offsets:
-        """Return what is committed for each partition; waits for open transactions that would change it.
+        """Return the committed offset of each partition; waits for open transactions that would change it.
 
         Raises:
             LogError: refused, or a transaction stayed open, or no answer in time.
@@ -252,8 +246,9 @@ class GroupMember:
     def fetch_offsets(
         self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True
     ) -> requests.FetchedOffset:
-        """Return what is known of these partitions now (of all: None). `stable`: but for those that an open transaction
-        may still change.
+        """Return the plain offsets of these partitions (None: of all) as they are now.
+
+        `stable`: without those that an open transaction may still change.
 
         Raises:
             LogError: refused, or no answer in time.
@@ -261,7 +256,7 @@ class GroupMember:
         return self._coordinator.fetch_offsets(partitions, stable=stable)
 
     def end_transaction(self, transactional_id: str, timeout_ms: int | None = None) -> None:
-        """Abort what a dead producer left open under that id, at once. A live one is fenced.
+        """Abort the open transaction that a dead producer left under that id. A live producer is fenced.
 
         Raises:
             LogError: refused, or no answer in time.
@@ -269,14 +264,12 @@ class GroupMember:
         self._coordinator.end_transaction(transactional_id, timeout_ms)
 
     def open_transactions(self, prefix: str = "", timeout_ms: int = LIST_MS) -> frozenset[str]:
-        """Return the ids, with that prefix, of transactions that are open now: of all brokers that answer within this
-        time.
-        """
+        """Return the ids, with that prefix, of open transactions, of the brokers that answer within this time."""
         return frozenset(id_ for id_ in self._coordinator.open_transactions(timeout_ms) if id_.startswith(prefix))
 
 
 class _Hooks:
-    """What the I/O thread asks of a member. Book-keeping only: no heartbeat is sent meanwhile."""
+    """The hooks of a member. They return at once: no heartbeat is sent meanwhile."""
 
     def __init__(self, member: GroupMember) -> None:
         self._of = member
@@ -292,7 +285,7 @@ class _Hooks:
         return encode_subscription(state, nonce, member._topics, member._sources)
 
     def assignments(self, subscriptions: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Assign tasks to our members. Somebody else's process in the group gets none: it must not stop everybody."""
+        """Assign tasks to our members. A foreign process in the group gets none, and does not stop the others."""
         member = self._of
         states: dict[str, MemberState] = {}
         strangers: dict[str, GroupError] = {}
@@ -309,7 +302,7 @@ class _Hooks:
         waits = any(assignment.waits for assignment in given.values() if assignment.process == here)
         encoded = encode_assignments(
             given, {} if waits else member._sources
-        )  # the numbers of its own sub-topologies mean others here
+        )  # in the active version its numbers mean other sub-topologies
         size = sum(map(len, subscriptions.values())) + sum(map(len, encoded.values()))
         if size > _RECORD_LIMIT:
             log.warning(
@@ -360,13 +353,13 @@ class _Hooks:
             self._tell(Refused(error))
 
     def _tell(self, event: GroupEvent) -> None:
-        """In the order in which things happened: with the lock held."""
+        """Emit an event. The caller holds the lock, so that events keep their order."""
         if not self._of._closed:
             self._of._on_event(event)
 
 
 class CommitGate:
-    """Any number of commits, or one join."""
+    """A lock for any number of commits, or one join."""
 
     def __init__(self, host: Host = SYSTEM) -> None:
         self._changed = host.condition()
@@ -374,7 +367,7 @@ class CommitGate:
         self._joining = False
 
     def enter(self, patience_s: float) -> bool:
-        """Begin a commit; return whether no join was in the way in the end. Every `enter` needs a `leave`."""
+        """Begin a commit; return whether no join was under way when it began. Every `enter` needs a `leave`."""
         with self._changed:
             clear = self._changed.wait_for(lambda: not self._joining, patience_s)
             self._committing += 1
@@ -387,13 +380,13 @@ class CommitGate:
             self._changed.notify_all()
 
     def close(self) -> bool:
-        """Let no new commits begin, as far as they are patient; return whether none is under way. Never waits."""
+        """Begin a join: new commits wait, for a while. Return whether none is under way. Never waits."""
         with self._changed:
             self._joining = True
             return self._committing == 0
 
     def open(self) -> None:
-        """The join is over."""
+        """End a join."""
         with self._changed:
             self._joining = False
             self._changed.notify_all()

@@ -1,8 +1,8 @@
-"""A group's plain offsets, of which open transactions may still change some.
+"""A group's plain offsets, fetched until no open transaction can change them.
 
-Invariant: an answer that is certain is kept, and only the rest is asked for again. Under exactly-once some thread
-always has a transaction open: with all partitions in one question that fails as a whole, 64 threads leave no moment in
-which it succeeds.
+Invariant: a stable offset is kept, and only the others are fetched again. Under exactly-once some thread always has a
+transaction open: if one request for all partitions failed as a whole, 64 threads would leave no moment in which it
+succeeds.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def settled_offsets(
     timeout_s: float,
     host: Host = SYSTEM,
 ) -> Offsets:
-    """Return what `fetch` tells of these partitions (of all: None), asked again until no open transaction can change
-    it.
+    """Return the offsets of these partitions (None: of all), fetched until no open transaction can change them.
 
-    Of the commit topic, which some transaction always changes, only what is certain at once: nobody goes on from there.
+    Partitions of the commit topic, which some transaction always changes, are fetched once: no task begins at their
+    offsets.
 
     Raises:
         LogError: retryable: a transaction stayed open; names the partitions.

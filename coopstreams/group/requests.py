@@ -1,7 +1,6 @@
-"""What is asked of Kafka besides joining: group offsets, and transactions that nobody ends. Requests out, values in; no
-connections.
+"""Requests about groups, besides joining: group offsets, and open transactions of dead producers. No connections.
 
-Each exchange is a request and a function that reads the answer and raises kafka-python's error for what was refused.
+Each exchange is a request and a function that reads the answer and raises kafka-python's error for a refusal.
 
 Invariant: a commit carries the identity it was begun under, never the current one.
 """
@@ -31,8 +30,9 @@ Offsets = dict[TopicPartition, tuple[int, str] | None]
 
 @dataclass(frozen=True, slots=True)
 class FetchedOffset:
-    """One answer about a group's offsets. `unstable`: an open transaction may still change these; the offset is not
-    told, ask again.
+    """An answer with a group's offsets.
+
+    `unstable`: partitions whose offset an open transaction may still change; it is not returned, so fetch it again.
     """
 
     offsets: Offsets
@@ -42,7 +42,7 @@ class FetchedOffset:
 _T = TypeVar("_T")
 
 LOST = (errors.IllegalGenerationError, errors.UnknownMemberIdError, errors.FencedInstanceIdError)
-"""The broker does not know us as a member of this generation."""
+"""The broker does not know this process as a member of this generation."""
 
 _STALE_COORDINATOR = (
     errors.NotCoordinatorError,
@@ -52,12 +52,12 @@ _STALE_COORDINATOR = (
     errors.UnknownBrokerIdError,
 )
 _GROUP, _TRANSACTION = 0, 1
-"""The kinds of coordinators: of groups with their offsets, and of transactions."""
+"""Coordinator types: of groups with their offsets, and of transactions."""
 
 
 @dataclass(frozen=True, slots=True)
 class DescribedMember:
-    """A member as the group coordinator knows it; what it said and was given in the bytes of its own protocol."""
+    """A member as the group coordinator knows it, with its subscription and assignment as bytes."""
 
     id: str
     client: str
@@ -70,7 +70,7 @@ class DescribedMember:
 class DescribedGroup:
     """A group as its coordinator knows it.
 
-    Shape: `state` is Kafka's word: Stable, PreparingRebalance, CompletingRebalance, Empty, Dead (there is none).
+    Shape: `state` is Kafka's word: Stable, PreparingRebalance, CompletingRebalance, Empty, Dead (it does not exist).
     `protocol` is the assignor.
     """
 
@@ -81,7 +81,7 @@ class DescribedGroup:
 
 @dataclass(frozen=True, slots=True)
 class Exchange(Generic[_T]):
-    """A request, how to read its answer, and what it is about, for people."""
+    """A request, the function that reads its answer, and its description for people."""
 
     what: str
     request: Any
@@ -89,7 +89,7 @@ class Exchange(Generic[_T]):
 
 
 def commit_offsets(fence: GroupFence, offsets: Mapping[TopicPartition, tuple[int, str]]) -> Exchange[None]:
-    """Ask the group coordinator to keep offsets, as the member and generation of the fence."""
+    """Ask the group coordinator to commit offsets, as the member and generation of the fence."""
     topic_type = OffsetCommitRequest.OffsetCommitRequestTopic
     partition_type = topic_type.OffsetCommitRequestPartition
     by_topic: dict[str, list[Any]] = {}
@@ -118,9 +118,7 @@ def commit_offsets(fence: GroupFence, offsets: Mapping[TopicPartition, tuple[int
 def fetch_offsets(
     group: str, partitions: Iterable[TopicPartition] | None, *, stable: bool = True
 ) -> Exchange[FetchedOffset]:
-    """Ask the group coordinator for offsets (all: None). `stable`: tell none that an open transaction may still
-    change.
-    """
+    """Ask the group coordinator for offsets (None: all). `stable`: without those that may still change."""
     group_type = OffsetFetchRequest.OffsetFetchRequestGroup
     by_topic: dict[str, list[int]] = {}
     for topic, partition in sorted(set(partitions or ())):
@@ -158,19 +156,19 @@ def fetch_offsets(
 
 
 def leave_group(group: str, member: str) -> Exchange[None]:
-    """Tell the group coordinator that a member goes."""
+    """Ask the group coordinator to remove a member."""
     identity = LeaveGroupRequest.MemberIdentity(member_id=member, group_instance_id=None, reason="closed")
     request = LeaveGroupRequest(group_id=group, member_id=member, members=[identity])
     return Exchange(f"leaving group {group}", request, lambda response: _raise(response.error_code, group))
 
 
 def transaction_coordinator(transactional_id: str) -> Exchange[int]:
-    """Ask any broker which one keeps a transaction."""
+    """Ask any broker for the coordinator of a transactional id."""
     return _coordinator(transactional_id, _TRANSACTION, "transaction")
 
 
 def group_coordinator(group: str) -> Exchange[int]:
-    """Ask any broker which one keeps a group."""
+    """Ask any broker for the coordinator of a group."""
     return _coordinator(group, _GROUP, "group")
 
 
@@ -186,7 +184,7 @@ def _coordinator(key: str, kind: int, of: str) -> Exchange[int]:
 
 
 def describe_group(group: str) -> Exchange[DescribedGroup]:
-    """Ask the group coordinator who is in a group."""
+    """Ask the group coordinator for the state and the members of a group."""
 
     def read(response: Any) -> DescribedGroup:
         found = response.groups[0]
@@ -211,7 +209,7 @@ def describe_group(group: str) -> Exchange[DescribedGroup]:
 
 
 def new_producer(transactional_id: str, timeout_ms: int) -> Exchange[None]:
-    """Ask the transaction's coordinator to begin a new life of a producer: it aborts what the old one left open."""
+    """Ask the transaction coordinator for a new producer epoch: it aborts the open transaction of the old one."""
     request = InitProducerIdRequest(
         max_version=4,
         transactional_id=transactional_id,
@@ -227,7 +225,7 @@ def new_producer(transactional_id: str, timeout_ms: int) -> Exchange[None]:
 
 
 def list_open_transactions() -> Exchange[frozenset[str]]:
-    """Ask one broker for the ids of the transactions that are open on it."""
+    """Ask one broker for the ids of the open transactions that it coordinates."""
 
     def read(response: Any) -> frozenset[str]:
         _raise(response.error_code, "ListTransactions")
@@ -245,7 +243,7 @@ def _raise(code: int, about: str) -> None:
 
 
 def passes(error: errors.KafkaError) -> bool:
-    """Whether the same request may succeed in a moment, without anybody changing anything."""
+    """Whether the same request may succeed in a moment, without any change by a user."""
     if isinstance(error, errors.UnknownTopicOrPartitionError):
         return False
     return bool(error.retriable) or isinstance(error, (errors.RebalanceInProgressError, errors.UnknownBrokerIdError))
@@ -257,7 +255,7 @@ def coordinator_moved(error: errors.KafkaError) -> bool:
 
 
 def translated(what: str, error: errors.KafkaError) -> CoopStreamsError:
-    """Return the error of ours for what Kafka refused for good."""
+    """Return our error for an error of kafka-python that is final."""
     text = f"{what}: {error}"
     if isinstance(error, LOST):
         return MembershipLostError(f"{text}. The group went on without this member; what is uncommitted is void")
@@ -269,7 +267,7 @@ def translated(what: str, error: errors.KafkaError) -> CoopStreamsError:
 
 
 def refusal(error: errors.KafkaError, group: str, instance: str | None, session_ms: int) -> GroupError | None:
-    """Return why Kafka will never have this member, with the cure; None: it may well have it later."""
+    """Return why Kafka refuses this member for good, with the cure; None: a later attempt may succeed."""
     if isinstance(error, errors.FencedInstanceIdError):
         return GroupError(
             f"another process has taken over group.instance.id {instance!r} in group {group}. Give every process one "

@@ -1,9 +1,9 @@
 """Connection and security settings, given once in librdkafka's names, for kafka-python.
 
-    translated   `TRANSLATED`: a name, and what kafka-python calls it
-    TLS          read here into an `ssl.SSLContext`, which says all that librdkafka can say but for what `REFUSED` lists
-    refused      it says how to connect, and kafka-python cannot: an error at start, never a silent difference
-    ignored      it does not say how to connect (batching, fetching, statistics, callbacks)
+    translated   `TRANSLATED`: librdkafka's name, and kafka-python's
+    TLS          read here into an `ssl.SSLContext`, which supports all of librdkafka's but the settings in `REFUSED`
+    refused      settings on how to connect that kafka-python lacks: an error at start, never a silent difference
+    ignored      settings on other things (batching, fetching, statistics, callbacks)
 
 Invariant: either both clients reach the brokers in the same way, or nothing starts.
 Source: librdkafka's CONFIGURATION.md; kafka-python `KafkaConnectionManager.DEFAULT_CONFIG`.
@@ -38,7 +38,7 @@ def _flag(value: Any) -> bool:
 
 
 def _servers(value: Any) -> list[str]:
-    """Host:port each; a protocol in front says nothing to librdkafka either."""
+    """Return the servers as host:port. A protocol in front is dropped, which librdkafka ignores as well."""
     servers = value.split(",") if isinstance(value, str) else list(value)
     return [server.strip().rpartition("://")[2] for server in servers]
 
@@ -124,13 +124,11 @@ REFUSED: Mapping[str, str] = {
     "sasl.oauthbearer.scope": _OIDC,
     "enable.sasl.oauthbearer.unsecure.jwt": _OIDC,
 }
-"""What says how to connect and cannot be said to kafka-python -> what to do instead. Others of these prefixes: remove
-it.
-"""
+"""Settings on how to connect that kafka-python lacks -> the cure. Other names with these prefixes: remove them."""
 
 _CONNECTING = ("ssl.", "ssl_", "sasl.", "security.", "enable.ssl", "enable.sasl", "https.")
 _HARMLESS = {"sasl.oauthbearer.config", "sasl.kerberos.min.time.before.relogin"}
-"""Only together with something else that decides."""
+"""Settings that only refine another one, which decides."""
 
 
 def kafka_python_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,8 +138,7 @@ def kafka_python_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     clients.
 
     Raises:
-        ConfigError: a value that cannot be read, or a setting that kafka-python has no counterpart for; says what to do
-            instead.
+        ConfigError: a value that cannot be read, or a setting without a counterpart in kafka-python; has the cure.
     """
     ours = {
         name: value for name, value in settings.items() if not name.startswith(("consumer.", "producer.", "admin."))
@@ -177,12 +174,12 @@ def _read(name: str, value: Any, read: Callable[[Any], Any]) -> Any:
 
 
 def _idle(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """As librdkafka has it, 0 means never."""
+    """Return the idle time-out for 0, which means never, as in librdkafka."""
     return {"connections_max_idle_ms": 1 << 40} if arguments.get("connections_max_idle_ms") == 0 else {}
 
 
 def _socket_options(options: list[tuple[int, int, int]]) -> dict[str, Any]:
-    """kafka-python's own two options, and ours over them."""
+    """Return kafka-python's own two socket options, overridden by ours."""
     merged = {(socket.IPPROTO_TCP, socket.TCP_NODELAY): 1, (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1}
     merged |= {
         (level, option): value
@@ -261,7 +258,7 @@ def _context(settings: Mapping[str, Any]) -> ssl.SSLContext:
 
 
 def _load_authorities(context: ssl.SSLContext, location: str) -> None:
-    """A file of certificates, or a folder as `c_rehash` makes it."""
+    """Load a file of certificates, or a folder made by `c_rehash`."""
     if Path(location).is_dir():
         context.load_verify_locations(capath=location)
     else:

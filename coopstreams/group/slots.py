@@ -1,7 +1,7 @@
-"""How many slots a partition has, and which key ranges a slot takes. Pure arithmetic, no members' wishes.
+"""The slots of a partition, and the key ranges of each slot. Pure arithmetic, without members' holdings.
 
-A group has one slot for each thread. Where they outnumber the partitions, a partition has several, and is cut by key
-range; where they do not, a slot has several partitions. A *cell* is what one slot takes of one partition: neighbouring
+A group has one slot for each thread. If slots outnumber the partitions, a partition has several and is cut by key
+range; otherwise a slot has several partitions. A *cell* is the part of one partition that one slot takes: neighbouring
 key ranges.
 
 Invariant: cells of a partition tile the hash space, and differ by at most one key range.
@@ -21,7 +21,7 @@ from coopstreams.topology.keys import GROUPS, KeyRange
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What one slot takes of a partition: one or more neighbouring key ranges, each a task."""
+    """One slot's part of a partition: one or more neighbouring key ranges, each a task."""
 
     partition: int
     ranges: tuple[KeyRange, ...]
@@ -34,7 +34,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Layout:
-    """How one sub-topology is cut for a group: which slot counts and which shares are allowed.
+    """The allowed cuts of one sub-topology for a group: slot counts and shares.
 
     Shape: `threads` by member. `ranges` is the least number of key ranges a partition is cut into; `share` False: one.
     """
@@ -52,7 +52,7 @@ class Layout:
 
     @property
     def fewest(self) -> int:
-        """Slots that every partition has; the first `larger` of some order have one more."""
+        """Slots that every partition has; `larger` of them have one more."""
         return self.slots // self.partitions
 
     @property
@@ -67,7 +67,7 @@ class Layout:
 
     @cached_property
     def quotas(self) -> dict[str, tuple[int, int]]:
-        """How many cells each member takes: its share of all of them, rounded down, and rounded up."""
+        """The least and the most cells of each member: its share of all cells, rounded down, and rounded up."""
         total = sum(self.threads.values())
         return {
             member: (self.slots * threads // total, -(-self.slots * threads // total))
@@ -75,11 +75,11 @@ class Layout:
         }
 
     def pieces(self, slots: int) -> int:
-        """Return into how many key ranges a partition with so many slots is cut."""
+        """Return into how many key ranges a partition with this number of slots is cut."""
         return max(self.ranges, slots) if self.share else 1
 
     def cells(self, partition: int, slots: int) -> list[Cell]:
-        """Return what each slot of a partition takes, in the order of the hash space."""
+        """Return the cell of each slot of a partition, in the order of the hash space."""
         ranges = KeyRange.split(self.pieces(slots))
         cuts = [i * len(ranges) // slots for i in range(slots + 1)]
         return [Cell(partition, tuple(ranges[a:b])) for a, b in pairwise(cuts)]

@@ -1,8 +1,7 @@
-"""What is asked of Kafka about transactions: of the coordinator how one ended, of the leaders who has one open, and to
-end it there.
+"""Requests about transactions: their state at the coordinator, open ones at the leaders, and the markers that end them.
 
-Each exchange is a request and a function that reads the answer, as in `requests`. An answer about many partitions says
-of each what is known, or why nothing is: one without a leader does not hide the others.
+Each exchange is a request and a function that reads the answer, as in `requests`. An answer about many partitions has a
+result or an error for each: one without a leader does not hide the others.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -27,8 +26,9 @@ from coopstreams.topology.columns import TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class Leaders:
-    """Who leads which partition (`leadership.NO_LEADER`: nobody does now), the topics that this principal may not see,
-    and all brokers.
+    """The leader of each partition (`leadership.NO_LEADER`: none now), the hidden topics, and all brokers.
+
+    Hidden topics are those that this principal may not see.
     """
 
     of: Mapping[TopicPartition, int]
@@ -38,14 +38,14 @@ class Leaders:
 
 @dataclass(frozen=True, slots=True)
 class PartitionAnswers:
-    """What a broker says of partitions: who has a transaction open in each, or the error in its place."""
+    """The open transactions of each partition, or the error in their place."""
 
     open: Mapping[TopicPartition, tuple[Open, ...]]
     errors: Mapping[TopicPartition, errors.KafkaError]
 
 
 def describe_transaction(transactional_id: str) -> Exchange[TransactionDescription | None]:
-    """Ask the transaction's coordinator what it knows; None: it knows no such transactional id."""
+    """Ask the transaction's coordinator for its description; None: it does not know the transactional id."""
 
     def read(response: Any) -> TransactionDescription | None:
         found = response.transaction_states[0]
@@ -70,7 +70,7 @@ def describe_transaction(transactional_id: str) -> Exchange[TransactionDescripti
 
 
 def find_leaders(topics: Collection[str]) -> Exchange[Leaders]:
-    """Ask any broker who leads the partitions of topics; those of topics that it does not know are left out."""
+    """Ask any broker for the leaders of topics' partitions; topics that it does not know are left out."""
     views = find_views(topics)
 
     def read(response: Any) -> Leaders:
@@ -81,9 +81,7 @@ def find_leaders(topics: Collection[str]) -> Exchange[Leaders]:
 
 
 def list_ended() -> Exchange[dict[int, str]]:
-    """Ask a broker for the transactional ids whose last transaction has ended, as the coordinator that it is; by
-    producer id.
-    """
+    """Ask a coordinator for the transactional ids whose last transaction has ended; by producer id."""
 
     def read(response: Any) -> dict[int, str]:
         kind = errors.for_code(response.error_code)
@@ -96,7 +94,7 @@ def list_ended() -> Exchange[dict[int, str]]:
 
 
 def describe_producers(partitions: Iterable[TopicPartition]) -> Exchange[PartitionAnswers]:
-    """Ask a broker who has a transaction open in partitions that it leads."""
+    """Ask a broker for the open transactions in partitions that it leads."""
     topics = [
         DescribeProducersRequest.TopicRequest(name=topic, partition_indexes=numbers)
         for topic, numbers in _by_topic(partitions).items()
@@ -122,9 +120,7 @@ def describe_producers(partitions: Iterable[TopicPartition]) -> Exchange[Partiti
 
 
 def write_markers(markers: Mapping[TopicPartition, Marker]) -> Exchange[dict[TopicPartition, errors.KafkaError]]:
-    """Tell the leader of partitions how a transaction ended in them, as a coordinator does; the answer has what was
-    refused.
-    """
+    """Write the end of a transaction to the leader of partitions, as a coordinator does; return the refusals."""
     marker_type = WriteTxnMarkersRequest.WritableTxnMarker
     topic_type = marker_type.WritableTxnMarkerTopic
     by_marker: dict[Marker, list[TopicPartition]] = {}
@@ -160,9 +156,7 @@ def write_markers(markers: Mapping[TopicPartition, Marker]) -> Exchange[dict[Top
 
 
 def newest_metadata() -> Exchange[int]:
-    """Ask a broker for the newest format of the cluster's metadata that it understands: it tells its version, though
-    not the patch.
-    """
+    """Ask a broker for the newest metadata version that it supports, which reveals its version without the patch."""
     request = ApiVersionsRequest(client_software_name="coopstreams", client_software_version="1")
 
     def read(response: Any) -> int:

@@ -1,14 +1,13 @@
-"""Transactions as the brokers see them: waiting until one has ended everywhere, and ending it where the coordinator
-failed to.
+"""Hanging transactions found and ended: wait until a transaction has ended in all its partitions, or end it there.
 
-`settle` is asked before a transactional id is taken over and after a transaction was ended on a broker that may skip
-markers; until it returns, nothing is begun under that id. `hanging` has the rule, and why.
+`settle` is called before a transactional id is taken over, and after a transaction was ended on a broker that may skip
+markers; until it returns, no transaction begins under that id. `hanging` has the rule and the reason.
 
-Invariant: a marker is written only if the coordinator said the same before and after the partitions were asked: nobody
-went on in between; and only if the other brokers name it: one that stood still, and wakes, says of an open transaction
-that it was committed (seen).
+Invariant: a marker is written only if the coordinator gave the same answer before and after the partitions were asked,
+so that the producer has not gone on in between; and only if the other brokers name this coordinator: one that hung and
+wakes up calls an open transaction committed (seen).
 Turned down: asking after each commit on every broker (two requests a commit; only brokers with KAFKA-20734 need it),
-and a new transactional id for each life of a process (its predecessor's open offsets would hold the group for ever).
+and a new transactional id for each run of a process (its predecessor's open offsets would hold the group for ever).
 """
 # pyright: reportAttributeAccessIssue=false
 # pyright brings stubs of kafka-python 2.
@@ -46,65 +45,66 @@ log = logging.getLogger(__name__)
 OFFSETS_TOPIC = "__consumer_offsets"
 PAUSE_S = 0.01
 SLICE_MS, GLANCE_MS = 3000, 1000
-"""How long a broker may take for its answer: where everybody must give one, and where whoever does not is left out."""
+"""How long a broker may take for an answer: where each must answer, and where late ones are left out."""
 LOOK_AGAIN_S = 10.0
-"""How long a coordinator's version is believed: its broker may be replaced by another one."""
+"""How long a coordinator's version is cached: its broker may be replaced by another one."""
 
 _T = TypeVar("_T")
 
 
 class Transactions:
-    """Questions about transactional ids, and the end of their transactions. `async`: on the connection's I/O thread."""
+    """Requests about transactional ids, and the end of their transactions. `async`: on the connection's I/O thread."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._coordinators: dict[str, int] = {}
         self._skips: dict[str, tuple[bool, float]] = {}
-        """Whether the coordinator of a transactional id may skip markers, and until when that is believed."""
+        """Whether the coordinator of a transactional id may skip markers, and until when that is cached."""
         self._unseen: set[TopicPartition] = set()
-        """Partitions that this principal may not be told about."""
+        """Partitions whose producers this principal may not describe."""
         self._hidden: set[str] = set()
-        """Their topics, which were said."""
+        """Their topics, for which a warning was logged."""
 
     def open_partitions(self, transactional_id: str, timeout_s: float) -> frozenset[TopicPartition] | None:
-        """Return the partitions of the transaction that is open, for `settle` after its end; None: its coordinator
-        finishes what it ends.
+        """Return the partitions of the open transaction, for `settle` after its end.
+
+        None: its coordinator never skips markers, so `settle` is not needed.
 
         Raises:
             LogError: refused, or no answer in time.
         """
         skips, until = self._skips.get(transactional_id, (True, 0.0))
         if not skips and time.monotonic() < until:
-            return None  # each commit asks: no other thread is woken
+            return None  # called at each commit: do not wake the I/O thread
         return self._connection.run(self._open_partitions, transactional_id, time.monotonic() + timeout_s)
 
     def settle(
         self, transactional_id: str, partitions: Collection[TopicPartition], timeout_s: float
     ) -> frozenset[TopicPartition]:
-        """Return when the last transaction has ended in these partitions; if one is ongoing, at once, with its
-        partitions.
+        """Wait until the last transaction has ended in these partitions; return the partitions of an ongoing one at
+        once.
+
+        Empty: it has ended.
 
         Raises:
             LogError: retryable: no answer in time, or a partition has no leader. Not retryable: it hangs, and this
-                principal may not end it; says what that means and what to do.
+                principal may not end it; the message has the danger and the cure.
         """
         return self._connection.run(self._settled, transactional_id, partitions, time.monotonic() + timeout_s)
 
     def settle_topics(
         self, transactional_id: str, topics: Collection[str], timeout_s: float
     ) -> frozenset[TopicPartition]:
-        """As `settle`, before the id is taken over: in all partitions of these topics, and where groups keep their
-        offsets.
+        """Settle all partitions of these topics and of the groups' offsets, before the id is taken over.
 
-        What is returned is to be settled when the id was taken over, which aborts it; nothing, if its coordinator
-        finishes what it ends. With such a coordinator a partition that does not answer is left out: nothing can hang
-        there but what is left from another one.
+        Returns the partitions to settle again after the take-over, which aborts the ongoing transaction; none, if the
+        coordinator never skips markers. With such a coordinator a partition that does not answer is left out: only a
+        transaction of an earlier coordinator can hang there.
         """
         return self._connection.run(self._settled_topics, transactional_id, topics, time.monotonic() + timeout_s)
 
     def settle_dead(self, dead: Callable[[str], bool], topics: Collection[str], timeout_s: float) -> None:
-        """End what the last transactions of transactional ids that nobody uses any more left open in these topics, and
-        in groups' offsets.
+        """End hanging transactions of unused transactional ids in these topics, and in groups' offsets.
 
         Raises:
             LogError: as `settle`.
@@ -112,7 +112,7 @@ class Transactions:
         self._connection.run(self._settle_dead, dead, topics, time.monotonic() + timeout_s)
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._connection.close()
 
     async def _settled(
@@ -166,9 +166,7 @@ class Transactions:
             await self._settled(ids[producer], where, give_up)
 
     async def _leaders(self, topics: Collection[str], give_up: float) -> Leaders:
-        """Return who leads the partitions of these topics and of that of the groups' offsets: of those that exist and
-        may be seen.
-        """
+        """Return the leaders of the partitions of these topics and of the groups' offsets; only of visible topics."""
         wanted, unknown_until = {*topics, OFFSETS_TOPIC}, time.monotonic() + UNKNOWN_FOR_S
         leaders = await self._ask(transaction_requests.find_leaders(wanted), give_up)
         while wanted - leaders.hidden - {at.topic for at in leaders.of} and time.monotonic() < unknown_until:
@@ -182,7 +180,7 @@ class Transactions:
         return None if told is None else told.partitions
 
     async def _may_skip(self, transactional_id: str, give_up: float) -> bool:
-        """Return whether the coordinator may call a transaction complete that a partition never heard of."""
+        """Return whether the coordinator may complete a transaction without a marker in each partition."""
         skips, until = self._skips.get(transactional_id, (True, 0.0))
         if time.monotonic() > until:
             self._coordinators.pop(transactional_id, None)
@@ -201,8 +199,9 @@ class Transactions:
     async def _producers(
         self, partitions: Iterable[TopicPartition], give_up: float, *, everywhere: bool
     ) -> PartitionAnswers:
-        """Return who has a transaction open in these partitions, once all that exist have answered; not `everywhere`:
-        who answers at once.
+        """Return the open transactions in these partitions, once all that exist have answered.
+
+        `everywhere` False: of those that answer at once.
         """
         left, found = set(partitions) - self._unseen, PartitionAnswers({}, {})
         reasons: Mapping[TopicPartition, object] = {}
@@ -241,7 +240,7 @@ class Transactions:
         return found
 
     def _hide(self, answers: PartitionAnswers) -> None:
-        """Ask no more for partitions that this principal may not be told about."""
+        """Stop asking for partitions that this principal may not describe."""
         hidden = {at for at, error in answers.errors.items() if isinstance(error, errors.AuthorizationError)}
         self._unseen |= hidden
         self._say_hidden({at.topic for at in hidden})
@@ -261,7 +260,7 @@ class Transactions:
         answers: PartitionAnswers,
         give_up: float,
     ) -> None:
-        """Write what is missing where there is a leader; `settled` looks again."""
+        """Write the missing markers where there is a leader; `_settled` then checks again."""
         leaders = (await self._ask(transaction_requests.find_leaders({at.topic for at in missing}), give_up)).of
         last: errors.KafkaError | None = None
         for node in {leaders.get(at, NO_LEADER) for at in missing} - {NO_LEADER}:
@@ -290,8 +289,9 @@ class Transactions:
             raise LogError(f"{what}: {last or 'it has no leader'}", retryable=True)
 
     async def _is_coordinator(self, transactional_id: str, give_up: float) -> bool:
-        """Return whether all other brokers name the one that has told of a transaction. One that stood still tells of
-        the past when it wakes.
+        """Return whether all other brokers name the broker that described a transaction as its coordinator.
+
+        A coordinator that hung and wakes up describes the past.
 
         Raises:
             LogError: retryable: they do not, or none answers, and the time is over.

@@ -1,14 +1,13 @@
-"""Whose topology the group runs, while its members do not all run the same one. A pure function of what the members
-say.
+"""The active version of the topology, while members run several. A pure function of the members' subscriptions.
 
     version    the fingerprints of a member's sub-topologies, by number: task ids mean the same to members of one
                version
     active     the version that most members run; of several, the one that was given tasks last
-    waiting    members of other versions: they get none, and are told why
+    waiting    members of other versions: they get no tasks, but the reason
 
 Invariant: only members of one version have tasks. A sub-topology's number, the partitions of its topics and the group's
-positions on them mean something within one version only, so the active one is given nothing before the others have
-released everything: one owner of a hash of a source partition, whichever sub-topologies read it. Hence, of two versions
+positions on them are defined within one version only. So the active version gets no tasks before the others have
+released theirs: each hash of a source partition has one owner, whichever sub-topologies read it. Hence, of two versions
 that claim tasks, the newer claim is right: it was granted when the group knew of no other.
 Turned down: tasks for members of several versions where sub-topologies are alike (one program's repartition topics and
 stores are fed by all of its sub-topologies: half of an old program beside half of a new one is neither), the version of
@@ -32,7 +31,7 @@ Members: TypeAlias = Mapping[str, MemberState]
 
 
 def version_of(info: MemberInfo) -> Version:
-    """Return which version of the topology a member runs; empty: it does not say."""
+    """Return the version of the topology that a member runs; empty: it announces none."""
     return tuple(part.fingerprint for part in info.topology)
 
 
@@ -42,7 +41,7 @@ def short(version: Version) -> str:
 
 
 def active_version(members: Members) -> Version:
-    """Return the version that is to have all tasks; empty: no member says which it runs."""
+    """Return the version that gets all tasks; empty: no member announces one."""
     counts = Counter(version for state in members.values() if (version := version_of(state.info)))
 
     def order(version: Version) -> tuple[int, int, int]:
@@ -55,7 +54,7 @@ def active_version(members: Members) -> Version:
 
 
 def still_held(members: Members, active: Version) -> bool:
-    """Whether members of other versions rightly hold tasks: nobody may be given any."""
+    """Whether members of other versions rightly hold tasks: then no task may be granted."""
     newest = max(
         (state.generation for state in members.values() if state.tasks and version_of(state.info) == active),
         default=NO_GENERATION,
@@ -66,8 +65,7 @@ def still_held(members: Members, active: Version) -> bool:
 
 
 def assign_active(members: Members, *, ranges: int = 1) -> dict[str, Assignment]:
-    """Return what each member gets: the members of the active version all tasks between them, the others the reason why
-    not.
+    """Return the assignment of each member: tasks for the active version, the reason for the others.
 
     Raises:
         ValueError, AssignmentError: see `assign`.
@@ -105,8 +103,9 @@ _STRANGER = (
 
 
 def _most(able: Members) -> tuple[Runs, ...]:
-    """The topology of members of one version, with the partitions of the one that sees the most: the others look again
-    when they get them.
+    """Return the topology of one version's members, with the partition counts of the member that sees the most.
+
+    The other members look for topics again when they get a task that they do not know.
     """
     columns = zip(*(state.info.topology for state in able.values()), strict=True)
     return tuple(max(column, key=lambda part: part.partitions) for column in columns)

@@ -377,9 +377,7 @@ class Instance:
         )
 
     def _load(self, thread: StreamThread, subtopology: int) -> tuple[int, int]:
-        """Return how many tasks of this sub-topology a thread has, then how many of all: each stage spreads over all
-        threads.
-        """
+        """Return how many tasks a thread has of this sub-topology, and of all: each stage spreads over all threads."""
         mine = [task for task, home in self._homes.items() if home is thread]
         return sum(task.subtopology == subtopology for task in mine), len(mine)
 

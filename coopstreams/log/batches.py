@@ -1,8 +1,7 @@
-"""A partition's records become batches: timestamps extracted, stream time told, keys hashed once, each record in the
-slot of its range.
+"""Batches from a partition's records: timestamps extracted, stream times computed, keys hashed, records split by range.
 
-Both readers call `make_batches` on all records that they looked at, in offset order, so the rules cannot differ between
-logs.
+Both readers call `make_batches` with all records that they looked at, in offset order, so the rules cannot differ
+between logs.
 
 Invariant: a record is in exactly one slot, or in none if its hash is outside all ranges; every slot gets a batch, so
 that its position moves.
@@ -26,7 +25,7 @@ _GROUP_SHIFT = HASH_BITS - (GROUPS - 1).bit_length()
 
 
 class Routes:
-    """The key ranges of one partition, and who gets which record.
+    """The key ranges of one partition, each a slot for its records.
 
     Shape: slot = index in `ranges`.
     """
@@ -49,9 +48,7 @@ class Routes:
         self.timestamps = timestamps
         self.whole = len(ranges) == 1 and ranges[0].is_whole
         self.now: list[int] = []
-        """The operator times, counted from the making of the routes: a task takes the later of this and what it
-        knows.
-        """
+        """The operator times, counted since the routes were made: a task takes the later of this and its own."""
         self._operator_times = operator_times
         self._ranges = list(ranges)
         self._bounds, self._by_bound = _bounds(self._ranges)
@@ -71,7 +68,7 @@ class Routes:
         return [columns.pick(indexes) for indexes in self._indexes(key_hashes(columns.keys, columns.offsets))]
 
     def tell_time(self, columns: Columns) -> None:
-        """Give records of the partition, the next after those of the last call, the columns of operator times."""
+        """Set the columns of operator times on records of the partition, which follow those of the last call."""
         if self._operator_times is None:
             return
         told = self._operator_times(columns)
@@ -81,7 +78,7 @@ class Routes:
         self.now = [after for _, after in both]
 
     def _indexes(self, hashes: list[int]) -> list[list[int]]:
-        """Return, for each slot, which records are its own."""
+        """Return the indexes of each slot's records."""
         if len(self) == 1:
             start, end = self._ranges[0].start, self._ranges[0].end
             return [[i for i, hash_ in enumerate(hashes) if start <= hash_ <= end]]
@@ -108,8 +105,8 @@ def make_batches(
 ) -> list[RecordBatch]:
     """Return one batch for each slot of the partition.
 
-    Shape: `columns` are all records looked at, also those of no range; their stream times are not yet known. `before`
-    is the stream time up to them.
+    Shape: `columns` are all records looked at, also those outside of all ranges; their stream times are not yet known.
+    `before` is the stream time before them.
     """
     if len(columns):
         if routes is not None and routes.timestamps is not None:
@@ -132,21 +129,22 @@ def raw_columns(
     offsets: Int64s,
     headers: Sequence[Headers | None],
 ) -> Columns:
-    """Return columns for `make_batches`: stream times to come, no headers column where no record has any."""
+    """Return columns for `make_batches`: without stream times; headers None if no record has any."""
     return Columns(keys, values, timestamps, offsets, (), headers if any(headers) else None)
 
 
 def stream_times(timestamps: Int64s, before: int) -> Int64s:
-    """Return the running maximum of the timestamps and of what was before them. A negative one moves nothing."""
-    # Sorting what is sorted only looks at it: a tenth of the price of a running maximum, and the usual case.
+    """Return the running maximum of the timestamps, beginning at `before`. Negative timestamps do not change it."""
+    # Sorting sorted timestamps only compares them: a tenth of the price of a running maximum, and the usual case.
     if timestamps[0] >= before and sorted(timestamps) == timestamps:
         return timestamps
     return list(accumulate(timestamps, max, initial=before))[1:]
 
 
 def _bounds(ranges: list[KeyRange]) -> tuple[list[int], list[int]]:
-    """Return where the slot changes, and the slot before the first bound and from each bound on; `len(ranges)` is
-    nobody's.
+    """Return where the slot changes, and the slot before the first bound and from each bound on.
+
+    `len(ranges)` stands for no slot.
     """
     nobody = len(ranges)
     bounds, slots = [0], [nobody, nobody]

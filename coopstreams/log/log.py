@@ -1,11 +1,11 @@
-"""The narrow interface to a partitioned log: readers, writers, and what an administrator asks.
+"""The narrow interface to a partitioned log: readers, writers, and administration.
 
-Two implementations: `KafkaLog` (confluent-kafka) and `MemoryLog`; one contract suite (`tests/log/`) holds both to this
-page, and the simulated cluster of the tests, which is a `MemoryLog` with faults (`tests/simulation/kafka/`). It speaks
-in columns, in batches of one (partition, slot), and has no callback per record: that is what lets a native reader and
-writer come later without a change above.
+Two implementations: `KafkaLog` (confluent-kafka) and `MemoryLog`. One contract suite (`tests/log/`) checks both against
+this page, and also the simulated cluster of the tests, a `MemoryLog` with faults (`tests/simulation/kafka/`). The
+interface uses columns, in batches of one (partition, slot), and has no callback per record: so a native reader and
+writer can come later without a change above.
 
-Invariant: a reader and a writer belong to the one thread that uses them; a `Log` itself may be called from any thread.
+Invariant: a reader and a writer belong to the one thread that uses them; any thread may call a `Log` itself.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from coopstreams.topology.keys import KeyRange
 NO_STREAM_TIME = -1
 """The stream time of a partition of which nothing has been read."""
 UNKNOWN_FOR_S = 3.0
-"""How long a topic may be unknown before it is gone: a broker learns late of a new one, and of all when it has just
-started.
+"""How long a topic may be unknown before it counts as gone.
+
+A broker learns late of a new topic, and of all topics when it has just started.
 """
 
 
 @dataclass(slots=True)
 class RecordBatch:
-    """What one fetch gives for one (partition, slot).
+    """The records of one fetch for one (partition, slot).
 
     Shape: `next_offset` is the first offset this reader has not looked at: past dropped, compacted and control records.
     `columns` may be empty: everything was dropped or control records, and the position still moved.
@@ -43,38 +44,33 @@ class RecordBatch:
     stream_time: int
     """The partition's stream time after this batch, `NO_STREAM_TIME` if nothing was ever read. Units: ms."""
     at_end: bool
-    """The reader had read everything the log would give (the last stable offset, for read_committed) when this was
-    made.
-    """
+    """The reader had reached the end of the log (read_committed: the last stable offset) when this was made."""
     operator_times: Sequence[int] = ()
     """The operator times of the partition after this batch; see `route`."""
 
     def behind(self, before: RecordBatch) -> RecordBatch:
-        """Return what this batch and the one before it say together, if neither has records: where the partition stands
-        now.
-        """
+        """Return one batch for this one and the one before it, if neither has records: the latest position."""
         return self if self.operator_times else replace(self, operator_times=before.operator_times)
 
     @staticmethod
     def ended(partition: TopicPartition, slot: int, at: Position) -> RecordBatch:
-        """Return a batch without records that says: at this position, the partition was read to its end."""
+        """Return a batch without records that marks the end of a partition at this position."""
         return RecordBatch(partition, slot, Columns((), (), (), (), ()), at.offset, at.stream_time, at_end=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where to begin: the next offset to read, and the partition's stream time up to there."""
+    """A reader's start: the next offset to read, and the partition's stream time up to there."""
 
     offset: int
     stream_time: int = NO_STREAM_TIME
 
 
 class Reader(Protocol):
-    """Reads partitions that it is told to; never a member of the group. One thread."""
+    """Reads the partitions it is assigned; never a member of the group. One thread."""
 
     def assign(self, positions: Mapping[TopicPartition, Position]) -> None:
-        """Read exactly these partitions; one that is already being read goes on if its position is where it stands,
-        else seeks there.
+        """Read exactly these partitions. One that is being read goes on if its position matches, else seeks there.
 
         A partition that stays keeps its routes and its hold, also when it seeks; one that leaves loses them.
 
@@ -89,62 +85,60 @@ class Reader(Protocol):
         timestamps: TimestampColumn | None = None,
         operator_times: OperatorTimeColumns | None = None,
     ) -> None:
-        """Give each record to the slot (index) of the range that holds its key hash; drop what lies outside all of
-        them.
+        """Give each record to the slot (index) of the range with its key hash; drop records outside of all ranges.
 
         Takes effect from the next fetch. Without routes a partition has the one slot 0, and nothing is hashed. A record
         without a key has the hash of its offset. May be called before the partition is assigned. `timestamps` replaces
         the timestamps of ALL records, before any is dropped and before stream times are computed from them.
-        `operator_times` looks at ALL records, too: the columns of a slot say what the operator times were before each
-        of its records.
+        `operator_times` is called with ALL records, too: the columns of a slot have the operator times before each of
+        its records.
         """
 
     def fetch(self, max_records: int, timeout_s: float) -> list[RecordBatch]:
-        """Return what is there; wait only for the first record, never to fill up.
+        """Return the records that are available; wait only for the first record, never to fill up.
 
-        With routes, each slot of a fetched partition gets a batch, empty or not, so that every position moves.
-        When the end of a partition is reached, a batch with `at_end` says so, once per end.
+        With routes, each slot of a fetched partition gets a batch, empty or not, so that every position moves. When the
+        end of a partition is reached, a batch with `at_end` says so, once per end.
 
-        Shape: a record without a timestamp has -1. `max_records` bounds what is handed out; no record is ever given
-        twice or left out.
+        Shape: a record without a timestamp has -1. `max_records` bounds the records returned; no record is ever
+        returned twice or left out.
 
         Raises:
             OffsetOutOfRangeError: the position of a partition is gone; names partition and offset. Until it is assigned
                 elsewhere.
             UnknownTopicError: a topic was deleted while it was read.
-            LogError: anything else that does not heal by itself. A broker that is away heals: then the result is empty.
+            LogError: any other error that does not heal by itself. An unreachable broker heals: then the result is
+                empty.
         """
         ...
 
     def wake(self) -> None:
-        """Have the fetch that waits, or else the next one, wait no longer: its thread has something else to do. Any
-        thread, signal handlers too.
-        """
+        """End the wait of the fetch that runs, or else of the next one. Any thread, signal handlers too."""
 
     def hold(self, partition: TopicPartition, held: bool) -> None:
-        """Stop or resume handing out a partition, without a round trip; the reader keeps what it has prefetched."""
+        """Stop or resume returning a partition's records, without a round trip; prefetched records are kept."""
 
     def close(self) -> None:
-        """Let go of everything. Idempotent."""
+        """Release everything. Idempotent."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupFence:
-    """Who commits, for the group coordinator to check: the identity of a member in a generation."""
+    """The identity under which offsets are committed, for the group coordinator to check: a member in a generation."""
 
     group: str
     generation: int
     member: str
     instance: str | None = None
     coordinator: int | None = None
-    """The broker that keeps the group, as this member knows it. None: not known."""
+    """The broker that coordinates the group, as this member knows it. None: unknown."""
 
     def check(self, offsets: Mapping[TopicPartition, tuple[int, str]]) -> None:
-        """Do nothing if these offsets, sent by this identity, will be checked by the coordinator at all.
+        """Do nothing if the coordinator will check this identity when it gets these offsets.
 
         Raises:
             ValueError: no offsets, or one below 0: nothing would be sent, and a stale member would commit unseen.
-            FencedError: the identity of nobody (-1, ""), which no coordinator refuses.
+            FencedError: the identity of no member (-1, ""), which no coordinator refuses.
         """
         if not offsets or any(offset < 0 for offset, _ in offsets.values()):
             raise ValueError(
@@ -170,8 +164,8 @@ class Writer(Protocol):
         partitions: int | Int64s | None = None,
         headers: Sequence[Headers | None] | None = None,
     ) -> None:
-        """Take these records, in order; waits inside while the queue is full. Inside a transaction if the writer is
-        transactional.
+        """Queue these records, in order; wait while the queue is full. A transactional writer needs an open
+        transaction.
 
         Shape: `partitions` None = murmur2 of the key as Java does, any partition for a null key; an int = all to that
         one; a column: one each, with `outputs.ANY_PARTITION` as None. Timestamps are kept, but for 0 on Kafka: its
@@ -183,18 +177,17 @@ class Writer(Protocol):
         """
 
     def flush(self, timeout_s: float) -> None:
-        """Return when everything taken so far is in the log.
+        """Wait until all queued records are in the log.
 
         Raises:
             DeliveryError: a record since the last flush was not delivered, or time ran out; nothing of this commit may
-                count. A transactional writer on Kafka may say so only when offsets are sent or the transaction is
+                count. A transactional writer on Kafka may raise this only when offsets are sent or the transaction is
                 committed.
             FencedError: another writer took over the transactional id.
         """
 
     def delivered_to(self, partition: TopicPartition) -> int:
-        """Return an offset that all records of this writer to that partition, flushed so far, lie below: the changelog
-        checkpoint.
+        """Return an offset above all flushed records of this writer in that partition: the changelog checkpoint.
 
         For records appended with `partitions` an int, which changelogs are.
         """
@@ -204,31 +197,28 @@ class Writer(Protocol):
         """Begin a transaction. Only with a transactional id."""
 
     def send_offsets(self, offsets: Mapping[TopicPartition, tuple[int, str]], fence: GroupFence) -> None:
-        """Add group offsets (offset, metadata) to the transaction; the coordinator checks the fence now. Never with no
-        offsets.
+        """Add group offsets (offset, metadata) to the transaction; the coordinator checks the fence now. Never empty.
 
         Raises:
             FencedError: the generation or member is stale: abort.
         """
 
     def commit(self, timeout_s: float) -> None:
-        """End the transaction; all its records and offsets count. Readers see it when its markers are written, soon
-        after.
+        """Commit the transaction: all its records and offsets count. Readers see it once its markers are written.
 
         Raises:
-            FencedError | DeliveryError | LogError: it may or may not have counted: `abort`, forget, and ask the log.
+            FencedError | DeliveryError | LogError: it may or may not have counted: `abort`, forget, and read the log.
         """
 
     def abort(self) -> None:
-        """End the transaction, if one is open; nothing of it counts. Makes the writer usable again whatever happened to
-        it.
+        """Abort the open transaction, if any; nothing of it counts. The writer is usable again in any case.
 
         Raises:
-            LogError: retryable: the log is away, and whether the transaction ended is not known; call it again.
+            LogError: retryable: the log is unreachable, and whether the transaction ended is not known; call it again.
         """
 
     def close(self) -> None:
-        """Flush what is outside a transaction, abort what is inside, let go. Idempotent."""
+        """Flush records outside of a transaction, abort an open transaction, release everything. Idempotent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,27 +241,25 @@ class Log(Protocol):
     def writer(
         self, transactional_id: str | None = None, written: Callable[[], Collection[str]] | None = None
     ) -> Writer:
-        """Return an idempotent writer, or a transactional one; making the latter ends whatever transaction was open
-        under that id.
+        """Return an idempotent writer, or, with an id, a transactional one: the open transaction of that id ends first.
 
         `written`: the topics that transactions under this id may have written to; None: any.
         """
         ...
 
     def settle(self, dead: Callable[[str], bool], written: Collection[str]) -> None:
-        """End what transactions of ids that nobody uses any more left open in these topics although they have ended
-        (`group.hanging`).
+        """End hanging transactions of unused transactional ids in these topics (`group.hanging`).
 
         Raises:
-            LogError: retryable: not everybody answered in time. Not retryable: it is not allowed; says what to do.
+            LogError: retryable: not all brokers answered in time. Not retryable: this principal may not; has the cure.
         """
 
     def partitions(self, topics: Sequence[str] | None = None) -> dict[str, int]:
-        """Return the partition count of each topic asked for (all: None) that exists."""
+        """Return the partition counts of the topics asked for (None: of all) that exist."""
         ...
 
     def create_topics(self, specs: Sequence[TopicSpec]) -> None:
-        """Create what does not exist yet; one that exists is left as it is.
+        """Create the topics that do not exist yet; one that exists is left as it is.
 
         Raises:
             LogError: refused (policy, authorisation, replication); names topic and cause.
@@ -285,8 +273,7 @@ class Log(Protocol):
         ...
 
     def topic_id(self, topic: str) -> str:
-        """Return what tells the topic from another one that had its name before; empty: the brokers are set to a format
-        without it (before 2.8).
+        """Return the id of the topic, which differs after it is recreated; empty: brokers with a format before 2.8.
 
         Raises:
             UnknownTopicError: there is none of that name.
@@ -294,15 +281,15 @@ class Log(Protocol):
         ...
 
     def start_offset(self, partition: TopicPartition) -> int:
-        """Return the first offset the log still has."""
+        """Return the first offset that the log still has."""
         ...
 
     def end_offset(self, partition: TopicPartition) -> int:
-        """Return the true high watermark (read_uncommitted): everything that was acknowledged before lies below it."""
+        """Return the true high watermark (read_uncommitted): every record acknowledged before lies below it."""
         ...
 
     def end_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the true high watermark of each of these partitions, in one question: as `end_offset`."""
+        """Return the true high watermark of each of these partitions, in one request: as `end_offset`."""
         ...
 
     def reported_end(self, partition: TopicPartition) -> int:
@@ -310,11 +297,11 @@ class Log(Protocol):
         ...
 
     def delete_before(self, partition: TopicPartition, offset: int) -> None:
-        """Delete the records below an offset: repartition records that are done. `start_offset` is then at least that.
+        """Delete the records below an offset: processed repartition records. `start_offset` is then at least that.
 
         Raises:
             OffsetOutOfRangeError: the partition ends before it.
         """
 
     def close(self) -> None:
-        """Let go. Idempotent."""
+        """Release everything. Idempotent."""
