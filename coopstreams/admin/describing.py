@@ -109,9 +109,7 @@ def _member(id_: str, client: str, host: str, subscription: bytes, assignment: b
         state = decode_subscription(subscription, id_)
         given = decode_assignment(assignment, id_) if assignment else Assignment("")
     except GroupError:
-        return MemberReport(
-            id_, client, host, None
-        )  # not a coopstreams member: listed without key ranges
+        return MemberReport(id_, client, host, None)  # not a coopstreams member: listed without key ranges
     return MemberReport(id_, client, host, state, given.tasks, given.waits)
 
 
