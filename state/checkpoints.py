@@ -1,14 +1,14 @@
-"""How far the state of each key group stands: in which changelog, at which offset, which window start.
+"""Checkpoints: for each key group of a store, the changelog, the offset and the window start at which its state stands.
 
-Siblings share a store and its changelog partition but commit apart, so there is a checkpoint for each run of key
-groups. A task that opens another range than the last one cuts them: what lies outside its range keeps its own
-checkpoint.
+Siblings share a store and its changelog partition but commit separately, so each run of key groups has a checkpoint. If
+a task opens another range than the last one, it cuts the checkpoints: those outside its range stay.
 
-Invariant: the checkpoints of a store are disjoint, ascending, and neighbours that say the same are one.
+Invariant: the checkpoints of a store are disjoint and ascending; equal neighbours are merged.
 Invariant: replaying the changelog from a checkpoint's offset, filtered by its groups, gives the true state of these
-groups: that changelog which the checkpoint names by its topic id, and no other one that has come to have the name.
-Turned down: one offset per store (a sibling that lags would lose records, or the others replay for nothing), and one
-topic id per store (a sibling that runs while the topic is made anew goes on writing at offsets that mean another one).
+groups. This holds for the changelog whose topic id the checkpoint names, not for a later topic of the same name.
+Turned down: one offset for each store (a sibling that lags would lose records, or the others would replay for nothing),
+and one topic id for each store (a sibling that runs while the topic is made anew goes on writing offsets of the old
+topic).
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ import msgspec
 from coopstreams.topology.errors import StateCorruptError
 
 NOTHING_OBSERVED = -1
-"""The observed window start of a store without windows, or of one that has not seen any."""
+"""The observed window start of a store without windows, or of one that has observed none."""
 
 NEVER_TRUE = 0
-"""The time at which state was true of which nobody knows it: no restore goes on from there."""
+"""A `true_ms` for state that was never known to be true: no restore continues from it."""
 
 NO_TOPIC = ""
-"""The topic id of state that no changelog has, or whose changelog the brokers do not name."""
+"""The topic id of state without a changelog, or whose changelog has no topic id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Where the key groups first..last (inclusive) of a store stand.
+    """The position at which the key groups first..last (inclusive) of a store stand.
 
-    Shape: `offset` is the next one to replay. `observed` is the largest window start that counts for their retention.
+    Shape: `offset` is the next one to replay. `observed` is the largest window start that counts for retention.
     """
 
     first: int
@@ -42,11 +42,11 @@ class Checkpoint:
     offset: int
     observed: int = NOTHING_OBSERVED
     true_ms: int = NEVER_TRUE
-    """Wall clock when the state was the changelog's at its end. A changelog forgets tombstones: what is too old cannot
-    be continued from.
+    """Wall clock at which the state was equal to the end of the changelog. Compaction removes tombstones, so a restore
+    cannot continue from state that is too old.
     """
     topic_id: str = NO_TOPIC
-    """Which topic the offset is of."""
+    """The id of the topic to which the offset belongs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Checkpoints:
         ]
 
     def at(self, group: int) -> Checkpoint | None:
-        """Return the checkpoint that holds for a group."""
+        """Return the checkpoint of a group, None if it has none."""
         return next((run for run in self.runs if run.first <= group <= run.last), None)
 
     def without(self, first: int, last: int) -> Checkpoints:
@@ -78,7 +78,7 @@ class Checkpoints:
         return Checkpoints((*self.within(0, first - 1), *self.within(last + 1, 255)))
 
     def put(self, checkpoints: Iterable[Checkpoint]) -> Checkpoints:
-        """Return the checkpoints with these in the place of whatever held for their groups."""
+        """Return the checkpoints with these in place of those of their groups."""
         result = self
         for new in checkpoints:
             result = Checkpoints(
@@ -95,8 +95,8 @@ class Checkpoints:
     def observed(self, first: int = 0, last: int = 255) -> int:
         """Return the window start that all of the groups first..last have observed.
 
-        The smallest counts: a sibling that lags still needs its windows, and one too many is hidden as soon as stream
-        time moves.
+        That is the smallest one: a sibling that lags still needs its windows, and a window too many is hidden as soon
+        as stream time advances.
         """
         return min((run.observed for run in self.within(first, last)), default=NOTHING_OBSERVED)
 
@@ -109,10 +109,10 @@ class Checkpoints:
 
     @staticmethod
     def decode(data: bytes) -> Checkpoints:
-        """Return the checkpoints of some bytes.
+        """Return the checkpoints that the bytes encode.
 
         Raises:
-            StateCorruptError: these bytes are none.
+            StateCorruptError: the bytes are no checkpoints. Delete the folder: the changelog restores it.
         """
         try:
             return Checkpoints(_DECODER.decode(data))

@@ -1,16 +1,17 @@
-"""The state of one (sub-topology, partition) on an instance: its stores, and how far each key group of them stands.
+"""The state of one (sub-topology, partition) on an instance: its stores, with the checkpoint of each key group.
 
-Sibling tasks share it, each with key groups of its own, from several threads; so do restores and queries. What they
-write comes with the checkpoint it stands for, in one batch.
+Sibling tasks share it, each with key groups of its own and from its own thread; so do restores and queries. Each write
+brings its checkpoints in the same batch.
 
-Stores may be in several engines. Each of these is an `EngineStores`, with the checkpoints of its own stores: what is in
-memory is restored from the beginning of its changelog at every start, while its neighbour on disk goes on from where it
-stands.
+Stores may be in several engines. Each engine is an `EngineStores`, with the checkpoints of its own stores: a store in
+memory is restored from the beginning of its changelog at every start, while a store on disk goes on from its
+checkpoint.
 
-Invariant: state and checkpoint of a key group change together or not at all.
-Turned down: one batch over all engines (no two of them could agree on one, and nobody needs it: each store has a
-changelog of its own, and a database may be behind its changelogs anyhow).
-Turned down: a database for each task (siblings would triple the memory, and a re-cut range would have to move).
+Invariant: state and checkpoint of a key group change atomically.
+Turned down: one batch over all engines (two engines cannot share a batch, and need not: each store has its own
+changelog, and a database may be behind its changelogs).
+Turned down: a database for each task (siblings would triple the memory, and a range that is cut anew would have to
+move).
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ _NONE: Mapping[str, Engine] = MappingProxyType({})
 
 
 class Database:
-    """Stores over an engine. Any thread. `apart`: the engines of those that are in others, by store.
+    """Stores over an engine. Any thread. `apart`: the engines of the stores that are in other engines, by store.
 
-    A store that was written under another shape (kind, segment length, the topic that its checkpoints speak of) starts
-    empty: its changelog restores it.
+    A store that was written with another shape (kind, segment length, the topic of its checkpoints) starts empty, and
+    its changelog restores it.
     """
 
     def __init__(self, engine: Engine, specs: Iterable[StoreSpec], *, apart: Mapping[str, Engine] = _NONE) -> None:
         self.guard = Lock()
-        """To be held while `siblings` is used."""
+        """The lock of `siblings`."""
         self.siblings: dict[str, Any] = {}
-        """What operators of all tasks share, by name. Nothing of it outlives the object."""
+        """State that operators of all tasks share, by name. It lives as long as the object."""
         self.specs: dict[str, StoreSpec] = {spec.name: spec for spec in specs}
         self._engine_stores: list[EngineStores] = []
         self._of: dict[str, EngineStores] = {}
@@ -61,7 +62,7 @@ class Database:
         return self._of[store].segment_getter(store, segment)
 
     def checkpoints(self, store: str) -> Checkpoints:
-        """Return where each key group of a store stands."""
+        """Return the checkpoints of a store."""
         return self._of[store].checkpoints(store)
 
     def checkpoint(self, store: str, first: int, last: int) -> int | None:
@@ -71,27 +72,25 @@ class Database:
     def scan(
         self, store: str, groups: Iterable[int], start: bytes | None, end: bytes | None, *, reverse: bool = False
     ) -> Rows:
-        """Return the store keys start <= key < end of some key groups with their values, merged in key order, as of
-        now.
+        """Return the store keys start <= key < end of some key groups and their values, in key order, as of now.
 
-        It costs an iterator for each group and segment: for the windows of one key there is `windows_of`.
+        It costs an iterator for each group and segment. For the windows of one key, use `windows_of`.
         """
         return self._of[store].scan(store, groups, start, end, reverse=reverse)
 
     def windows_of(self, store: str, key: bytes, first: int, last: int, *, reverse: bool = False) -> Rows:
         """Return the store keys of a plain key with first <= time <= last, and their values, by time, as of now.
 
-        Units: `first` at least 0, `last` below 2^63; of sessions, the time is the end.
+        Units: `first` at least 0, `last` below 2^63; the time of a session is its end.
         """
         return self._of[store].windows_of(store, key, first, last, reverse=reverse)
 
     def write(self, changes: Sequence[Change], checkpoints: Mapping[str, Sequence[Checkpoint]]) -> None:
-        """Write what happened to some stores together with the checkpoints it stands for; then drop the segments nobody
-        needs.
+        """Write the changes of some stores and their new checkpoints, then drop the segments that have expired.
 
         Raises:
-            StateError: nothing was written; of stores in several engines, some may be written, with their checkpoints,
-                and others not.
+            StateError: nothing was written; with stores in several engines, some engines may be written, with their
+                checkpoints, and others not.
         """
         if len(self._engine_stores) == 1:
             self._engine_stores[0].write(changes, checkpoints)
@@ -103,25 +102,24 @@ class Database:
                 engine_stores.write(here, at)
 
     def rows(self, store: str, first: int, last: int) -> list[tuple[str, Rows]]:
-        """Return what the groups first..last of a store have in each of its families, by database key, as of now."""
+        """Return the rows of the groups first..last of a store, by family, with database keys, as of now."""
         return self._of[store].rows(store, first, last)
 
     def ingest(self, store: str, checkpoints: Sequence[Checkpoint], files: Mapping[str, Sequence[Path]]) -> None:
-        """Put sorted files (by family) in the place of all keys of a store in the groups of the checkpoints, which is
-        where they stand then.
+        """Replace all keys of a store in the groups of the checkpoints by sorted files (by family).
 
         The files hold keys of these groups alone, and are gone afterwards. If it is interrupted, the groups have no
-        checkpoint: they are emptied when they are opened next.
+        checkpoint and are emptied when they are opened next.
         """
         self._of[store].ingest(store, checkpoints, files)
 
     def drop(self, first: int, last: int) -> None:
-        """Forget the key groups first..last of all stores: keys and checkpoints, in one batch of each engine."""
+        """Delete the key groups first..last of all stores: keys and checkpoints, in one batch of each engine."""
         for engine_stores in self._engine_stores:
             engine_stores.drop(first, last)
 
     def wipe(self, store: str, checkpoint: Checkpoint) -> None:
-        """Remove all keys of a store in the groups of the checkpoint, which is where they stand now."""
+        """Delete all keys of a store in the groups of the checkpoint, and store the checkpoint."""
         self._of[store].wipe(store, checkpoint)
 
     def has_keys(self, store: str, first: int, last: int) -> bool:
@@ -133,11 +131,11 @@ class Database:
         return all(engine_stores.is_empty() for engine_stores in self._engine_stores)
 
     def count(self, store: str) -> int:
-        """Return about how many keys a store has."""
+        """Return the approximate number of keys of a store."""
         return self._of[store].count(store)
 
     def close(self) -> None:
-        """Let go of the files. Idempotent."""
-        with ExitStack() as closing:  # whatever happens to one of them, the others are closed
+        """Close the engines. Idempotent."""
+        with ExitStack() as closing:  # if one fails to close, the others are closed all the same
             for engine_stores in self._engine_stores:
                 closing.callback(engine_stores.close)

@@ -1,16 +1,16 @@
-"""The folder of an instance: who may use it, which databases are open, what is on disk.
+"""The state folder of an instance: its lock, its databases and the files on disk.
 
     <state.dir>/<application id>/instance-<n>/
         lock                 held while the process lives; has its process id
         format               version of everything below
         process-id           names this folder for ever: transactional ids are made of it
-        member-id            names the last life of its process in the group
+        member-id            the member id that the folder's last process had in the group
         <sub>_<partition>/   a database, shared by the tasks of that partition
-        <sub>_<partition>.<engine>/   what a user's engine has of it
+        <sub>_<partition>.<engine>/   the part of it that is in a user's engine
 
-Invariant: one process at a time; one `Database` for each partition, open as long as anybody uses it.
-Invariant: the folders of a database without a key are removed when nobody uses it any more.
-Turned down: RocksDB's own lock as the lock of the instance (a process that has no task yet would not hold any).
+Invariant: one process at a time; one `Database` for each partition, open while it has users.
+Invariant: when the last user releases a database without a key, its folders are removed.
+Turned down: RocksDB's own lock as the lock of the instance (a process without a task would not hold it).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from coopstreams.topology.task_id import TaskId
 log = logging.getLogger(__name__)
 
 FORMAT = 2
-"""Version of the layout on disk. Since 2, checkpoints name their changelog: those of 1 may be of any topic that ever
-had the name.
+"""The version of the layout on disk. Since 2, checkpoints name the topic id of their changelog; those of 1 name no
+topic, so the topic may have been made anew since.
 """
 
 MEMBER_ID = "member-id"
@@ -57,10 +57,10 @@ class _Open:
 
 
 class StateDirectory:
-    """The state of one instance on this machine. Any thread. `store_type`: of the stores that do not say theirs.
+    """The state of one instance on this machine. Any thread. `store_type`: for the stores that name none.
 
     Raises:
-        StateLockedError: another process has the folder; names it and the cure.
+        StateLockedError: another process has the folder; names the process and the cure.
         StateError: the folder cannot be used, or a newer coopstreams wrote it.
     """
 
@@ -87,15 +87,17 @@ class StateDirectory:
 
     @property
     def last_member(self) -> str:
-        """The member id of the process that had the folder last; empty: not known. Who has the lock knows that it has
-        ended.
+        """The member id of the process that had the folder last; empty if unknown.
+
+        The holder of the lock knows that this process has ended.
         """
         file = self.folder / MEMBER_ID
         return file.read_text(errors="replace").strip() if file.exists() else ""
 
     def note_member(self, id_: str) -> None:
-        """Keep the member id of this process for its successor, who else has to wait until the group misses this
-        one.
+        """Store the member id of this process for its successor.
+
+        Without it, the successor waits until the group's session time-out has removed this process.
         """
         try:
             if id_ != self.last_member:
@@ -106,9 +108,9 @@ class StateDirectory:
     def open(
         self, subtopology: int, partition: int, specs: Sequence[StoreSpec], *, wipe_corrupt: bool = False
     ) -> Database:
-        """Return the database of a partition; everybody who asks gets the same one. Give it back with `release`.
+        """Return the database of a partition, the same one for all callers. Give it back with `release`.
 
-        `wipe_corrupt`: delete a damaged one and begin with an empty one, and say so in the log.
+        `wipe_corrupt`: delete a damaged database, log it, and begin with an empty one.
 
         Raises:
             StateCorruptError: it is damaged; names the folder and whether it may be deleted.
@@ -117,17 +119,18 @@ class StateDirectory:
             return self._use((subtopology, partition), specs, wipe_corrupt)
 
     def release(self, subtopology: int, partition: int) -> None:
-        """Give a database back; the last one closes it, and removes the folder if nothing is in it. Not after `close`,
-        which has done that.
+        """Give a database back.
+
+        The last user closes it, and removes its folders if it is empty. After `close`, a no-op.
         """
         with self._lock:
             if self._lock_file >= 0:
                 self._give_back((subtopology, partition))
 
     def drop(self, subtopology: int, partition: int, ranges: Iterable[KeyRange], specs: Sequence[StoreSpec]) -> None:
-        """Forget key ranges that have moved away, keys and checkpoints, and the folders once nothing is left in them.
+        """Delete key ranges that have moved away, keys and checkpoints, and the folders if nothing is left in them.
 
-        A damaged database is deleted: its other ranges are restored from changelogs.
+        A damaged database is deleted as a whole: changelogs restore its other ranges.
         """
         at = (subtopology, partition)
         with self._lock:
@@ -146,7 +149,7 @@ class StateDirectory:
         return sorted({(int(name[1]), int(name[2])) for name in names if name})
 
     def close(self) -> None:
-        """Close what is still open and let other processes have the folder. Idempotent."""
+        """Close all open databases and release the lock of the folder. Idempotent."""
         with self._lock:
             for at in list(self._open):
                 self._open[at].users = 1
@@ -174,7 +177,7 @@ class StateDirectory:
     def _database(self, at: tuple[int, int], specs: Sequence[StoreSpec], wipe_corrupt: bool) -> Database:
         try:
             return open_database(specs, self._store_type, partial(self._engine, at, wipe_corrupt))
-        except StateCorruptError as error:  # its engines could be opened, but not read
+        except StateCorruptError as error:  # its engines opened, but could not be read
             if not wipe_corrupt:
                 raise
             log.warning("%s. Deleting all of it.", error)
@@ -201,11 +204,11 @@ class StateDirectory:
         del self._open[at]
         try:
             empty = known.database.is_empty()
-        except StateError:  # whoever opens it next hears of it
+        except StateError:  # the next open reports it
             empty = False
         try:
             known.database.close()
-        except StateError as error:  # nothing holds it any more, and whoever wrote last has heard what it did not take
+        except StateError as error:  # its users are gone, and the last writer was told of failed writes
             log.warning("%s. What it has not kept, the changelogs restore.", error)
         for folder in self._folders(at) if empty else ():
             _remove(folder)
@@ -214,7 +217,7 @@ class StateDirectory:
 class Databases:
     """The databases of an instance, one for each (sub-topology, partition), shared by sibling tasks. Any thread.
 
-    A database is opened with the first task that enters it and closed with the last that leaves.
+    A database is opened by the first task that enters it and closed by the last that leaves it.
 
     Units: `cache_bytes` bounds the buffers of one task.
     """
@@ -225,12 +228,13 @@ class Databases:
         self._cache_bytes = cache_bytes
 
     def subtopology(self, task: TaskId) -> SubTopology:
-        """Return what a task runs."""
+        """Return the sub-topology of a task."""
         return self._subtopologies[task.subtopology]
 
     def enter(self, task: TaskId) -> Database:
-        """Return the database of a task's partition; `leave` it once. One that is corrupt is made anew: the changelogs
-        restore it.
+        """Return the database of a task's partition; call `leave` once for it.
+
+        A corrupt database is deleted and begins empty: the changelogs restore it.
         """
         return self._directory.open(task.subtopology, task.partition, self.subtopology(task).stores, wipe_corrupt=True)
 
@@ -239,11 +243,11 @@ class Databases:
         return TaskState(database, self.subtopology(task).stores, task.range, self._cache_bytes)
 
     def leave(self, task: TaskId) -> None:
-        """Close the database if nobody else is in it."""
+        """Leave the database of a task's partition; the last task closes it."""
         self._directory.release(task.subtopology, task.partition)
 
     def moved_away(self, task: TaskId, wanted: Iterable[TaskId]) -> None:
-        """Delete what was a task's and is none of ours any more: a moved range leaves no key behind."""
+        """Delete the key ranges of a task that no wanted task owns, so that a moved range leaves no keys behind."""
         kept = [other.range for other in wanted if other.conflicts(task)]
         gone, stores = task.range.minus(kept), self.subtopology(task).stores
         if gone and stores:
@@ -256,10 +260,10 @@ def instance_folders(root: Path, application_id: str) -> list[Path]:
 
 
 def delete_folder(folder: Path) -> None:
-    """Delete the state of an instance that does not run.
+    """Delete the state of an instance that is not running.
 
     Raises:
-        StateLockedError: it runs; names the process.
+        StateLockedError: it is running; names the process.
     """
     lock_file = _take_lock(folder)
     try:
@@ -308,7 +312,7 @@ def _check_format(folder: Path) -> None:
 
 
 def _process_id(folder: Path) -> str:
-    """Return the id kept in the folder, made when it is missing or unreadable."""
+    """Return the id in the folder; make a new one if it is missing or unreadable."""
     file = folder / "process-id"
     try:
         return str(UUID(file.read_text(errors="replace").strip()))
@@ -319,14 +323,14 @@ def _process_id(folder: Path) -> str:
 
 
 def _write(file: Path, text: str) -> None:
-    """Write a small file, whole or not at all."""
+    """Write a small file atomically."""
     new = file.with_name(file.name + ".new")
     new.write_text(text + "\n")
     new.replace(file)
 
 
 def _remove(path: Path) -> None:
-    """Delete a folder; renamed first, because half a database is a damaged one."""
+    """Delete a folder. Rename it first, because a partly deleted database would count as damaged."""
     doomed = path.with_name(path.name + _DOOMED)
     shutil.rmtree(doomed, ignore_errors=True)
     path.rename(doomed)

@@ -1,14 +1,14 @@
-"""What a database is made of: ordered maps of bytes ("families") that are written together or not at all.
+"""The interface of storage engines: ordered maps of bytes ("families") with atomic writes over all of them.
 
-Two engines are here: `Rocks` on disk and `Memory`. Users bring others, as `package.module:Class`, which `engines`
-opens: a class that is called with a folder of its own, which exists and is there again at the next start.
-`coopstreams.testing.check_engine` holds each to this page.
+There are two engines: `Rocks` on disk and `Memory`. Users add others by naming a class, `package.module:Class`, which
+`engines` calls with a folder of the engine's own. The folder exists, and is the same at the next start.
+`coopstreams.testing.check_engine` tests an engine against this page.
 
-Invariant: a `write` is atomic over all families, and what a start finds is what some number of writes, from the first
-on, have left. So an engine may lose its latest writes when the process or the machine dies, or all of them: each has
-brought with it, in a family of its own, how far in the changelog it stands, and the changelog has the rest.
-Turned down: snapshots as a type of their own; an iterator sees the moment at which it was made, and whoever needs
-several of one moment makes them while nobody writes.
+Invariant: a `write` is atomic over all families, and a start finds the result of the first n writes, for some n. So an
+engine may lose its latest writes, or all, when the process or the machine dies. Each write also stores, in a family of
+its own, the changelog offsets that the state stands for, so the changelog supplies the rest.
+Turned down: snapshots as a type of their own. An iterator sees the moment at which it was made; a caller that needs
+several iterators of one moment makes them while no write runs.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ from typing import Protocol, TypeAlias, runtime_checkable
 Getter: TypeAlias = Callable[[bytes], bytes | None]
 
 Rows: TypeAlias = Iterator[tuple[bytes, bytes]]
-"""Keys and values, in key order."""
+"""Keys and values in key order."""
 
 
 @dataclass(slots=True)
 class Change:
-    """What is to be written to a family: first these ranges vanish, then these keys get these values (None: no such
-    key).
+    """A change of one family: first the ranges are deleted, then the keys get these values (None deletes a key).
 
-    Shape: keys ascending, because sorted keys are written several times faster. Ranges are half-open; an end of None is
+    Shape: keys ascend, because RocksDB writes sorted keys several times faster. Ranges are half-open; an end of None is
     open.
     """
 
@@ -40,12 +39,11 @@ class Change:
 
 
 class Engine(Protocol):
-    """Families of ordered bytes. Any thread; `create`, `drop`, `write` and `close` are called one at a time.
+    """Families of ordered bytes. Any thread; `create`, `drop`, `write` and `close` are never called at the same time.
 
     Raises:
-        StateError: whatever is asked for, after `close`; or nothing can be read or written, and who runs the
-            application learns why.
-        StateCorruptError: what is in the folder cannot be read and may be deleted: changelogs restore it.
+        StateError: any call after `close`; or the engine cannot read or write, with a message for the operator.
+        StateCorruptError: the folder cannot be read and may be deleted: changelogs restore it.
     """
 
     def families(self) -> list[str]:
@@ -53,21 +51,20 @@ class Engine(Protocol):
         ...
 
     def create(self, family: str) -> None:
-        """Make a family; one that exists stays as it is."""
+        """Make a family. An existing family is not changed."""
 
     def drop(self, family: str) -> None:
-        """Remove a family with all its keys. Getters of it find nothing from now on; iterators go on over what was
-        there.
+        """Remove a family with all its keys.
+
+        Its getters find no key from then on; its iterators still see the old rows.
         """
 
     def getter(self, family: str) -> Getter:
-        """Return the function that reads a key of an existing family, for use on the hot path. It sees every later
-        write.
-        """
+        """Return the function that reads a key of an existing family, for the hot path. It sees all later writes."""
         ...
 
     def scan(self, family: str, start: bytes, end: bytes | None, *, reverse: bool = False) -> Rows:
-        """Return the rows with start <= key < end of an existing family as they are now, ascending or descending."""
+        """Return the current rows with start <= key < end of an existing family, ascending or descending."""
         ...
 
     def write(self, changes: Sequence[Change]) -> None:
@@ -78,24 +75,23 @@ class Engine(Protocol):
         """
 
     def count(self, family: str) -> int:
-        """Return about how many keys an existing family has."""
+        """Return the approximate number of keys of an existing family."""
         ...
 
     def close(self) -> None:
-        """Let go of everything; iterators end with an error. Idempotent."""
+        """Close the engine; iterators end with an error. Idempotent."""
 
 
 @runtime_checkable
 class Ingesting(Engine, Protocol):
-    """An engine that takes sorted files of RocksDB as they are; for others their rows are written."""
+    """An engine that takes RocksDB's sorted files as they are. For other engines their rows are written one by one."""
 
     def ingest(self, family: str, files: Sequence[Path], *, move: bool = True) -> None:
-        """Add the rows of sorted files (at least one; `sst`) to an existing family, over what it has. `move`: the files
-        are gone afterwards.
+        """Add the rows of sorted files (at least one; `sst`) to an existing family, over its rows.
 
-        What was written before is on disk first; the rows themselves outlive the machine's death once this has
-        returned.
+        `move`: the files are gone afterwards. Everything written before is on disk first; the ingested rows survive a
+        crash of the machine once this has returned.
 
         Raises:
-            SnapshotError: a file is none, or is gone.
+            SnapshotError: a file is missing or is not a sorted file.
         """

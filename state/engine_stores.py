@@ -1,9 +1,8 @@
-"""The stores of a database that are in one engine, and how far each key group of them stands.
+"""The stores of a database that are in one engine, with the checkpoints of their key groups.
 
-Invariant: state and checkpoint of a key group change together or not at all: a checkpoint lies in the engine that has
-the rows it speaks of. So no store is ever taken to stand where another engine, which remembers more, or less, has got
-to.
-Invariant: a time segment of a window store is dropped when all key groups have left it behind: expiry never scans.
+Invariant: state and checkpoint of a key group change atomically, because a checkpoint lies in the engine of the rows it
+describes. So a store never takes over the checkpoint of another engine, which may have lost more writes, or fewer.
+Invariant: a time segment of a window store is dropped once it has expired for all key groups: expiry never scans.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ _BATCH = 10_000
 class EngineStores:
     """Stores in an engine. Any thread.
 
-    A store that was written under another shape (kind, segment length, the topic that its checkpoints speak of) starts
-    empty: its changelog restores it.
+    A store that was written with another shape (kind, segment length, the topic of its checkpoints) starts empty, and
+    its changelog restores it.
     """
 
     def __init__(self, engine: Engine, specs: Iterable[StoreSpec]) -> None:
@@ -45,7 +44,7 @@ class EngineStores:
         self.specs: dict[str, StoreSpec] = {spec.name: spec for spec in specs}
         engine.create(_META)
         self._meta = engine.getter(_META)
-        # All of them: whoever drops a key range need not know the stores.
+        # The checkpoints of all stores: `drop` clears a key range of stores that this version does not have, too.
         for key, data in engine.scan(_META, _CHECKPOINT, layout.prefix_end(_CHECKPOINT)):
             self._checkpoints[key[len(_CHECKPOINT) :].decode()] = Checkpoints.decode(data)
         found = [known for family in engine.families() if (known := layout.parse_segment_family(family)) is not None]
@@ -68,20 +67,19 @@ class EngineStores:
             )
 
     def checkpoints(self, store: str) -> Checkpoints:
-        """Return where each key group of a store stands."""
+        """Return the checkpoints of a store."""
         with self._lock:
             return self._checkpoints[store]
 
     def scan(
         self, store: str, groups: Iterable[int], start: bytes | None, end: bytes | None, *, reverse: bool = False
     ) -> Rows:
-        """Return the store keys start <= key < end of some key groups with their values, merged in key order, as of
-        now.
+        """Return the store keys start <= key < end of some key groups and their values, in key order, as of now.
 
-        It costs an iterator for each group and segment: for the windows of one key there is `windows_of`.
+        It costs an iterator for each group and segment. For the windows of one key, use `windows_of`.
         """
         rows: list[Rows] = []
-        with self._lock:  # no commit between the iterators: they all see the same
+        with self._lock:  # no write between the iterators: all see the same moment
             families = self._families(store)
             for group in groups:
                 low, high = layout.group_bounds(group, group)
@@ -96,12 +94,12 @@ class EngineStores:
     def windows_of(self, store: str, key: bytes, first: int, last: int, *, reverse: bool = False) -> Rows:
         """Return the store keys of a plain key with first <= time <= last, and their values, by time, as of now.
 
-        The rows of a key lie together in each segment: this is one short run of each segment that has such times.
+        In each segment, the rows of a key are contiguous: this reads one short run of each segment in the time range.
         """
         place, length = layout.database_key(key, key), layout.segment_ms(self.specs[store])
         suffix = layout.suffix_bytes(self.specs[store])
         rows: list[Rows] = []
-        with self._lock:  # no commit between the iterators: they all see the same
+        with self._lock:  # no write between the iterators: all see the same moment
             segments = sorted(
                 segment for segment in self._segments[store] if first // length <= segment <= last // length
             )
@@ -109,12 +107,11 @@ class EngineStores:
                 low = place + layout.TIMESTAMP.pack(max(first, segment * length))
                 high = layout.prefix_end(place + layout.TIMESTAMP.pack(min(last, (segment + 1) * length - 1)))
                 rows.append(self._engine.scan(layout.segment_family(store, segment), low, high, reverse=reverse))
-        size = len(place) + suffix  # longer keys can lie in between
+        size = len(place) + suffix  # the rows of longer keys may lie in between
         return ((at[1:], value) for at, value in chain.from_iterable(rows) if len(at) == size)
 
     def write(self, changes: Sequence[Change], checkpoints: Mapping[str, Sequence[Checkpoint]]) -> None:
-        """Write what happened to some stores together with the checkpoints it stands for; then drop the segments nobody
-        needs.
+        """Write the changes of some stores and their new checkpoints, then drop the segments that have expired.
 
         Raises:
             StateError: nothing was written.
@@ -127,17 +124,16 @@ class EngineStores:
                     self._expire(self.specs[store])
 
     def rows(self, store: str, first: int, last: int) -> list[tuple[str, Rows]]:
-        """Return what the groups first..last of a store have in each of its families, by database key, as of now."""
+        """Return the rows of the groups first..last of a store, by family, with database keys, as of now."""
         with self._lock:
             low, high = layout.group_bounds(first, last)
             return [(family, self._engine.scan(family, low, high)) for family in self._families(store)]
 
     def ingest(self, store: str, checkpoints: Sequence[Checkpoint], files: Mapping[str, Sequence[Path]]) -> None:
-        """Put sorted files (by family) in the place of all keys of a store in the groups of the checkpoints, which is
-        where they stand then.
+        """Replace all keys of a store in the groups of the checkpoints by sorted files (by family).
 
         The files hold keys of these groups alone, and are gone afterwards. If it is interrupted, the groups have no
-        checkpoint: they are emptied when they are opened next.
+        checkpoint and are emptied when they are opened next.
         """
         with self._lock:
             known = self._checkpoints[store]
@@ -154,7 +150,7 @@ class EngineStores:
             self._write([], {store: known.put(checkpoints)})
 
     def drop(self, first: int, last: int) -> None:
-        """Forget the key groups first..last of all stores: keys and checkpoints, in one batch."""
+        """Delete the key groups first..last of all stores: keys and checkpoints, in one batch."""
         with self._lock:
             changes = [self._vanishing(family, first, last) for family in self._engine.families() if family != _META]
             self._write(changes, {store: known.without(first, last) for store, known in self._checkpoints.items()})
@@ -163,7 +159,7 @@ class EngineStores:
                     self._expire(spec)
 
     def wipe(self, store: str, checkpoint: Checkpoint) -> None:
-        """Remove all keys of a store in the groups of the checkpoint, which is where they stand now."""
+        """Delete all keys of a store in the groups of the checkpoint, and store the checkpoint."""
         with self._lock:
             first, last = checkpoint.first, checkpoint.last
             families = [family for family in self._families(store) if self._has_keys(family, first, last)]
@@ -184,12 +180,12 @@ class EngineStores:
             )
 
     def count(self, store: str) -> int:
-        """Return about how many keys a store has."""
+        """Return the approximate number of keys of a store."""
         with self._lock:
             return sum(self._engine.count(family) for family in self._families(store))
 
     def close(self) -> None:
-        """Let go of the files. Idempotent."""
+        """Close the engine. Idempotent."""
         with self._lock:
             self._engine.close()
 
@@ -212,7 +208,7 @@ class EngineStores:
         if isinstance(self._engine, Ingesting):
             self._engine.ingest(family, files)
             return
-        from coopstreams.state.sst import read_sst  # RocksDB, which nobody needs who only builds a topology
+        from coopstreams.state.sst import read_sst  # imports RocksDB, which building a topology does not need
 
         for file in files:
             rows = read_sst(file)
@@ -227,11 +223,10 @@ class EngineStores:
             self._segments.setdefault(known[0], set()).add(known[1])
 
     def _expire(self, spec: StoreSpec) -> None:
-        """Drop the segments that all key groups have left behind.
+        """Drop the segments that have expired for all key groups.
 
-        A machine that dies may come back with an older moment of all families, less what was dropped since. That is no
-        loss: the changelog was ahead of the drop, and whoever is restored to its end has left these windows behind as
-        well.
+        A machine that dies may come back with an older state of all families, but without the dropped segments. No
+        window is lost: the changelog was ahead of the drop, and after a restore to its end these windows have expired.
         """
         observed = self._checkpoints[spec.name].observed()
         if observed == NOTHING_OBSERVED:
@@ -242,7 +237,7 @@ class EngineStores:
             self._segments[spec.name].discard(segment)
 
     def _check_shape(self, spec: StoreSpec) -> None:
-        """Empty a store that was written under another shape: its keys would be looked for in the wrong place."""
+        """Empty a store that was written with another shape: look-ups would miss its keys."""
         shape = layout.shape(spec) if spec.source is None else f"{layout.shape(spec)} of {spec.source}"
         key = _SHAPE + spec.name.encode()
         written = self._meta(key)

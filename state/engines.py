@@ -1,7 +1,7 @@
-"""From what a user names (`rocksDB`, `in_memory`, `package.module:Class`) to an engine, and where it keeps its files.
+"""Opens the engine of a store type (`rocksDB`, `in_memory`, `package.module:Class`) in its folder.
 
-Invariant: each engine has a folder of its own, so that a damaged one is deleted by itself.
-Turned down: entry points (an engine of one application would have to be a package first).
+Invariant: each engine has a folder of its own, so that a damaged one can be deleted alone.
+Turned down: entry points (an application's own engine would first have to become a package).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.stores import IN_MEMORY, ROCKS_DB, StoreSpec
 
 NewEngine: TypeAlias = Callable[[Path], Engine]
-"""Opens an engine on a folder that exists."""
+"""Opens an engine on an existing folder."""
 
 
 def new_engine(store_type: str) -> NewEngine:
-    """Return what opens an engine of a store type on disk.
+    """Return the function or class that opens an engine of a store type on disk.
 
     Raises:
-        ConfigError: there is no such class; says what was looked for.
+        ConfigError: there is no such class. Name one as `package.module:Class`.
     """
     if store_type == ROCKS_DB:
         return Rocks
@@ -47,25 +47,25 @@ def new_engine(store_type: str) -> NewEngine:
 
 
 def check_store_types(specs: Iterable[StoreSpec], default: str) -> None:
-    """Do nothing if there is an engine for each of the stores.
+    """Do nothing if there is an engine for the store type of each store.
 
     Raises:
-        ConfigError: there is none for one.
+        ConfigError: a store type has no engine.
     """
     for store_type in {default, *(spec.store_type or default for spec in specs)} - {IN_MEMORY}:
         new_engine(store_type)
 
 
 def folder_of(folder: Path, store_type: str) -> Path:
-    """Return where an engine of a store type has its files, of those of the database in this folder."""
+    """Return the folder of an engine of a store type, for the database in `folder`."""
     return folder if store_type == ROCKS_DB else folder.with_name(f"{folder.name}.{store_type.replace(':', '-')}")
 
 
 def open_engine(folder: Path, store_type: str) -> Engine:
-    """Return an engine of a store type, for the database in this folder; its own is made if it is not there.
+    """Return an engine of a store type, for the database in `folder`; make the engine's own folder if it is missing.
 
     Raises:
-        StateError: it cannot be opened.
+        StateError: the engine cannot be opened.
     """
     own = folder_of(folder, store_type)
     own.mkdir(parents=True, exist_ok=True)
@@ -73,11 +73,12 @@ def open_engine(folder: Path, store_type: str) -> Engine:
 
 
 def open_database(specs: Sequence[StoreSpec], default: str, open_engine: Callable[[str], Engine]) -> Database:
-    """Return the database of these stores, each in an engine of its type; `open_engine` opens one of a type that has
-    files.
+    """Return the database of these stores, each in an engine of its store type.
+
+    `open_engine` opens an engine of a store type on disk.
 
     Raises:
-        StateError: one of them cannot be opened; then none is.
+        StateError: an engine cannot be opened; those that were opened are closed again.
     """
     type_of: Mapping[str, str] = {spec.name: spec.store_type or default for spec in specs}
     with ExitStack() as closing:

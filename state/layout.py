@@ -1,4 +1,4 @@
-"""How keys and values lie in a database, and how a changelog record becomes one of them.
+"""The layout of keys and values in a database, and of changelog records.
 
     database key    key group (1 byte, of the hash of the plain key) + store key
     store key       plain key; window stores: plain key + window start (8 bytes); session stores: plain key + end +
@@ -6,12 +6,11 @@
     changelog key   store key; window stores: store key + sequence number 0 (4 bytes), as Kafka Streams writes it
     value           timestamp (8 bytes) + serialised value; the changelog has the serialised value alone
 
-A *family* is an ordered map of its own in a database: one for each key-value store, one for each time segment of a
-window store.
+A *family* is an ordered map in a database: one for each key-value store, one for each time segment of a window store.
 
-Invariant: the keys of a key range are a run of contiguous key groups in every family: cheap to scan, drop or ship.
-Turned down: the changelog key with the group in front (other tools could not read it), and the window start before the
-key (a fetch by key would visit every window).
+Invariant: in every family, the keys of a key range are a contiguous run of key groups: cheap to scan, drop or ship.
+Turned down: the key group in changelog keys (other tools could not read them), and the window start before the key (a
+fetch by key would visit every window).
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ GROUP_SHIFT: Final = HASH_BITS - 8
 """`key_hash(key) >> GROUP_SHIFT` is the key group."""
 
 PREFIXES: Final = tuple(bytes([group]) for group in range(GROUPS))
-"""What the database keys of each key group begin with."""
+"""The first byte of the database keys of each key group."""
 
 START_BYTES: Final = 8
-"""Length of a window start at the end of a window key."""
+"""The length of the window start at the end of a window key."""
 
 SESSION_BYTES: Final = 16
-"""Length of end and start at the end of a session key."""
+"""The length of end and start at the end of a session key."""
 
 SEGMENTED: Final = frozenset({"window", "session"})
-"""Kinds of stores in which what is old vanishes, a time segment at a time."""
+"""The kinds of stores whose rows expire, one time segment at a time."""
 
 TIMESTAMP: Final = Struct(">q")
 
@@ -52,7 +51,7 @@ def groups_of(key_range: KeyRange) -> tuple[int, int]:
     """Return the first and the last key group of a range, both inclusive.
 
     Raises:
-        ValueError: the range is not cut at key groups; tasks with state are.
+        ValueError: the range is not cut at key groups, as ranges of tasks with state are.
     """
     first, last = key_range.first_group, key_range.last_group
     if key_range != KeyRange.of_groups(first, last):
@@ -61,17 +60,17 @@ def groups_of(key_range: KeyRange) -> tuple[int, int]:
 
 
 def group_bounds(first: int, last: int) -> tuple[bytes, bytes | None]:
-    """Return the database keys of the groups first..last (inclusive) as half-open bounds; an end of None is open."""
+    """Return the bounds of the database keys of the groups first..last (inclusive): half-open; None is open."""
     return PREFIXES[first], PREFIXES[last + 1] if last + 1 < GROUPS else None
 
 
 def after(key: bytes) -> bytes:
-    """Return the first key behind a key."""
+    """Return the first possible key after a key."""
     return key + b"\x00"
 
 
 def prefix_end(prefix: bytes) -> bytes | None:
-    """Return the first key behind all keys with a prefix; None if there is none."""
+    """Return the first possible key after all keys with a prefix; None if there is none."""
     stem = prefix.rstrip(b"\xff")
     return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
 
@@ -87,7 +86,7 @@ def store_key(kind: StoreKind, key: bytes) -> bytes:
 
 
 def suffix_bytes(spec: StoreSpec) -> int:
-    """Return how many bytes at the end of a store key are not of the plain key."""
+    """Return how many bytes at the end of a store key are not part of the plain key."""
     return START_BYTES if spec.kind == "window" else SESSION_BYTES if spec.kind == "session" else spec.suffix_bytes
 
 
@@ -111,12 +110,12 @@ def window_start(store_key: bytes) -> int:
 
 
 def pack(timestamp: int, value: bytes) -> bytes:
-    """Return a value as the database keeps it."""
+    """Return the database's value: timestamp and serialised value."""
     return TIMESTAMP.pack(timestamp) + value
 
 
 def unpack(data: bytes) -> tuple[bytes, int]:
-    """Return the serialised value and the timestamp of a value of the database."""
+    """Return the serialised value and the timestamp of a database's value."""
     return data[START_BYTES:], TIMESTAMP.unpack_from(data)[0]
 
 
@@ -131,7 +130,7 @@ def segment_family(store: str, segment: int) -> str:
 
 
 def parse_segment_family(family: str) -> tuple[str, int] | None:
-    """Return store and segment of a family, None if it is of another kind."""
+    """Return store and segment of a segment's family, None for another family."""
     kind, _, rest = family.partition("/")
     if kind != "window":
         return None
@@ -140,7 +139,7 @@ def parse_segment_family(family: str) -> tuple[str, int] | None:
 
 
 def store_of(family: str) -> str:
-    """Return the store that a family is of."""
+    """Return the store to which a family belongs."""
     segment = parse_segment_family(family)
     return family.partition("/")[2] if segment is None else segment[0]
 
@@ -153,7 +152,7 @@ def retention_ms(spec: StoreSpec) -> int:
 
 
 def segment_ms(spec: StoreSpec) -> int:
-    """Return how long a time segment of a window store is.
+    """Return the length of a time segment of a window store.
 
     Source: Kafka Streams `Stores.persistentWindowStore`: half the retention, at least a minute.
     """
@@ -161,12 +160,12 @@ def segment_ms(spec: StoreSpec) -> int:
 
 
 def shape(spec: StoreSpec) -> str:
-    """Return what decides where the keys of a store lie: its kind, and how long its segments are."""
+    """Return what determines the database keys of a store: its kind, and the length of its segments."""
     return spec.kind if spec.kind not in SEGMENTED else f"{spec.kind} {segment_ms(spec)}"
 
 
 def horizon(spec: StoreSpec, observed: int) -> int:
-    """Return the first window start that is still visible once a store has observed a window start.
+    """Return the first window start that is still visible when a store has observed a window start.
 
     Source: Kafka Streams' strict retention: `start >= observed - retention + 1`.
     """

@@ -1,6 +1,4 @@
-"""Families in memory: for applications that say so, for tests, and for the test driver of topologies. Nothing survives
-the process.
-"""
+"""An engine in memory: for `in_memory` stores, tests, and the topology test driver. The rows end with the process."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ class Memory:
         return list(self._families)
 
     def create(self, family: str) -> None:
-        """Make a family; one that exists stays as it is."""
+        """Make a family. An existing family is not changed."""
         self._families.setdefault(family, SortedDict())
 
     def drop(self, family: str) -> None:
@@ -47,7 +45,7 @@ class Memory:
         return get
 
     def scan(self, family: str, start: bytes, end: bytes | None, *, reverse: bool = False) -> Rows:
-        """Return the rows with start <= key < end as they are now."""
+        """Return the current rows with start <= key < end."""
         with self._lock:
             self._check_open()
             rows = self._families[family]
@@ -59,7 +57,7 @@ class Memory:
         with self._lock:
             self._check_open()
             for family in {change.family for change in changes}:
-                self._families[family]  # one that does not exist: nothing is written
+                self._families[family]  # raises for a missing family before anything is written
             for change in changes:
                 rows = self._families[change.family]
                 for start, end in change.vanishing:
@@ -76,7 +74,7 @@ class Memory:
         return len(self._families[family])
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close the engine; iterators end with an error."""
         self._closed = True
 
     def _rows(self, found: list[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:

@@ -1,6 +1,6 @@
-"""Sorted files of RocksDB: state that leaves a database and comes into another one without being written row by row.
+"""RocksDB's sorted files: they carry state from one database to another without writing it row by row.
 
-Invariant: a file that was written is a whole file; rows out of order are an error, never a wrong file.
+Invariant: a written file is complete; rows out of order are an error, never a wrong file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """A file that was written: how many rows, between which keys (both inclusive)."""
+    """A written file: the number of its rows, and its first and last key (both inclusive)."""
 
     entries: int
     first_key: bytes
@@ -30,7 +30,7 @@ class WrittenFile:
 
 
 def write_sst(file: Path, rows: Rows) -> WrittenFile | None:
-    """Write rows to a file; None and no file if there are none: RocksDB knows no empty ones.
+    """Write rows to a file. Without rows, write no file and return None: RocksDB takes no empty file.
 
     Raises:
         SnapshotError: the keys do not ascend strictly, or the disk is full.
@@ -60,7 +60,7 @@ def read_sst(file: Path) -> Iterator[tuple[bytes, bytes]]:
 
     Raises:
         SnapshotError: it is not a file of RocksDB.
-        StateCorruptError: it is damaged, so that RocksDB notices.
+        StateCorruptError: RocksDB finds it damaged.
     """
     with tempfile.TemporaryDirectory(prefix="coopstreams-sst-") as folder:
         database = Rocks(Path(folder))

@@ -1,17 +1,14 @@
-"""Begins an application anew: what it has made is deleted, and its group reads from where it is told. Only while it has
-no members.
+"""Resets an application: deletes its state and internal topics, and sets its offsets. Only while it has no members.
 
-    state      of this host, if it is named: a cache, so the first to go
-    offsets    of the topics that it reads, and of its repartition topics: at their beginning, because they are made
-               anew
-    topics     changelogs and repartition topics, deleted; the next start makes them. Marks of backfills that were not
-               published, too, and which
-               version of the topology ran last
+    state      local state of this host, if its folder is named; deleted first, because it is only a cache
+    offsets    of the source topics: as chosen; of repartition topics: the beginning, because they are created again
+    topics     changelogs and repartition topics: deleted; the next start creates them. Also deleted are the marks of
+               unpublished backfills, and the record of the topology version that ran last
 
-Invariant: nothing but what the topology names is touched. What it writes for others stays: results are written again.
-Invariant: torn off after any step, doing it again finishes it. In between the application must not be started.
-Turned down: deleting what merely looks like an internal topic of ours (it may belong to an application whose id begins
-with this one).
+Invariant: only what the topology names is touched. Output topics stay: results are written again.
+Invariant: an interrupted reset is completed by repeating it. In between the application must not be started.
+Turned down: deleting topics by the prefix of their names (they may belong to an application whose id begins with this
+one).
 Source: Kafka Streams `StreamsResetter`.
 """
 
@@ -34,10 +31,10 @@ from coopstreams.topology.naming import MARKS, backfill_runs, topology_topic
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """What is to be done.
+    """The plan of a reset.
 
     Shape: `sources` are the partitions whose offsets are to be chosen, `begun_anew` those of topics that are deleted.
-    `left` look like internal topics of the application, but its topology does not have them.
+    `left` look like internal topics of the application, but its topology does not have them; they stay.
     """
 
     topics: tuple[str, ...]
@@ -47,10 +44,9 @@ class Reset:
 
 
 def plan_reset(topology: Topology, counts: Mapping[str, int]) -> Reset:
-    """Return what has to go, given the partition counts of the topics that exist; what does not exist has no part in
-    it.
+    """Return the plan of a reset, given the partition counts of the existing topics.
 
-    Shape: a topology whose patterns are filled in, as it runs. Topics of global tables have no offsets.
+    Shape: `topology` is resolved, with its patterns filled in. Topics of global tables have no offsets.
     """
 
     def partitions(topics: Sequence[str]) -> tuple[TopicPartition, ...]:
@@ -75,7 +71,7 @@ def check_stopped(coordinator: GroupAdmin) -> None:
     """Do nothing if the application does not run.
 
     Raises:
-        GroupError: it has members. Stop them; one that died is gone after `session.timeout.ms`.
+        GroupError: it has members. Stop them; a dead member is removed after `session.timeout.ms`.
     """
     members = coordinator.describe().members
     if members:
@@ -94,17 +90,15 @@ def carry_out(
     *,
     at_beginning: bool = False,
 ) -> None:
-    """Have the application begin anew; `offsets` of all its sources, `folders` of local state that go as well.
+    """Reset the application; `offsets` has all its source partitions, `folders` local state to delete.
 
-    `at_beginning`: the offsets are where a group begins that has none. Then one that has never committed is left
-    without, as if it had never been: after a backfill that came to nothing, say, which only a group without offsets can
-    do again.
+    `at_beginning`: the offsets are those at which a group without offsets begins. Then a group that has never committed
+    stays without offsets: after a failed backfill, for example, only such a group can run one again.
 
     Raises:
-        GroupError: the group has members. Nothing is done, or, if they came in this moment, nothing but local state is
-            gone.
+        GroupError: the group has members. Nothing is done, or, if they joined just now, only local state is deleted.
         StateLockedError: a process uses the local state. Stop it.
-        LogError: no answer in time, or refused: do it again before the application is started.
+        LogError: no answer in time, or refused: repeat the reset before the application is started.
     """
     check_stopped(coordinator)
     for folder in folders:

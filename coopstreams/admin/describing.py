@@ -1,9 +1,7 @@
-"""A group as an administrator sees it: who is in it, who owns which key range, how far each is, what is done above the
-stable offset.
+"""Describes a group for administrators: members, owners of key ranges, positions, done runs above the stable offset.
 
-Any group of coopstreams: of cooperative consumers, or of an application.
-Invariant: for each partition the key ranges shown tile the hash space, whoever owns them and whatever was committed of
-them.
+It may be a group of cooperative consumers, or that of an application.
+Invariant: for each partition the key ranges shown tile the hash space, whatever is assigned and committed.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from coopstreams.topology.task_id import TaskId
 
 @dataclass(frozen=True, slots=True)
 class OwnedRange:
-    """A key range of a partition. `offset` None: nothing was committed of it; `member` None: nobody has it now."""
+    """A key range of a partition. `offset` None: nothing is committed; `member` None: it has no owner now."""
 
     range: KeyRange
     offset: int | None
@@ -37,7 +35,7 @@ class OwnedRange:
 
 @dataclass(frozen=True, slots=True)
 class PartitionReport:
-    """How far a group is in a partition. Units: `lag` in records, from the stable offset to the end of the log."""
+    """The progress of a group in a partition. Units: `lag` in records, from the stable offset to the end of the log."""
 
     partition: TopicPartition
     committed: OffsetAndRanges | None
@@ -46,13 +44,13 @@ class PartitionReport:
 
     @property
     def lag(self) -> int | None:
-        """None where some key range has committed nothing."""
+        """The lag; None where some key range has committed nothing."""
         return None if self.committed is None else max(0, self.end - self.committed.offset)
 
 
 @dataclass(frozen=True, slots=True)
 class MemberReport:
-    """A member. `state` None: it is not one of ours, and has no key ranges."""
+    """A member. `state` None: it does not run coopstreams, and has no key ranges."""
 
     id: str
     client: str
@@ -60,12 +58,12 @@ class MemberReport:
     state: MemberState | None
     tasks: tuple[TaskId, ...] = ()
     waits: str = ""
-    """Why the leader gives it none for now."""
+    """Why the leader withholds its key ranges for now."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupReport:
-    """A group. Shape: `state` is Kafka's word for it."""
+    """A group. Shape: `state` is Kafka's name of it."""
 
     group: str
     state: str
@@ -74,10 +72,10 @@ class GroupReport:
 
 
 def describe_group(log: Log, admin: GroupAdmin) -> GroupReport:
-    """Return what is known of a group now.
+    """Return the current state of a group.
 
     Raises:
-        LogError: refused, or an open transaction keeps the answer back; says which.
+        LogError: refused, or an open transaction delays the answer; the message names it.
     """
     described = admin.describe()
     members = tuple(_member(m.id, m.client, m.host, m.subscription, m.assignment) for m in described.members)
@@ -95,7 +93,7 @@ def describe_group(log: Log, admin: GroupAdmin) -> GroupReport:
 
 
 def owned_ranges(committed: OffsetAndRanges | None, owners: Sequence[tuple[KeyRange, str]]) -> list[OwnedRange]:
-    """Return the whole hash space, cut where owners or what was committed differ."""
+    """Return the whole hash space, divided where owners or commits differ."""
     stands: Sequence[Segment | None] = [None] if committed is None else committed.key_ranges
     rows = []
     for stand in stands:
@@ -111,17 +109,16 @@ def _member(id_: str, client: str, host: str, subscription: bytes, assignment: b
         state = decode_subscription(subscription, id_)
         given = decode_assignment(assignment, id_) if assignment else Assignment("")
     except GroupError:
-        return MemberReport(
-            id_, client, host, None
-        )  # somebody else's process: it has no key ranges, and is listed as such
+        return MemberReport(id_, client, host, None)  # not a coopstreams member: listed without key ranges
     return MemberReport(id_, client, host, state, given.tasks, given.waits)
 
 
 def _owned(
     members: Iterable[MemberReport], topics: Iterable[str]
 ) -> Mapping[TopicPartition, list[tuple[KeyRange, str]]]:
-    """Who owns what of which partition, for groups of consumers; the tasks of an application have no topic of their
-    own.
+    """Return the owners of key ranges by partition, for groups of consumers.
+
+    The tasks of an application have no topic of their own.
     """
     names = {topic_number(topic): topic for topic in topics}
     owned: dict[TopicPartition, list[tuple[KeyRange, str]]] = {}

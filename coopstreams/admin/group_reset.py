@@ -1,20 +1,20 @@
-"""Puts a group somewhere else: back to the beginning, to the end, to an offset or a time. Only while it has no members.
+"""Resets a group's positions to the beginning, the end, an offset or a time. Only while it has no members.
 
-A plain committed offset alone would not do: where key ranges have committed more under a higher term, they go on
-speaking (`commit/view.py`). So a reset is a commit for the whole hash space under a term of its own:
+A plain committed offset alone has no effect: individual commits of key ranges under a higher term still count
+(`commit/view.py`). So a reset is a commit for the whole hash space under a higher term:
 
     ask     a commit that changes nothing: the coordinator refuses it if there are members
-    record  [whole]@term -> offset, without anything done above it
-    plain   the offset at the same term: what ordinary consumers and lag monitors see
+    record  [whole]@term -> offset, without done runs
+    plain   the offset at the same term, for ordinary consumers and lag monitors
 
-Damaged records of these partitions, which keep tasks from opening, are tombstoned beside it; those of a newer version
-are not touched.
+Damaged records of these partitions, which keep tasks from opening, are tombstoned along with it; those of a newer
+version are not touched.
 
-Invariant: the term is above that of every commit, and above that which anybody who stalled while opening a range may
-have chosen.
-Invariant: torn off after any step, nothing stands beyond both where it stood and where it was to be put; trying again
-finishes it.
-Turned down: deleting the individual commits (terms would begin at 1 again, and a process of old would win).
+Invariant: the term is above that of every commit, and above the term that a process stalled while opening may have
+chosen.
+Invariant: after an interruption at any step, each position lies between the old and the new one; repeating the reset
+completes it.
+Turned down: deleting the individual commits (terms would begin at 1 again, and a stalled process of before would win).
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from coopstreams.topology.keys import WHOLE
 _FLUSH_S = 30.0
 _AUTHOR = "reset"
 _FIRST_TERM = 1
-"""The next term of a partition of which nobody has committed anything."""
+"""The next term of a partition without commits."""
 
 
 def reset_offsets(log: Log, coordinator: GroupAdmin, targets: Mapping[TopicPartition, int]) -> None:
-    """Have the group go on from these offsets, in all key ranges; what it had done above them it does again.
+    """Set the group's positions to these offsets, in all key ranges; it processes again what it had done above them.
 
     Raises:
         GroupError: the group has members. Stop them first.
-        LogError: refused, or no answer in time: try again. Or a newer version wrote what cannot be read here: use that
-            one.
+        LogError: refused, or no answer in time: try again. Or a newer version of coopstreams wrote a record: use that
+            version.
     """
     follower = Follower(log, coordinator.group)
     writer = log.writer()
@@ -86,7 +86,7 @@ def reset_offsets(log: Log, coordinator: GroupAdmin, targets: Mapping[TopicParti
 
 
 def _damaged(follower: Follower, targets: Collection[TopicPartition]) -> dict[bytes, CommitKey | None]:
-    """Return the damaged records to delete: those of these partitions, and those that do not say of which (None).
+    """Return the damaged records to delete: those of these partitions, and those without a readable partition (None).
 
     Raises:
         LogError: a newer version wrote one of them.
@@ -106,16 +106,12 @@ def _damaged(follower: Follower, targets: Collection[TopicPartition]) -> dict[by
 
 
 def reset_key(group: str, partition: TopicPartition, next_term: int) -> CommitKey:
-    """Return as whom a reset speaks: for all hashes, one term above the next, which somebody who stalled before its
-    claim may have chosen.
-    """
+    """Return the commit key of a reset: all hashes, one term above the next, which a stalled opener may have chosen."""
     return CommitKey(group, *partition, WHOLE, next_term + 1, NO_GENERATION)
 
 
 def never_committed(log: Log, coordinator: GroupAdmin, partitions: Collection[TopicPartition]) -> bool:
-    """Return whether the group has never committed anything of these partitions, neither plainly nor for a key
-    range.
-    """
+    """Return whether the group has committed nothing in these partitions, neither plain nor individual offsets."""
     if any(coordinator.committed(partitions).values()):
         return False
     follower = Follower(log, coordinator.group)

@@ -1,14 +1,14 @@
-"""Snapshots made from changelogs, while the application lives or not: nothing of it is touched.
+"""Makes snapshots from changelogs, without touching the application, which may run meanwhile.
 
-    pieces      which partitions of which sub-topologies, with which stores: a pure function
-    Rebuilder   a piece: an empty database, the published snapshot into it, the changelog's tail behind it, slices out
-                of it
-    assembled   the manifest: the new slices, and what the published one has besides
+    pieces      the partitions of sub-topologies to rebuild, with their stores: a pure function
+    Rebuilder   one piece: an empty database, the published snapshot into it, then the changelog's tail; slices out of
+                it
+    assembled   the manifest: the new slices, and those of the published one that remain
 
-Invariant: state at offset X of a changelog is right at X whoever writes meanwhile; whoever restores from it replays
-from X.
-Invariant: what is published names the changelogs that it was read from: one that was made anew meanwhile is not given
-the other's slices.
+Invariant: a slice is the state at an offset X of its changelog, whoever writes meanwhile; a task that restores it
+replays from X.
+Invariant: the published manifest has the ids of the changelogs that were read: a changelog that was created again
+meanwhile does not get slices of the deleted one.
 Turned down: copying the files of a running instance (they are one moment of all ranges, of which a task wants its own).
 """
 
@@ -43,16 +43,14 @@ from coopstreams.topology.task_id import TaskId
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 120.0
-"""How long a changelog may not move before a rebuild gives up: brokers that are away, or a transaction that nobody
-ends.
-"""
+"""How long a changelog may stand still before a rebuild gives up: brokers are unreachable, or a transaction hangs."""
 
 OnProgress = Callable[["RebuiltPartition", Sequence[RestoreProgress]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is to be rebuilt. None: all of it.
+    """The scope of a rebuild. None: all.
 
     Shape: `partitions` are those of the stores' sub-topologies. `key_range` is cut at key groups, and widened to whole
     slices.
@@ -72,10 +70,10 @@ class RebuiltPartition:
 
 
 def pieces(topology: Topology, tasks: Sequence[int], wanted: Wanted) -> list[RebuiltPartition]:
-    """Return what there is to do, given the number of partitions of each sub-topology.
+    """Return the partitions to rebuild, given the partition count of each sub-topology.
 
     Raises:
-        ConfigError: a store or partition that does not exist; names those that do.
+        ConfigError: a store or partition that does not exist; the message lists those that do.
     """
     known = logged(topology)
     if unknown := sorted(set(wanted.stores or ()) - set(known)):
@@ -115,9 +113,7 @@ def assembled(
     specs: Mapping[str, StoreSpec],
     now: Mapping[str, Changelog],
 ) -> Manifest:
-    """Return the manifest of a run: what it found, and what the older one has besides that still fits the topology and
-    its changelogs.
-    """
+    """Return the manifest of a run: its own slices, and the older manifest's that still fit topology and changelogs."""
     stores: dict[str, StoreSlices] = {}
     for name, spec in specs.items():
         new = found.get(name, ())
@@ -130,10 +126,10 @@ def assembled(
 
 
 class Rebuilder:
-    """Makes a snapshot of an application in a storage. One thread.
+    """Makes a snapshot of an application in a storage. Belongs to one thread.
 
-    `afresh`: read the changelogs from their beginning; else the published snapshot is taken and only what came since is
-    read. `run`: the name of the run, for those that share one.
+    `afresh`: read the changelogs from their beginning; else start from the published snapshot. `run`: the name of the
+    run, if several rebuilders share one.
     """
 
     def __init__(
@@ -154,10 +150,10 @@ class Rebuilder:
         self._afresh = afresh
         self._specs = logged(topology)
         self._ids: dict[str, str] = {}
-        """Of the changelogs that are rebuilt, before anything of them was read."""
+        """The ids of the changelogs that are rebuilt, taken before anything of them is read."""
 
     def pieces(self, wanted: Wanted) -> list[RebuiltPartition]:
-        """Return what there is to do.
+        """Return the partitions to rebuild.
 
         Raises:
             ConfigError: a store or partition does not exist.
@@ -175,11 +171,11 @@ class Rebuilder:
         return result
 
     def rebuild(self, piece: RebuiltPartition, on_progress: OnProgress) -> dict[str, list[Slice]]:
-        """Return the slices of a piece, by store; they are in the storage, and nobody sees them before `publish`.
+        """Return the slices of a piece, by store; they are in the storage, and unused before `publish`.
 
         Raises:
-            LogError: a changelog did not move for two minutes.
-            SnapshotError: the storage does not take them.
+            LogError: a changelog stood still for two minutes.
+            SnapshotError: the storage does not accept them.
         """
         subtopology = self._subtopology(piece)
         writer = SnapshotWriter(self._url, self._application, self.run)
@@ -196,10 +192,10 @@ class Rebuilder:
                 database.close()
 
     def publish(self, found: Mapping[str, Sequence[Slice]]) -> Manifest:
-        """Let these slices count, with what the published snapshot has besides; return the manifest.
+        """Publish these slices, with the remaining ones of the published snapshot; return the manifest.
 
         Raises:
-            SnapshotError: a changelog was made anew since there were `pieces`.
+            SnapshotError: a changelog was created again since `pieces` was called.
         """
         try:
             older = snapshot.load(self._url, self._application)
@@ -246,10 +242,10 @@ class Rebuilder:
 
 
 def finish(restoring: Restoring, task: TaskId, stores: Sequence[str], on_step: Callable[[], None]) -> None:
-    """Restore a task that was added, alone, to its end; `on_step` hears of each step.
+    """Restore a single added task to the end of its changelogs; call `on_step` after each step.
 
     Raises:
-        LogError: retryable: a changelog did not move for two minutes.
+        LogError: retryable: a changelog stood still for two minutes.
     """
     moved_at = time.monotonic()
     while not restoring.finished():

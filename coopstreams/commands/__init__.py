@@ -1,1 +1,1 @@
-"""What `coopstreams` does on the command line, one file a command."""
+"""The commands of `coopstreams`, one module each."""

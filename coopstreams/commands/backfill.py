@@ -1,4 +1,4 @@
-"""`coopstreams backfill`: a topology over what its topics already have, in Spark."""
+"""`coopstreams backfill`: runs a topology over the history of its topics, in Spark."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 WORK = "coopstreams-backfill"
-"""The folder of runs, unless another one is named."""
+"""The default folder of runs."""
 
 Results: TypeAlias = Annotated[
     str,
@@ -146,7 +146,7 @@ def backfill(
 
 @contextmanager
 def _saying(again: str) -> Iterator[None]:
-    """Say how to go on with a run that ends too early, by Ctrl-C or an error."""
+    """Print how to resume a run that ends early, by Ctrl-C or an error."""
     try:
         yield
     except BaseException:
@@ -155,7 +155,7 @@ def _saying(again: str) -> Iterator[None]:
 
 
 def _outputs(outputs: str, table: str | None) -> Outputs:
-    """Return what was typed, if it is one thing."""
+    """Return the checked option."""
     kinds: dict[str, Outputs] = {"none": "none", "topic": "topic", "table": "table"}
     if outputs not in kinds:
         raise ConfigError(f"--outputs {outputs}: none, topic or table")
@@ -165,7 +165,7 @@ def _outputs(outputs: str, table: str | None) -> Outputs:
 
 
 def _connector(connector: str) -> Connector:
-    """Return what was typed, if it is one."""
+    """Return the checked option."""
     kinds: dict[str, Connector] = {"python": "python", "jvm": "jvm"}
     if connector not in kinds:
         raise ConfigError(f"--connector {connector}: python or jvm")
@@ -194,9 +194,7 @@ def _report(done: Backfilled, dead_letters: str | None) -> None:
 
 
 def not_written(records: Mapping[str, int], dead_letters: str | None) -> list[str]:
-    """Return what is said of results that a run made and did not write, given by topic: how many, and how to have
-    them.
-    """
+    """Return messages about results that a run did not write, by topic: how many, and how to get them."""
     if not records:
         return []
     told = [

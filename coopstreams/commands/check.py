@@ -62,7 +62,7 @@ def _on_cluster(topology: Topology, settings: dict[str, object]) -> tuple[list[T
     """Return the changes since the version that ran last, weighed by what the topics hold, and the word for them.
 
     Raises:
-        ConfigError: the cluster does not know which one that was.
+        ConfigError: the cluster has no record of that version.
     """
     checked = Config.of(settings, topology.application_id)
     with cluster(checked.client) as log:

@@ -1,4 +1,4 @@
-"""The command line: each command in a module of its own, mounted here."""
+"""The command line: mounts the commands, each from its own module."""
 
 from __future__ import annotations
 

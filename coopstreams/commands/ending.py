@@ -1,4 +1,4 @@
-"""How a command ends: an error of the user's or of the cluster's is a sentence and an exit status, not a traceback."""
+"""Ends a command: errors of the user or the cluster become a sentence and an exit status instead of a traceback."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coopstreams.topology.errors import CoopStreamsError
 
 
 def run_command(command_line: Callable[[], None]) -> None:
-    """Run what was typed; the process ends with `exit_status` of its error, which a supervisor is told."""
+    """Run a command line; an error ends the process with its `exit_status`, and is reported to a supervisor."""
     try:
         command_line()
     except CoopStreamsError as error:

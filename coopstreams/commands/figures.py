@@ -1,4 +1,4 @@
-"""Figures of tasks as people read them. Pure."""
+"""Formats figures of tasks for people. Pure."""
 
 from __future__ import annotations
 
@@ -9,43 +9,41 @@ _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
 
 
 def number(value: float | None) -> str:
-    """Return a number with separators; `-` if it is not known."""
+    """Return a number with separators; `-` for None."""
     return "-" if value is None else f"{value:,.0f}"
 
 
 def total(figures: Iterable[float | None]) -> float | None:
-    """Return the sum; None if one is not known, or if there are none."""
+    """Return the sum; None if one is unknown, or if there are none."""
     known = list(figures)
     return None if not known or None in known else sum(figure for figure in known if figure is not None)
 
 
 def written(task: Mapping[str, Any]) -> int | None:
-    """Return how many records a task has written, changelogs left out; None before it runs."""
+    """Return the number of records that a task has written, without changelogs; None before it runs."""
     return sum(task["written"].values()) if "written" in task else None
 
 
 def dropped(task: Mapping[str, Any]) -> int | None:
-    """Return how many records a task has left out; None before it runs."""
+    """Return the number of records that a task has dropped; None before it runs."""
     return sum(each["records"] for each in task["dropped"]) if "dropped" in task else None
 
 
 def lag(tasks: Iterable[Mapping[str, Any]]) -> str:
-    """Return the lag of tasks together: with `≤` where partitions are shared, for then it counts records of other key
-    ranges, too.
-    """
+    """Return the combined lag of tasks; with `≤` if they share partitions, whose lag includes other key ranges."""
     known = list(tasks)
     value = total(task.get("lag") for task in known)
     return f"≤{number(value)}" if value and any(task.get("shared") for task in known) else number(value)
 
 
 def behind(tasks: Iterable[Mapping[str, Any]]) -> str:
-    """Return how far behind the clock stream time is, of the task that is furthest; negative if it lies ahead."""
+    """Return the largest delay of stream time behind the clock; negative if stream time is ahead."""
     spans = [span for task in tasks if (span := task.get("behind_ms")) is not None]
     return duration(max(spans)) if spans else "-"
 
 
 def duration(ms: int) -> str:
-    """Return a time span in one unit, of which there are at least two."""
+    """Return a time span in the largest unit of which there are at least two."""
     sign, size = "-" if ms < 0 else "", abs(ms)
     for unit, name in _UNITS:
         if size >= 2 * unit:

@@ -1,4 +1,4 @@
-"""`coopstreams group`: how far a group is and who is in it; and putting one somewhere else."""
+"""`coopstreams group`: describes a group, and resets its positions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ app = typer.Typer(help="How far a group is, and who is in it; putting a group so
 
 _Group = Annotated[str, typer.Argument(metavar="GROUP", help="A group.id, or an application.id.")]
 _SHOWN = 3
-"""Ranges of offsets that are printed of one key range."""
+"""The number of offset ranges that are printed for a key range."""
 
 
 @app.command()
@@ -75,7 +75,7 @@ def reset_targets(log: Log, topic: str, partitions: list[int] | None, to: str) -
 
     Raises:
         UnknownTopicError: there is no such topic, or partition.
-        ConfigError: not a place, or one that the log does not have.
+        ConfigError: not a valid position, or one that the log does not have.
     """
     count = log.partitions([topic]).get(topic, 0)
     wanted = list(range(count)) if partitions is None else partitions
@@ -118,7 +118,7 @@ def partitions_table(report: GroupReport) -> Table:
 
 
 def members_table(report: GroupReport, topics: dict[int, str]) -> Table:
-    """Return the members, and what each has. `topics` by their number in the tasks of consumers."""
+    """Return the members, with the tasks of each. `topics` by their number in the task ids of consumers."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for name in ("member", "host", "shares", "version", "has"):
         table.add_column(name, overflow="fold")

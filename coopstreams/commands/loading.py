@@ -1,4 +1,4 @@
-"""From what a user types (`app.py`, `app.py:name`, `package.module:name`) to a topology."""
+"""Loads a topology by `app.py`, `app.py:name` or `package.module:name`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ _KINDS = (Topology, StreamsBuilder, TopologyBuilder)
 
 
 def load_topology(target: str) -> Topology:
-    """Return the topology of a Python file or module; without a name, its variable `topology`, else the only one it
-    has.
+    """Return the topology of a Python file or module; without a name, its variable `topology`, else its only topology.
 
     Raises:
-        ConfigError: nothing there, or no topology in it, or several; says what was found and what to type.
+        ConfigError: nothing there, or no topology in it, or several; the message says what was found and what to type.
     """
     path, _, name = target.rpartition(":") if ":" in target else (target, "", "")
     module = _file(Path(path)) if path.endswith(".py") else _module(path)

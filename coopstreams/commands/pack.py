@@ -1,8 +1,7 @@
-"""`coopstreams pack`: what the workers of a cluster need, as one archive that spark-submit takes along.
+"""`coopstreams pack`: packs what the workers of a cluster need into one archive for spark-submit.
 
-A virtual environment with coopstreams and the application's libraries, without PySpark, which each worker of Spark has.
-Of Python itself only a link goes in, so a worker needs the same one in the same place, as it does with Spark's own
-recipe.
+It is a virtual environment with coopstreams and the application's libraries, without PySpark, which each worker has. It
+has only a link to Python itself, so a worker needs the same Python at the same path, as with Spark's own recipe.
 
 Turned down: venv-pack (it rewrites the scripts of an environment, which no worker calls; no release since 2018).
 """
@@ -57,8 +56,9 @@ def pack(
 
 
 def _ourselves(folder: Path) -> str:
-    """Return the requirement that installs the coopstreams that runs here: a release, or this checkout, copied, as
-    building leaves files behind.
+    """Return the requirement that installs this coopstreams: a release, or a copy of this checkout.
+
+    A copy, because building leaves files behind.
     """
     checkout = _PACKAGE.parent
     if not (checkout / "pyproject.toml").is_file():
@@ -72,9 +72,9 @@ def _ourselves(folder: Path) -> str:
 
 
 def command(archive: Path) -> str:
-    """Return how to run `coopstreams backfill` on a cluster with this archive.
+    """Return the command line of `coopstreams backfill` on a cluster with this archive.
 
-    It is unpacked where the driver runs, too: that is where Spark asks our data source what there is to read.
+    The archive is unpacked for the driver, too: there Spark asks our data source for its partitions.
     """
     return (
         f"mkdir -p {_WITHIN} && tar -xzf {archive} -C {_WITHIN} && \\\n"

@@ -1,4 +1,4 @@
-"""`coopstreams policy`: what administrators allow, of the cluster and of topics."""
+"""`coopstreams policy`: prints and sets the policy of the cluster and of topics."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def set_(
 
 
 def policy_table(policy: Policy, topic: str | None = None) -> Table:
-    """Return what is allowed as a table; what nobody set is marked as the default."""
+    """Return the policy as a table; settings that are not set are marked as defaults."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for name in ("where", "setting", "value", "meaning"):
         table.add_column(name, overflow="fold")

@@ -1,4 +1,4 @@
-"""What several processes of one application are doing, as a table for people. Pure."""
+"""The table of an application's processes, for people. Pure."""
 
 from __future__ import annotations
 
@@ -13,36 +13,39 @@ from rich.text import Text
 from coopstreams.commands.figures import behind, dropped, lag, number, total, written
 
 MOST_TASKS = 6
-"""Tasks of a process that are shown one by one; of more, the first ones and how many there are."""
+"""The number of a process's tasks that are shown one by one; the others are only counted."""
 
 MOST_SAID = 160
-"""Characters of how a process ended; the log line above the table has all of them."""
+"""The most characters of how a process ended; the log line above the table has all of them."""
 
 _COLOURS = {"running": "green", "starting": "dim", "ended": "red", "draining": "yellow"}
 
 
 @dataclass(slots=True)
 class WorkerProcess:
-    """What is known of a worker. `word` is what its supervisor knows better than itself: `starting`, `draining`,
-    `ended`; empty: nothing.
+    """The state of a worker.
+
+    `word` is the state that its supervisor sets: `starting`, `draining`, `ended`; empty: the worker's own report has
+    it.
     """
 
     number: int
     pid: int
     word: str = "starting"
     report: Mapping[str, Any] | None = None
-    """What it said of itself last: one instance of `/v1/status`."""
+    """Its last report about itself: one instance of `/v1/status`."""
     restarts: int = 0
-    """How often it was started again."""
+    """How often it was restarted."""
     last_end: str = ""
-    """How it has ended, if it has and is started again."""
+    """How it ended, while it waits for its restart."""
     again_at: float = 0.0
-    """When it is started again then."""
+    """When it is restarted then."""
 
 
 def processes_table(application: str, processes: Iterable[WorkerProcess], now: float) -> Table:
-    """Return a row for each process and one for all together: state, tasks with key ranges, records/s, lag. `now` as
-    `again_at`.
+    """Return a row for each process and one for all: state, tasks with key ranges, records/s, lag.
+
+    `now` is on the clock of `again_at`.
     """
     table = Table(
         title=application,
@@ -79,12 +82,12 @@ def _figures(tasks: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
 
 
 def _tasks(process: WorkerProcess) -> Sequence[Mapping[str, Any]]:
-    """The tasks of a process; one that has ended has none any more."""
+    """Return the tasks of a process; none once it has ended."""
     return () if process.report is None or process.word == "ended" or process.last_end else process.report["tasks"]
 
 
 def _state(process: WorkerProcess, now: float) -> Text:
-    """A word for how it is, why if it is not well, and how often it was started again."""
+    """Return the state in a word, the reason if it is not healthy, and the number of restarts."""
     if process.last_end and process.word != "draining":
         return Text(f"again in {max(0.0, process.again_at - now):.0f} s: {process.last_end}"[:MOST_SAID], "red")
     state = _word(process)

@@ -89,7 +89,7 @@ def query(
 
 
 def _key(text: str, serde: str) -> Any:
-    """Return the key as the client takes it: a JSON key as the value, others as the text."""
+    """Return the key in the client's form: a JSON key as its value, others as text."""
     if not serde.startswith("json"):
         return text
     try:

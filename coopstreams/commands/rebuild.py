@@ -1,6 +1,4 @@
-"""`coopstreams rebuild`: a snapshot from the changelogs, for tasks to begin with; or, `--from source`, changelogs from
-the source topics.
-"""
+"""`coopstreams rebuild`: makes a snapshot from the changelogs; with `--from source`, corrects the changelogs."""
 
 from __future__ import annotations
 
@@ -206,7 +204,7 @@ def _key_range(text: str) -> KeyRange:
 
 @dataclass(frozen=True, slots=True)
 class SourceRebuildRequest:
-    """What was typed."""
+    """The options of a rebuild from the source."""
 
     wanted: Wanted
     ranges: int
@@ -218,10 +216,10 @@ class SourceRebuildRequest:
 
 
 def from_source(topology: Topology, config: Config, request: SourceRebuildRequest) -> None:
-    """Make the changelogs what the source topics say, and print how they differed.
+    """Correct the changelogs by the source topics, and print how they differed.
 
     Raises:
-        ConfigError: there is no Spark; or see `rebuild_from_source`.
+        ConfigError: Spark is not installed; or see `rebuild_from_source`.
     """
     try:
         from coopstreams.spark.session import session_or_local

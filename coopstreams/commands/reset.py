@@ -1,4 +1,4 @@
-"""`coopstreams reset`: an application that does not run begins anew, without what it has made for itself."""
+"""`coopstreams reset`: resets an application that does not run, without its state and internal topics."""
 
 from __future__ import annotations
 
@@ -80,10 +80,10 @@ def reset(
 
 
 def _time_ms(to: str) -> int | None:
-    """Return the time that was typed, None for the ends of the log.
+    """Return the given time; None for the ends of the log.
 
     Raises:
-        ConfigError: it is none, or does not say in which time zone.
+        ConfigError: it is not a time, or has no time zone.
     """
     if to in ("earliest", "latest"):
         return None
@@ -103,7 +103,7 @@ def _time_ms(to: str) -> int | None:
 def _offsets_at(
     log: Log, settings: Config, partitions: Sequence[TopicPartition], time_ms: int
 ) -> dict[TopicPartition, int]:
-    """Return the first offset of that time or later; where there is none, the end."""
+    """Return the first offset at or after that time; without one, the end."""
     with closing(KafkaOffsets(settings.client, settings["application.id"])) as offsets:
         found = offsets.at_time(partitions, time_ms)
     return {at: log.end_offset(at) if offset is None else offset for at, offset in found.items()}

@@ -1,15 +1,15 @@
-"""When a worker that ended is started again, and when the run ends instead: a state machine without I/O.
+"""Decides whether a worker that ended is restarted, or ends the run: a state machine without I/O.
 
-    0               it drained and ended well: somebody else asked it to    started again
-    below 0         a signal killed it                                      started again
+    0               it drained, because another process asked it to         restarted
+    below 0         a signal killed it                                      restarted
     WRONG, STOPPED  each worker would end so, now or later                  the run ends
-    any other       an error                                                started again
+    any other       an error                                                restarted
 
-Started again at once after the first end, then after 1, 2, 4, ... 60 s; after ten minutes without an end the count
-begins anew. A worker that ends more than `most` times in a row ends the run: a record that nothing can process kills
-one worker after the other, and for ever.
+The first restart is at once, the next ones after 1, 2, 4, ... 60 s; after ten minutes without an end the count begins
+again. A worker that ends more than `most` times in a row ends the run: a record that cannot be processed would
+otherwise kill one worker after the other for ever.
 
-Invariant: the ends of one worker say nothing about the others, but for WRONG and STOPPED.
+Invariant: the ends of one worker do not count for the others, except WRONG and STOPPED.
 Turned down: one count for all workers (a machine that stands still for a moment may kill all of them at once).
 """
 
@@ -24,9 +24,9 @@ from coopstreams.topology.errors import ApplicationStoppedError, ConfigError, Co
 
 FAILED = 1
 WRONG = 2
-"""Exit status: settings, program or topics do not fit each other. Typer's own, for what was typed, is the same."""
+"""Exit status: settings, program or topics do not fit each other. Typer uses the same for a wrong command line."""
 STOPPED = 3
-"""Exit status: an instance had the whole application stop."""
+"""Exit status: an instance has stopped the whole application."""
 
 MOST_RESTARTS = 10
 FIRST_REST_S = 1.0
@@ -35,7 +35,7 @@ FORGOTTEN_AFTER_S = 600.0
 
 
 def exit_status(error: CoopStreamsError) -> int:
-    """Return the status that a process ends with because of an error."""
+    """Return the exit status of an error."""
     if isinstance(error, ApplicationStoppedError):
         return STOPPED
     return WRONG if isinstance(error, ConfigError | TopologyError) else FAILED
@@ -43,7 +43,7 @@ def exit_status(error: CoopStreamsError) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """A worker is started again after so many seconds. `said` is a sentence for the log."""
+    """Restart the worker after so many seconds. `said` is a sentence for the log."""
 
     rest_s: float
     said: str
@@ -51,7 +51,7 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """All workers end, the run with this status. `said` is a sentence for the log."""
+    """End all workers, and the run with this status. `said` is a sentence for the log."""
 
     status: int
     said: str
@@ -69,8 +69,9 @@ class Restarts:
         self._back_off = BackOff(FIRST_REST_S, MOST_REST_S, FORGOTTEN_AFTER_S)
 
     def ended(self, status: int, why: str, now: float) -> Verdict:
-        """Note an end; return what follows. `status` as `Popen.returncode` has it; `why`: what the worker said of it,
-        or empty.
+        """Note an end; return the decision.
+
+        `status`: as in `Popen.returncode`. `why`: the worker's own reason, or empty.
         """
         rest_s = self._back_off.died(now)
         told = f"worker {self._worker} {describe_end(status, why)}"

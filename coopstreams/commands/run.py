@@ -107,11 +107,9 @@ def run(
 
 
 def main() -> None:
-    """Run `coopstreams run` without loading the other commands: they take 0.1 to 0.25 s of processor time
-    (measured).
-    """
+    """Run `coopstreams run` without loading the other commands, which takes 0.1 to 0.25 s of CPU time (measured)."""
     command_line = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    command_line.callback()(lambda: None)  # else the word "run" would be an argument
+    command_line.callback()(lambda: None)  # without a callback, Typer would take the word "run" as an argument
     command_line.command()(run)
     run_command(command_line)
 
@@ -119,7 +117,7 @@ def main() -> None:
 def _supervise(
     processes: int, most: int, checked: Config, command: Callable[[int], Sequence[str]], *, verbose: bool
 ) -> int:
-    """Run several processes: with a table of them on a terminal, by their log lines alone anywhere else."""
+    """Run several processes: on a terminal with a table of them, anywhere else with their log lines only."""
     numbers = range(checked["instance"], checked["instance"] + processes)
     drain_s = checked["transaction.timeout.ms"] / 1000 + 10
     console = Console(stderr=True)
@@ -144,9 +142,9 @@ def _supervise(
 def worker_command(
     target: str, config: Path | None, typed: Mapping[str, Any], checked: Config, number: int, *, verbose: bool
 ) -> list[str]:
-    """Return the command line of one of several processes: what was typed, with its own number and ports.
+    """Return the command line of one of several processes: the user's own, with the process's number and ports.
 
-    File and environment are left to it to read: a password in them must not appear in a list of processes.
+    The process reads file and environment itself: a password in them must not appear in a list of processes.
     """
     own = {**typed, "instance": number}
     for name in ("http.listen", "application.server"):
@@ -158,6 +156,6 @@ def worker_command(
 
 
 def _counted_up(address: str, number: int) -> str:
-    """The ports of several processes count up. Port 0 takes a free one for each."""
+    """Return the address for a process: ports count up from the given one; 0 stays, and takes a free one for each."""
     host, _, port = address.rpartition(":")
     return f"{host}:{int(port) + number}" if port.isdecimal() and port != "0" else address

@@ -1,12 +1,10 @@
-"""The terminal of `coopstreams run --processes N`: a table of the processes that is redrawn in place, what they log
-above it.
+"""The terminal of `coopstreams run --processes N`: a table of the processes, redrawn in place below their log lines.
 
-A worker has two pipes to here: one carries what it prints, line by line; through the other it says once a second what
-it is doing.
+A worker has two pipes to the supervisor: one has its output, line by line; the other a status report every second.
 
-Invariant: nothing that a worker prints is lost: `__exit__` returns after the last line of each.
-Turned down: asking the workers over HTTP (they may serve no queries), and letting them write to the terminal (the table
-would be torn).
+Invariant: no output of a worker is lost: `__exit__` returns after the last line of each.
+Turned down: asking the workers over HTTP (they may serve no queries), and letting them write to the terminal (their
+lines would break the table).
 """
 
 from __future__ import annotations
@@ -29,12 +27,10 @@ from coopstreams.commands.processes import WorkerProcess, processes_table
 from coopstreams.instance.app import CoopStreams
 
 REPORTS = "_COOPSTREAMS_REPORTS"
-"""In the environment of a worker: the file descriptor for its reports."""
+"""Environment variable of a worker: the file descriptor for its reports."""
 REPORT_EVERY_S = 1.0
 LAST_LINES_S = 5.0
-"""How long to wait for the last lines of a worker that has ended: a process that it has left behind may keep its pipe
-open.
-"""
+"""The longest wait for the last lines of an ended worker: a child that it left behind may keep the pipe open."""
 
 
 class Screen:
@@ -65,9 +61,7 @@ class Screen:
     def spawn(
         self, number: int, command: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]
     ) -> subprocess.Popen[bytes]:
-        """Start a worker, in a session of its own: Ctrl-C reaches the supervisor alone, which ends the workers in good
-        order.
-        """
+        """Start a worker in a session of its own: Ctrl-C reaches only the supervisor, which drains the workers."""
         reports, descriptor = os.pipe()
         try:
             worker = subprocess.Popen(
@@ -94,19 +88,19 @@ class Screen:
         return worker
 
     def rests(self, number: int, rest_s: float, last_end: str) -> None:
-        """Show that a worker has ended, how, and when it is started again."""
+        """Show that a worker has ended, how, and when it is restarted."""
         if number in self._processes:
             self._processes[number].last_end = last_end
             self._processes[number].again_at = time.monotonic() + rest_s
 
     def drain(self) -> None:
-        """Show from now on that all are on their way out. Signal handlers may call it."""
+        """Show from now on that all workers are draining. Signal handlers may call it."""
         for process in list(self._processes.values()):
             if process.word != "ended":
                 process.word = "draining"
 
     def print(self, line: str) -> None:
-        """Print a line above the table. Any thread."""
+        """Print a line above the table. Thread-safe."""
         self._console.print(Text.from_ansi(line), soft_wrap=True, highlight=False)
 
     def handler(self) -> logging.Handler:
@@ -150,7 +144,7 @@ class _Above(logging.Handler):
 
 
 def report(app: CoopStreams, environment: Mapping[str, str]) -> None:
-    """In a worker: say once a second what it is doing, if there is somebody who shows it. Returns at once."""
+    """In a worker: report its status once a second, if the supervisor shows it. Returns at once."""
     descriptor = environment.get(REPORTS)
     if descriptor is not None:
         threading.Thread(target=_report, args=(app, int(descriptor)), name="reports", daemon=True).start()
@@ -165,4 +159,4 @@ def _report(app: CoopStreams, descriptor: int) -> None:
                     pipe.write(orjson.dumps(status) + b"\n")
                 threading.Event().wait(REPORT_EVERY_S)
     except BrokenPipeError:
-        return  # nobody shows it any more: the supervisor is gone, and the worker learns that elsewhere
+        return  # the supervisor is gone; `worker.end_with_supervisor` ends this process

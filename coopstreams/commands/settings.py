@@ -1,6 +1,4 @@
-"""What commands that contact Kafka have in common: their settings, from a file, the environment and what is typed;
-where it is; their log lines.
-"""
+"""What commands that contact Kafka have in common: settings (file, environment, flags), the connection, logging."""
 
 from __future__ import annotations
 
@@ -21,10 +19,10 @@ from coopstreams.topology.errors import ConfigError, QueryError
 
 
 def flags(pairs: Iterable[str] | None, named: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that were typed: `--set NAME=VALUE`, and options with a name of their own, which win.
+    """Return the settings of the command line: `--set NAME=VALUE`, and options with a name of their own, which win.
 
     Raises:
-        ConfigError: one is not of that form.
+        ConfigError: an argument is not of that form.
     """
     return dict(_pair(text) for text in pairs or ()) | {
         name: value for name, value in named.items() if value is not None
@@ -32,21 +30,19 @@ def flags(pairs: Iterable[str] | None, named: Mapping[str, Any]) -> dict[str, An
 
 
 def configure_logging(verbose: bool, who: str = "", handler: logging.Handler | None = None) -> None:
-    """Log to the terminal, or by this handler; `who` tells the lines of workers that share it apart."""
+    """Log to the terminal, or to this handler; `who` marks the lines of workers that share it."""
     form = logging.Formatter(f"%(asctime)s %(levelname)-7s {who}%(message)s", datefmt="%H:%M:%S")
     handler = handler or _Terminal()
     handler.setFormatter(form)
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("coopstreams").setLevel(logging.DEBUG if verbose else logging.INFO)
-    # It reports what the membership already does, in three lines for each attempt.
+    # kafka-python logs three lines for each attempt, which the membership already reports.
     logging.getLogger("kafka").setLevel(logging.ERROR if verbose else logging.CRITICAL)
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # of Spark: Ctrl-C is an error with two tracebacks to it
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # Spark's; it logs Ctrl-C as an error with two tracebacks
 
 
 class _Terminal(logging.StreamHandler[TextIO]):
-    """Writes to what `sys.stderr` is when a line comes: the one of before may be closed, as that of a test in which a
-    command ran.
-    """
+    """Writes to the current `sys.stderr`: an earlier one may be closed, like that of a test that ran a command."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
@@ -68,21 +64,21 @@ ConfigFile = Annotated[
 
 
 def connection(brokers: str | None, config: Path | None) -> Mapping[str, Any]:
-    """Return the settings of connections, in librdkafka's names: from the file, the environment, and what was typed.
+    """Return the connection settings, in librdkafka's names: from the file, the environment, and the command line.
 
     Raises:
-        ConfigError: no brokers, or a setting that is none.
+        ConfigError: no brokers, or an unknown setting.
     """
     return Config.of(settings_of(config, os.environ, {"bootstrap.servers": brokers})).client
 
 
 def say_waiting(seconds: float, error: QueryError) -> None:
-    """Say at once why an application has not answered a question, and that it is asked again for so long."""
+    """Print at once why a query is not answered yet, and for how long it is retried."""
     typer.echo(f"{error} Trying again for {seconds:g} s; Ctrl-C ends it.", err=True)
 
 
 def refusals(servers: str, timeout_s: float = 1.0) -> list[str]:
-    """Return what each of these addresses said, if none takes a connection; else nothing."""
+    """Return the error of each of these addresses, if none accepts a connection; else nothing."""
     said = []
     for server in servers.split(","):
         host, _, port = server.rpartition("://")[2].strip().rpartition(":")
@@ -97,9 +93,7 @@ def refusals(servers: str, timeout_s: float = 1.0) -> list[str]:
 
 @contextmanager
 def cluster(settings: Mapping[str, Any]) -> Iterator[KafkaLog]:
-    """Have a cluster to ask and to write to, for as long as the command takes. Say at once if nobody is there, and try
-    all the same.
-    """
+    """Yield a cluster for the duration of a command. If no broker accepts connections, print that, and try anyway."""
     if said := refusals(settings.get("bootstrap.servers", "")):
         cure = (
             "Is it running (`coopstreams dev` starts one here), is bootstrap.servers right? Trying on for a while; "

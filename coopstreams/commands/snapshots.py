@@ -1,4 +1,4 @@
-"""`coopstreams snapshots`: what a storage holds, whether it is whole, which one counts, and what may go."""
+"""`coopstreams snapshots`: lists, verifies and publishes snapshots in a storage, and deletes old files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from coopstreams.state.storage import Storage
 from coopstreams.topology.errors import SnapshotError
 
 PIPE_WIDTH = 160
-"""Columns of a table that nobody looks at on a terminal: nothing is cut off."""
+"""The columns of a table that is not printed on a terminal: nothing is cut off."""
 
 app = typer.Typer(help="Snapshots of state: list, check, publish, clean up.", no_args_is_help=True)
 
@@ -30,7 +30,7 @@ def list_(url: Url) -> None:
     names = sorted({name.partition("/")[0] for name in Storage(url).names() if "/" in name})
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for column in ("application", "run", "kind", "made", "stores", "keys", "size"):
-        # A run is copied into other commands: it is never cut short, however narrow the terminal is.
+        # Users copy a run's name into other commands: never cut it short, however narrow the terminal is.
         table.add_column(
             column, justify="right" if column in ("keys", "size") else "left", no_wrap=column in ("application", "run")
         )
@@ -95,12 +95,12 @@ def gc(
 
 
 def megabytes(files: Sequence[File]) -> str:
-    """Return in words how large some files are together."""
+    """Return the total size of some files, in words."""
     return f"{sum(file.bytes for file in files) / 1e6:,.1f} MB"
 
 
 def _described(url: str, application: str, run: str) -> tuple[str, str, str, str, str]:
-    """Return what a row says of a run; one without a manifest is at work, or was given up."""
+    """Return the row of a run; one without a manifest is still being made, or was given up."""
     if Storage(url).read(f"{application}/{run}/{snapshot.MANIFEST}") is None:
         return "unfinished", "", "", "", ""
     try:

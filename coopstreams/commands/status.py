@@ -1,4 +1,4 @@
-"""`coopstreams status`: who owns what, how far each task is, and why something does not move."""
+"""`coopstreams status`: prints the owners of tasks, their progress, and why a task does not move."""
 
 from __future__ import annotations
 
@@ -89,9 +89,7 @@ def _task(task: dict[str, Any]) -> tuple[str, ...]:
 
 
 def done_lines(report: dict[str, Any]) -> list[str]:
-    """Return what the tasks have done since they were opened, all together: records out by topic, those left out by
-    node and reason.
-    """
+    """Return the sums over all tasks since they were opened: written records by topic, dropped by node and reason."""
     tasks = [task for instance in report["instances"] for task in instance["tasks"]]
     out, left_out = Counter[str](), Counter[str]()
     for task in tasks:

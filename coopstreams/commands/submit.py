@@ -1,5 +1,4 @@
-"""The main file for spark-submit: `spark-submit … submit.py backfill app.py …` is `coopstreams backfill app.py …` on a
-cluster.
+"""The main file for spark-submit: `spark-submit … submit.py backfill app.py …` runs `coopstreams backfill app.py …`.
 
 `coopstreams pack` prints the whole command.
 """
@@ -9,10 +8,10 @@ import sys
 
 
 def main() -> None:
-    """Run the command line in the session that spark-submit was told of."""
+    """Run the command line in spark-submit's session."""
     here = os.path.dirname(os.path.abspath(__file__))
-    # The folder of a main file is on the path: here that of a package's modules. It is the folder of the package that
-    # is wanted.
+    # Python puts the folder of the main file on the path, which is inside the package. Replace it by the folder that
+    # has the package.
     above = os.path.dirname(os.path.dirname(here))
     sys.path[:] = [above if os.path.abspath(folder) == here else folder for folder in sys.path]
     from coopstreams.commands.cli import main as command_line

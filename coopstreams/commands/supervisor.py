@@ -1,15 +1,13 @@
-"""Several processes of one application: each a member of the group of its own, because Python computes on one core a
-process.
+"""Supervises several processes of one application, each a group member, because a Python process computes on one core.
 
-One worker's end is not the others' end. A worker that ended, by a signal, by an error or because somebody else asked it
-to, is started again after a while, and the others go on with its tasks; `restarts.py` says after which while, and when
-all end instead.
+A worker that ends by a signal, by an error or because another process asked it to, is restarted after a back-off, and
+the others continue its tasks meanwhile. `restarts.py` decides on the back-off, and when all end instead.
 
-A worker and its supervisor know of each other by the worker's environment: whose child it is, how often it was started
-again and why, and the file descriptor of a pipe for the sentence with which it ends.
+The supervisor passes a worker's environment the supervisor's process id, the number of restarts, the reason of the last
+end, and the file descriptor of a pipe to which the worker writes a sentence when it ends.
 
-Invariant: no worker outlives its supervisor's `run`; a worker that does not drain in time is killed, and the log knows
-the rest.
+Invariant: no worker outlives its supervisor's `run`; a worker that does not drain in time is killed, and the log says
+so.
 """
 
 from __future__ import annotations
@@ -29,30 +27,30 @@ from coopstreams.commands.restarts import FAILED, MOST_RESTARTS, Again, Over, Re
 log = logging.getLogger(__name__)
 
 SUPERVISOR = "_COOPSTREAMS_SUPERVISED"
-"""In the environment of a worker: the process id of its supervisor."""
+"""Environment variable of a worker: the process id of its supervisor."""
 LAST_WORDS = "_COOPSTREAMS_LAST_WORDS"
-"""In the environment of a worker: the file descriptor for why it ends."""
+"""Environment variable of a worker: the file descriptor for the reason of its end."""
 RESTARTS = "_COOPSTREAMS_RESTARTS"
-"""In the environment of a worker: how often it was started again."""
+"""Environment variable of a worker: how often it was restarted."""
 LAST_END = "_COOPSTREAMS_LAST_END"
-"""In the environment of a worker that was started again: how it had ended."""
+"""Environment variable of a restarted worker: how it had ended."""
 
 LOOK_EVERY_S = 0.1
 MOST_WORDS = 2000
-"""Characters of a last sentence: a pipe that nobody reads yet takes more, and a log line should not."""
+"""The most characters of that reason: they fit into a pipe's buffer, and into a log line."""
 
 Spawn: TypeAlias = Callable[[int, Sequence[str], Mapping[str, str], Sequence[int]], "subprocess.Popen[bytes]"]
 """Starts a worker, given its number, its command line, its environment and the file descriptors that it inherits."""
 Rests: TypeAlias = Callable[[int, float, str], None]
-"""Hears that a worker is started again in so many seconds, and how it ended."""
+"""Called when a worker waits for its restart: its number, the seconds, and how it ended."""
 
 
 def spawn(
     _: int, command: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]
 ) -> subprocess.Popen[bytes]:
-    """Start a worker that prints where its supervisor does.
+    """Start a worker whose output goes where the supervisor's goes.
 
-    In a session of its own: Ctrl-C reaches the supervisor alone, which then ends the workers in good order.
+    It gets a session of its own: Ctrl-C reaches only the supervisor, which drains the workers.
     """
     return subprocess.Popen(list(command), env=environment, pass_fds=descriptors, start_new_session=True)
 
@@ -64,14 +62,14 @@ class _Worker:
     process: subprocess.Popen[bytes] | None = None
     """None: it is about to be started."""
     words: int = -1
-    """The end of its pipe for last words that is ours."""
+    """The supervisor's end of the pipe for the reason of its end."""
     starts: int = 0
     last_end: str = ""
     start_at: float = -math.inf
 
 
 class Supervisor:
-    """Runs `command(number)` for each worker's number until `stop`, or until they are not to be started again."""
+    """Runs `command(number)` for each worker's number until `stop`, or until `restarts` ends the run."""
 
     def __init__(
         self,
@@ -92,7 +90,7 @@ class Supervisor:
         self._workers = [_Worker(number, Restarts(number, most_restarts)) for number in self.numbers]
 
     def run(self) -> int:
-        """Start the workers; return the exit status: 0 after `stop`, else that of the worker that ended all."""
+        """Start the workers; return the exit status: 0 after `stop`, else that of the worker that ended the run."""
         try:
             while True:
                 for worker in self._workers:
@@ -107,12 +105,12 @@ class Supervisor:
             self._end_all()
 
     def stop(self) -> bool:
-        """Ask for the end; return that there is something to drain. Any thread."""
+        """Ask for the end; return that there is something to drain. Thread-safe."""
         self._stopping = True
         return True
 
     def _look_after(self, worker: _Worker) -> Over | None:
-        """Start a worker that is due, and note one that has ended; return what ends all."""
+        """Start a worker that is due, and note one that has ended; return what ends the run, if anything."""
         if worker.process is None:
             return self._start(worker) if time.monotonic() >= worker.start_at else None
         status = worker.process.poll()
@@ -142,7 +140,7 @@ class Supervisor:
             environment = os.environ | told | {LAST_WORDS: str(theirs)}
             worker.process = self._spawn(worker.number, self._command(worker.number), environment, (theirs,))
             os.set_blocking(worker.words, False)
-        except OSError as error:  # no memory or no process left: that may pass
+        except OSError as error:  # memory or processes are exhausted, perhaps for a moment only
             os.close(worker.words)
             return self._ended(worker, FAILED, f"it cannot be started: {error}")
         finally:
@@ -167,8 +165,9 @@ class Supervisor:
 
 
 def _read(words: int) -> str:
-    """Return what a worker that has ended said last, and close the pipe. A process that it left behind may keep the
-    other end open.
+    """Return the reason that an ended worker wrote, and close the pipe.
+
+    A child process that it left behind may still keep the other end open.
     """
     said = b""
     with suppress(BlockingIOError):

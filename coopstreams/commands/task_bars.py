@@ -1,11 +1,10 @@
-"""How far the tasks of a backfill are: bars that are redrawn on a terminal, a line for each task that is done anywhere
-else.
+"""The progress of a backfill's tasks: bars on a terminal; anywhere else a line for each finished task.
 
     sub-topology 0      ━━━━━━━━╸━━━━━━━━  3 of 8 tasks
     reading orders-1    ━━━━━━━━━━━━━━━━━  1,200 records
     task 0_1[85..170]   ━━━━━╸━━━━━━━━━━━    310 records
 
-Invariant: a task that is done is counted, and its bar is gone; so there are as many bars as Spark has places for tasks.
+Invariant: a finished task is counted and its bar removed; so there are as many bars as tasks that Spark runs at a time.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class TaskBars:
         self._bars.stop()
 
     def show(self, stage: Stage, progress: Sequence[TaskProgress]) -> None:
-        """Show how far a stage is. Any thread, one at a time."""
+        """Show the progress of a stage. Any thread, one at a time."""
         done = sum(each.done for each in progress if each.kind == "task")
         if not self._console.is_terminal:
             for each in progress:
@@ -77,5 +76,5 @@ class TaskBars:
 
 
 def label(each: TaskProgress) -> str:
-    """Return what people call it."""
+    """Return the label of a bar."""
     return f"task {each.name}" if each.kind == "task" else f"reading {each.name}"

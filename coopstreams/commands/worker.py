@@ -1,7 +1,6 @@
-"""The worker's side of a supervisor: who started it and how often, the sentence with which it ends, and an end with its
-supervisor's.
+"""The worker's side of a supervisor: its restarts, the reason of its end, and its end if the supervisor dies.
 
-All of it comes from the environment (`supervisor.py`); a process that nobody supervises finds nothing there.
+All of it comes from the environment (`supervisor.py`); an unsupervised process finds nothing there.
 """
 
 from __future__ import annotations
@@ -19,17 +18,13 @@ LOOK_EVERY_S = 1.0
 
 
 def past(environment: Mapping[str, str]) -> dict[str, str | int | float]:
-    """Return what `/v1/status` says of a worker that was started again: `restarts` and `last_end`; nothing of any other
-    process.
-    """
+    """Return the fields of a restarted worker for `/v1/status`: `restarts` and `last_end`; of other processes, none."""
     restarts = int(environment.get(RESTARTS, "0"))
     return {"restarts": restarts, "last_end": environment.get(LAST_END, "")} if restarts else {}
 
 
 def end_with_supervisor(environment: Mapping[str, str], stop: Callable[[], None]) -> bool:
-    """Have `stop` called when the supervisor is gone, since nobody would end this process otherwise; return whether
-    there is one.
-    """
+    """Call `stop` when the supervisor dies, since nothing else would end this process; return whether there is one."""
     supervisor = environment.get(SUPERVISOR)
     if supervisor is None:
         return False
@@ -38,7 +33,7 @@ def end_with_supervisor(environment: Mapping[str, str], stop: Callable[[], None]
 
 
 def say_why(error: BaseException, environment: Mapping[str, str]) -> None:
-    """Tell the supervisor, if there is one, of what this process ends."""
+    """Send the reason why this process ends to its supervisor, if there is one."""
     descriptor = environment.get(LAST_WORDS)
     if descriptor is None:
         return

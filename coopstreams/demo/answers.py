@@ -1,7 +1,6 @@
-"""The answers of `examples/flights.py`, computed once more from the rows of the CSV files by plain loops, and the
-comparison. Pure.
+"""The expected answers of `examples/flights.py`, computed from the CSV files by plain loops, and the comparison. Pure.
 
-Nothing of the example is used here: a mistake in the topology would otherwise be made twice and called equal.
+It shares no code with the example: a mistake in the topology would otherwise be in both, and pass as equal.
 
 Delays are whole minutes, so sums of floats are exact and means are compared with `==`.
 """
@@ -21,7 +20,7 @@ K = TypeVar("K")
 
 @dataclass(slots=True)
 class Delay:
-    """How late some departures were. Units: minutes."""
+    """The delay of some departures. Units: minutes."""
 
     name: str
     count: int = 0
@@ -30,12 +29,12 @@ class Delay:
 
     @staticmethod
     def of(value: Mapping[str, Any]) -> Delay:
-        """Return the delay that a JSON value of the example's stores says."""
+        """Return the delay in a JSON value of the example's stores."""
         return Delay(value["name"], value["count"], value["total"], value["longest"])
 
     @staticmethod
     def together(delays: Iterable[Delay]) -> Delay:
-        """Return the delay of all these departures."""
+        """Return the combined delay of these departures."""
         whole = Delay("")
         for delay in delays:
             whole.name = delay.name
@@ -52,7 +51,7 @@ class Delay:
 
     @property
     def mean(self) -> float:
-        """The mean delay of one departure; 0 of none."""
+        """The mean delay of a departure; 0 if there are none."""
         return self.total / self.count if self.count else 0.0
 
     def __str__(self) -> str:
@@ -61,15 +60,13 @@ class Delay:
 
 @dataclass(slots=True)
 class Answers:
-    """Delays by tail number, and by carrier and the hour (its start, ms since the epoch) in which the departure was
-    planned.
-    """
+    """Delays by tail number, and by carrier and hour of planned departure (its start, ms since the epoch)."""
 
     by_aircraft: dict[str, Delay] = field(default_factory=dict)
     by_hour: dict[tuple[str, int], Delay] = field(default_factory=dict)
 
     def by_carrier(self) -> dict[str, Delay]:
-        """Return the delays by carrier: the hours together."""
+        """Return the delays by carrier, over all hours."""
         hours: dict[str, list[Delay]] = {}
         for (carrier, _), delay in self.by_hour.items():
             hours.setdefault(carrier, []).append(delay)
@@ -77,18 +74,19 @@ class Answers:
 
 
 class DepartureTally:
-    """Counts departures as they come: the right answers so far are in `answers`."""
+    """Counts departures as they come: `answers` has the expected answers so far."""
 
     def __init__(self, airlines: Iterable[Airline], planes: Iterable[Plane]) -> None:
         self.answers = Answers()
         self.departed = 0
-        """Departures that left, and so have a delay."""
+        """Departures that took place, and so have a delay."""
         self.carriers = {airline.carrier: airline.name for airline in airlines}
         self._models = {plane.tail_number: plane.model or "?" for plane in planes}
 
     def add(self, departure: Departure) -> None:
-        """Count a departure; one that never left has no delay, one without a tail number no aircraft, one of an unknown
-        carrier no carrier.
+        """Count a departure.
+
+        A cancelled one has no delay, one without a tail number no aircraft, one of an unknown carrier no carrier.
         """
         minutes = departure.dep_delay
         if minutes is None:
@@ -108,6 +106,6 @@ class DepartureTally:
 
 
 def differences(expected: Mapping[K, Delay], found: Mapping[K, Delay]) -> list[tuple[K, Delay | None, Delay | None]]:
-    """Return what is not equal: the key, what it should be (None: nothing), what it is (None: missing)."""
+    """Return the unequal keys: the key, the expected delay (None: nothing), the found one (None: missing)."""
     keys = [*expected, *(key for key in found if key not in expected)]
     return [(key, expected.get(key), found.get(key)) for key in keys if expected.get(key) != found.get(key)]

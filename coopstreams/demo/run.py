@@ -1,6 +1,4 @@
-"""The demo's look at the application from outside: how far it is, and its answers, over HTTP; where the topics end,
-from the brokers.
-"""
+"""The demo's view of the application from outside: progress and answers over HTTP, ends of topics from the brokers."""
 
 from __future__ import annotations
 
@@ -18,25 +16,25 @@ STUCK_S = 90.0
 PAGE = 5000
 
 STAGES = {0: "delays by aircraft", 1: "delays by carrier, hour"}
-"""The sub-topologies of the example, in the order of the way."""
+"""The sub-topologies of the example, in the order in which records pass them."""
 SOURCES = {0: ("flights", "planes"), 1: ("flights-by-carrier-repartition", "airlines")}
-"""The topics that each of them reads; the first one's records are counted."""
+"""The source topics of each; the records of the first one are counted."""
 
 
 @dataclass(slots=True)
 class Run:
-    """What is known of the application while it processes. `total`: records to process, by stage."""
+    """The known progress of the application. `total`: records to process, by stage."""
 
     log: Log
     total: dict[int, int]
     parts: dict[str, list[RunningRange]] = field(default_factory=dict)
-    """What each process has, by its url."""
+    """The ranges of each process, by its url."""
     finished: set[int] = field(default_factory=set)
     _positions: HighestPositions = field(default_factory=HighestPositions)
     _moved: tuple[float, float] | None = None
 
     def look(self, queries: QueryClient, now: float) -> None:
-        """Ask how far everybody is.
+        """Refresh the progress.
 
         Raises:
             DevError: nothing has moved for 90 s.
@@ -44,7 +42,7 @@ class Run:
         try:
             report = queries.status()
         except QueryError:
-            pass  # it is starting
+            pass  # the application is still starting
         else:
             self._positions.take(report)
             self.parts = owned(report)
@@ -63,15 +61,16 @@ class Run:
 
     @property
     def fraction(self) -> float:
-        """How much of all the work is done."""
+        """The fraction of all the work that is done."""
         return sum(self.done.values()) / sum(self.total.values())
 
     def _done(self, number: int, total: int) -> float:
         return total if number in self.finished else min(total, self._positions.records(number, SOURCES[number][0]))
 
     def _finish(self) -> None:
-        """Note the stages that are done. The topics of one have their last end only when the one before is done, and
-        are asked then.
+        """Note the stages that are done.
+
+        The topics of a stage have their final end only when the stage before is done, and are asked for it then.
         """
         for number, topics in SOURCES.items():
             if number not in self.finished:
@@ -83,9 +82,7 @@ class Run:
 
 
 def fetch(url: str, carriers: Iterable[str]) -> Answers:
-    """Return everything that the application answers: all aircraft as one range, the hour windows carrier by
-    carrier.
-    """
+    """Return all answers of the application: all aircraft as one range, the hour windows carrier by carrier."""
     with QueryClient(url) as queries:
         by_aircraft = {entry.key: Delay.of(entry.value) for entry in queries.range("delays-by-aircraft", page=PAGE)}
         by_hour = {

@@ -1,12 +1,11 @@
-"""`make demo`: three processes share the one partition of real flights; one is killed half-way; are the answers still
-right?
+"""`make demo`: three processes share the one partition of real flights; one is killed half-way; answers stay right.
 
-    Kafka -> 336,776 departures into one partition -> three processes, each a part of the key hashes -> SIGKILL one ->
-    the others go on -> every answer over HTTP beside the same computed from the CSV files
+    Kafka -> 336,776 departures into one partition -> three processes, each with a part of the key hashes -> SIGKILL
+    one -> the others continue -> every answer over HTTP is compared with the same one computed from the CSV files
 
 Invariant: nothing is left running, however it ends; the next run begins with an empty Kafka and empty state.
-Turned down: one process with three threads (a process is what dies in life), a pause before the kill (half-way means
-half the work).
+Turned down: one process with three threads (in production, processes die), a pause before the kill (half-way is half of
+the work).
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ PROCESSES = 3
 HALF = 0.5
 LOOK_EVERY_S = 0.25
 MARK = ".coopstreams-demo"
-"""A file by which a demo knows a folder of an earlier demo, whose contents it may delete."""
+"""The file that marks the folder of a demo, whose contents a later demo may delete."""
 
 
 def demo(
@@ -108,12 +107,12 @@ class Demo:
         self._screen = DemoScreen(self.console)
 
     def run(self, *, once: bool) -> bool:
-        """Return whether all answers are right. Without `once`, answer queries until Ctrl-C first."""
+        """Return whether all answers are right. Without `once`, first serve queries until Ctrl-C."""
         self._screen.say(
             f"[bold]One partition of flights, {PROCESSES} processes, each with a part of the key hashes[/]\n"
         )
         data = flights_data(self.console)
-        find_java()  # a machine without one is told so before the download
+        find_java()  # fails before the download if there is no Java
         kafka_jars(self.console)
         broker = KafkaBroker(self.folder / "kafka", console=self.console)
         workers: Workers | None = None
@@ -152,7 +151,7 @@ class Demo:
             return load(log, data, self.most, lambda count: progress.advance(bar, count))
 
     def _process(self, log: KafkaLog, workers: Workers, tally: DepartureTally) -> dict[str, list[RunningRange]]:
-        """Start the processes, kill one half-way; return who has what when every record is processed."""
+        """Start the processes, kill one half-way; return the ranges of each process when every record is processed."""
         total = {0: log.end_offset(TopicPartition("flights", 0)), 1: tally.departed}
         for _ in range(PROCESSES):
             workers.start()
@@ -175,7 +174,7 @@ class Demo:
         return run.parts
 
     def _story(self, run: Run, workers: Workers) -> Iterator[bool]:
-        """Tell and do what is to happen, one look after the other; yield whether it is over."""
+        """Run the script of the demo, one step after each refresh; yield whether it is over."""
         while not shared(run.parts, [worker.url for worker in workers.all], STAGES):
             yield False
         self._screen.say("the partition is shared: " + _shares(run, workers))
@@ -218,7 +217,7 @@ class Demo:
 
 
 def _shares(run: Run, workers: Workers) -> str:
-    """Return who has which key groups, in words."""
+    """Return the key groups of each process, in words."""
     words = []
     for worker in workers.living:
         parts = sorted({str(part) for part in run.parts[worker.url]})
@@ -228,10 +227,10 @@ def _shares(run: Run, workers: Workers) -> str:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[Path]:
-    """Yield the folder, empty but for a mark; no other demo uses it meanwhile.
+    """Yield the folder, empty except for the mark; a lock keeps other demos out.
 
     Raises:
-        DevError: another demo runs on it, or it is a folder of somebody else's.
+        DevError: another demo runs on it, or it is not a demo's folder.
     """
     if folder.exists() and not (folder / MARK).exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise DevError(
@@ -244,7 +243,7 @@ def alone(folder: Path) -> Iterator[Path]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise DevError(f"another demo runs on {folder}. End it first, or use another folder (--data)") from None
-        KafkaBroker(folder / "kafka").stop()  # of a demo that was killed
+        KafkaBroker(folder / "kafka").stop()  # left by a demo that was killed
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         (folder / MARK).touch()

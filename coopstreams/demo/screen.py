@@ -1,6 +1,4 @@
-"""What the demo shows: bars while it loads and processes, who has which key range, and the answers side by side. 80
-columns are enough.
-"""
+"""The demo's output: progress bars, the key ranges of each process, and the answers side by side, within 80 columns."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from coopstreams.demo.workers import Worker
 from coopstreams.topology.keys import GROUPS
 
 STRIP = 16
-"""Characters that stand for the whole hash space."""
+"""The number of characters that represent the hash space."""
 SAMPLES = 5
 MOST_DIFFERENCES = 20
 
@@ -30,14 +28,14 @@ K = TypeVar("K")
 
 
 class DemoScreen:
-    """What a demo says, how long its parts take, and what comes out of it in the end."""
+    """Prints a demo's messages, the times of its parts, and its final answers."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._took: dict[str, float] = {}
 
     def say(self, text: str) -> None:
-        """Print a line, which may have markup."""
+        """Print a line, which may contain markup."""
         self._console.print(text, highlight=False, soft_wrap=True)
 
     @contextmanager
@@ -73,8 +71,9 @@ def bars(console: Console) -> Progress:
 
 
 class LiveScreen:
-    """Bars and the table of the processes, redrawn in place on a terminal; the bars remain, and anywhere else they are
-    all that is printed.
+    """Bars and the table of the processes, redrawn in place on a terminal; the bars stay at the end.
+
+    Anywhere else only the bars are printed.
     """
 
     def __init__(self, console: Console, stages: Mapping[int, tuple[str, int]]) -> None:
@@ -98,7 +97,7 @@ class LiveScreen:
     def show(
         self, done: Mapping[int, float], workers: Iterable[Worker], parts: Mapping[str, Sequence[RunningRange]]
     ) -> None:
-        """Show how many records of each stage are done, and who has what."""
+        """Show the done records of each stage, and the ranges of each process."""
         for number, records in done.items():
             self._bars.update(self._tasks[number], completed=records)
         self._live.update(Group(self._bars, "", owners(workers, parts, self._names, ascii_only=self._ascii), ""))
@@ -111,7 +110,7 @@ def owners(
     *,
     ascii_only: bool = False,
 ) -> Table:
-    """Return which process has which key groups of each stage, as a picture and in numbers."""
+    """Return a table of the key groups of each process and stage, as a picture and in numbers."""
     table = Table(box=None, pad_edge=False)
     table.add_column("")
     table.add_column("pid", justify="right")
@@ -142,7 +141,7 @@ def _cell(parts: Sequence[RunningRange], ascii_only: bool) -> str:
 
 
 def answers(found: Answers, expected: Answers) -> Table:
-    """Return answers of both sides: all carriers, the hours and the aircraft with the most departures."""
+    """Return a table of both sides' answers: all carriers, the hours and the aircraft with the most departures."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("delays in minutes", no_wrap=True, overflow="ellipsis", max_width=27)
     for side, style in (("HTTP", "cyan"), ("CSV", "magenta")):
@@ -166,7 +165,7 @@ def answers(found: Answers, expected: Answers) -> Table:
 
 
 def verdict(console: Console, found: Answers, expected: Answers) -> bool:
-    """Return whether everything is equal, and say it; if not, say what is not."""
+    """Return whether all answers are equal, and print it, with the unequal ones."""
     aircraft = _told(console, "aircraft", found.by_aircraft, expected.by_aircraft)
     hours = _told(console, "hours of a carrier", found.by_hour, expected.by_hour)
     return aircraft and hours

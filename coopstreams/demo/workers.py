@@ -1,5 +1,4 @@
-"""The processes of the demo: each is `coopstreams run` of the example, as a user would start it; one is killed with
-SIGKILL.
+"""The processes of the demo: each is a `coopstreams run` of the example, as a user would start it; one gets SIGKILL.
 
 Invariant: a process that was started is in the list of those to stop, also when Ctrl-C comes in between.
 """
@@ -22,7 +21,7 @@ from coopstreams.topology.errors import DevError
 
 DRAIN_S = 20.0
 SESSION_MS = 4000
-"""How long nobody hears from a process before the others take over."""
+"""The session time-out: how long after the last heartbeat the other processes take over."""
 LAST_WORDS = 12
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -45,12 +44,12 @@ class Worker:
 
     @property
     def name(self) -> str:
-        """How it is called on the screen."""
+        """Its name on the screen."""
         return f"process {self.number}"
 
 
 class Workers:
-    """The processes that run one topology file on one broker, their state and logs in a folder."""
+    """The processes that run one topology file on one broker, with their state and logs in a folder."""
 
     def __init__(self, program: Path, bootstrap: str, folder: Path) -> None:
         self._program = program
@@ -59,7 +58,7 @@ class Workers:
         self.all: list[Worker] = []
 
     def start(self) -> Worker:
-        """Return one more process."""
+        """Start one more process, and return it."""
         number, port = len(self.all) + 1, free_port()
         settings = {
             "bootstrap.servers": self._bootstrap,
@@ -79,8 +78,8 @@ class Workers:
             *flags,
         ]
         path = self._folder / f"process-{number}.log"
-        # A session of its own keeps Ctrl-C away from it; the variable makes it end by itself if this process dies
-        # without a word.
+        # In a session of its own, Ctrl-C does not reach it. The variable makes it end if this process dies without
+        # stopping it.
         with path.open("ab") as log, interrupts_wait():
             process = subprocess.Popen(
                 command,
@@ -95,20 +94,20 @@ class Workers:
 
     @property
     def living(self) -> list[Worker]:
-        """Those that were not killed."""
+        """The processes that were not killed."""
         return [worker for worker in self.all if not worker.killed]
 
     def kill(self, worker: Worker) -> None:
-        """End a process at once (SIGKILL): it can neither commit nor say good-bye."""
+        """End a process at once (SIGKILL): it can neither commit nor leave the group."""
         worker.killed = True
         worker.process.kill()
         worker.process.wait()
 
     def check(self) -> None:
-        """Do nothing while all processes do as they were told.
+        """Do nothing while all processes run that were not killed.
 
         Raises:
-            DevError: one ended by itself; with its last words.
+            DevError: one ended by itself; the message has its last log lines.
         """
         for worker in self.living:
             status = worker.process.poll()
@@ -117,7 +116,7 @@ class Workers:
                 raise DevError(f"{worker.name} ended by itself with status {status}. The end of {worker.log}:\n{words}")
 
     def stop(self) -> None:
-        """Have all processes drain, commit and end; kill one that does not within 20 s."""
+        """Ask all processes to drain, commit and end; kill those that have not after 20 s."""
         for worker in self.all:
             worker.process.terminate()
         for worker in self.all:
@@ -130,7 +129,7 @@ class Workers:
 
 @contextmanager
 def interrupts_wait() -> Iterator[None]:
-    """Have Ctrl-C take effect at the end of the block: what is made in it is known to whoever must end it."""
+    """Defer Ctrl-C to the end of the block, when what was started in it is recorded."""
     came: list[int] = []
 
     def note(number: int, _: FrameType | None) -> None:
@@ -149,7 +148,7 @@ def interrupts_wait() -> Iterator[None]:
 
 @contextmanager
 def interrupts_ignored() -> Iterator[None]:
-    """Have Ctrl-C do nothing in the block: it would leave behind what the block ends."""
+    """Ignore Ctrl-C in the block, which cleans up."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in _INTERRUPTS}
     try:
         yield
@@ -158,9 +157,7 @@ def interrupts_ignored() -> Iterator[None]:
 
 
 def interrupt_on_signals() -> None:
-    """Have SIGTERM and a closed terminal end this process as Ctrl-C does: in good order. What is ignored (nohup) stays
-    ignored.
-    """
+    """Make SIGTERM and a closed terminal end this process like Ctrl-C; ignored signals (nohup) stay ignored."""
     for number in _INTERRUPTS:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler)

@@ -1,10 +1,10 @@
 """A real Kafka node in a folder, alone or one of several: start, reuse, stop, and for tests kill, pause and restart.
 
-The process outlives the one that started it, so `coopstreams dev` can leave it running and a later call finds it again;
-what is known about it stands in the folder (`process.py`). A context manager stops it at the end.
+The broker outlives the process that started it, so `coopstreams dev` can leave it running, and a later call finds it by
+the record in the folder (`process.py`). A context manager stops it at the end.
 
-Invariant: the bootstrap address of a folder stays the same over restarts, while the port can be had.
-Turned down: librdkafka's mock cluster (no isolation of transactions, no compaction), containers (not everybody may run
+Invariant: the bootstrap address of a folder stays the same over restarts, as long as the port is free.
+Turned down: librdkafka's mock cluster (no isolation of transactions, no compaction), containers (not every user may run
 them).
 """
 
@@ -67,8 +67,9 @@ class KafkaBroker:
         console: Console | None = None,
         version: str = KAFKA,
     ) -> None:
-        """`controller_port`, `cluster` (an id, see `cluster_id`) and `node.id`, `controller.quorum.voters` in
-        `settings`: one node of several.
+        """For one node of several, pass `controller_port`, `cluster` (an id, see `cluster_id`) and `settings`.
+
+        The settings must have `node.id` and `controller.quorum.voters`.
         """
         self.folder = folder.expanduser().resolve()
         self.log_file = self.folder / "kafka.log"
@@ -91,10 +92,10 @@ class KafkaBroker:
 
     @property
     def running(self) -> BrokerProcess | None:
-        """The broker process on this folder, whoever started it; None when there is none."""
-        ended = self._process is not None and self._process.poll() is not None  # takes the exit code of a dead child
+        """The broker process on this folder, whichever process started it; None if there is none."""
+        ended = self._process is not None and self._process.poll() is not None  # poll reaps a dead child
         if self._starting and not ended:
-            return recorded(self.folder)  # a child that was just forked has no command line yet to know it by
+            return recorded(self.folder)  # a child that was just forked does not have its command line yet
         return running(self.folder)
 
     @property
@@ -110,8 +111,9 @@ class KafkaBroker:
         return f"127.0.0.1:{last.port}"
 
     def start(self) -> bool:
-        """Return whether a new process was started; one that already runs on the folder is used as it is. Waits until
-        it answers.
+        """Start a broker, or use the one that runs on the folder; return whether a new process was started.
+
+        Blocks until the broker answers.
 
         Raises:
             DevError: no Java, no jars, the port is taken, or Kafka ended at once; the message has the reason and the
@@ -136,26 +138,26 @@ class KafkaBroker:
             )
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> bool:
-        """Return whether there was one to stop: asks it to end (SIGTERM), and kills it if it does not in time."""
+        """Stop the broker (SIGTERM, then SIGKILL after the time-out); return whether one was running."""
         with locked(self.folder / "lock"):
             if not self._signal(signal.SIGTERM):
                 return False
-            self._signal(signal.SIGCONT)  # a paused process hears nothing else
+            self._signal(signal.SIGCONT)  # a paused process handles no other signal
             if not wait_until(lambda: self.running is None, timeout_s):
                 self._end()
             return True
 
     def kill(self) -> None:
-        """End the process without warning (SIGKILL), as a power failure would; return when it is gone."""
+        """End the process without warning (SIGKILL), as a power failure would; return when it has ended."""
         self._end()
 
     def pause(self) -> None:
-        """Freeze the process (SIGSTOP); return when it stands still: connections stay open and nobody answers."""
+        """Freeze the process (SIGSTOP); return when it stands still. Connections stay open, and requests time out."""
         self._signal(signal.SIGSTOP)
         wait_until(lambda: (broker := self.running) is None or paused(broker.pid), STOP_TIMEOUT_S, every_s=0.001)
 
     def resume(self) -> None:
-        """Let a paused process go on."""
+        """Let a paused process continue (SIGCONT)."""
         self._signal(signal.SIGCONT)
 
     def restart(self) -> None:
@@ -175,7 +177,7 @@ class KafkaBroker:
             raise DevError(f"the broker process on {self.folder} does not end, even when killed")
 
     def _launch(self, java: Java, classpath: str) -> bool:
-        """Start a process on the folder; False when a port that was found free is no longer."""
+        """Start a process on the folder; return False if the chosen free port is taken by now."""
         port, controller_port = self._ports()
         config = self.folder / "server.properties"
         config.write_text(properties_text(broker_settings(self.folder, port, controller_port, self._settings)))
@@ -205,7 +207,7 @@ class KafkaBroker:
         return True
 
     def _ports(self) -> tuple[int, int]:
-        """Return the ports to listen on: the given one, else the last ones if they are free, else any."""
+        """Return the ports to listen on: the given ones, else the last ones if they are free, else any."""
         if self._port is not None and not port_is_free(self._port):
             raise DevError(
                 f"port {self._port} is in use by another program. Give another one (--port), or none to get a free one."
@@ -268,7 +270,5 @@ def _reason(said: str) -> str:
 
 
 def cluster_id(random: uuid.UUID) -> str:
-    """Return an id as Kafka writes them, less those that begin with a dash: the storage tool takes them for an
-    option.
-    """
+    """Return an id in Kafka's form that does not begin with a dash: the storage tool would take it for an option."""
     return urlsafe_b64encode(random.bytes).rstrip(b"=").decode().replace("-", "_")

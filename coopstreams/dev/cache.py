@@ -26,7 +26,7 @@ def cache_folder() -> Path:
 def locked(path: Path) -> Iterator[None]:
     """Hold the lock file `path` (made if missing) against every other process; wait for it without limit.
 
-    The kernel lets go of it when the process dies, so a lock is never stale.
+    The kernel releases it when the process dies, so a lock is never stale.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:

@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from jgo.maven import MavenContext
 
 Reported = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-"""jgo calls it with the name and size of a file that it begins; it yields a function that takes how many bytes came."""
+"""jgo calls it with a file's name and size; the context manager yields a function that takes newly received bytes."""
 
 KAFKA = "4.2.1"
-"""The newest Kafka without KAFKA-20734. In 4.3.0, 4.3.1 and 4.4.0 a transaction coordinator takes a partition that has
-no leader for a moment (a broker stops, the partition has one replica) for deleted: it calls the transaction complete,
-and the partition never hears of it. Exactly-once then loses records. `tests/broker/hanging_transactions.py` provokes
-it; do not go to a version that loses records there.
+"""The newest Kafka without KAFKA-20734. In 4.3.0, 4.3.1 and 4.4.0, a transaction coordinator mistakes a partition that
+has no leader for a moment (a broker stops, the partition has one replica) for a deleted one: it calls the transaction
+complete, and the partition never gets its marker. Exactly-once then loses records.
+`tests/broker/hanging_transactions.py` reproduces it; do not upgrade to a version that loses records there.
 """
 
 REPOSITORY = "DEFAULT_ARTIFACT_REPOSITORY"
@@ -50,7 +50,7 @@ def kafka_jars(console: Console, repository: str | None = None, version: str = K
     """Return the folder with the jars of a version of Kafka; download them if they are not there yet.
 
     Raises:
-        DevError: jgo is not installed, the download failed, or a file has not its pinned content; with the cure.
+        DevError: jgo is not installed, the download failed, or a file differs from its pinned content; with the cure.
     """
     jars = cache_folder() / f"kafka-{version}"
     if jars.is_dir():
@@ -81,7 +81,7 @@ def _download(version: str, jars: Path, console: Console, repository: str | None
     with progress:
         try:
             download.run(missing)
-        except (OSError, RuntimeError) as error:  # of requests, and of jgo
+        except (OSError, RuntimeError) as error:  # raised by requests and by jgo
             have = sum((checked / pin.file).exists() for pin in wanted)
             raise DevError(
                 f"Apache Kafka {version} could not be downloaded from {where}: {error}. Is there a network? Behind a "
@@ -94,9 +94,7 @@ def _download(version: str, jars: Path, console: Console, repository: str | None
 
 
 class _Download:
-    """Files on their way from a Maven repository into a folder, several at a time; the first that fails ends the
-    others.
-    """
+    """Downloads files from a Maven repository into a folder, several at a time; a failure cancels the others."""
 
     def __init__(self, cache: Path, folder: Path, repository: str | None, progress: Callable[[int], None]) -> None:
         self._folder = folder
@@ -109,8 +107,8 @@ class _Download:
         """Fetch files; return when the folder has all of them.
 
         Raises:
-            OSError, RuntimeError: one could not be had.
-            DevError: one has not its pinned content.
+            OSError, RuntimeError: a download failed.
+            DevError: a file differs from its pinned content.
         """
         with ThreadPoolExecutor(_AT_A_TIME) as pool:
             try:
@@ -125,7 +123,7 @@ class _Download:
     def _fetch(self, pin: Pin) -> None:
         artifact = self._maven.project(pin.group, pin.artifact).at_version(pin.version).artifact()
         if artifact.cached_path is not None:
-            artifact.cached_path.unlink(missing_ok=True)  # half of it: jgo writes under the final name
+            artifact.cached_path.unlink(missing_ok=True)  # incomplete: jgo writes under the final name
         path = artifact.resolve()
         if not pin.is_content_of(path):
             raise DevError(
@@ -148,9 +146,7 @@ class _Download:
 
 
 def _maven(cache: Path, repository: str | None, reported: Reported) -> MavenContext:
-    """Return a client that keeps what it fetches in `cache`, and takes nothing from the machine's own Maven
-    repository.
-    """
+    """Return a client that keeps downloads in `cache`, and does not use the machine's own Maven repository."""
     try:
         from jgo.maven import MavenContext, PythonResolver
     except ImportError as error:

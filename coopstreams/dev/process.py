@@ -1,7 +1,7 @@
-"""The record of a broker process, kept beside its data, and whether that process still runs.
+"""The record of a broker process, kept beside its data, and the check that this process still runs.
 
-A process id alone is no proof: after a crash or a reboot another process may have it. So the process must also have the
-folder of the broker in its command line.
+A process id alone is no proof: after a crash or a reboot another process may have it. So the command line of the
+process must also contain the broker's folder.
 """
 
 import secrets
@@ -37,7 +37,7 @@ def recorded(folder: Path) -> BrokerProcess | None:
 
 
 def running(folder: Path) -> BrokerProcess | None:
-    """Return the broker that runs on the folder now; a record of one that is gone does not count."""
+    """Return the broker that runs on the folder now; None if the recorded process has ended."""
     last = recorded(folder)
     return last if last is not None and str(folder / "server.properties") in command_line(last.pid) else None
 
@@ -50,9 +50,7 @@ def record(folder: Path, broker: BrokerProcess) -> None:
 
 
 def command_line(pid: int) -> list[str]:
-    """Return the arguments of a process; empty when there is no such process, or it has ended and nobody has asked for
-    its exit code.
-    """
+    """Return the arguments of a process; empty if there is none, or if it is a zombie."""
     if Path("/proc/self/cmdline").exists():
         try:
             return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
@@ -63,9 +61,7 @@ def command_line(pid: int) -> list[str]:
 
 
 def paused(pid: int) -> bool:
-    """Return whether all threads of a process stand still after a SIGSTOP; they go on for a moment when the machine is
-    busy.
-    """
+    """Return whether all threads of a process have stopped after a SIGSTOP, which takes a moment on a busy machine."""
     if Path("/proc/self/task").exists():
         try:
             threads = [thread.read_text().rpartition(") ")[2] for thread in Path(f"/proc/{pid}/task").glob("*/stat")]
@@ -79,7 +75,7 @@ def paused(pid: int) -> bool:
 
 
 def memory_mb(pid: int) -> int | None:
-    """Return the memory that the process holds, where the system says so. Units: MiB."""
+    """Return the resident memory of the process, if the system reports it. Units: MiB."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -98,7 +94,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, every_s: float =
 
 
 def port_is_free(port: int) -> bool:
-    """Return whether somebody could listen on the port of this machine now."""
+    """Return whether a process could listen on this local port now."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -109,7 +105,7 @@ def port_is_free(port: int) -> bool:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on.
+    """Return a port on which no process listens.
 
     It is below the ephemeral range, so the system assigns it to no connection, and a stopped broker keeps its port.
     """
@@ -121,10 +117,10 @@ def free_port() -> int:
 def answers(port: int, timeout_s: float = 2.0) -> bool:
     """Return whether a Kafka broker answers requests on the port, and takes part in its cluster.
 
-    A broker that has just started answers before its controller counts it among the living: then, no topic could be
-    made on it.
+    A broker that has just started answers before its controller has unfenced it; until then no topic can be created on
+    it.
 
-    Shape: a Metadata request, version 1, of no topic; its answer begins with how many brokers are alive.
+    Shape: a Metadata request, version 1, without topics; its answer begins with the number of live brokers.
     """
     client = b"coopstreams-dev"
     request = struct.pack(">hhih", 3, 1, 1, len(client)) + client + struct.pack(">i", 0)

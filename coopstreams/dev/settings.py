@@ -1,6 +1,6 @@
 """The settings of a Kafka for development, of one node or of several: pure, a mapping and its text.
 
-Each node is broker and controller. One node alone keeps once what Kafka copies to three brokers by default; pools are
+Each node is broker and controller. A single node keeps one replica where Kafka's default is three; thread pools are
 sized for two cores.
 """
 
@@ -20,9 +20,9 @@ def broker_settings(folder: Path, port: int, controller_port: int, changes: Mapp
         "controller.listener.names": "CONTROLLER",
         "inter.broker.listener.name": "PLAINTEXT",
         "log.dirs": str(folder / "log"),
-        # A topic is made by who means it: a misspelt name must be an error.
+        # Topics are created explicitly: a misspelt name must be an error.
         "auto.create.topics.enable": "false",
-        # Records carry the time of their events. By that clock, flights of 2013 would be deleted at once.
+        # Records have the time of their events: with a retention, flights of 2013 would be deleted at once.
         "log.retention.ms": "-1",
         "default.replication.factor": "1",
         "min.insync.replicas": "1",
@@ -35,9 +35,9 @@ def broker_settings(folder: Path, port: int, controller_port: int, changes: Mapp
         "share.coordinator.state.topic.replication.factor": "1",
         "share.coordinator.state.topic.min.isr": "1",
         "group.initial.rebalance.delay.ms": "0",
-        # Tests of lost members need not wait for the six seconds that a busy cluster wants.
+        # Tests of lost members use shorter session time-outs than Kafka's minimum of six seconds.
         "group.min.session.timeout.ms": "1000",
-        # After a kill, the controller takes the broker back when its old session is over.
+        # After a kill, the controller accepts the broker again when its old session has expired.
         "broker.session.timeout.ms": "3000",
         "broker.heartbeat.interval.ms": "500",
         "num.network.threads": "2",
@@ -48,7 +48,7 @@ def broker_settings(folder: Path, port: int, controller_port: int, changes: Mapp
 
 
 def cluster_settings(controller_ports: Mapping[int, int], node: int) -> dict[str, str]:
-    """Return the changes that make a node one of several which keep everything three times, as production has it.
+    """Return the changes that make a node one of several, with three replicas of everything as in production.
 
     Shape: node id -> controller port, of all nodes. A write counts when two of three replicas have it.
     """
@@ -64,7 +64,7 @@ def cluster_settings(controller_ports: Mapping[int, int], node: int) -> dict[str
         "transaction.state.log.min.isr": "2",
         "share.coordinator.state.topic.replication.factor": "3",
         "share.coordinator.state.topic.min.isr": "2",
-        # Kafka's own: how long a broker that died leads on paper.
+        # Kafka's default: how long a dead broker stays leader in the metadata.
         "broker.session.timeout.ms": "9000",
     }
 
