@@ -1,7 +1,7 @@
-"""The rows of a global table on one instance: all of them, in memory, made from its topic at each start.
+"""The rows of a global table on one instance: all of them, in memory, read from its topic at each start.
 
-One thread applies what comes from the topic; the threads of tasks look up. A look-up is one read of a dictionary, and a
-row that changes is a new entry, never a changed one, so nobody sees half a row and nobody waits.
+One thread applies the records of the topic; the threads of tasks look up rows. A look-up is one read of a dictionary. A
+changed row is a new entry, never a mutated one, so that readers need no lock and never see half a row.
 
 Turned down: RocksDB (a table that every instance keeps whole is small, or it should not be global).
 """
@@ -22,7 +22,7 @@ _ABSENT = Entry(None, -1, None)
 
 
 class GlobalRows:
-    """A `TableStore` that operators may only look into."""
+    """A `TableStore` that operators may only look up."""
 
     def __init__(self, spec: StoreSpec) -> None:
         self.spec = spec
@@ -31,11 +31,10 @@ class GlobalRows:
         self.entries: dict[bytes, Entry] = {}
 
     def apply(self, source: TopicPartition, columns: Columns, on_failure: OnFailure) -> None:
-        """Take in records of the topic: the latest of a key is its row, one without a value deletes it, one without a
-        key says nothing.
+        """Apply records of the topic: the latest of a key is its row, a tombstone deletes the row, null keys are
+        ignored.
 
-        `on_failure` is asked what becomes of a value that is not of the table's serde; if it returns, the row stays as
-        it was.
+        If a value cannot be deserialised, `on_failure` decides; if it returns, the row stays unchanged.
         """
         read = self.spec.value.deserialize
         for i, (key, value, timestamp) in enumerate(zip(columns.keys, columns.values, columns.timestamps, strict=True)):
@@ -54,7 +53,7 @@ class GlobalRows:
                     )
 
     def close(self) -> None:
-        """Nothing more will be applied."""
+        """End the updates."""
 
     def load(self, key: bytes) -> Entry:
         """Return the entry of a key; one with value None if there is none."""
@@ -72,7 +71,7 @@ class GlobalRows:
         )
 
     def dirty(self) -> list[tuple[bytes, Entry]]:
-        """Return nothing: what is in the topic is never news."""
+        """Return no entries: rows from the topic are never dirty."""
         return []
 
     def scan(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, Entry]]:
@@ -83,4 +82,4 @@ class GlobalRows:
         )
 
     def advance(self, stream_time: int) -> None:
-        """Do nothing: a global table has no part in stream time."""
+        """Do nothing: the rows of a global table do not expire."""

@@ -1,13 +1,13 @@
-"""The rows of a global store that a processor of the user's keeps: it is given every record of the topic, on every
-instance, at each start.
+"""The rows of a global store that a user's processor maintains: every instance gives it all records of the topic at
+each start.
 
-It works on drafts, which only it sees. What it has put for a record is published when it is done with it, all or
-nothing: so the threads of tasks, which look up meanwhile, see no rows that a failing record would have left behind.
+The processor works on drafts that only it sees. The changes of a record are published when the processor has finished
+it, and dropped when it fails: so look-ups from the threads of tasks never see rows of a failed record.
 
 Invariant: the rows are what the processor makes of the topic from its beginning. There is no other way to restore them,
-so it may compute.
-Turned down: restoring past the processor, as Kafka Streams did before KAFKA-7663 (rows after a restart would be others
-than before).
+so the processor may compute.
+Turned down: restoring the topic's records without the processor, as Kafka Streams did before KAFKA-7663 (the rows after
+a restart would differ).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from coopstreams.topology.stores import Entry
 
 
 def rows_of(table: GlobalTable, clock: Callable[[], int]) -> GlobalRows:
-    """Return the rows of a global table, none yet. `clock`: what its processor takes for the time, in milliseconds."""
+    """Return the empty rows of a global table. `clock`: the wall clock of its processor, in milliseconds."""
     return GlobalRows(table.store) if table.update is None else UpdatedRows(table, table.update, clock)
 
 
 class UpdatedRows(GlobalRows):
-    """A `GlobalRows` that a processor fills."""
+    """The rows that a processor maintains."""
 
     def __init__(self, table: GlobalTable, update: GlobalUpdate, clock: Callable[[], int]) -> None:
         super().__init__(table.store)
@@ -53,8 +53,8 @@ class UpdatedRows(GlobalRows):
     def apply(self, source: TopicPartition, columns: Columns, on_failure: OnFailure) -> None:
         """Give the records to the processor, one after the other.
 
-        `on_failure` is asked what becomes of one that is not of the topic's serdes, or that the processor does not
-        bear; if it returns, the rows stay as they were before that record.
+        If a record cannot be deserialised or the processor raises, `on_failure` decides; if it returns, the rows stay
+        as they were before that record.
         """
         read_key, read_value = self._update.key.deserialize, self._update.value.deserialize
         for i, (key, value, timestamp, offset) in enumerate(
@@ -73,12 +73,12 @@ class UpdatedRows(GlobalRows):
                 on_failure(Failure(phase, self._update.name, error, source, offset, key, value, timestamp, headers))
 
     def close(self) -> None:
-        """End the work of the processor."""
+        """Close the processor."""
         self._work.close()
 
 
 class _Drafts(GlobalRows):
-    """What the processor sees: the rows, and over them what it has changed since the last publication."""
+    """The rows as the processor sees them: with its changes since the last publication."""
 
     def __init__(self, rows: GlobalRows) -> None:
         super().__init__(rows.spec)
@@ -86,7 +86,7 @@ class _Drafts(GlobalRows):
         self._changed: dict[bytes, Entry] = {}
 
     def load(self, key: bytes) -> Entry:
-        """Return the entry of a key, to be changed."""
+        """Return the entry of a key, which may be changed."""
         return self._changed.get(key) or _copy(self._rows.load(key))
 
     def touch(self, key: bytes, entry: Entry) -> None:
@@ -105,7 +105,7 @@ class _Drafts(GlobalRows):
         return iter([(key, entry) for key, entry in sorted(rows.items()) if entry.value is not None])
 
     def publish(self) -> None:
-        """Let everybody see what has changed; nothing of it, if a value is not of the store's serde."""
+        """Publish the changes; none of them if a value cannot be serialised."""
         write = self.spec.value.serialize
         rows = [
             (key, None if entry.value is None else Entry(entry.value, entry.timestamp, write(entry.value)))
@@ -119,12 +119,12 @@ class _Drafts(GlobalRows):
         self.forget()
 
     def forget(self) -> None:
-        """Let nobody see what has changed."""
+        """Drop the changes."""
         self._changed.clear()
 
 
 class _Around:
-    """What the processor asks for besides its store: the record at hand, and the time."""
+    """The surroundings of the processor: the record at hand, and the time."""
 
     ending: BaseException | None = None
 
@@ -136,16 +136,16 @@ class _Around:
         self._stream_time = -1
 
     def take(self, at: RecordMetadata, timestamp: int, headers: Headers | None) -> None:
-        """Have another record at hand."""
+        """Set the record at hand."""
         self._at, self._stream_time, self.headers = at, max(timestamp, self._stream_time), headers
 
     @property
     def punctuations(self) -> Mapping[PunctuationType, PunctuationQueue]:
-        """Refuse: nobody would call it."""
+        """Raise: only records call the processor, so a punctuation would never run."""
         raise TopologyError(f'"{self._name}" keeps a global store: it cannot schedule(), only records call it')
 
     def nothing_below(self, *_: Any) -> NoReturn:
-        """Refuse what is forwarded."""
+        """Raise: there are no nodes below."""
         raise TopologyError(f'"{self._name}" keeps a global store: it cannot forward(), nothing comes after it')
 
     def where(self) -> RecordMetadata | None:
@@ -157,11 +157,11 @@ class _Around:
         call()
 
     def fail_punctuation(self, node: str, error: Exception, now_ms: int) -> None:  # noqa: ARG002 there is none
-        """Pass an error on: there is no handler here."""
+        """Raise the error: there is no failure handler here."""
         raise error
 
     def task_time(self) -> int:
-        """Return the largest timestamp of any record that was applied."""
+        """Return the largest timestamp of the records that were applied."""
         return self._stream_time
 
 

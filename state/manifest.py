@@ -1,19 +1,18 @@
-"""What a snapshot is made of: its manifest, a value.
+"""The manifest of a snapshot, as a value.
 
-    <storage>/<application>/CURRENT                 the run whose manifest counts
+    <storage>/<application>/CURRENT                 the run whose manifest is published
     <storage>/<application>/<run>/manifest.json     written last, never changed
     <storage>/<application>/<run>/<store>/…sst      the state, sorted files of RocksDB
 
-A *slice* is a run of key groups of one store and partition, with the files of these groups alone: a task takes the
-slices of its range and leaves the others where they are. Each slice says where it stands in the changelog, so a
-manifest may hold slices of several runs.
+A *slice* is a run of key groups of one store and partition, with files of these groups alone: a task takes only the
+slices of its range. Each slice has its own changelog offset, so a manifest may hold slices of several runs.
 
-Invariant: slices of a store and partition do not overlap. A file belongs to one family and holds nothing of another
-slice.
-Invariant: a snapshot is a cache: the changelogs alone give the same state. A backfill writes its result there before it
-publishes. (Turned down: a snapshot as the only copy. It could not be refused when it is damaged, and the first
-tombstone that compaction removes from the changelog behind it would leave its key alive for ever.)
-Invariant: the bytes of a manifest carry their own SHA-256, and those of every file; whoever reads checks.
+Invariant: slices of a store and partition do not overlap. A file belongs to one family and to one slice.
+Invariant: a snapshot is a cache: the changelogs alone give the same state. A backfill writes its result to the
+changelogs before it publishes.
+Invariant: a manifest has the SHA-256 of its own bytes and of every file; readers check them.
+Turned down: a snapshot as the only copy of state. It could not be refused when it is damaged, and a key would live for
+ever once compaction removes its tombstone from the changelog.
 Turned down: RocksDB checkpoints (tied to one database and its options; a range could not be taken out).
 """
 
@@ -33,15 +32,15 @@ from coopstreams.topology.keys import GROUPS, KeyRange
 from coopstreams.topology.stores import StoreSpec
 
 FORMAT = 1
-"""Version of the manifest, of the files' layout and of the key hash."""
+"""The version of the manifest, of the files' layout and of the key hash."""
 
 SLICE_GROUPS = 8
-"""Key groups of a slice at most: 32 slices a partition."""
+"""The most key groups in a slice: 32 slices for each partition."""
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A sorted file: database keys and values of one family, as `layout` has them.
+    """A sorted file: database keys and values of one family, in the format of `layout`.
 
     Shape: `name` is relative to the application's folder; `first_key` and `last_key` are hexadecimal, both inclusive.
     """
@@ -57,10 +56,9 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """The key groups first..last (inclusive) of a store and partition. One without files has no keys: that is state,
-    too.
+    """The key groups first..last (inclusive) of a store and partition. A slice without files has no keys.
 
-    The numbers are those of a `Checkpoint`: `offset` is the changelog offset to go on from.
+    The numbers are those of a `Checkpoint`: `offset` is the changelog offset from which a restore continues.
     """
 
     partition: int
@@ -72,15 +70,15 @@ class Slice:
     files: tuple[File, ...] = ()
 
     def checkpoint(self, topic_id: str) -> Checkpoint:
-        """Return where the groups of the slice stand once they are restored, in the changelog of that id."""
+        """Return the checkpoint of the slice's groups once they are restored, in the changelog with that id."""
         return Checkpoint(self.first, self.last, self.offset, self.observed, self.true_ms, topic_id)
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSlices:
-    """What a snapshot has of one store.
+    """The slices of one store.
 
-    `topic_id` names the very topic: offsets mean nothing in one that was made anew under the same name.
+    `topic_id` identifies the changelog: in a later topic of the same name, the offsets mean nothing.
     """
 
     changelog: str
@@ -90,7 +88,7 @@ class StoreSlices:
     slices: tuple[Slice, ...]
 
     def of(self, partition: int, first: int, last: int) -> list[Slice]:
-        """Return the slices of a partition that have some of the groups first..last, ascending."""
+        """Return the slices of a partition that have any of the groups first..last, ascending."""
         found = [
             each for each in self.slices if each.partition == partition and each.first <= last and first <= each.last
         ]
@@ -101,8 +99,8 @@ class StoreSlices:
 class Manifest:
     """A snapshot of an application.
 
-    Shape: `cut` has, by source topic and partition, the first offset that is not in the state; empty for a rebuild,
-    which follows changelogs. `stream_times` likewise, in ms. `created` is ISO 8601, UTC.
+    Shape: `cut` has, by source topic and partition, the first offset that is not in the state; it is empty for a
+    rebuild, which follows changelogs. `stream_times` likewise, in ms. `created` is ISO 8601, UTC.
     """
 
     application: str
@@ -114,8 +112,9 @@ class Manifest:
     stream_times: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
-        """Return the manifest as a file: indented JSON with `format` and `sha256`, which is that of the canonical form
-        without itself.
+        """Return the manifest as a file: indented JSON with `format` and `sha256`.
+
+        `sha256` is the digest of the canonical form without `sha256` itself.
         """
         content = {"format": FORMAT, **msgspec.to_builtins(self, str_keys=True)}
         return msgspec.json.format(msgspec.json.encode({**content, "sha256": _digest(content)}), indent=1)
@@ -142,45 +141,44 @@ class Manifest:
             raise SnapshotError(f"it is no manifest: {error}") from error
 
     def files(self) -> Iterator[File]:
-        """Yield every file."""
+        """Yield all files of the snapshot."""
         for store in self.stores.values():
             for each in store.slices:
                 yield from each.files
 
 
 def shape_of(spec: StoreSpec) -> str:
-    """Return in words what the bytes of a store depend on: those of a store with another shape would be misread."""
+    """Return a description of what the bytes of a store depend on: with another shape they would be misread."""
     return f"{layout.shape(spec)}, keys {spec.key.name}, values {spec.value.name}" + (
         f", suffix {spec.suffix_bytes}" if spec.suffix_bytes else ""
     )
 
 
 def cut(checkpoints: Iterable[Checkpoint]) -> Iterator[Checkpoint]:
-    """Yield the checkpoints cut at the bounds of slices."""
+    """Yield the checkpoints, cut at the bounds of slices."""
     for run in checkpoints:
         for start in range(run.first - run.first % SLICE_GROUPS, run.last + 1, SLICE_GROUPS):
             yield replace(run, first=max(run.first, start), last=min(run.last, start + SLICE_GROUPS - 1))
 
 
 def whole_slices(key_range: KeyRange) -> KeyRange:
-    """Return the range widened to the bounds of slices: what replaces slices must replace whole ones."""
+    """Return the range widened to the bounds of slices: only whole slices can be replaced."""
     first, last = layout.groups_of(key_range)
     return KeyRange.of_groups(first - first % SLICE_GROUPS, last - last % SLICE_GROUPS + SLICE_GROUPS - 1)
 
 
 def placed(slices: Iterable[Slice], offsets: Mapping[int, int], true_ms: int) -> tuple[Slice, ...]:
-    """Return the slices at these changelog offsets (by partition): what a backfill learns only after its tasks are
-    done.
+    """Return the slices with these changelog offsets (by partition), which a backfill knows only after its tasks.
 
-    Units: `true_ms` is the wall clock at which the offsets were the changelog's ends.
+    Units: `true_ms` is the wall clock at which the offsets were the ends of the changelog.
     """
     return tuple(replace(each, offset=offsets[each.partition], true_ms=true_ms) for each in slices)
 
 
 def merged(older: Iterable[Slice], newer: Iterable[Slice]) -> tuple[Slice, ...]:
-    """Return the newer slices, and the older ones of which they have no group.
+    """Return the newer slices, and the older ones with whose groups they do not overlap.
 
-    An older slice that is half replaced goes: a hole is restored from the changelog, an overlap would not be.
+    An older slice that is partly replaced is left out: the changelog restores a hole, but an overlap would be an error.
     """
     result = list(newer)
     taken = {(each.partition, group) for each in result for group in range(each.first, each.last + 1)}
@@ -193,7 +191,7 @@ def merged(older: Iterable[Slice], newer: Iterable[Slice]) -> tuple[Slice, ...]:
 
 
 def holes(slices: Iterable[Slice], partitions: int) -> list[tuple[int, int]]:
-    """Return the (partition, key group) pairs that no slice has, and those that several have."""
+    """Return the (partition, key group) pairs that no slice has, and those that several slices have."""
     seen = [(each.partition, group) for each in slices for group in range(each.first, each.last + 1)]
     once = set(seen)
     missing = [

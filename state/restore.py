@@ -1,17 +1,18 @@
-"""A store is brought up to its changelog: records in, sorted batches and checkpoints into the database.
+"""Restores a store from its changelog: records in, sorted batches and checkpoints into the database.
 
-No Kafka here: the caller reads the changelog partition from `position` and feeds what comes, whatever it reads besides.
-Records are filtered by the hash of the plain key, so one changelog partition serves any cut into ranges, and many
-ranges at once.
+No Kafka here: the caller reads the changelog partition from `position` and feeds what it has read. Records are filtered
+by the hash of the plain key, so one changelog partition serves any cut into ranges, and many ranges at once.
 
-Invariant: every batch is written with the checkpoints it stands for, so that a restore can stop or die anywhere and
-goes on from there.
-Invariant: it ends on the position, never on a record: control records and compaction leave offsets that no record has.
-Invariant: it goes on from a checkpoint only in the changelog that the checkpoint names, while that still has what lies
-behind: all offsets from there on, and all tombstones since the state was true. A store without a changelog of its own
-is what its tasks have read of a source topic. It is restored from there, each range up to where its task stands and not
-a record further: what comes behind, the task will process. What the task dropped because it could not be read, is
-dropped again.
+Invariant: every batch is written with its checkpoints, so that a restore can stop or die at any point and continue from
+there.
+Invariant: it ends at an offset, not at a record: control records and compaction leave offsets without a record.
+Invariant: it continues from a checkpoint only in the changelog that the checkpoint names, and only while that still has
+all offsets from there on and all tombstones since the state was true.
+
+A store without a changelog of its own holds what its tasks have read of a source topic. It is restored from that topic,
+each range exactly up to its task's position: the task will process the records from there on. A record that the task
+dropped because it could not be deserialised is dropped again.
+
 Turned down: one offset for all groups (a group that was ahead would go back in time, and another cut would start over).
 """
 
@@ -36,15 +37,15 @@ from coopstreams.topology.stores import StoreSpec
 log = logging.getLogger(__name__)
 
 TOMBSTONES_MS = 24 * 60 * 60 * 1000
-"""Kafka's default `delete.retention.ms`: so long compaction keeps a tombstone."""
+"""Kafka's default `delete.retention.ms`: how long compaction keeps a tombstone."""
 MARGIN_MS = 60 * 60 * 1000
-"""What is left for a replay at most: it has to come past a tombstone before that is removed."""
+"""The most time that is reserved for the replay, which must pass a tombstone before compaction removes it."""
 
 TRUSTED_MS = TOMBSTONES_MS - MARGIN_MS
-"""For how long a checkpoint can be continued from if nobody knows how its changelog is set."""
+"""How long a restore may continue from a checkpoint if the settings of its changelog are unknown."""
 
 AHEAD_MS = 5 * 60 * 1000
-"""How far in the future a checkpoint may be dated at most: clocks of hosts differ a little, and are put right in small
+"""How far in the future a checkpoint may be dated at most: clocks of hosts differ a little, and are corrected in small
 steps.
 """
 
@@ -55,11 +56,11 @@ _EVER = -(1 << 63)
 
 
 def trusted_ms(settings: Mapping[str, str]) -> int:
-    """Return for how long a checkpoint can be continued from, given the settings of the changelog.
+    """Return how long a restore may continue from a checkpoint, given the settings of the changelog.
 
-    What is older may have missed a tombstone that compaction has removed since. A tenth of the time, an hour at most,
-    is for the replay. What a changelog of windows deletes besides, by age, moves its start: a checkpoint below that is
-    refused whatever its age.
+    Older state may have missed a tombstone that compaction has removed since. A tenth of the time, at most an hour, is
+    reserved for the replay. A changelog of windows also deletes records by age; that moves its log start, and a
+    checkpoint below the log start is refused whatever its age.
     Source: KIP-534; Kafka's `delete.retention.ms`.
     """
     kept_ms = int(settings.get("delete.retention.ms", TOMBSTONES_MS))
@@ -68,12 +69,12 @@ def trusted_ms(settings: Mapping[str, str]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """A changelog partition as it is now, and so what state can be continued from.
+    """A changelog partition as it is now, which decides from what state a restore may continue.
 
-    Shape: `log_start` and `target` are offsets: the first that it has, and the end to reach. `topic_id` was asked for
-    before them.
-    Units: `asked_ms` is the wall clock before any of it was asked for: at the target, state is true since then.
-    `trusted_ms` as of the function of that name.
+    Shape: `log_start` and `target` are offsets: the first offset in the log, and the end to reach. `topic_id` was asked
+    for before them.
+    Units: `asked_ms` is the wall clock before any of these was asked for: state at the target is true since then.
+    `trusted_ms`: see the function.
     """
 
     log_start: int
@@ -83,7 +84,7 @@ class Bounds:
     trusted_ms: int = TRUSTED_MS
 
     def refusal(self, at: Checkpoint) -> str:
-        """Return why a restore cannot go on from a checkpoint; empty if it can."""
+        """Return why a restore cannot continue from a checkpoint; empty if it can."""
         if self.topic_id == NO_TOPIC:
             return (
                 "the brokers give topics no ids, so nobody knows whether its changelog is still the same "
@@ -110,8 +111,9 @@ class Bounds:
 
 
 def lacking(known: Checkpoints, key_range: KeyRange, bounds: Bounds) -> list[int]:
-    """Return the key groups of a range, ascending, that a restore cannot go on from: without a checkpoint, or with one
-    out of bounds.
+    """Return the key groups of a range, ascending, from which a restore cannot continue.
+
+    They have no checkpoint, or `bounds` refuses it.
     """
     return [group for group in _groups(key_range) if (at := known.at(group)) is None or bounds.refusal(at)]
 
@@ -120,8 +122,8 @@ def lacking(known: Checkpoints, key_range: KeyRange, bounds: Bounds) -> list[int
 class RestoreProgress:
     """How far a restore is.
 
-    Units: `read` and `kept` in records, `remaining` in offsets, `rate` in records read per second; `eta_s` None: cannot
-    be told yet.
+    Units: `read` and `kept` in records, `remaining` in offsets, `rate` in records read per second; `eta_s` None: not
+    known yet.
     """
 
     store: str
@@ -137,10 +139,10 @@ class RestoreProgress:
 class Restore:
     """Restores some key ranges of one store of a database. One thread.
 
-    Making one looks at the checkpoints. Key groups whose checkpoint cannot be continued from, or that have none, are
-    emptied and start at the log start; `Bounds.refusal` says why.
+    Making one reads the checkpoints. Key groups without a checkpoint, or with one that `Bounds.refusal` refuses, are
+    emptied and start at the log start.
 
-    Shape: `stops` are the ranges that end before the target, and where.
+    Shape: `stops` are the ranges that end before the target, with their ends.
     """
 
     def __init__(
@@ -158,15 +160,15 @@ class Restore:
         self.database = database
         self._clock = clock
         self._need = [_NEVER] * GROUPS
-        """The next offset that each group needs; never, for those that are not restored."""
+        """The next offset that each group needs; `_NEVER` for groups that are not restored."""
         self._stops = [bounds.target] * GROUPS
         """The offset at which each group ends."""
         self._seen = [NOTHING_OBSERVED] * GROUPS
-        """The largest window start of each group. Not of the store: siblings lag, and theirs must not expire by
-        another's.
+        """The largest window start of each group. It is kept by group, because siblings lag, and a group's windows must
+        not expire by another group's time.
         """
         self._true_ms = [0] * GROUPS
-        """When the state of each group was last known to be true: the time a restore may take is counted from there."""
+        """When the state of each group was last known to be true: the time for the replay counts from there."""
         self._position = bounds.log_start
         self._read = self._kept = self._moved = 0
         self._began = clock()
@@ -174,18 +176,19 @@ class Restore:
 
     @property
     def position(self) -> int:
-        """The next offset to read. After `retarget` it may lie elsewhere than where the last `feed` ended: seek."""
+        """The next offset to read. `retarget` may move it from where the last `feed` ended: seek."""
         return self._position
 
     @property
     def done(self) -> bool:
-        """Whether the store stands at the target."""
+        """Whether the store has reached the target."""
         return self._position >= self.bounds.target
 
     def retarget(
         self, ranges: Iterable[KeyRange], *, bounds: Bounds | None = None, stops: Mapping[KeyRange, int] = NO_STOPS
     ) -> None:
-        """Restore these ranges from now on. What was restored counts; what is new is read from its own checkpoint.
+        """Restore these ranges from now on. Restored groups stay restored; new groups are read from their own
+        checkpoint.
 
         `bounds`: of the same topic, later.
         """
@@ -203,13 +206,12 @@ class Restore:
         self._admit(new)
         if at_end := [
             group for group in new if self._need[group] == self._stops[group]
-        ]:  # nothing to feed, but it is known to be true now
+        ]:  # nothing to feed, but their state is known to be true now
             self.database.write([], {self.spec.name: list(self._checkpoints(at_end))})
         self._move()
 
     def feed(self, columns: Columns, next_offset: int) -> None:
-        """Apply what was read from `position` on, up to `next_offset`; records that no restored group needs are
-        skipped.
+        """Apply the records that were read from `position` to `next_offset`; skip those that no restored group needs.
 
         Raises:
             StateError: nothing of it was written.
@@ -256,21 +258,21 @@ class Restore:
                     try:
                         value = as_row(value)
                     except SerdeError:
-                        continue  # a handler said so when the task read it, else the task would stand below it
+                        continue  # the task's failure handler dropped it, else the task's position would be below it
                 keep[PREFIXES[group] + key] = None if value is None else pack(timestamp) + value
         return keep
 
     def _row(self, value: bytes) -> bytes | None:
-        """Return what the store keeps of a value in its source topic; None if that reads as null.
+        """Return the store's value for a value of its source topic; None if that deserialises to null.
 
         Raises:
-            SerdeError: it cannot be read.
+            SerdeError: the value cannot be deserialised.
         """
         read = self.spec.value.deserialize(value)
         return None if read is None else self.spec.value.encode(read)
 
     def _windows(self, columns: Columns) -> dict[bytes, bytes | None]:
-        """The same for windows, less those that have expired."""
+        """Return the same for windows, without expired ones."""
         need, stops, seen, pack = self._need, self._stops, self._seen, layout.TIMESTAMP.pack
         keep: dict[bytes, bytes | None] = {}
         keys = [None if key is None else layout.store_key(self.spec.kind, key) for key in columns.keys]
@@ -301,8 +303,9 @@ class Restore:
             yield Change(layout.segment_family(self.spec.name, segment), of_segment, [keep[key] for key in of_segment])
 
     def _checkpoints(self, groups: Sequence[int]) -> Iterator[Checkpoint]:
-        """Where groups stand now, in runs. Of the window starts the smallest counts, of groups that have windows at
-        all.
+        """Yield the checkpoints of groups, in runs.
+
+        A run observes the smallest window start of its groups with windows.
         """
         for offset, alike in groupby(
             sorted(groups, key=lambda group: (self._need[group], group)), key=self._need.__getitem__
@@ -317,7 +320,7 @@ class Restore:
                 yield Checkpoint(run[0], run[-1], offset, observed, true_ms, self.bounds.topic_id)
 
     def _admit(self, groups: Sequence[int]) -> None:
-        """Learn from the checkpoints what these groups need; empty those that cannot go on from there."""
+        """Set what these groups need from their checkpoints; empty those from which the restore cannot continue."""
         known = self.database.checkpoints(self.spec.name)
         reasons: dict[int, str] = {}
         for group in groups:

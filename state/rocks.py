@@ -1,12 +1,12 @@
-"""Families on disk: RocksDB, one column family each. This module and `sst` alone import rocksdict.
+"""The engine on disk: RocksDB, with a column family for each family. Only this module and `sst` import rocksdict.
 
-RocksDB loses no returned write when the process dies (write-ahead log, no fsync per write); when the machine dies it
-comes back as an older moment, all families alike, and the changelog has the rest.
+RocksDB loses no completed write when the process dies (write-ahead log, no fsync for each write). When the machine
+dies, it comes back in an older state, the same one for all families, and the changelog supplies the rest.
 
-Invariant: after `close` nothing of this process holds the folder, whatever getters, iterators and errors are still
-around: an error keeps the variables of the functions that raised it, so none of these may be a column's handle.
-Turned down: rocksdict's own `items()`: it ends without an error at a block that does not read (seen), so that a scan
-over a damaged file would silently lose keys. `RdictIter` says at its end how it ended.
+Invariant: after `close` this process holds nothing in the folder, even while getters, iterators and errors still exist.
+An error keeps the variables of the functions that raised it, so none of these may be the handle of a column family.
+Turned down: rocksdict's own `items()`. At an unreadable block it ends without an error (seen), so a scan over a damaged
+file would silently lose keys. `RdictIter` has a status at its end.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ from coopstreams.topology.errors import SnapshotError, StateCorruptError, StateE
 
 _MIB = 1 << 20
 BLOCK_CACHE_BYTES = 64 * _MIB
-"""Read cache, shared by all databases of the process."""
+"""The read cache, shared by all databases of the process."""
 WRITE_BUFFERS_BYTES = 64 * _MIB
-"""What all databases of the process may hold in memory before they write it out."""
+"""How much all databases of the process may hold in memory before they write it out."""
 WRITE_BUFFER_BYTES = 16 * _MIB
-"""The same of one family."""
+"""How much one family may hold in memory before it is written out."""
 
 _DAMAGED = "DAMAGED"
-"""A file that says that something in the folder could not be read."""
+"""The name of the file that marks a folder as damaged."""
 
 _BEYOND = b"\xff" * 64
-"""An end that practically all keys lie below; the few that do not are deleted one by one."""
+"""An upper bound for almost all keys; keys above it are deleted one by one."""
 
 
 class Rocks:
     """An `Engine` on RocksDB in a folder of its own.
 
     Raises:
-        StateCorruptError: the folder cannot be read. A changelog restores it: it may be deleted.
-        StateLockedError: somebody has it open.
+        StateCorruptError: the folder cannot be read. It may be deleted: a changelog restores it.
+        StateLockedError: another process has it open.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -84,7 +84,7 @@ class Rocks:
         return list(self._columns)
 
     def create(self, family: str) -> None:
-        """Make a family; one that exists stays as it is."""
+        """Make a family. An existing family is not changed."""
         with self._lock:
             if family not in self._columns:
                 self._check_open()
@@ -103,7 +103,7 @@ class Rocks:
             except Exception as error:  # it is still there
                 raise self._error(error) from error
             column = self._columns.pop(family)
-            with suppress(Exception):  # it closes, and complains that there is nothing to flush to
+            with suppress(Exception):  # it closes, but raises because it cannot flush a dropped family
                 column.rdict.close()
 
     def getter(self, family: str) -> Getter:
@@ -122,8 +122,8 @@ class Rocks:
         return get
 
     def scan(self, family: str, start: bytes, end: bytes | None, *, reverse: bool = False) -> Rows:
-        """Return the rows with start <= key < end as they are now."""
-        # The lower bound is ours: rocksdict 0.3.29 takes `set_iterate_lower_bound` for the upper one (seen).
+        """Return the current rows with start <= key < end."""
+        # `_chunk` checks the lower bound: rocksdict 0.3.29 sets the upper bound in `set_iterate_lower_bound` (seen).
         bounds = ReadOptions()
         if end is not None:
             bounds.set_iterate_upper_bound(end)
@@ -157,8 +157,8 @@ class Rocks:
         with self._lock:
             self._check_open()
             try:
-                # What was written before is on disk before the files are: a machine that dies must not come back with
-                # them alone.
+                # Earlier writes are on disk before the files are: after a crash of the machine, the files must not be
+                # there alone.
                 self._db.flush_wal(True)
             except Exception as error:
                 raise self._error(error) from error
@@ -168,13 +168,14 @@ class Rocks:
                 raise SnapshotError(f'files do not go into "{self._folder}": {str(error).strip()}') from error
 
     def count(self, family: str) -> int:
-        """Return about how many keys a family has; keys that are written again and again count several times until they
-        are compacted.
+        """Return the approximate number of keys of a family.
+
+        A key that is overwritten counts several times until it is compacted.
         """
         return self._columns[family].rdict.property_int_value("rocksdb.estimate-num-keys") or 0
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close the engine; iterators end with an error. Idempotent."""
         with self._lock:
             if self._closed:
                 return
@@ -187,7 +188,7 @@ class Rocks:
             for rdict in opened:
                 try:
                     rdict.close()
-                except Exception as error:  # noqa: BLE001 the others must be closed all the same
+                except Exception as error:  # noqa: BLE001 the others are closed all the same
                     failures.append(error)
             if failures:
                 raise self._error(failures[0]) from failures[0]
@@ -214,8 +215,8 @@ class Rocks:
                 rest.next()
 
     def _rows(self, cursor: _Cursor, lowest: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-        """Yield ascending rows, or descending ones down to the lowest key."""
-        # In chunks, between which nothing but the cursor holds the iterator, so that `close` can take it away.
+        """Yield the rows ascending, or with `lowest` descending to this key."""
+        # In chunks: between them only the cursor holds the iterator, so that `close` can take it away.
         for size in chain((4, 16, 64), repeat(256)):
             chunk = self._chunk(cursor, lowest, size)
             yield from chunk
@@ -248,11 +249,11 @@ class Rocks:
         return StateError(f'the database in "{self._folder}" is closed')
 
     def _error(self, error: Exception, *, opening: bool = False) -> StateError:
-        """Return what RocksDB's own words mean for whoever runs the application."""
+        """Return the error that tells an operator what RocksDB's error means."""
         text = str(error).strip()
         if "Corruption" in text or (opening and ("No such file" in text or text.startswith("Invalid argument"))):
             if not opening:
-                with suppress(OSError):  # opening does not read every block: the next one must know
+                with suppress(OSError):  # opening reads only some blocks: the mark tells the next start
                     (self._folder / _DAMAGED).write_text(text)
             return self._damaged(text)
         if "LOCK" in text:
@@ -267,7 +268,7 @@ class Rocks:
 
 
 class _Column:
-    """A column family: to read it, and to name it in a batch."""
+    """A column family: for reads, and as the target of a batch."""
 
     __slots__ = ("handle", "rdict")
 
@@ -277,7 +278,7 @@ class _Column:
 
 
 class _Cursor:
-    """An iterator that can be taken away: as long as somebody has it, RocksDB does not close."""
+    """An iterator that `close` can take away: RocksDB does not close while a reader holds one."""
 
     __slots__ = ("__weakref__", "_bounds", "iterator")
 
@@ -299,9 +300,9 @@ def _write_buffers() -> WriteBufferManager:
 
 
 def options() -> Options:
-    """Return how databases and sorted files are made: small in memory, quick to open, safe when the process dies.
+    """Return the options of databases and sorted files: small in memory, quick to open, safe when the process dies.
 
-    Many databases of a process share what can be shared.
+    The databases of a process share the cache and the write buffer budget.
     """
     table = BlockBasedOptions()
     table.set_block_cache(_block_cache())

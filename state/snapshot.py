@@ -1,11 +1,11 @@
-"""Snapshots are written, published, read and checked.
+"""Writes, publishes, reads and checks snapshots.
 
     writer = SnapshotWriter(url, application, run)        anywhere: in a process, in a Spark task
     slices = writer.export(database, spec, partition, key_range)
-    publish(url, Manifest(...))                           once, when all slices are there: from now on it counts
+    publish(url, Manifest(...))                           once, when all slices are written: it is used from then on
 
-Invariant: nobody sees a snapshot before its manifest is complete and CURRENT names it. Attempts that die, and attempts
-that run twice, leave files under names that no manifest mentions; `sweep` removes them.
+Invariant: readers see a snapshot only when its manifest is complete and CURRENT names it. Attempts that die or run
+twice leave files that no manifest names; `sweep` removes them.
 Turned down: one file for all slices of a store (a range of eight would download the other seven).
 """
 
@@ -37,15 +37,15 @@ _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def new_run() -> str:
-    """Return a name for a run: sorts by time, and no two are alike."""
+    """Return a unique name for a run; names sort by time."""
     return f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}-{uuid.uuid4().hex[:8]}"
 
 
 class SnapshotWriter:
-    """Writes slices of a run. Made of three words, so that a Spark task makes its own.
+    """Writes slices of a run. Its arguments are strings, so that a Spark task can make its own.
 
     Raises:
-        SnapshotError: the storage does not take it.
+        SnapshotError: the run has an illegal name, or the storage cannot be used.
     """
 
     def __init__(self, url: str, application: str, run: str) -> None:
@@ -56,11 +56,10 @@ class SnapshotWriter:
         self._run = run
 
     def export(self, database: Database, spec: StoreSpec, partition: int, key_range: KeyRange) -> list[Slice]:
-        """Write what a database has of a store and key range, as it is now; return the slices, each with the checkpoint
-        it has there.
+        """Write the rows of a store and key range in a database, as of now; return the slices with their checkpoints.
 
-        Key groups without a checkpoint are left out: nobody knows what they stand for. Nobody may write these groups
-        meanwhile.
+        Key groups without a checkpoint are left out: their changelog offset is unknown. No thread may write these
+        groups meanwhile.
         """
         runs = database.checkpoints(spec.name).within(*layout.groups_of(key_range))
         return [
@@ -69,7 +68,7 @@ class SnapshotWriter:
         ]
 
     def write(self, store: str, partition: int, at: Checkpoint, families: Iterable[tuple[str, Rows]]) -> Slice:
-        """Write the key groups first..last of a checkpoint, which lie in one slice (see `cut`); return the slice.
+        """Write the key groups first..last of a checkpoint, which must lie in one slice (see `cut`); return the slice.
 
         Shape: for each family its rows, ascending by database key; `layout` has families, keys and values.
         """
@@ -84,7 +83,7 @@ class SnapshotWriter:
             written = write_sst(local, rows)
             if written is None:
                 return None
-            # Unique for each attempt: one that was given up may still be writing.
+            # Unique for each attempt: an attempt that was given up may still be writing.
             name = f"{self._run}/{store}/{partition}/{at.first:03}-{at.last:03}-{uuid.uuid4().hex}.sst"
             file = File(
                 family,
@@ -100,27 +99,27 @@ class SnapshotWriter:
 
 
 def store_manifest(url: str, manifest: Manifest) -> None:
-    """Write the manifest of a run; it counts once it is published."""
+    """Write the manifest of a run, without publishing it."""
     Storage(url).write(f"{manifest.application}/{manifest.run}/{MANIFEST}", manifest.to_json())
 
 
 def publish(url: str, manifest: Manifest) -> None:
-    """Write a manifest and let it count from now on, in the place of the one before."""
+    """Write a manifest and publish it in place of the one before."""
     store_manifest(url, manifest)
     Storage(url).write(f"{manifest.application}/{CURRENT}", manifest.run.encode() + b"\n")
 
 
 def current_run(url: str, application: str) -> str | None:
-    """Return the run that counts; None if nothing was ever published."""
+    """Return the published run; None if there is none."""
     found = Storage(url).read(f"{application}/{CURRENT}")
     return None if found is None else found.decode(errors="replace").strip()
 
 
 def load(url: str, application: str, run: str | None = None) -> Manifest | None:
-    """Return the manifest of a run, or of the one that counts; None if nothing was ever published.
+    """Return the manifest of a run, by default the published one; None if none is published.
 
     Raises:
-        SnapshotError: it is not there, damaged, of another application, or of a newer format; names it.
+        SnapshotError: it is missing, damaged, of another application, or of a newer format; names it.
     """
     wanted = run or current_run(url, application)
     if wanted is None:
@@ -139,14 +138,14 @@ def load(url: str, application: str, run: str | None = None) -> Manifest | None:
 
 
 def runs(url: str, application: str) -> list[str]:
-    """Return the runs that have any file, ascending: by time."""
+    """Return the runs that have files, in the order of time."""
     names = (name.split("/") for name in Storage(url).names(application))
     return sorted({parts[1] for parts in names if len(parts) > 2})
 
 
 @dataclass(frozen=True, slots=True)
 class FetchedFile:
-    """A file of a snapshot on this machine, as it was written."""
+    """A file of a snapshot that was copied to this machine and checked."""
 
     file: File
     path: Path
@@ -156,9 +155,9 @@ def fetch(storage: Storage, application: str, file: File, folder: Path, heard: H
     """Copy a file of a snapshot into a folder and check it.
 
     Raises:
-        GivenUpError: `heard` said so.
-        SnapshotError: it is gone, or its bytes are not those that were written. RocksDB itself reads past a flipped
-            byte without a word (seen).
+        GivenUpError: `heard` raised it.
+        SnapshotError: it is missing, or its bytes are not those that were written. RocksDB itself reads past a flipped
+            byte without an error (seen).
     """
     path = folder / f"{uuid.uuid4().hex}.sst"
     where = f'"{application}/{file.name}" at {storage.url}'
@@ -177,9 +176,9 @@ def fetch(storage: Storage, application: str, file: File, folder: Path, heard: H
 
 
 def verify(url: str, manifest: Manifest) -> Iterator[tuple[File, str]]:
-    """Yield every file, and what is wrong with it, empty if nothing is: its bytes, its count, and each key of it.
+    """Yield every file and its fault, empty if there is none: in its bytes, its number of keys, or any key.
 
-    `coopstreams snapshots verify` prints it. A task that restores from it checks the bytes alone: the rest follows from
+    `coopstreams snapshots verify` prints them. A task that restores a file checks only the bytes: the rest follows from
     them.
     """
     storage = Storage(url)
@@ -209,11 +208,10 @@ def _wrong(fetched: FetchedFile, store: str, of: Slice) -> str:
 
 
 def sweep(url: str, application: str, *, keep: int = 1, doing: bool = True) -> list[str]:
-    """Delete the runs that no longer count, but for the newest `keep`, and files that no manifest mentions; return the
-    names.
+    """Delete the unpublished runs except the newest `keep`, and files that no manifest names; return the names.
 
-    What the kept manifests mention stays, whatever run it is of. A run without a manifest may be at work: it stays
-    while it is newer than what counts. `doing` False: only say what would go.
+    Files named by a kept manifest stay, whatever run they are of. A run without a manifest may still be at work: it
+    stays if it is newer than the published one. `doing` False: only return the names.
     """
     storage = Storage(url)
     counts = current_run(url, application)

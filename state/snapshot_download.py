@@ -1,15 +1,15 @@
-"""State on its way from a snapshot into a database, on threads of its own: whoever waits for it looks in from time to
-time.
+"""Downloads state from a snapshot into a database, on threads of its own; the caller polls `look`.
 
-    choosing     the manifest is read, and what of it fits
-    fetching     slices come, several at a time, each checked
-    ingesting    what came goes into the database, with the checkpoints at which the changelog goes on
-    ended        the changelog has the rest; or it was given up, and nothing is there
+    choosing     reads the manifest and selects the slices that fit
+    fetching     fetches slices, several at a time, and checks each
+    ingesting    puts the files into the database, with the checkpoints at which the changelog continues
+    ended        the changelog supplies the rest; or the download was given up
 
-Invariant: what was given up touches no database any more, and leaves no file; who gives up waits for nobody's network.
-Invariant: a storage that is silent for a minute is called off: what has come is used, and the changelog has the rest.
-Turned down: the executors of `concurrent.futures` (a process waits for their threads when it ends, and one of them may
-wait for ever); and ingesting over what a database has (a file's rows would win over newer ones).
+Invariant: a download that was given up touches no database and leaves no file. Giving up never waits for the network.
+Invariant: a storage that is silent for a minute is called off: the slices that have come are used, and the changelog
+supplies the rest.
+Turned down: the executors of `concurrent.futures` (at its end, a process waits for their threads, one of which may
+never return); and ingesting over existing rows (a file's rows would win over newer ones).
 """
 
 from __future__ import annotations
@@ -38,17 +38,15 @@ from coopstreams.topology.stores import StoreSpec
 log = logging.getLogger(__name__)
 
 AT_ONCE = 8
-"""Slices that are fetched at the same time: an object store answers late and many at once."""
+"""Slices that are fetched at the same time: an object store answers slowly, but many requests at once."""
 PATIENCE_S = 60.0
-"""How long a storage may be silent. Drivers with time-outs of their own give up sooner; a mounted folder may have
-none.
-"""
+"""How long a storage may be silent. Drivers may have shorter time-outs; a mounted folder may have none."""
 
 Job = Callable[[], None]
 
 
 class DownloadStage(Enum):
-    """How far one store is."""
+    """The stage of one store's download."""
 
     CHOOSING = "choosing"
     FETCHING = "fetching"
@@ -58,9 +56,9 @@ class DownloadStage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DownloadProgress:
-    """How far the slices of a store are on this machine.
+    """How far the download of a store's slices is.
 
-    Units: bytes, bytes per second, seconds; `eta_s` None: cannot be told yet. `total_bytes` is 0 until they are chosen.
+    Units: bytes, bytes per second, seconds; `eta_s` None: not known yet. `total_bytes` is 0 until slices are chosen.
     """
 
     store: str
@@ -71,10 +69,9 @@ class DownloadProgress:
 
 
 class WorkerPool:
-    """Up to so many threads, which live while there are jobs. Any thread. Jobs raise nothing; nobody waits for their
-    end.
+    """Runs jobs on up to `most` threads, which live while there are jobs. Any thread. Jobs must not raise.
 
-    All that have jobs get their turn, one job each: a big store does not make small ones wait until it is there.
+    Owners take turns, one job each: a big store does not delay small ones.
     """
 
     def __init__(self, name: str, most: int) -> None:
@@ -82,11 +79,11 @@ class WorkerPool:
         self._most = most
         self._lock = threading.Lock()
         self._jobs: dict[object, deque[Job]] = {}
-        """Of each owner; whose turn it is comes first."""
+        """The jobs of each owner; the next owner comes first."""
         self._working = 0
 
     def put(self, owner: object, job: Job) -> None:
-        """Have a job done, behind the others of its owner."""
+        """Add a job, after the others of its owner."""
         with self._lock:
             self._jobs.setdefault(owner, deque()).append(job)
             if self._working < self._most:
@@ -108,7 +105,7 @@ class WorkerPool:
 
 
 class Downloads:
-    """The threads of all that is on its way to one instance, and when they last got on."""
+    """The threads of all downloads of one instance, and the time of their last progress."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -116,22 +113,23 @@ class Downloads:
         self.fetching = WorkerPool("snapshot", AT_ONCE)
         self.ingesting = WorkerPool("ingest", 1)
         self.ended = threading.Event()
-        """Set when something has ended; whoever waits for it clears it."""
+        """Set when a download has ended; the thread that waits for it clears it."""
         self._moved_at = clock()
 
     def move(self) -> None:
-        """Something came, or is asked for."""
+        """Note that bytes have come, or were requested."""
         self._moved_at = self.clock()
 
     @property
     def silent(self) -> bool:
-        """Whether nothing has come for too long."""
+        """Whether nothing has come for longer than `PATIENCE_S`."""
         return self.clock() - self._moved_at > PATIENCE_S
 
 
 class SnapshotDownload:
-    """What one task takes of one store: some key groups, ascending. It begins at once. One thread looks in; `progress`
-    any.
+    """The download of some key groups (ascending) of one store for one task. It begins at once.
+
+    One thread calls `look` and `give_up`; `progress` any thread.
     """
 
     def __init__(
@@ -146,7 +144,7 @@ class SnapshotDownload:
         bounds: Bounds,
     ) -> None:
         self.keys = 0
-        """Keys that are in the database now."""
+        """The number of keys that were brought into the database."""
         self._downloads = downloads
         self._snapshots = snapshots
         self._database = database
@@ -157,7 +155,7 @@ class SnapshotDownload:
         self._lock = threading.Condition()
         self._stage = DownloadStage.CHOOSING
         self._touching = False
-        """Whether a thread is in the database."""
+        """Whether a thread is writing to the database."""
         self._error: BaseException | None = None
         self._left = 0
         self._good: list[tuple[Slice, list[FetchedFile]]] = []
@@ -170,10 +168,10 @@ class SnapshotDownload:
         )
 
     def look(self) -> bool:
-        """Return whether it has ended: whatever came is in the database. A storage that is silent is called off.
+        """Return whether the download has ended, with everything that came in the database. Call off a silent storage.
 
         Raises:
-            StateError: the database does not take it.
+            StateError: the database cannot take the files.
         """
         if self._downloads.silent:
             self._call_off()
@@ -183,17 +181,17 @@ class SnapshotDownload:
             return self._stage is DownloadStage.ENDED
 
     def give_up(self) -> None:
-        """End it: nothing is in the database, or all that came."""
+        """End the download: the database has nothing of it, or everything that came."""
         with self._lock:
-            while self._touching:  # local work, and soon done; the database may be closed when we return
+            while self._touching:  # local work, soon done; the caller may close the database afterwards
                 self._lock.wait()
             self._stage = DownloadStage.ENDED
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def progress(self) -> DownloadProgress:
-        """Return how far it is."""
+        """Return how far the download is."""
         with self._lock:
-            fetched, total = min(self._bytes, self._total), self._total  # what was cut short comes twice
+            fetched, total = min(self._bytes, self._total), self._total  # a retried file counts twice
         seconds = self._downloads.clock() - self._began
         rate = fetched / seconds if seconds > 0 else 0.0
         return DownloadProgress(self._spec.name, fetched, total, rate, (total - fetched) / rate if rate else None)
@@ -218,7 +216,7 @@ class SnapshotDownload:
         except GivenUpError:
             raise
         except (StateError, OSError) as error:
-            self._heard(0)  # else it failed because the files were taken away
+            self._heard(0)  # raises if it failed because the download was given up and its files removed
             log.warning(
                 "%s: key groups %d..%d: %s. The changelog restores them.", self._where, wanted.first, wanted.last, error
             )
@@ -268,7 +266,7 @@ class SnapshotDownload:
         error: BaseException | None = None
         try:
             self._bring_in()
-        except BaseException as caught:  # whoever looks in raises it
+        except BaseException as caught:  # `look` raises it
             log.debug("%s: failed", self._where, exc_info=True)
             error = caught
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -287,7 +285,7 @@ class SnapshotDownload:
                 self._database.ingest(
                     self._spec.name, [each.checkpoint(self._topic_id) for each, _ in self._good], files
                 )
-            except SnapshotError as error:  # these groups have no checkpoint now
+            except SnapshotError as error:  # the groups have no checkpoint now
                 log.warning("%s: %s. The changelog restores it.", self._where, error)
                 return
         self.keys = keys
@@ -297,7 +295,7 @@ class SnapshotDownload:
         workers.put(self, partial(self._guarded, job))
 
     def _guarded(self, job: Job) -> None:
-        """Do a job; whoever looks in learns what it fails of."""
+        """Do a job; `look` raises its error."""
         try:
             job()
         except GivenUpError as error:

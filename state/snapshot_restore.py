@@ -1,14 +1,13 @@
-"""State comes from a published snapshot instead of the changelog, where there is one that fits; the changelog has the
-rest.
+"""Restores state from a published snapshot where one fits; the changelog supplies the rest.
 
-    choose   which slices fit: a pure function of manifest and changelog
-    fetch    the files of a slice, checked, onto this machine
+    choose   selects the slices that fit: a pure function of manifest and changelog
+    fetch    copies the files of a slice to this machine and checks them
 
-`incoming` does that on threads of its own, and brings what came into a database.
+`snapshot_download` does both on its own threads, and ingests the files into a database.
 
-Invariant: a snapshot is a cache. Whatever is wrong with it (a flipped byte, a missing file, another topic, a newer
-format, a storage that does not answer) is said in the log, and the changelog is read instead; nothing that was not
-checked is handed out.
+Invariant: a snapshot is a cache. If anything is wrong with it (a flipped byte, a missing file, another topic, a newer
+format, a storage that does not answer), a warning is logged and the changelog is read instead. Unchecked bytes are
+never returned.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Changelog:
-    """The topic that a store is restored from, as it is now."""
+    """The topic from which a store is restored, as it is now."""
 
     topic: str
     topic_id: str
@@ -46,7 +45,7 @@ class Changelog:
 
 
 def misfit(store: StoreSlices, spec: StoreSpec, changelog: Changelog) -> str:
-    """Return why nothing of a store's snapshot can be used; empty if nothing speaks against it."""
+    """Return why a store's snapshot cannot be used at all; empty if it may be."""
     if store.shape != shape_of(spec):
         return f'it was made by another topology: there the store is "{store.shape}", here "{shape_of(spec)}"'
     if not changelog.topic_id:
@@ -65,10 +64,9 @@ def misfit(store: StoreSlices, spec: StoreSpec, changelog: Changelog) -> str:
 
 
 def choose(store: StoreSlices, partition: int, groups: Sequence[int], bounds: Bounds) -> tuple[list[Slice], str]:
-    """Return the slices to take, each cut to the wanted key groups, and why others cannot be, empty if all can.
+    """Return the slices to take, each cut to the wanted key groups, and a reason why others cannot be taken, or empty.
 
-    Shape: `groups` ascending. What comes back covers wanted groups only, none twice; a slice may come in several
-    pieces.
+    Shape: `groups` ascending. The result has wanted groups only, each once; a slice may come in several pieces.
     """
     wanted = set(groups)
     taken: list[Slice] = []
@@ -86,10 +84,10 @@ def choose(store: StoreSlices, partition: int, groups: Sequence[int], bounds: Bo
 
 
 class Snapshots:
-    """What is published for an application, for the restores of one instance. Any thread.
+    """The published snapshot of an application, for the restores of one instance. Any thread.
 
-    `folder`: where files lie until they are in a database; on the same disk they are moved, not copied. It is emptied
-    now.
+    `folder` holds files until they are in a database; on the database's disk they are moved, not copied. Making a
+    `Snapshots` empties it.
     """
 
     def __init__(self, url: str, application: str, folder: Path) -> None:
@@ -103,9 +101,7 @@ class Snapshots:
     def chosen(
         self, spec: StoreSpec, partition: int, changelog: Changelog, groups: Sequence[int], bounds: Bounds, where: str
     ) -> list[Slice]:
-        """Return the slices of the published snapshot to take for these key groups (ascending); what cannot be used is
-        said in the log.
-        """
+        """Return the published slices to take for these key groups (ascending); log why others do not fit."""
         try:
             manifest = _twice(self._current)
         except SnapshotError as error:
@@ -124,11 +120,10 @@ class Snapshots:
         return slices
 
     def fetch(self, wanted: Slice, folder: Path, heard: Heard) -> list[FetchedFile]:
-        """Return the files of a slice with nothing in them but its groups: at the edge of a range they are written
-        anew.
+        """Return the files of a slice, with rows of its groups only: a file at the edge of a range is rewritten.
 
         Raises:
-            GivenUpError: `heard` said so.
+            GivenUpError: `heard` raised it.
             SnapshotError, StateError, OSError: a file is missing or damaged, the storage does not answer, or the disk
                 is full.
         """
@@ -155,9 +150,7 @@ class Snapshots:
 
 
 def _twice(ask: Callable[[], T]) -> T:
-    """Return an answer of the storage; one that fails is asked for once more: to read the changelog instead costs far
-    more.
-    """
+    """Return an answer of the storage, asking once more if it fails: reading the changelog instead costs far more."""
     try:
         return ask()
     except GivenUpError:
@@ -168,6 +161,6 @@ def _twice(ask: Callable[[], T]) -> T:
 
 def _within(wanted: Slice, rows: Rows, heard: Heard) -> Rows:
     for row in rows:
-        heard(0)  # it may take long, and nobody may want it any more
+        heard(0)  # raises if the download was given up: this loop may take long
         if wanted.first <= row[0][0] <= wanted.last:
             yield row

@@ -1,11 +1,11 @@
-"""Where snapshots lie: a folder, or a bucket named by an fsspec URL. The only module that imports fsspec.
+"""The storage of snapshots: a folder, or a bucket, named by an fsspec URL. Only this module imports fsspec.
 
 Names are relative to the storage and have `/` between their parts. Credentials come from where the fsspec driver looks
-for them (environment, profile), never from a name here.
+for them (environment, profile), never from a name.
 
-Invariant: a name shows all of its bytes or nothing: a local file is written under another name and renamed, an object
-store does that itself.
-Turned down: a path of our own for local folders (two ways to do everything, and one of them less tested).
+Invariant: a name shows all of its bytes or nothing. A local file is written under another name and renamed; an object
+store ensures it itself.
+Turned down: a path of our own for local folders (two ways to do everything, one of them less tested).
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from typing import Any, TypeAlias
 from coopstreams.topology.errors import SnapshotError
 
 _BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "az", "oci", "oss"})
-"""Protocols without folders. What would be made there is the bucket, and that is not ours to make."""
+"""Protocols without folders. There, making the first folder would make the bucket, which is the operator's to make."""
 
 _CHUNK = 1 << 20
 
 Heard: TypeAlias = Callable[[int], None]
-"""Told how many bytes have come, again and again. It raises `GivenUpError` when nobody wants the rest any more."""
+"""Called with the number of bytes of each piece that has come. Raises `GivenUpError` if the rest is not wanted."""
 
 
 class GivenUpError(SnapshotError):
-    """Nobody waits any more for what was being downloaded."""
+    """The download was given up."""
 
 
 def nobody(_: int) -> None:
-    """Hear of nothing, and want everything."""
+    """Accept every piece: the `Heard` of a download that is never given up."""
 
 
 class Storage:
-    """A folder or bucket. Any thread; for another process, make it again from its `url`.
+    """A folder or bucket. Any thread; another process makes its own from the `url`.
 
     Raises:
         SnapshotError: fsspec, or its driver for this kind of URL, is not installed; or the storage does not answer.
@@ -45,11 +45,11 @@ class Storage:
     def __init__(self, url: str) -> None:
         self.url = url
         try:
-            from fsspec.core import url_to_fs  # optional: without snapshots nobody needs it
+            from fsspec.core import url_to_fs  # optional: only snapshots need it
         except ImportError as error:
             raise SnapshotError(f'snapshots at "{url}" need fsspec: pip install "coopstreams[snapshots]"') from error
         try:
-            # s3a is what Hadoop calls it.
+            # s3a is Hadoop's name of the protocol.
             self._files, self._root = url_to_fs(
                 "s3://" + url.removeprefix("s3a://") if url.startswith("s3a://") else url
             )
@@ -60,7 +60,7 @@ class Storage:
         self._folders = not protocols & _BUCKETS
 
     def read(self, name: str) -> bytes | None:
-        """Return what is under a name; None if there is nothing."""
+        """Return the bytes under a name; None if there is no such name."""
         try:
             data: bytes = self._files.cat_file(self._path(name))
         except FileNotFoundError:
@@ -70,7 +70,7 @@ class Storage:
         return data
 
     def write(self, name: str, data: bytes) -> None:
-        """Put these bytes under a name."""
+        """Write bytes under a name."""
         path = self._path(name)
         try:
             self._make_folder(path)
@@ -82,7 +82,7 @@ class Storage:
             raise self._error("write", name, error) from error
 
     def upload(self, file: Path, name: str) -> None:
-        """Put a local file under a name that nobody has used: a half of it may be seen while it is on the way."""
+        """Copy a local file to an unused name. Readers may see part of it during the upload."""
         path = self._path(name)
         try:
             self._make_folder(path)
@@ -91,13 +91,13 @@ class Storage:
             raise self._error("write", name, error) from error
 
     def download(self, name: str, file: Path, heard: Heard = nobody) -> bool:
-        """Copy what is under a name to a local file; False if there is nothing.
+        """Copy the bytes under a name to a local file; return False if there is no such name.
 
         Raises:
-            GivenUpError: `heard` said so; half of the file may be there.
+            GivenUpError: `heard` raised it; part of the file may be there.
         """
         try:
-            if self._local:  # fsspec says nothing while it copies a local file, and a mounted folder may be far away
+            if self._local:  # fsspec does not report progress for local files, and a mounted folder may be remote
                 _copy(Path(self._path(name)), file, heard)
             else:
                 self._files.get_file(self._path(name), str(file), callback=_callback(heard))
@@ -110,7 +110,7 @@ class Storage:
         return True
 
     def names(self, under: str = "") -> list[str]:
-        """Return the names that begin with this folder, ascending, as of now."""
+        """Return the names in this folder and below, ascending, as of now."""
         path = self._path(under) if under else self._root
         try:
             self._files.invalidate_cache()
@@ -122,7 +122,7 @@ class Storage:
         return sorted(name.removeprefix(self._root).lstrip("/") for name in found)
 
     def delete(self, name: str) -> None:
-        """Remove a name; one that is not there is fine."""
+        """Remove a name. A missing name is no error."""
         try:
             self._files.rm_file(self._path(name))
         except FileNotFoundError:
@@ -142,7 +142,7 @@ class Storage:
 
 
 def _callback(heard: Heard) -> Any:
-    """Return what fsspec calls for each piece that has come."""
+    """Return the fsspec callback that passes on each piece."""
     from fsspec.callbacks import Callback
 
     class Pieces(Callback):  # type: ignore[misc]

@@ -1,12 +1,12 @@
-"""A key-value store of one task: live objects in a buffer, over the bytes in the database.
+"""A key-value store of one task: live objects in a write buffer, over the bytes in the database.
 
-A key is read and deserialised once, then it is an object that operators change in place; it becomes bytes again when a
-commit freezes what is dirty. The database learns of it when the commit has counted.
+A key is read and deserialised once; operators then change the object in place. A commit freezes the dirty entries: it
+serialises them. They are written to the database after the commit has succeeded.
 
-Invariant: reads see the buffer over the database, and the buffer alone is changed between two commits.
-Invariant: an entry is in `entries` at most once, so that whoever changes it changes the one that will be written.
-Turned down: an order on the buffer (a sorted container costs every write; a scan sorts what it needs), and an exact
-size of live objects (Python does not tell): count times average is what keeps a buffer bounded.
+Invariant: reads see the buffer over the database, and between two commits only the buffer changes.
+Invariant: a key has one entry, in `entries`, so that all changes go to the entry that will be written.
+Turned down: a sorted buffer (a sorted container slows every write; a scan sorts what it needs), and the exact size of
+live objects (Python does not tell it): the buffer is bounded by the number of entries times their average size.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from coopstreams.topology.keys import key_hash
 from coopstreams.topology.stores import Entry, StoreSpec
 
 ENTRY_BYTES = 200
-"""What an entry of the buffer takes besides key and value: the entry, its slots in two dicts, the object headers."""
+"""The memory of a buffered entry without key and value: the entry, its slots in two dicts, the object headers."""
 LIVE_FACTOR = 4
-"""How much a value takes in the buffer, as object and as bytes, for each serialised byte."""
+"""The memory of a buffered value, as object and as bytes, per serialised byte."""
 
 _NO_TIMESTAMP = -1
 _SAMPLE = 64
@@ -38,7 +38,7 @@ _AT = attrgetter("at")
 
 
 class PlacedEntry(Entry):
-    """An entry that knows its database key, so that a key is hashed once and not with every commit."""
+    """An entry that keeps its database key, so that a key is hashed once and not with every commit."""
 
     __slots__ = ("at",)
 
@@ -52,9 +52,9 @@ class PlacedEntry(Entry):
 
 @dataclass(frozen=True, slots=True)
 class ChangelogBatch:
-    """Columns for the changelog of a store: one record a key, in the order of the database.
+    """Columns for the changelog of a store: one record for each key, ordered by database key.
 
-    Shape: keys as the changelog has them (window stores: with the sequence number); a value of None is a tombstone.
+    Shape: keys are changelog keys (window stores: with the sequence number); the value None is a tombstone.
     """
 
     store: str
@@ -67,7 +67,7 @@ class Table:
     """A `TableStore` of kind `key_value`, for the key groups first..last of a database. One thread.
 
     Raises:
-        SerdeError: a value does not become bytes, or bytes of the database do not become a value; names the store.
+        SerdeError: a value cannot be serialised, or bytes of the database cannot be deserialised; names the store.
     """
 
     def __init__(self, database: Database, spec: StoreSpec, first: int, last: int) -> None:
@@ -76,7 +76,7 @@ class Table:
         self.guard: AbstractContextManager[Any] = database.guard
         self.entries: dict[bytes, Entry] = {}
         self.frozen: list[Change] = []
-        """What was frozen and not yet committed, ready for the database."""
+        """The frozen changes of the interval, which the next commit writes to the database."""
         self._database = database
         self._first, self._last = first, last
         self._suffix = layout.suffix_bytes(spec)
@@ -88,8 +88,9 @@ class Table:
         self._open()
 
     def load(self, key: bytes) -> Entry:
-        """Return the entry of a key from the buffer or the database; one with value None if there is none. Kept in
-        `entries`.
+        """Return the entry of a key from the buffer or the database, and keep it in `entries`.
+
+        The entry has the value None if there is no such key.
         """
         entry = self.entries.get(key)
         if entry is None:
@@ -101,17 +102,17 @@ class Table:
         """Mark an entry as changed since the last commit: one of `entries`, or one that `scan` has just yielded."""
         entry.dirty = True
         self._dirty[key] = entry
-        if key not in self.entries:  # `scan` does not keep what it yields
+        if key not in self.entries:  # an entry that `scan` yielded is not in `entries`
             self._keep(key, entry)
 
     def dirty(self) -> list[tuple[bytes, Entry]]:
-        """Return what changed since the last commit, in the order of the first change."""
+        """Return the entries that changed since the last commit, in the order of their first change."""
         return list(self._dirty.items())
 
     def scan(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, Entry]]:
-        """Yield the live entries with start <= key < end in key order, buffer over database.
+        """Yield the live entries with start <= key < end in key order, the buffer's over the database's.
 
-        Keys that come into being meanwhile are left out; whatever else happens to the entries meanwhile is seen.
+        Keys added during the iteration are left out; changes of the other entries are seen.
         """
         buffered = iter(
             sorted(key for key in self.entries if (start is None or key >= start) and (end is None or key < end))
@@ -132,17 +133,17 @@ class Table:
             waiting = next(buffered, None)
 
     def advance(self, stream_time: int) -> None:
-        """Do nothing: a key-value store keeps its keys whatever time it is."""
+        """Do nothing: the rows of a key-value store do not expire."""
 
     def freeze(self) -> ChangelogBatch | None:
-        """Serialise what is dirty and return it for the changelog; None if there is nothing. The entries are clean from
-        then on.
+        """Serialise the dirty entries and return them for the changelog; None if there are none. The entries are then
+        clean.
 
-        A key that came and went since the last commit is left out.
+        A key that was added and deleted since the last commit is left out.
 
         Raises:
-            SerdeError: a value does not become bytes. The task's interval is void: `discard`.
-            StateError: a key of another task's range.
+            SerdeError: a value cannot be serialised. The task's interval is void: `discard`.
+            StateError: a key belongs to another task's range.
         """
         if not self._dirty:
             return None
@@ -155,8 +156,7 @@ class Table:
         if not news:
             return None
         rows = self._rows_of(news)
-        # Cut from the row, not kept as the serde made them: bytes of orjson hold 4 KiB however short they are (seen in
-        # 3.13).
+        # Values are cut from the row, because orjson's bytes hold 4 KiB however short they are (seen in 3.13).
         values = [None if row is None else row[8:] for row in rows]
         for entry, value in zip(news, values, strict=True):
             entry.stored = value
@@ -170,7 +170,7 @@ class Table:
         )
 
     def discard(self) -> None:
-        """Forget the buffer: what the database has is what counts."""
+        """Clear the buffer: the state is again that of the database."""
         self.entries.clear()
         self._dirty.clear()
         self.frozen.clear()
@@ -179,27 +179,25 @@ class Table:
 
     @property
     def observed(self) -> int:
-        """The window start up to which the store has observed stream time."""
+        """The window start that the store has observed; a key-value store observes none."""
         return NOTHING_OBSERVED
 
     @property
     def size_bytes(self) -> int:
-        """About how much memory the buffer takes."""
+        """The approximate memory of the buffer."""
         return int(len(self.entries) * (ENTRY_BYTES + LIVE_FACTOR * self._average))
 
     def weigh(self) -> None:
-        """Look at an entry that changed lately, so that `size_bytes` knows how large values have become before they are
-        frozen.
-        """
+        """Update the average size with the entry that changed last, so that `size_bytes` follows growing values."""
         newest = next(reversed(self._dirty), None)
         if newest is None or (value := self._dirty[newest].value) is None:
             return
-        with suppress(Exception):  # whoever freezes it will hear of it
+        with suppress(Exception):  # `freeze` reports it
             size = len(newest) + len(self._encode(value))
             self._average += (size - self._average) / 8 if self._average else size
 
     def trim(self, share: float) -> None:
-        """Let go of clean entries until this share of the buffer is left, those changed in the latest commit last."""
+        """Remove clean entries until this share of the buffer is left; those of the latest commit go last."""
         excess = len(self.entries) - int(len(self.entries) * share)
         for key in self._latest:
             entry = self.entries.pop(key, None)
@@ -224,7 +222,7 @@ class Table:
         return self._database.scan(self.spec.name, range(self._first, self._last + 1), start, end)
 
     def _changes(self, places: list[bytes], rows: list[bytes | None]) -> list[Change]:
-        """Return what the commit will write to the database."""
+        """Return the changes that the commit will write to the database."""
         return [Change(layout.family_of(self.spec.name), places, rows)]
 
     def _changelog_keys(self, keys: list[bytes]) -> list[bytes]:
@@ -244,7 +242,7 @@ class Table:
         return PlacedEntry(at, value, TIMESTAMP.unpack_from(data)[0], stored)
 
     def _rows_of(self, entries: list[PlacedEntry]) -> list[bytes | None]:
-        """Return the entries as the database keeps them."""
+        """Return the database values of the entries."""
         encode, pack = self._encode, TIMESTAMP.pack
         rows: list[bytes | None] = []
         entry = entries[0]

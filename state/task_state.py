@@ -1,13 +1,14 @@
-"""The state of one task: its stores behind their buffers, and the two ways an interval ends, commit and discard.
+"""The state of one task: its stores behind their buffers, and the two ways in which an interval ends.
 
-    changes   what is dirty becomes bytes, once: for the changelogs, and kept for the database
-    commit    these very bytes and the changelog offsets they stand for, in one batch
-    discard   the buffers are forgotten; the database was not touched
+    changes   serialises the dirty entries, once: for the changelogs, and kept for the database
+    commit    writes these same bytes and the changelog offsets that they stand for, in one batch
+    discard   clears the buffers; the database was not touched
 
-Invariant: the database gets what the changelogs got, after they got it: it may be behind its changelog, never ahead.
-Invariant: whatever it writes stands in the changelogs that it was restored from: made anew meanwhile, they are other
-topics, and what was written at their offsets is not continued from.
-Turned down: writing the database while an interval goes on (an abort would have to wipe it).
+Invariant: the database gets the same changes as the changelogs, after them: it may be behind its changelog, never
+ahead.
+Invariant: a checkpoint names the changelog from which the store was restored. If that topic is made anew meanwhile, the
+new one has another topic id, and no restore continues from offsets of the old one.
+Turned down: writing the database during the interval (an abort would have to wipe it).
 """
 
 from __future__ import annotations
@@ -32,27 +33,26 @@ _KINDS: Mapping[StoreKind, type[Table]] = {"window": WindowTable, "session": Ses
 
 
 class TaskState:
-    """The stores of a task over the database that it shares with its siblings, restored up to where the task begins.
-    One thread.
+    """The stores of a task over the database that it shares with its siblings, after the restore. One thread.
 
-    Units: `cache_bytes` bounds the buffers of all its stores together, about.
+    Units: `cache_bytes` bounds the buffers of all its stores together, approximately.
     """
 
     def __init__(self, database: Database, specs: Sequence[StoreSpec], key_range: KeyRange, cache_bytes: int) -> None:
         self._database = database
         self._budget = cache_bytes
         self._tables: dict[str, Table] = {}
-        self._first, self._last = layout.groups_of(key_range) if specs else (0, 0)  # without state any cut will do
+        self._first, self._last = layout.groups_of(key_range) if specs else (0, 0)  # any range will do without stores
         for spec in specs:
             self._tables[spec.name] = _KINDS.get(spec.kind, Table)(database, spec, self._first, self._last)
         self._stands: dict[str, list[Checkpoint]] = {}
-        """Without the time at which they were true."""
+        """The last checkpoints by store, without `true_ms`."""
         self.topic_ids = {
             name: self._topic_id(name)
             for name, table in self._tables.items()
             if table.spec.logged or table.spec.source is not None
         }
-        """Of the changelog of each store that has one."""
+        """The topic id of the changelog of each store that has one."""
 
     @property
     def stores(self) -> Mapping[str, Table]:
@@ -61,19 +61,20 @@ class TaskState:
 
     @property
     def full(self) -> bool:
-        """Whether the buffers are over budget, although what is clean was let go: commit now.
+        """Whether the buffers exceed the budget even without the clean entries: commit now.
 
-        Ask between batches only: an entry that was let go is not the one that is loaded next.
+        Ask between batches only: a removed entry is another object when it is loaded again.
         """
         for table in self._tables.values():
             table.weigh()
         return self._make_room()
 
     def changes(self) -> list[ChangelogBatch]:
-        """Return what changed since the last call, serialised, a batch for each store with a changelog that has any.
+        """Return the serialised changes since the last call, one batch for each store with a changelog that has
+        changes.
 
         Raises:
-            SerdeError: a value does not become bytes; names store and key. The interval is void: `discard`.
+            SerdeError: a value cannot be serialised; names store and key. The interval is void: `discard`.
         """
         batches = [table.freeze() for table in self._tables.values()]
         return [batch for batch in batches if batch is not None and self._tables[batch.store].spec.logged]
@@ -84,15 +85,15 @@ class TaskState:
         positions: Mapping[str, Mapping[KeyRange, int]] = NO_POSITIONS,
         true_ms: int = NEVER_TRUE,
     ) -> None:
-        """Write everything `changes` returned since the last commit, with these checkpoints, in one batch.
+        """Write everything that `changes` returned since the last commit, with these checkpoints, in one batch.
 
         Shape: checkpoints by store: the changelog offset below which all records of this task lie. A store that is left
-        out keeps the one it has; one without changelog has none. `positions` by store that holds its source topic: the
-        offset of the topic below which all records of a range are done, for the ranges of the task.
-        Units: `true_ms` is a time at which nobody else could write for this task: before the commit was asked for.
+        out keeps its checkpoint; a store without changelog has none. `positions`, for stores that hold their source
+        topic: the topic's offset below which all records of a range are done, for the ranges of the task.
+        Units: `true_ms` is a time at which no other member could write for this task: before the commit was requested.
 
         Raises:
-            StateError: nothing was written; the task is of no use any more and is opened again from the log.
+            StateError: nothing was written. The task cannot be used any more: open it again from the log.
         """
         changes = [change for table in self._tables.values() for change in table.frozen]
         moved = {
@@ -108,20 +109,20 @@ class TaskState:
         self._make_room()
 
     def confirm(self, true_ms: int) -> None:
-        """Say of what the database has that it is true at this time, too: nobody else could write for this task until
-        then.
+        """Confirm that the state in the database is also true at this time: no other member could write for this task
+        until then.
 
-        So a task that has nothing to write is not taken for one that was away, and may have missed tombstones that its
-        changelog has forgotten.
+        Without it, a task that has nothing to write would look like one that was away, and that may have missed
+        tombstones which compaction has removed since.
 
         Raises:
-            StateError: nothing was written; the task is of no use any more and is opened again from the log.
+            StateError: nothing was written. The task cannot be used any more: open it again from the log.
         """
         stands = {name: self._database.checkpoints(name).within(self._first, self._last) for name in self.topic_ids}
         self._database.write([], {name: [replace(run, true_ms=true_ms) for run in at] for name, at in stands.items()})
 
     def discard(self) -> None:
-        """Forget everything since the last commit; the database was not touched."""
+        """Discard all changes since the last commit; the database was not touched."""
         for table in self._tables.values():
             table.discard()
 
@@ -149,19 +150,17 @@ class TaskState:
         }
 
     def _topic_id(self, store: str) -> str:
-        """Return which changelog a store was restored from; none, if its key groups do not agree."""
+        """Return the id of the changelog from which a store was restored; none if its key groups do not agree."""
         ids = {run.topic_id for run in self._database.checkpoints(store).within(self._first, self._last)}
         return ids.pop() if len(ids) == 1 else NO_TOPIC
 
     def _make_room(self) -> bool:
-        """Let go of clean entries if the buffers are over budget, down to half of it; return whether that was not
-        enough.
-        """
+        """If the buffers exceed the budget, remove clean entries down to half of it; return whether that failed."""
         size = self._size_bytes()
         if size <= self._budget:
             return False
         if any(table.frozen for table in self._tables.values()):
-            return True  # what is frozen is in no database yet: nothing may be let go before the commit
+            return True  # frozen entries are in no database yet, so none may be removed before the commit
         for table in self._tables.values():
             table.trim(self._budget / 2 / size)
         return self._size_bytes() > self._budget / 2

@@ -1,11 +1,10 @@
-"""What queries see of a store: committed state of owned key ranges, in the order of the plain keys. Read-only, any
-thread.
+"""Views of a store for queries: committed state of owned key ranges, in key order. Read-only, any thread.
 
 Invariant: a scan sees one moment, between two commits of each task, however long it is read.
-Invariant: nothing outside the ranges is ever returned. Whether the ranges are still owned is for the caller to ask,
-after the read.
-Turned down: reading through the write buffers (a query would see what an abort takes back, and need a lock on the hot
-path).
+Invariant: a view returns nothing outside the ranges. The caller checks after the read whether the ranges are still
+owned.
+Turned down: reading through the write buffers (a query would see changes that an abort discards, and would need a lock
+on the hot path).
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _LATEST = (1 << 63) - 1
 
 
 class StoredRow(NamedTuple):
-    """An entry of a store. Shape: window stores have window keys. Units: ms."""
+    """An entry of a store. Shape: `key` is a store key. Units: ms."""
 
     key: bytes
     value: bytes
@@ -43,7 +42,7 @@ class Window(NamedTuple):
 
 
 class Session(NamedTuple):
-    """A session of a key; both ends are inside. Units: ms."""
+    """A session of a key; both ends are inclusive. Units: ms."""
 
     start: int
     end: int
@@ -52,7 +51,7 @@ class Session(NamedTuple):
 
 
 class KeyRangeView:
-    """Some key ranges of a store."""
+    """The rows of some key ranges of a store."""
 
     def __init__(self, database: Database, spec: StoreSpec, ranges: Sequence[KeyRange]) -> None:
         self.spec = spec
@@ -66,9 +65,7 @@ class KeyRangeView:
         return key_group(key_hash(key)) in self._groups
 
     def get(self, key: bytes) -> tuple[bytes, int] | None:
-        """Return value and timestamp of a key (window stores: a window key); None if there is none, or if it is not
-        owned.
-        """
+        """Return value and timestamp of a store key; None if there is no such row, or if it is not owned."""
         plain = layout.plain_key(self.spec, key)
         if not self.owns(plain):
             return None
@@ -91,9 +88,7 @@ class KeyRangeView:
         reverse: bool = False,
         limit: int | None = None,
     ) -> Iterator[StoredRow]:
-        """Return the entries with first <= key <= last that begin with the prefix, in the order of their bytes;
-        lazily.
-        """
+        """Return the entries with first <= key <= last and the prefix, in key order; lazily."""
         start, end = first, None if last is None else layout.after(last)
         if prefix:
             start = prefix if start is None else max(start, prefix)
@@ -102,7 +97,7 @@ class KeyRangeView:
         return islice(self._rows(start, end, reverse=reverse), limit)
 
     def all(self, *, reverse: bool = False, limit: int | None = None) -> Iterator[StoredRow]:
-        """Return all entries in the order of their keys; lazily."""
+        """Return all entries in key order; lazily."""
         return self.range(reverse=reverse, limit=limit)
 
     def fetch(
@@ -140,7 +135,7 @@ class KeyRangeView:
         return islice((session for session in found if session.start <= to_ms), limit)
 
     def approximate_count(self) -> int:
-        """Return about how many entries there are: the share of these ranges in what the database keeps."""
+        """Return the approximate number of entries: these ranges' share of the keys in the database."""
         kept = sum(run.last - run.first + 1 for run in self._database.checkpoints(self.spec.name))
         return self._database.count(self.spec.name) * len(self._groups) // max(kept, len(self._groups), 1)
 
@@ -159,7 +154,7 @@ class KeyRangeView:
         )
 
     def _horizons(self) -> list[int]:
-        """The first visible window start of each key group: siblings need not stand at the same time."""
+        """Return the first visible window start of each key group: siblings may have observed different ones."""
         horizons = [_EVER] * GROUPS
         for run in self._database.checkpoints(self.spec.name):
             if run.observed != NOTHING_OBSERVED:
@@ -170,13 +165,13 @@ class KeyRangeView:
 
 
 class GlobalView:
-    """A global table, as queries see it: the rows as they are when they are asked for."""
+    """A global table for queries: its current rows."""
 
     def __init__(self, rows: GlobalRows) -> None:
         self._rows = rows
 
     def get(self, key: bytes) -> tuple[bytes, int] | None:
-        """Return value and timestamp of a key; None if there is none."""
+        """Return value and timestamp of a key; None if there is no such row."""
         entry = self._rows.load(key)
         return None if entry.stored is None else (entry.stored, entry.timestamp)
 
@@ -188,9 +183,7 @@ class GlobalView:
         prefix: bytes | None = None,
         reverse: bool = False,
     ) -> Iterator[StoredRow]:
-        """Return the entries with first <= key <= last that begin with the prefix, in the order of their bytes, of one
-        moment.
-        """
+        """Return the entries with first <= key <= last and the prefix, in key order, as of one moment."""
         found = [
             row
             for row in self._rows.scan(first, None if last is None else layout.after(last))
@@ -202,11 +195,11 @@ class GlobalView:
         )
 
     def approximate_count(self) -> int:
-        """Return how many entries there are."""
+        """Return the number of entries."""
         return len(self._rows.entries)
 
 
 def _times(row: bytes) -> tuple[int, int]:
-    """Return start and end of the session of a store key."""
+    """Return start and end of the session that a store key names."""
     end: int = TIMESTAMP.unpack_from(row, len(row) - SESSION_BYTES)[0]
     return layout.window_start(row), end

@@ -1,21 +1,18 @@
-"""A window store of one task, or a session store: a table of window keys, spread over time segments, in which old
-windows vanish.
+"""A window or session store of one task: a table of window keys, spread over time segments, whose old windows expire.
 
-Which windows are visible follows stream time alone, never what happened to be written: the store observes the start of
-the newest window that the partition's stream time has begun, and shows windows with `start >= observed - retention +
-1`. Kafka Streams observes the largest start that was put, which is the same when the newest record was put; but a task
-that has part of the keys does not see that record, and the result of a topology must not depend on the number of
-ranges.
+The visible windows follow stream time alone, never the records that happened to be written. The store observes the
+start of the newest window that the partition's stream time has begun, and shows windows with `start >= observed -
+retention + 1`. Kafka Streams observes the largest start that was put. Both are equal when the newest record was put;
+but a task with part of the keys does not see that record, and the result must not depend on the number of ranges.
 
-Where windows begin by the records of their key (sliding windows, windows of the user), stream time does not tell which
-have begun. There the largest start that was put counts, by any of the tasks over the database: each takes in what the
-others put once its own stream time is there. No window starts later than stream time, so what a task that is ahead has
-put does not count too early.
+Where the records of a key begin windows (sliding windows, user-defined windows), stream time does not tell which
+windows have begun. There the largest start counts that any task over the database has put. Each task takes in the
+starts that others have put once its own stream time has reached them. No window starts later than stream time, so the
+puts of a task that is ahead do not count too early.
 
-Invariant: an expired window is neither loaded nor scanned nor written to the database. If it was dirty it is still
-forwarded and logged with the next commit: its last update is a result like any other.
-Turned down: observing stream time itself (a window would vanish up to a window's length before Kafka Streams lets it
-go).
+Invariant: an expired window is neither loaded, scanned nor written to the database. If it was dirty, the next commit
+still forwards and logs it: its last update is a result like any other.
+Turned down: observing stream time itself (a window would expire up to a window's length earlier than in Kafka Streams).
 """
 
 from __future__ import annotations
@@ -38,10 +35,10 @@ _NEVER = 1 << 63
 
 @dataclass(slots=True)
 class _Times:
-    """When the windows of a plain key are: the ends of their store keys, in order.
+    """The times of a plain key's windows: the ends of their store keys, in order.
 
-    Invariant: what has changed since the last commit is there, and all that the database has from the time `read` on,
-    as far as it is visible.
+    Invariant: it has the visible windows that changed since the last commit, and all visible windows of the database
+    from the time `read` on.
     """
 
     known: list[bytes] = field(default_factory=list)
@@ -52,11 +49,14 @@ class WindowTable(Table):
     """A `WindowStore`: a `TableStore` of kind `window`; keys are `window_key(...)`. One thread."""
 
     _of_key: dict[bytes, _Times] | None
-    """By plain key: of those that were asked for, or changed since the last commit. None: nobody has asked for any."""
+    """The times by plain key, for keys that were fetched or changed since the last commit.
+
+    None before the first fetch.
+    """
     _newest: int
-    """The latest time of what was put, where that decides what is visible."""
+    """The latest time that this task has put, if puts decide which windows are visible."""
     _newest_of_all: list[int]
-    """The same, of all tasks over the database: one cell, written under the `guard`."""
+    """The latest time that any task over the database has put: one cell, written under the `guard`."""
 
     def __init__(self, database: Database, spec: StoreSpec, first: int, last: int) -> None:
         self._step_ms = spec.step_ms or spec.window_ms
@@ -66,8 +66,9 @@ class WindowTable(Table):
         super().__init__(database, spec, first, last)
 
     def load(self, key: bytes) -> Entry:
-        """Return the entry of a window from the buffer or the database; one with value None if there is none, or if it
-        has expired.
+        """Return the entry of a window from the buffer or the database.
+
+        The entry has the value None if there is no such window, or if it has expired.
         """
         entry = self.entries.get(key)
         if entry is None:
@@ -89,14 +90,14 @@ class WindowTable(Table):
                 self._newest_of_all[0] = max(self._newest_of_all[0], time)
 
     def put(self, key: bytes, value: object, timestamp: int) -> None:
-        """Set the value of a window, None: delete it."""
+        """Set the value of a window; None deletes it."""
         entry = self.entries.get(key) or self.load(key)
         entry.value, entry.timestamp = value, timestamp
         if not entry.dirty:
             self.touch(key, entry)
 
     def fetch(self, key: bytes, first: int, last: int) -> list[tuple[bytes, Entry]]:
-        """Return the windows of a plain key with first <= start <= last, by their starts."""
+        """Return the windows of a plain key with first <= start <= last, in the order of their starts."""
         first = max(first, self._horizon, 0)
         times = self._times(key, first).known
         rows = [
@@ -107,7 +108,7 @@ class WindowTable(Table):
         return [(row, entry) for row, entry in found if entry.value is not None]
 
     def advance(self, stream_time: int) -> None:
-        """Let the partition's stream time reach this value: windows older than the retention become invisible."""
+        """Advance the stream time: windows older than the retention become invisible."""
         observed = self._newest
         if self._by_puts and observed < (put := self._newest_of_all[0]) <= stream_time:
             observed = put
@@ -125,7 +126,7 @@ class WindowTable(Table):
             self._sweep()
 
     def trim(self, share: float) -> None:
-        """Let go of clean entries until this share of the buffer is left."""
+        """Remove clean entries until this share of the buffer is left."""
         super().trim(share)
         if self._of_key:
             kept = {key[: -self._suffix] for key in self._dirty}
@@ -133,12 +134,12 @@ class WindowTable(Table):
 
     @property
     def size_bytes(self) -> int:
-        """About how much memory the buffer takes."""
+        """The approximate memory of the buffer."""
         return super().size_bytes + ENTRY_BYTES * len(self._of_key or ())
 
     @property
     def observed(self) -> int:
-        """The window start up to which the store has observed stream time."""
+        """The window start that the store has observed."""
         return self._observed
 
     def _open(self) -> None:
@@ -173,7 +174,7 @@ class WindowTable(Table):
         self._by_start[layout.time_of(self.spec.kind, key)].discard(key)
 
     def _times(self, key: bytes, first: int) -> _Times:
-        """Return the times of a plain key, among them all from a time on."""
+        """Return the times of a plain key; from `first` on they are complete."""
         if self._of_key is None:
             self._of_key = {}
             for changed in self._dirty:
@@ -189,7 +190,7 @@ class WindowTable(Table):
         return times
 
     def _note(self, key: bytes) -> None:
-        """A window has changed, and may not be in the database."""
+        """Add a changed window, which may not be in the database yet, to the times of its key."""
         assert self._of_key is not None
         plain, time = key[: -self._suffix], key[-self._suffix :]
         times = self._of_key.get(plain)
@@ -200,7 +201,7 @@ class WindowTable(Table):
             times.known.insert(at, time)
 
     def _sweep(self) -> None:
-        """Let go of what stands beside the buffer for windows that have expired."""
+        """Remove getters and times of expired windows, which are beside the buffer."""
         self._oldest = self._horizon // self._segment_ms
         self._getters = {segment: getter for segment, getter in self._getters.items() if segment >= self._oldest}
         oldest = TIMESTAMP.pack(self._horizon)
@@ -247,16 +248,16 @@ class SessionTable(WindowTable):
     """A `SessionStore`: a `TableStore` of kind `session`; keys are `session_key(...)`. One thread."""
 
     def put(self, key: bytes, value: object, timestamp: int) -> None:
-        """Set the value of a session, None: delete it. What was deleted is not come across again."""
+        """Set the value of a session; None deletes it, and look-ups do not find it again."""
         super().put(key, value, timestamp)
         if self._of_key is not None:
-            self._note(key)  # it may have been deleted since the last commit, and so be changed already
+            self._note(key)  # a session that was deleted since the last commit is dirty, so `touch` did not note it
             if value is None:
                 times = self._of_key[key[:-SESSION_BYTES]].known
                 del times[bisect_left(times, key[-SESSION_BYTES:])]
 
     def sessions(self, key: bytes, earliest_end: int, latest_start: int) -> list[tuple[bytes, Entry]]:
-        """Return the sessions of a plain key with earliest_end <= end and start <= latest_start, by their ends."""
+        """Return the sessions of a plain key with earliest_end <= end and start <= latest_start, ordered by end."""
         earliest_end = max(earliest_end, self._horizon, 0)
         times, latest = self._times(key, earliest_end).known, TIMESTAMP.pack(max(latest_start, 0))
         rows = [key + time for time in times[bisect_left(times, TIMESTAMP.pack(earliest_end)) :] if time[8:] <= latest]
