@@ -242,7 +242,7 @@ class KafkaLog:
         return admin
 
     def _known(self) -> dict[str, int]:
-        """Return the partition count of each topic that one of the brokers knows."""
+        """Return the partition count of each topic, as one of the brokers knows them."""
         # Always all topics: asking for one by name creates it, if the broker has auto.create.topics.enable.
         found = self._ask(lambda seconds: self._consumer.list_topics(timeout=seconds), "asking for the topics").topics
         return {name: len(topic.partitions) for name, topic in found.items() if topic.error is None}
@@ -259,7 +259,7 @@ class KafkaLog:
         """Return the answer of the cluster; retry while it is unreachable or does not yet know a new topic."""
         patience, unknown = Patience(what, self.timeout_s), 0.0
         while True:
-            with self._lock:  # librdkafka's consumer lets a second caller starve
+            with self._lock:  # in librdkafka's consumer a second caller starves
                 if self._closed:
                     raise LogError("this log is closed")
                 try:
@@ -377,10 +377,10 @@ class KafkaLog:
             if error.code() == KafkaError._TIMED_OUT:
                 self._admin = (
                     self._new_admin()
-                )  # it asks whom it takes for the controller, which any broker may be, also one that stands still
+                )  # its requests go to the broker it takes for the controller, which may be one that hangs
                 continue
-            # A broker that has just started may not have known the controller when the client asked; it would not ask
-            # again for long.
+            # A broker that has just started may not have known the controller when the client asked, and the client
+            # would not ask again for long.
             self.partitions()
             with contextlib.suppress(KafkaException):
                 self._admin.list_topics(timeout=ATTEMPT_S)

@@ -155,7 +155,7 @@ class ClientErrors:
         """Note an error; librdkafka calls this while it is polled."""
         if error.code() == KafkaError._AUTHENTICATION:
             self.refused = error
-        if error.code() != KafkaError._ALL_BROKERS_DOWN:  # the error before it says more
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:  # the error before it is more specific
             self._last = error
 
     def log(self, level: int, text: str, facility: str, client: str, said: str) -> None:

@@ -52,11 +52,11 @@ class KafkaShare:
     """A member of a share group. One thread."""
 
     def __init__(self, settings: Mapping[str, Any], group: str, group_settings: Mapping[str, str]) -> None:
-        """Make the group's settings, for all of its members; join with `subscribe`.
+        """Alter the settings of the group, for all of its members; join with `subscribe`.
 
         Raises:
             ConfigError: the client refuses a setting.
-            LogError: the brokers refuse the group's settings: they are too old, or this principal may not make them.
+            LogError: the brokers refuse the group's settings: they are too old, or this principal may not alter them.
         """
         self._errors = ClientErrors()
         self._group = group

@@ -48,7 +48,7 @@ ROOM_WAIT_S = 0.05
 GRACE_S = 2.0
 """How long a call may overrun the time that it was given."""
 ABORT_TIMEOUT_S = 5.0
-"""After that, a new producer ends the transaction sooner than the old one."""
+"""After that, a new producer ends the transaction faster than the old one."""
 OFFSETS_TIMEOUT_S = 6.0
 """After that, the client may wait for a coordinator that is gone (see `bounded`): a new producer repeats the work."""
 CLOSE_TIMEOUT_S = 10.0
@@ -155,7 +155,7 @@ class KafkaWriter:
             )
 
     def delivered_to(self, partition: TopicPartition) -> int:
-        """Return the offset after this writer's last record there, or else the partition's end."""
+        """Return the offset after this writer's last record in the partition, or else the partition's end."""
         offset = self._delivered.get(partition)
         return self._end_offset(partition) if offset is None else offset
 
@@ -226,21 +226,21 @@ class KafkaWriter:
         self._serve()
         fatal, void = self._errors.fatal, self._void or bool(self._errors.transaction)
         if self._id is not None and (self._fenced or (fatal is not None and fatal.code() in FENCED)):
-            # Whoever fenced us ends our transaction, and may still be at work: the next `begin` is soon enough to take
-            # over again.
+            # The producer that fenced us aborts our transaction, and may still be at work: take over again with the
+            # next `begin`.
             self._fenced = True
             self._discard()
             self._transactions().settle(self._id, (), ABORT_TIMEOUT_S)
         elif fatal is not None or void or self._producer is None or (self._id is None and len(self._producer)):
-            # Of a producer that lost a record the broker expects the sequence to go on with it: the next transaction
-            # would fail, too. A new one ends the old one's transaction, however far it got.
+            # If a record was lost, the broker expects its sequence number next: the next transaction would fail, too.
+            # A new producer aborts the old one's transaction, however far it got.
             self._discard()
             self._start()
         elif was_open:
             try:
                 self._end(self._producer.abort_transaction, ABORT_TIMEOUT_S, f'aborting a transaction of "{self._id}"')
                 self._serve()
-                self._failure = None  # that of records which the abort took out of the queue
+                self._failure = None  # the failure of records that the abort purged
             except LogError:
                 self._discard()
                 self._start()
@@ -313,7 +313,7 @@ class KafkaWriter:
         partitions = transactions.open_partitions(self._id, timeout_s)
         self._insist(call, timeout_s, what)
         if partitions:
-            self._void = True  # if it hangs, nothing more is to be done with this producer
+            self._void = True  # if it hangs, this producer must not be used again
             transactions.settle(self._id, partitions, timeout_s)
             self._void = False
 
@@ -371,7 +371,7 @@ class KafkaWriter:
         elif error.code() == KafkaError._FATAL:
             self._find_fatal()
         elif (error.txn_requires_abort() or error.code() in CONSEQUENCES) and not self._errors.transaction:
-            self._serve()  # hear why
+            self._serve()  # get the reason
         error = cause_of(error, self._errors.transaction)
         if self._errors.transaction:
             what = f"{what}, after: {self._errors.transaction}"

@@ -167,7 +167,7 @@ class MemoryState:
         """Do nothing if the session may write.
 
         Raises:
-            FencedError: another writer took over.
+            FencedError: another writer took over its id.
         """
         if session.is_fenced:
             raise FencedError(f'another writer with the transactional id "{session.producer.id}" took over')
