@@ -201,12 +201,11 @@ class Follower:
             raise LogError(trouble)
 
     def barrier(self) -> int:
-        """Return an offset that everything written so far lies below, decided or not: the true high watermark, asked
-        for now.
+        """Return the true high watermark of now: everything written so far lies below it, decided or not.
 
         Raises:
-            LogError: retryable: it lies below what was read already, so the broker that answered does not lead the
-                partition any more (it stood still for a while), or the topic was made anew.
+            LogError: retryable: it lies below what was read already, so the broker that answered hung for a while and
+                does not lead the partition any more, or the topic was recreated.
         """
         end = self._log.end_offset(self.partition)
         if end < self._tail:
@@ -226,8 +225,8 @@ class Follower:
     def blockers(self, barrier: int) -> set[str]:
         """Return the transactional ids of this group with records between the tail and the barrier.
 
-        One of them keeps the tail back, or a group in the same partition does. Ids of members that are gone should be
-        ended at once.
+        One of them keeps the tail back, or a group in the same partition does. End transactions of members that have
+        left.
         """
         name, ids, at, tries = encode_text(self.group), set[str](), self._tail, _TRIES
         reader = self._log.reader(committed_only=False)
@@ -247,7 +246,7 @@ class Follower:
     def open(
         self, partition: TopicPartition, covered: KeyRange, committed: Committed | None, reset: Position
     ) -> PartitionStart:
-        """See `CommitView.open`: only when `passed` the barrier, with the plain offset fetched after it."""
+        """See `CommitView.open`. Only when the barrier is `passed`, with a plain offset fetched after it."""
         with self._lock:
             return self._view.open(partition, covered, committed, reset)
 

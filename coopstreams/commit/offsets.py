@@ -54,7 +54,7 @@ class OffsetAndRanges:
 def list_consumer_group_offsets(
     settings: Mapping[str, Any], group: str, partitions: Iterable[TopicPartition] | None = None
 ) -> dict[TopicPartition, OffsetAndRanges | None]:
-    """Return what a group has committed of these partitions, or of all (`partitions` None).
+    """Return the committed offsets of a group in these partitions, or in all (`partitions` None).
 
     A partition of which some key range has never committed gets None. The group may have members or none.
 
@@ -128,9 +128,9 @@ def group_offsets(
 def offset_and_ranges(
     follower: Follower | None, partition: TopicPartition, plain: tuple[int, str] | None
 ) -> OffsetAndRanges | None:
-    """Return what was committed of a partition; None while some key range has committed nothing.
+    """Return what a group has committed of a partition; None while some key range has never committed.
 
-    Shape: `plain` is the plain committed offset with its metadata.
+    Shape: `plain` is the plain offset with its metadata.
     """
     committed = None if plain is None else Committed.parse(*plain)
     pieces = [Hole(WHOLE)] if follower is None else follower.resolve(partition, WHOLE)

@@ -21,7 +21,7 @@ _LENGTH = Struct(">I")
 
 
 class Packed:
-    """Keys of `key_bytes` bytes each, in order, with a value. Not thread-safe."""
+    """A sorted map with keys of `key_bytes` bytes each. Not thread-safe."""
 
     __slots__ = ("_firsts", "_key_bytes", "_leaves", "_size")
 

@@ -204,7 +204,7 @@ class Positions:
         return True
 
     def waits_for(self, task: TaskId) -> str:
-        """Return, in words, what a task behind its barrier waits for before its positions are known. Any thread."""
+        """Return, in words, why the positions of a task behind its barrier are not known yet. Any thread."""
         unstable = dict(self.unstable)
         now = self._host.now()
         kept = [f"{source} for {now - unstable[source]:.0f} s" for source in self.sources(task) if source in unstable]
@@ -219,7 +219,7 @@ class Positions:
             self.unstable = {}
             return
         if not self._checked:
-            # Not `stable`: some thread's transaction always has the commit topic's row in it.
+            # Not `stable`: some thread's open transaction always includes an offset of the commit topic.
             self._check_rows(self._coordinator.fetch_offsets(self._follower.rows(), stable=False).offsets)
             self._checked = True
         fetched = self._coordinator.fetch_offsets(missing)

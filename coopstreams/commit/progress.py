@@ -68,7 +68,7 @@ class Commits(Protocol):
 
 @dataclass(slots=True)
 class _Source:
-    """One source partition of a task. `reached`: every record of the task's range below it was handed out."""
+    """One source partition of a task. `reached`: every record of the task's range below it was processed."""
 
     term: int
     segments: tuple[Segment, ...]
@@ -100,7 +100,7 @@ class _Source:
 
 
 class Progress:
-    """How far one task is on each of its source partitions. Belongs to its stream thread; no I/O."""
+    """The progress of one task on each of its source partitions. Belongs to its stream thread; no I/O."""
 
     def __init__(
         self,
@@ -146,15 +146,15 @@ class Progress:
         return list(self._sources)
 
     def position(self, partition: TopicPartition) -> Position:
-        """Return where the reader must begin: the lowest position, with the stream time there."""
+        """Return the lowest position, where the reader must begin, with the stream time there."""
         lowest = min(self._sources[partition].now(), key=lambda segment: (segment.position, -segment.stream_time))
         return Position(lowest.position, lowest.stream_time)
 
     def unseen(self, partition: TopicPartition, columns: Columns) -> Columns:
-        """Return the records of a batch (of this task's range) that have to be processed: the batch itself, unless the
-        reader went back.
+        """Return the records of a batch (of this task's range) that are still to be processed.
 
-        Call `advance` with the batch's `next_offset` after each one, before the next.
+        That is the whole batch, unless the reader went back. Call `advance` with the batch's `next_offset` after each
+        one, before the next.
         """
         source = self._sources[partition]
         if not columns or columns.offsets[0] >= source.until:
@@ -211,7 +211,7 @@ class Progress:
         return any(source.now() != source.durable for source in self._sources.values())
 
     def record(self, partition: TopicPartition, *, claim: bool = False) -> tuple[bytes, bytes] | None:
-        """Stage the segments reached and return their individual commit; None if the plain offset alone says them.
+        """Stage the segments reached and return their individual commit; None if the plain offset holds all of them.
 
         Also None where nothing moved. `claim` (at-least-once, before the first record is processed): return the
         inherited segments, unless no claim is needed.
@@ -337,8 +337,8 @@ class CommitPlan:
     (offset, metadata) go out with the fence. It is never empty: an empty list is not fenced.
 
     Exactly-once: outputs, changelogs, `records`; flush; `offsets` with the fence; commit. At-least-once: outputs,
-    changelogs; flush; `records`; flush; `offsets` in a fenced OffsetCommit. A record that arrives without the outputs
-    it stands for would lose them. A task opens there with `ask` in a fenced OffsetCommit, then `plan(..., claim=True)`
+    changelogs; flush; `records`; flush; `offsets` in a fenced OffsetCommit. A record that arrived without its outputs
+    would lose them. At-least-once opens a task with `ask` in a fenced OffsetCommit, then `plan(..., claim=True)`
     written the same way.
     """
 

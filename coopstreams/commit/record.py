@@ -164,7 +164,7 @@ def key_of(group: str, topic: str, tail: bytes) -> CommitKey:
 
 
 def decode_key(data: bytes) -> CommitKey:
-    """Return the key that the bytes stand for.
+    """Return the decoded key.
 
     Raises:
         LogError: another version, or not a key at all.
@@ -182,7 +182,7 @@ def encode_value(value: CommitValue) -> bytes:
     """Return the bytes of a value.
 
     Raises:
-        ValueError: segments that leave a hole or overlap, runs out of order or below the position. A bug of the caller.
+        ValueError: segments with holes or overlaps, runs out of order or below the position. A bug of the caller.
     """
     out = bytearray([VERSION])
     out += encode_text(value.transactional_id)
@@ -206,7 +206,7 @@ def encode_value(value: CommitValue) -> bytes:
 
 
 def decode_value(data: bytes, covered: KeyRange) -> CommitValue:
-    """Return the value that the bytes stand for; its segments tile the range of its key.
+    """Return the decoded value; its segments tile the range of its key.
 
     Raises:
         LogError: another version, or not a value at all.
@@ -220,7 +220,7 @@ def decode_value(data: bytes, covered: KeyRange) -> CommitValue:
 
 
 def payload_of(data: bytes, covered: KeyRange) -> bytes:
-    """Return the bytes of a value after the writer's id: they are the same whoever wrote it.
+    """Return the bytes of a value after the writer's id: they do not depend on the writer.
 
     Raises:
         LogError: another version, or not a value at all.

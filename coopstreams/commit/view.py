@@ -76,7 +76,7 @@ get ahead of the state that the successor restored, which would lose records.
   application never writes an individual commit.
 * *The plain offset has a term* because "always the larger" leaks a zombie's position through the mirror: B stalls, B'
   has read up to its high watermark, B writes [50..99]@1 -> 180, A mirrors stable = 180, B' claims [50..99]@2 -> 130:
-  the successor of B' would skip 130..179, which are in nobody's state but the zombie's.
+  the successor of B' would skip 130..179, which are only in the zombie's state.
 `tests/commit/test_commit_simulation.py` finds a wrong history when any one of these is taken away.
 
 A torn at-least-once commit (some records arrived) is harmless: each is written after the outputs and changelogs it
@@ -218,7 +218,7 @@ class CommitView:
         return sorted(TopicPartition(*at) for at in found)
 
     def live(self, partition: TopicPartition) -> list[LiveCommit]:
-        """Return every record that is neither tombstoned nor replaced, highest rank last."""
+        """Return every individual commit that is neither tombstoned nor replaced, highest rank last."""
         return sorted(
             (LiveCommit(key, *decode_payload(said, key.range)) for key, said in self._entries(partition)),
             key=lambda said: _rank(said.key),
@@ -411,7 +411,7 @@ def _combined(piece: Winner | Hole, committed: Committed | None, reset: Position
         return segment
     if committed.term is not None and committed.term != term:
         return segment if committed.term < term else Segment(segment.range, committed.offset, committed.stream_time)
-    # The stream time of a position is that of all records below it, so the larger one belongs to the larger position.
+    # A position's stream time covers all records below it, so the larger one belongs to the larger position.
     position = max(segment.position, committed.offset)
     return Segment(
         segment.range, position, max(segment.stream_time, committed.stream_time), above(segment.runs, position)

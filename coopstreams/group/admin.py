@@ -75,7 +75,7 @@ class GroupAdmin:
         """Commit offsets (with metadata) for a group without members.
 
         Raises:
-            GroupError: the group has members. Stop them first.
+            GroupError: the group has members. Stop them, then try again.
             LogError: refused for another reason, or no answer in time.
         """
         try:

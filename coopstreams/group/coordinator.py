@@ -38,7 +38,7 @@ from coopstreams.topology.errors import CoopStreamsError, GroupError
 log = logging.getLogger(__name__)
 
 PROTOCOL = "coopstreams"
-"""The name of our assignor: consumers of other kinds cannot join a group that uses it."""
+"""The name of our assignor: a member with other assignors cannot join a group that uses it."""
 
 _T = TypeVar("_T")
 
@@ -60,7 +60,7 @@ class _Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no typ
         self.heard_at = 0.0
         """When the last answered heartbeat or join was sent, at the latest: `Host.elapsed`.
 
-        kafka-python's own times stand still with the machine.
+        kafka-python's own clock stops while the machine sleeps.
         """
         self._beat_at = self._joined_at = 0.0
         self.fenced: errors.KafkaError | None = None
@@ -91,7 +91,7 @@ class _Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no typ
             self.request_rejoin()
 
     def reset_generation(self, member_id: str = "") -> None:
-        if self._generation.generation_id >= 0:  # else it is only a step of the first join
+        if self._generation.generation_id >= 0:  # otherwise it is only a step of the first join
             self._hooks.lost()
         super().reset_generation(member_id)
         self._connection.wake()

@@ -293,7 +293,7 @@ class Watcher:
                 self._metrics.lag(id_, source.topic, max(0, ends.get(source, at) - at))
             self._tallies.look(task)
         for gone in tasks.keys() - self._tasks.keys():
-            self._metrics.task_closed(gone)  # it was closed while it was looked at, and its series may have come back
+            self._metrics.task_closed(gone)  # closed during this look, which may have added its series again
         self.stall_detector.keep(set(tasks))
 
     def _purge(self, tasks: dict[TaskId, Task]) -> None:

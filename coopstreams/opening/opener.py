@@ -130,7 +130,7 @@ class Opener:
             self._thread.join(10)
 
     def waits_for(self, task: TaskId) -> TaskWait:
-        """Return what a task that is not yet open waits for. Any thread."""
+        """Return why a task is not yet open. Any thread."""
         opening = self._openings.get(task)
         if not self._positions.sources(task):
             return TaskWait("topics that match a pattern: this process has not seen them yet")

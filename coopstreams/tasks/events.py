@@ -45,7 +45,7 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A thread cannot go on: the instance stops and says why, unless it was a stream thread and is replaced."""
+    """A thread has failed: the instance stops with the error, or replaces the thread if it was a stream thread."""
 
     error: BaseException
     where: str

@@ -26,8 +26,9 @@ log = logging.getLogger(__name__)
 
 
 class StreamsState(Enum):
-    """What an instance is doing. Running: a member of the group, with every task open that it was given and not kept
-    waiting.
+    """The state of an instance.
+
+    Running: it is a member of the group, has every assigned task open, and is not refused tasks.
     """
 
     CREATED = "created"
@@ -60,7 +61,7 @@ class RestoreListener:
 
 
 class StreamThreadExceptionResponse(Enum):
-    """What ends because of an error: a stream thread, which a new one replaces; this instance; or all instances."""
+    """What ends after an error: the stream thread (a new one replaces it), this instance, or all instances."""
 
     REPLACE_THREAD = "replace-thread"
     SHUTDOWN_CLIENT = "shutdown-client"

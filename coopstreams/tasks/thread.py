@@ -175,9 +175,7 @@ class StreamThread:
             self._rest()
             self._loop()
             self.committer.close()
-        except (
-            BaseException
-        ) as error:  # whatever it is, the control thread must learn of it: a dead thread is never silent
+        except BaseException as error:  # any error: the control thread must hear of a dead thread
             log.debug("stream thread %d ends", self.number, exc_info=True)
             try:
                 self._abandon()

@@ -1,11 +1,10 @@
-"""A bound on calls that may never come back.
+"""A time limit for calls that may never return.
 
 librdkafka's `send_offsets_to_transaction` ignores its time-out while it waits for a group coordinator whose connection
-it has given up (librdkafka issues 5456 and 5511; seen for minutes after a broker's restart). It runs on a thread beside
-the caller's, who goes on without it when the time is over.
+it has given up (librdkafka issues 5456 and 5511; seen for minutes after a broker's restart). The call runs on a thread
+of its own, and the caller goes on without it when the time is over.
 
-Invariant: a call that was given up has nobody who waits for it; what it does when it comes back is void (its
-transaction is fenced).
+Invariant: after the time limit no thread waits for the call; its late effect is void (its transaction is fenced).
 Turned down: a thread a call (started ten times a second, to be needed once a year).
 """
 
@@ -18,9 +17,7 @@ from typing import Any
 
 
 class Bounded:
-    """Makes calls, one at a time, on a thread that is given up with a call that does not come back. One thread uses
-    it.
-    """
+    """Makes calls, one at a time, on a thread that is abandoned with a call that never returns. One thread uses it."""
 
     def __init__(self) -> None:
         self._calls: (
@@ -29,10 +26,10 @@ class Bounded:
         ) = None
 
     def run(self, call: Callable[[], Any], timeout_s: float) -> Any:
-        """Return what the call returns, or raise what it raises.
+        """Return the result of the call, or raise its exception.
 
         Raises:
-            TimeoutError: it has done neither in this time.
+            TimeoutError: it has not returned in this time.
         """
         if self._calls is None:
             self._calls = queue.SimpleQueue()
@@ -62,4 +59,4 @@ def _serve(calls: queue.SimpleQueue[Any]) -> None:
             answer.put((call(), None))
         except BaseException as error:  # noqa: BLE001 it is raised where the call was made
             answer.put((None, error))
-        del job, call, answer  # what the call held (a producer) is not kept until the next one
+        del job, call, answer  # release the objects of the call (a producer) before the next one

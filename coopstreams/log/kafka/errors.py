@@ -1,13 +1,12 @@
-"""What librdkafka's errors mean to us: fenced, not delivered, gone, unknown, final, or something that heals.
+"""What each librdkafka error means here: fenced, not delivered, gone, unknown, final, or one that heals.
 
-An error heals unless it is named here as final: what a broker says while it dies, starts or moves leaders is no list
-that could be complete, and a process that ends because of one of them is worse than one that asks once more until its
-time is over.
+An error heals unless it is listed here as final: no list of the errors of a broker that dies, starts or moves leaders
+can be complete, and a process that ends because of one of them is worse than one that retries until its time is over.
 
-Invariant: each message says what was tried, what Kafka answered, and what to do; nobody above this file sees a code of
+Invariant: each message names the attempt, Kafka's answer and the cure; no module above this one sees a code of
 librdkafka.
-Turned down: a list of what heals (`_DESTROY_BROKER` was not on it: three of three workers ended because one broker was
-down).
+Turned down: a list of errors that heal (`_DESTROY_BROKER` was not on it: three of three workers ended because one
+broker was down).
 """
 
 from __future__ import annotations
@@ -50,11 +49,12 @@ _REFUSED = frozenset({
     KafkaError.INVALID_TIMESTAMP,
     KafkaError._INVALID_DIFFERENT_RECORD,
 })  # fmt: skip
-"""For what is in a batch. Which of its records it was, the client does not know: it gives most of them the same code
-(measured).
+"""A broker refused the records of a batch.
+
+The client does not know which record was bad: it gives most of the batch the same code (measured).
 """
 FINAL = FENCED | UNKNOWN | OUT_OF_RANGE | _REFUSED | frozenset({
-    # who we are, and what we may do
+    # authentication and authorisation
     KafkaError._AUTHENTICATION,
     KafkaError.SASL_AUTHENTICATION_FAILED,
     KafkaError.UNSUPPORTED_SASL_MECHANISM,
@@ -66,7 +66,7 @@ FINAL = FENCED | UNKNOWN | OUT_OF_RANGE | _REFUSED | frozenset({
     KafkaError.GROUP_AUTHORIZATION_FAILED,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-    # what these brokers do not know, or do not allow
+    # unsupported or forbidden by these brokers
     KafkaError.UNSUPPORTED_VERSION,
     KafkaError.UNSUPPORTED_FOR_MESSAGE_FORMAT,
     KafkaError.UNSUPPORTED_COMPRESSION_TYPE,
@@ -88,10 +88,10 @@ FINAL = FENCED | UNKNOWN | OUT_OF_RANGE | _REFUSED | frozenset({
     KafkaError.TOPIC_DELETION_DISABLED,
     KafkaError.TOPIC_EXCEPTION,
     KafkaError.OFFSET_METADATA_TOO_LARGE,
-    # records that nobody can read
+    # unreadable records
     KafkaError._BAD_MSG,
     KafkaError._BAD_COMPRESSION,
-    # a client that was used wrongly, or is of no use any more
+    # a client that was used wrongly, or is unusable
     KafkaError._FATAL,
     KafkaError._INVALID_ARG,
     KafkaError._INVALID_TYPE,
@@ -100,9 +100,9 @@ FINAL = FENCED | UNKNOWN | OUT_OF_RANGE | _REFUSED | frozenset({
     KafkaError._STATE,
     KafkaError._UNKNOWN_PROTOCOL,
 })  # fmt: skip
-"""What asking again does not cure: somebody must change something. Everything else heals."""
+"""Errors that a retry does not cure: a user must change something. All others heal."""
 CONSEQUENCES = frozenset({KafkaError._STATE, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
-"""What is said of whatever comes after a record that made its transaction fail."""
+"""Errors of every call after a record made its transaction fail: they do not name the cause."""
 _NOT_DELIVERED = UNKNOWN | _REFUSED | frozenset({
     KafkaError.POLICY_VIOLATION,
     KafkaError.NOT_ENOUGH_REPLICAS,
@@ -133,19 +133,19 @@ _CURE = {
 
 
 _FENCED_BROKERS = "fenced"
-"""In the message of INVALID_REPLICATION_FACTOR: brokers that are known and at present away; else there never were
-enough.
-"""
+"""In the message of INVALID_REPLICATION_FACTOR: known brokers are down at present; otherwise there are too few."""
 
 CLIENT_ERRORS = (KafkaException, SystemError)
-"""What confluent-kafka raises. A fatal error that meets one of our callbacks on its way becomes the cause of a
-SystemError, or is lost.
+"""The exceptions of confluent-kafka.
+
+A fatal error that is raised through one of our callbacks becomes the cause of a SystemError, or is lost.
 """
 
 
 def error_of(exception: BaseException) -> KafkaError:
-    """Return the error that one of `CLIENT_ERRORS` carries: `_FATAL` if it was lost ("returned NULL without setting an
-    exception").
+    """Return the error in one of `CLIENT_ERRORS`; `_FATAL` if it was lost.
+
+    confluent-kafka then raises "returned NULL without setting an exception".
     """
     if isinstance(exception, SystemError):
         if not isinstance(exception.__cause__, KafkaException):
@@ -156,14 +156,14 @@ def error_of(exception: BaseException) -> KafkaError:
 
 
 def heals(error: KafkaError) -> bool:
-    """Whether the same call may succeed later without anybody changing anything."""
+    """Whether the same call may succeed later without any change by a user."""
     if error.code() == KafkaError.INVALID_REPLICATION_FACTOR and _FENCED_BROKERS in error.str():
         return True
     return error.code() not in FINAL and not error.fatal()
 
 
 def translated(error: KafkaError, what: str) -> LogError:
-    """Return our exception for an error; `what` says what was tried, with the topic and partition if there is one."""
+    """Return our exception for an error; `what` names the attempt, with the topic and partition if there is one."""
     code = error.code()
     text = f"{what}: {error.str()} ({error.name()})."
     if code in FENCED:
@@ -180,7 +180,7 @@ def translated(error: KafkaError, what: str) -> LogError:
 
 
 def not_delivered(error: KafkaError, what: str) -> DeliveryError:
-    """Return the exception for a record that the broker did not take."""
+    """Return the exception for a record that the broker refused."""
     cure = "Create the topic first, or correct the name." if error.code() in UNKNOWN else _CURE.get(error.code(), "")
     text = f"{what}: {error.str()} ({error.name()}). {cure}".rstrip()
     if error.code() in _REFUSED:
@@ -189,8 +189,9 @@ def not_delivered(error: KafkaError, what: str) -> DeliveryError:
 
 
 def cause_of(error: KafkaError, transaction: str) -> KafkaError:
-    """Return what made a transaction fail, where this error only says that it has. `transaction`: what the client
-    logged of it, its name last.
+    """Return the error that made a transaction fail, if this error is only its consequence.
+
+    `transaction`: the client's log line on the failed transaction, which ends with the name of the error.
     """
     code = (
         getattr(KafkaError, transaction.rpartition("(")[2].rstrip(")"), None) if error.code() in CONSEQUENCES else None
@@ -199,14 +200,12 @@ def cause_of(error: KafkaError, transaction: str) -> KafkaError:
 
 
 def unknown_topic(where: str) -> UnknownTopicError:
-    """Return the exception for a topic or partition that is asked for and not there."""
+    """Return the exception for a topic or partition that does not exist."""
     return UnknownTopicError(f"Kafka has no {where}. Create the topic first, or correct the name.")
 
 
 def away(servers: object, what: str, seconds: float, errors: ClientErrors) -> LogError:
-    """Return the exception for a cluster that does not answer: who was asked, what was the last thing heard, what to
-    look at.
-    """
+    """Return the exception for a cluster that does not answer, with its address, the last error and what to check."""
     last = f" The last thing heard: {errors.last}." if errors.last else ""
     return LogError(
         f"{what}: no Kafka broker at {servers} answered within {seconds:g} s.{last} "

@@ -1,9 +1,9 @@
 """A Kafka cluster as a `Log`: readers, writers, topics, offsets.
 
-Invariant: `end_offset` is asked each time, of the leader of the highest epoch that enough brokers know
-(`group.leadership`). Other offsets are asked for by a consumer that reads uncommitted records: a committed one is told
-the last stable offset instead, and `AdminClient.list_offsets` answers FENCED_LEADER_EPOCH for ever after a broker's
-restart (measured).
+Invariant: `end_offset` is requested each time, from the leader of the highest epoch that enough brokers know
+(`group.leadership`). A read_uncommitted consumer requests the other offsets: a read_committed one would get the last
+stable offset instead, and `AdminClient.list_offsets` answers FENCED_LEADER_EPOCH for ever after a broker's restart
+(measured).
 """
 
 from __future__ import annotations
@@ -40,42 +40,42 @@ from coopstreams.topology.errors import GroupError, LogError, UnknownTopicError
 
 LOOK_S = 1.0
 GLANCE_S = 3.0
-"""How long, at most, a leader may take to say where a partition ends, before it is asked who leads it now."""
+"""How long, at most, to wait for a leader's end offset before the leader is looked up again."""
 SILENT_S = 20.0
-"""A client that has had no answer for so long is replaced, when a question ran out of time."""
+"""A client without an answer for so long is replaced, when a request runs out of time."""
 NEW_FOR_S = 30.0
-"""How long a topic that was made here may be unknown to one of the brokers."""
+"""How long a topic that this log created may be unknown to one of the brokers."""
 SOME = 3
-"""How many partitions are named of those that are asked about."""
+"""How many partitions of a request are named in messages."""
 NO_ID = "A" * 22
-"""How the id of no topic is written: brokers answer with it if their cluster is set to a format without ids."""
+"""The zero topic id: brokers answer with it if their cluster is set to a format without ids."""
 
 SETTLE_S = 3.0
-"""How long whoever opens tasks may wait for it."""
+"""How long an opener may wait for `settle`."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class _Brokers:
-    """What asks single brokers, on one connection to each."""
+    """Requests to single brokers, on one connection to each."""
 
     transactions: Transactions
     ends: Ends
 
 
 class KafkaLog:
-    """A Kafka cluster. Any thread. Nothing is contacted before the first question.
+    """A Kafka cluster. Any thread. Nothing is connected before the first request.
 
-    `settings`: librdkafka's names; see `kafka_settings` for prefixes and defaults. `timeout_s`: how long a broker may
-    be away before a question fails.
+    `settings`: librdkafka's names; see `client_settings` for prefixes and defaults. `timeout_s`: how long brokers may
+    be unreachable before a request fails.
     """
 
     def __init__(self, settings: Mapping[str, Any], *, timeout_s: float = 30.0) -> None:
         self._settings = dict(settings)
-        producer_settings(self._settings, None)  # what is wrong is said now
+        producer_settings(self._settings, None)  # raises now if a setting is wrong
         self.timeout_s = timeout_s
-        """How long a broker may be away before a question fails; may be changed at any time."""
+        """How long brokers may be unreachable before a request fails; may be changed at any time."""
         self._errors = ClientErrors()
         self._lock = threading.Lock()
         self._consumer = self._new_consumer()
@@ -83,7 +83,7 @@ class KafkaLog:
         self._answered_at = time.monotonic()
         self._made: set[str] = set()
         self._made_until = 0.0
-        """Until when the topics that were made here may still be unknown to a broker: `time.monotonic()`."""
+        """Until when topics created here may be unknown to a broker: `time.monotonic()`."""
         self._connecting = threading.Lock()
         self._brokers: _Brokers | None = None
         self._closed = False
@@ -95,8 +95,9 @@ class KafkaLog:
     def writer(
         self, transactional_id: str | None = None, written: Callable[[], Collection[str]] | None = None
     ) -> KafkaWriter:
-        """Return a writer; a transactional one ends whatever transaction was open under its id, in the topics `written`
-        also one that hangs.
+        """Return a writer; a transactional one first ends the open transaction of its id.
+
+        In the topics `written` it also ends a hanging transaction.
         """
         return KafkaWriter(
             self._settings,
@@ -108,20 +109,20 @@ class KafkaLog:
         )
 
     def settle(self, dead: Callable[[str], bool], written: Collection[str]) -> None:
-        """End what transactions of ids that nobody uses any more left open in these topics although they have ended."""
+        """End hanging transactions of unused transactional ids in these topics."""
         self._take_transactions().settle_dead(dead, written, SETTLE_S)
 
     def partitions(self, topics: Sequence[str] | None = None) -> dict[str, int]:
-        """Return the partition count of each topic asked for (all: None) that exists."""
+        """Return the partition counts of the topics asked for (None: of all) that exist."""
         known = self._known()
-        # One broker may not know yet what another has made: who made a topic finds it from then on.
+        # A broker may not know a new topic yet: wait, so that its creator finds it from now on.
         while time.monotonic() < self._made_until and not self._made <= known.keys():
             time.sleep(RETRY_S)
             known = self._known()
         return known if topics is None else {name: known[name] for name in topics if name in known}
 
     def create_topics(self, specs: Sequence[TopicSpec]) -> None:
-        """Create what does not exist yet, and wait until it is there."""
+        """Create the topics that do not exist yet, and wait until they are known."""
         if not specs:
             return
         for spec in specs:
@@ -157,7 +158,7 @@ class KafkaLog:
         return {name: entry.value for name, entry in entries.items() if entry.value is not None}
 
     def topic_id(self, topic: str) -> str:
-        """Return what tells the topic from another one that had its name before."""
+        """Return the id of the topic, which differs after it is recreated."""
 
         def describe(admin: AdminClient, names: list[str], *, request_timeout: float) -> Any:
             return admin.describe_topics(TopicCollection(names), request_timeout=request_timeout)
@@ -170,11 +171,11 @@ class KafkaLog:
         return self._watermarks(partition)[0]
 
     def end_offset(self, partition: TopicPartition) -> int:
-        """Return the true high watermark: what was acknowledged before lies below, whichever brokers stood still."""
+        """Return the true high watermark: every record acknowledged before lies below it, even if a broker hung."""
         return self.end_offsets([partition])[partition]
 
     def end_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the true high watermark of each of these partitions, all in one question."""
+        """Return the true high watermark of each of these partitions, all in one request."""
         found: dict[TopicPartition, int] = {}
         unknown_since: dict[TopicPartition, float] = {}
         what = f"asking where {', '.join(str(at) for at in sorted(partitions)[:SOME])} end"
@@ -188,7 +189,7 @@ class KafkaLog:
         return found
 
     def reported_end(self, partition: TopicPartition) -> int:
-        """Return the high watermark that a leader reports: an old one, if that broker stood still. One request."""
+        """Return the high watermark that a leader reports: an old one, if that broker hung. One request."""
         return self._watermarks(partition)[1]
 
     def delete_before(self, partition: TopicPartition, offset: int) -> None:
@@ -200,7 +201,7 @@ class KafkaLog:
         )
 
     def close(self) -> None:
-        """Let go of the clients."""
+        """Close the clients."""
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -209,11 +210,11 @@ class KafkaLog:
                     self._brokers.transactions.close()
 
     def _take_transactions(self) -> Transactions:
-        """Return what asks the brokers about transactions, connected the first time."""
+        """Return the client for transactions, connected at the first call."""
         return self._connected().transactions
 
     def _connected(self) -> _Brokers:
-        """Return what asks single brokers, connected the first time.
+        """Return the clients of single brokers, connected at the first call.
 
         Raises:
             LogError: no broker answers, or this log is closed.
@@ -222,7 +223,7 @@ class KafkaLog:
             if self._closed:
                 raise LogError("this log is closed")
             if self._brokers is None:
-                self._known()  # brokers that are away, or refuse us, are named as by any other question
+                self._known()  # raises the usual error if the brokers are unreachable or refuse us
                 try:
                     connection = connected(self._settings, self.timeout_s)
                 except GroupError as error:
@@ -241,8 +242,8 @@ class KafkaLog:
         return admin
 
     def _known(self) -> dict[str, int]:
-        """Return the partition count of each topic that one of the brokers knows."""
-        # All topics, always: asking for one by name makes it, on a broker that is allowed to.
+        """Return the partition count of each topic, as one of the brokers knows them."""
+        # Always all topics: asking for one by name creates it, if the broker has auto.create.topics.enable.
         found = self._ask(lambda seconds: self._consumer.list_topics(timeout=seconds), "asking for the topics").topics
         return {name: len(topic.partitions) for name, topic in found.items() if topic.error is None}
 
@@ -255,10 +256,10 @@ class KafkaLog:
         )
 
     def _ask(self, question: Callable[[float], T], what: str, where: TopicPartition | None = None) -> T:
-        """Return the answer of the cluster, asked again while it is away or does not yet know a new topic."""
+        """Return the answer of the cluster; retry while it is unreachable or does not yet know a new topic."""
         patience, unknown = Patience(what, self.timeout_s), 0.0
         while True:
-            with self._lock:  # librdkafka's consumer lets a second caller starve
+            with self._lock:  # in librdkafka's consumer a second caller starves
                 if self._closed:
                     raise LogError("this log is closed")
                 try:
@@ -267,7 +268,7 @@ class KafkaLog:
                     return answer
                 except KafkaException as exception:
                     error = error_of(exception)
-                    self._consumer.poll(0)  # hear why
+                    self._consumer.poll(0)  # get the reason
             if where is not None and error.code() in UNKNOWN:
                 unknown = self._check_known(where, unknown)
             elif self._errors.refused is not None or not heals(error):
@@ -280,10 +281,10 @@ class KafkaLog:
                 self._look_again()
 
     def _wait_for_end(self, patience: Patience, what: str, partition: TopicPartition, told: EndsAnswer) -> None:
-        """Wait a moment before it is asked again where a partition ends.
+        """Pause before the end of a partition is requested again.
 
         Raises:
-            LogError: retryable: it was asked for long enough; says why it is not known.
+            LogError: retryable: the time is over; says why the end is not known.
         """
         reason = told.reasons.get(partition, "no broker knows it yet" if told.heard else "no broker answers")
         if patience.over and not told.heard:
@@ -298,7 +299,7 @@ class KafkaLog:
         """Return since when a partition has been unknown (`since` 0: since now).
 
         Raises:
-            UnknownTopicError: for too long, and it was not made here just now.
+            UnknownTopicError: for too long, and its topic was not created here just now.
         """
         since = since or time.monotonic()
         new = where.topic in self._made and time.monotonic() < self._made_until
@@ -307,25 +308,22 @@ class KafkaLog:
         return since
 
     def _renew(self) -> None:
-        """Go on with a new client if this one has had no answer for long: it may have lost sight of its brokers
-        (`KafkaReader._renew`).
-        """
+        """Replace a client that had no answer for long: it may have lost its brokers (`KafkaReader._renew`)."""
         with self._lock:
             if not self._closed and time.monotonic() - self._answered_at > SILENT_S:
                 self._consumer.close()
                 self._consumer, self._answered_at = self._new_consumer(), time.monotonic()
 
     def _look_again(self) -> None:
-        """Learn who leads what now: the client asks a leader that died until its metadata are old, minutes later
-        (measured).
-        """
+        """Refresh the client's metadata: it asks a leader that died until they are old, minutes later (measured)."""
         with self._lock, contextlib.suppress(KafkaException):
             if not self._closed:
                 self._consumer.list_topics(timeout=LOOK_S)
 
     def _is_missing(self, where: TopicPartition) -> bool:
-        """Whether the brokers say that there is no such partition. A client that has lost its brokers says so as well,
-        of all of them.
+        """Whether the brokers report that the partition does not exist.
+
+        A client that has lost its brokers reports the same, of all partitions.
         """
         with self._lock:
             try:
@@ -335,11 +333,10 @@ class KafkaLog:
         return where.partition not in found.partitions if found is not None else not self._exists(where.topic)
 
     def _exists(self, topic: str) -> bool:
-        """Whether the controller knows a topic, or does not answer. One broker may be seconds behind it: two workers
-        ended of that (seen).
+        """Whether the controller knows a topic, or does not answer.
 
-        The question is a creation that is only validated; if this client may not create topics, the broker's word
-        counts.
+        A broker may be seconds behind the controller: two workers ended because of that (seen). The request is a
+        creation that is only validated. If this client may not create topics, the broker's answer counts.
         """
         try:
             self._admin.create_topics([NewTopic(topic, 1)], validate_only=True, request_timeout=ATTEMPT_S)[
@@ -353,9 +350,7 @@ class KafkaLog:
         return False
 
     def _request(self, request: Callable[..., Any], what_for: list[Any], what: str, fine: Collection[int] = ()) -> Any:
-        """Return what a request of the administrator came to, made again while the cluster is away; None for an error
-        that is fine.
-        """
+        """Return the result of an admin request, retried while the cluster is unreachable; None: an error in `fine`."""
         patience, unknown = Patience(what, self.timeout_s), 0.0
         while True:
             seconds = patience.attempt_s()
@@ -368,7 +363,7 @@ class KafkaLog:
                 error = KafkaError(KafkaError._TIMED_OUT)
             if error.code() in fine:
                 return None
-            self._admin.poll(0)  # hear why
+            self._admin.poll(0)  # get the reason
             if error.code() in UNKNOWN:
                 unknown = unknown or time.monotonic()
                 if time.monotonic() - unknown > min(UNKNOWN_FOR_S, self.timeout_s):
@@ -382,10 +377,10 @@ class KafkaLog:
             if error.code() == KafkaError._TIMED_OUT:
                 self._admin = (
                     self._new_admin()
-                )  # it asks whom it takes for the controller, which any broker may be, also one that stands still
+                )  # its requests go to the broker it takes for the controller, which may be one that hangs
                 continue
-            # A broker that has just started may not have known the controller when the client asked; it would not ask
-            # again for long.
+            # A broker that has just started may not have known the controller when the client asked, and the client
+            # would not ask again for long.
             self.partitions()
             with contextlib.suppress(KafkaException):
                 self._admin.list_topics(timeout=ATTEMPT_S)

@@ -1,7 +1,6 @@
-"""Offsets of partitions and of groups, asked for and set from outside any group: what a backfill is cut by and what it
-leaves behind.
+"""Offsets of partitions and groups, read and set from outside of any group: a backfill's cut and its hand-over.
 
-Invariant: a group's offsets are set only while it has no member: the broker refuses them otherwise, so nobody's
+Invariant: a group's offsets are set only while it has no member: otherwise the broker refuses them, so no member's
 progress is overwritten.
 Turned down: `AdminClient.alter_consumer_group_offsets` and its list (a group that is new to its coordinator is answered
 NOT_COORDINATOR for the partition, and the list crashed the process: seen in confluent-kafka 2.16).
@@ -34,9 +33,9 @@ T = TypeVar("T")
 
 
 class KafkaOffsets:
-    """Asks and sets offsets. One thread; `close` it.
+    """Reads and sets offsets of a group. One thread; `close` it.
 
-    `group`: whose offsets; its coordinator is found with the first question about it.
+    The coordinator of `group` is looked up at the first request about the group.
     """
 
     def __init__(self, settings: Mapping[str, Any], group: str, *, timeout_s: float = 30.0) -> None:
@@ -59,7 +58,7 @@ class KafkaOffsets:
         return end
 
     def at_time(self, partitions: Sequence[TopicPartition], time_ms: int) -> dict[TopicPartition, int | None]:
-        """Return, for each partition, the first offset with a timestamp of this or later; None: there is none yet."""
+        """Return the first offset at or after this timestamp in each partition; None: there is none yet."""
         asked = [KafkaPartition(*partition, time_ms) for partition in partitions]
         found = self._ask(
             lambda seconds: self._consumer.offsets_for_times(asked, seconds), "asking for offsets by time"
@@ -73,7 +72,7 @@ class KafkaOffsets:
         }
 
     def committed(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, tuple[int, str | None]]:
-        """Return the group's offsets and their metadata, of the partitions that have one."""
+        """Return the group's offsets and their metadata, for the partitions that have one."""
         asked = [KafkaPartition(*partition) for partition in partitions]
         found = self._ask(
             lambda seconds: self._consumer.committed(asked, seconds), f"asking for the offsets of group {self._group}"
@@ -105,7 +104,7 @@ class KafkaOffsets:
                 )
 
     def close(self) -> None:
-        """Let go of the client."""
+        """Close the client."""
         self._consumer.close()
 
     def _ask(self, question: Callable[[float], T], what: str) -> T:
@@ -119,7 +118,7 @@ class KafkaOffsets:
                 raise GroupError(
                     f'{what}: the group has members. Stop all instances of "{self._group}", then try again.'
                 )
-            self._consumer.poll(0)  # hear why
+            self._consumer.poll(0)  # get the reason
             if self._errors.refused is not None or not heals(error):
                 raise translated(self._errors.refused or error, what)
             if patience.over:

@@ -1,9 +1,9 @@
-"""Brokers that do not answer: a line when it begins, one a minute while it lasts, one when it is over.
+"""Log lines on brokers that do not answer: one at the beginning, one a minute meanwhile, one at the end.
 
-Each client of a process (readers, writers, the one that asks) meets the same trouble and its library says so again and
-again. They tell it here, to the one object of the process; whoever gets an answer tells that.
+Each client of a process (readers, writers, `KafkaLog`'s own) meets the same outage, and its library reports it again
+and again. They report it to the one `Outage` of the process; a client that gets an answer reports that as well.
 
-Invariant: a broker has at most one line a minute, and "answers again" is said only of what was said to be away.
+Invariant: a broker has at most one line a minute, and "answers again" follows only a line on an outage.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 60.0
 OVER_S = 2 * EVERY_S
-"""After so long without trouble an outage is over, also where nobody asks: clients that cannot connect say so more
-often.
+"""After so long without trouble an outage is over, even without a request.
+
+Clients that cannot connect report more often than that.
 """
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[\w.-]+):\d+")
 _PREFIX = re.compile(r"^\[thrd:.*?\]: ")
@@ -27,7 +28,7 @@ _PREFIX = re.compile(r"^\[thrd:.*?\]: ")
 
 @dataclass(slots=True)
 class Outage:
-    """Decides what is said. Units: seconds of a clock that never goes back."""
+    """Decides which lines are logged. Units: seconds of a monotonic clock."""
 
     _since: dict[str, float] = field(default_factory=dict)
     _said: dict[str, float] = field(default_factory=dict)
@@ -35,9 +36,7 @@ class Outage:
     _told: bool = False
 
     def heard(self, trouble: str, now: float) -> str | None:
-        """Return what is to be said of trouble with a broker, as librdkafka words it; None: nothing, it was said
-        lately.
-        """
+        """Return the line to log on trouble with a broker, as librdkafka words it; None: it was logged lately."""
         said = _PREFIX.sub("", trouble).partition(" (after ")[0]
         address = _ADDRESS.search(said)
         broker = address.group() if address else said
@@ -51,7 +50,7 @@ class Outage:
         return f"Kafka broker {broker} does not answer{lasts}: {said.rpartition(': ')[2]}; trying again"
 
     def answered(self, asked_at: float, now: float) -> str | None:
-        """Return what is to be said of an answer to what was asked then; None: nothing, or trouble came since."""
+        """Return the line to log on an answer to a request of `asked_at`; None: no outage, or trouble came since."""
         if not self._since or self._last >= asked_at:
             return None
         began, told, self._told = min(self._since.values()), self._told, False
@@ -64,7 +63,7 @@ _LOCK = threading.Lock()
 
 
 def heard(trouble: str) -> None:
-    """Take note of trouble with a broker, and log it if it is new or has lasted. Any thread."""
+    """Note trouble with a broker, and log it if it is new or has lasted. Any thread."""
     with _LOCK:
         said = _OUTAGE.heard(trouble, time.monotonic())
     if said:
@@ -72,9 +71,7 @@ def heard(trouble: str) -> None:
 
 
 def answered(asked_at: float) -> None:
-    """Take note of an answer to what was asked then (`time.monotonic()`), and log it if there was an outage. Any
-    thread.
-    """
+    """Note an answer to a request of `asked_at` (`time.monotonic()`); log the end of an outage. Any thread."""
     with _LOCK:
         said = _OUTAGE.answered(asked_at, time.monotonic())
     if said:

@@ -1,7 +1,6 @@
-"""How long a question to the cluster is asked: in attempts that grow, until a time that the user set, and not in
-silence.
+"""How long a request to the cluster is retried: in attempts that grow, within the user's time limit, with a log line.
 
-Turned down: one attempt for the whole time (who is asked may be dead, and another one be responsible by now).
+Turned down: one attempt for the whole time (its broker may be dead, and another one responsible by now).
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ FIRST_ATTEMPT_S = 1.0
 """Doubled with each attempt, up to `ATTEMPT_S`."""
 RETRY_S = 0.05
 SILENT_S = 3.0
-"""How long a question may go without an answer before it is said."""
+"""How long a request may go without an answer before it is logged."""
 
 log = logging.getLogger(__name__)
 
 
 class Patience:
-    """How long a question is asked, in attempts that grow; who waits for longer than a moment says so, once."""
+    """The retries of one request, in attempts that grow; a long wait is logged once."""
 
     def __init__(
         self,
@@ -39,7 +38,7 @@ class Patience:
 
     @property
     def over(self) -> bool:
-        """Whether it was asked for long enough."""
+        """Whether the time limit has passed."""
         return self._clock() - self._began >= self._timeout_s
 
     def attempt_s(self) -> float:
@@ -49,7 +48,7 @@ class Patience:
         return min(max(left, 0.1), ATTEMPT_S, FIRST_ATTEMPT_S * 2.0 ** (self._attempts - 1))
 
     def rest(self, answer: str) -> None:
-        """Wait a moment before it is asked again; `answer` is what came of it this time."""
+        """Pause before the next attempt; `answer` is the result of the last one."""
         waited = self._clock() - self._began
         if waited > SILENT_S and not self._said:
             self._said = True

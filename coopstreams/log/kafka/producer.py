@@ -1,7 +1,6 @@
-"""Somebody else's transactional producer as a `Writer`: so that a consumer's commit is part of a transaction of the
-user's.
+"""A user's transactional producer as a `Writer`, so that a consumer's commit is part of the user's transaction.
 
-The transaction is begun, committed and aborted here; what the user produces in between goes out by the same producer.
+This class begins, commits and aborts the transaction; the user's own records go out by the same producer.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class ProducerTransaction:
         *,
         partitions: int,
     ) -> None:
-        """Take these records, in order."""
+        """Queue these records, in order."""
         for key, value, timestamp in zip(keys, values, timestamps, strict=True):
             self._call(
                 f'writing to topic "{topic}"',
@@ -53,7 +52,7 @@ class ProducerTransaction:
             )
 
     def flush(self, timeout_s: float) -> None:
-        """Return when everything taken so far is in the log."""
+        """Wait until all queued records are in the log."""
         if left := self._producer.flush(timeout_s):
             raise DeliveryError(
                 f"{left} records are not acknowledged after {timeout_s:g} s. Is Kafka up?", retryable=True
@@ -67,13 +66,13 @@ class ProducerTransaction:
         self._call(what, self._producer.send_offsets_to_transaction, sent, group_metadata(fence), self._timeout_s)
 
     def commit(self, timeout_s: float) -> None:
-        """End the transaction; all its records and offsets count."""
+        """Commit the transaction: all its records and offsets count."""
         self._call("committing a transaction", self._producer.commit_transaction, timeout_s)
 
     def abort(self) -> None:
-        """End the transaction; nothing of it counts.
+        """Abort the transaction: nothing of it counts.
 
-        What was produced goes out before: an abort that overtakes the request which adds its partition is fatal to the
+        Queued records are sent first: an abort that overtakes the request which adds its partition is fatal to the
         producer (INVALID_TXN_STATE, measured: one in ten, just after `produce`).
         """
         self._call("writing", self._producer.flush, self._timeout_s)

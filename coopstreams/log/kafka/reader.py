@@ -1,15 +1,15 @@
-"""Reading partitions of Kafka through a confluent-kafka consumer that is never a member of the group.
+"""A reader of Kafka partitions, through a confluent-kafka consumer that is never a member of the group.
 
-The consumer is asked for batches; a batch is cut by partition, each piece becomes columns by comprehensions, and
-`make_batches` does the rest. End-of-partition events say where a partition ends, and move the position past transaction
-markers, which librdkafka's own never does.
+The consumer returns messages in batches; a batch is cut by partition, each piece becomes columns by comprehensions, and
+`make_batches` does the rest. End-of-partition events mark where a partition ends, and move the position past
+transaction markers, which librdkafka's own position never passes.
 
-Invariant: what is handed out of a partition has growing offsets from the assigned position on, each once. librdkafka
-discards what it fetched before a change of assignment; whatever lies below the next offset is dropped here besides.
-Turned down: `pause` and `resume` to hold a partition (0.3 to 1 s until records come again, measured). It is held by
-keeping its messages aside, and if they become many, by giving it back to librdkafka and taking it again where the kept
-messages end.
-Turned down: `seek` (it fails while a partition is only about to be read); the partition is given back and taken again.
+Invariant: the records returned of a partition have growing offsets from the assigned position on, each once. librdkafka
+discards what it fetched before a change of assignment; this reader drops records below the next offset as well.
+Turned down: `pause` and `resume` to hold a partition (0.3 to 1 s until records come again, measured). Its messages are
+kept aside instead; if they become many, the partition is unassigned, and assigned again where the kept messages end.
+Turned down: `seek` (it fails while a partition is only about to be read); the partition is unassigned and assigned
+again.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from coopstreams.topology.keys import KeyRange
 
 HELD_RECORDS = 50_000
 HELD_BYTES = 32 << 20
-"""What is kept aside of a held partition at most, about; then librdkafka stops fetching it."""
+"""What is kept aside of a held partition at most, about; then it is unassigned."""
 MOST_AT_ONCE = 1_000_000
-"""More than that, `consume` refuses."""
+"""The limit of `consume`."""
 METADATA_TIMEOUT_S = 2.0
-"""How long an unknown topic is looked for before it is an error: a new one may not be known everywhere yet."""
+"""How long an unknown topic is looked for before it is an error: not all brokers may know a new one yet."""
 WAKE_S = 0.05
-"""How often a fetch that waits looks whether it is to go on: nothing ends a wait of librdkafka but a message."""
+"""How often a waiting fetch checks for `wake`: only a message ends a wait of librdkafka."""
 SILENCE_S = 15.0
-"""How long a topic may be silent before it is looked for: librdkafka says nothing when one is deleted."""
+"""How long a topic may be silent before it is looked up: librdkafka does not report a deleted topic."""
 
 
 @dataclass(slots=True, eq=False)
@@ -56,24 +56,24 @@ class _Reading:
     at: Position
     held: bool = False
     taken: bool = False
-    """Whether librdkafka fetches it."""
+    """Whether it is assigned to librdkafka, which fetches it."""
     aside: list[Message] = field(default_factory=list)
-    """Messages, and events between them, that are not yet handed out."""
+    """Messages, and events between them, that are not yet returned."""
     aside_bytes: int = 0
     looks: int = 0
-    """How often the topics were looked for since something came."""
+    """How many look-ups of silent topics there were since a message came."""
     failure: LogError | None = None
-    """Why it cannot be read from where it stands."""
+    """Why it cannot be read from its position."""
     astray: bool = False
-    """Whether the client has stopped fetching it because of another position: it is to be taken again."""
+    """Whether the client has stopped fetching it because of another position: it must be assigned again."""
 
     def seek(self, at: Position) -> None:
-        """Stand elsewhere."""
+        """Set another position."""
         self.at, self.aside, self.aside_bytes, self.failure, self.astray = at, [], 0, None, False
 
     @property
     def fetched_to(self) -> int:
-        """The offset after the last message that was taken from librdkafka."""
+        """The offset after the last message that came from librdkafka."""
         for message in reversed(self.aside):
             error, offset = message.error(), message.offset()
             if offset is not None and (error is None or error.code() == KafkaError._PARTITION_EOF):
@@ -97,9 +97,9 @@ class KafkaReader:
         self._readings: dict[TopicPartition, _Reading] = {}
         self._routes: dict[TopicPartition, Routes] = {}
         self._by_number: dict[int | None, _Reading] = {}
-        """The reading of each partition number that only one topic has."""
+        """By partition number, where only one topic has a partition of that number."""
         self._failures: list[LogError] = []
-        """What went wrong and goes on by itself: raised once."""
+        """Errors after which reading goes on: each is raised once."""
         self._looked_at = time.monotonic()
 
     def assign(self, positions: Mapping[TopicPartition, Position]) -> None:
@@ -136,7 +136,7 @@ class KafkaReader:
         self._routes[partition] = Routes(ranges, timestamps, operator_times)
 
     def hold(self, partition: TopicPartition, held: bool) -> None:
-        """Stop or resume handing out a partition."""
+        """Stop or resume returning a partition's records."""
         reading = self._readings.get(partition)
         if reading is not None:
             reading.held = held
@@ -144,7 +144,7 @@ class KafkaReader:
                 self._take([reading])
 
     def fetch(self, max_records: int, timeout_s: float) -> list[RecordBatch]:
-        """Return what is there; wait only for the first record."""
+        """Return the records that are available; wait only for the first record."""
         if self._closed:
             raise LogError("this reader is closed")
         deadline = time.monotonic() + timeout_s
@@ -170,18 +170,18 @@ class KafkaReader:
                 return []
 
     def wake(self) -> None:
-        """Have the fetch that waits, or the next one, wait no longer."""
+        """End the wait of the fetch that runs, or of the next one."""
         self._awake = True
 
     def close(self) -> None:
-        """Let go of the consumer."""
+        """Close the consumer."""
         if not self._closed:
             self._closed = True
             self._readings.clear()
             self._consumer.close()
 
     def _look_for(self, partitions: Sequence[TopicPartition]) -> None:
-        """Do nothing if these partitions exist, or if no broker can be asked: then the fetches will tell."""
+        """Do nothing if these partitions exist, or if no broker answers: then the fetches report it."""
         wanted: dict[str, int] = {}
         for partition in partitions:
             wanted[partition.topic] = max(partition.partition, wanted.get(partition.topic, 0))
@@ -230,8 +230,9 @@ class KafkaReader:
             reading.looks += 1
 
     def _overlooks(self, silent: _Reading) -> bool:
-        """Whether there are records of a silent partition that the client does not fetch. Asked after two looks, four,
-        eight, sixteen.
+        """Whether a silent partition has records that the client does not fetch.
+
+        Checked after two looks, four, eight, sixteen.
         """
         if not silent.taken or silent.failure is not None or silent.looks < 2 or silent.looks.bit_count() > 1:
             return False
@@ -243,10 +244,10 @@ class KafkaReader:
         return end > silent.fetched_to
 
     def _renew(self, why: str) -> None:
-        """Read on with a new client.
+        """Replace the client, and read on.
 
-        Mostly the brokers are away, and that heals. But a client that asked the last broker for the brokers while that
-        shut down heard of none, and never asks again (librdkafka 2.16; one client in forty, measured).
+        Usually the brokers are unreachable, and that heals. But a client that requested metadata from the last broker
+        while that shut down got none, and never asks again (librdkafka 2.16; one client in forty, measured).
         """
         logger.debug("reading: %s; going on with a new client", why)
         taken = [reading for reading in self._readings.values() if reading.taken]
@@ -255,7 +256,7 @@ class KafkaReader:
         self._take(taken)
 
     def _take(self, readings: Sequence[_Reading]) -> None:
-        """Let librdkafka fetch these partitions, each from after what is already here."""
+        """Assign these partitions to librdkafka, each from the offset after the messages that are here."""
         if readings:
             try:
                 self._consumer.incremental_assign([KafkaPartition(*r.partition, r.fetched_to) for r in readings])
@@ -267,7 +268,7 @@ class KafkaReader:
                 reading.taken = True
 
     def _give_back(self, readings: Sequence[_Reading]) -> None:
-        """Let librdkafka forget these partitions and what it fetched of them."""
+        """Unassign these partitions; librdkafka drops what it fetched of them."""
         taken = [reading for reading in readings if reading.taken]
         if taken:
             self._consumer.incremental_unassign([KafkaPartition(*reading.partition) for reading in taken])
@@ -289,7 +290,7 @@ class KafkaReader:
         return messages
 
     def _by_partition(self, messages: list[Message]) -> Iterator[tuple[_Reading, list[Message]]]:
-        """Yield the messages of each partition, in order. What is no longer assigned is dropped."""
+        """Yield the messages of each partition, in order. Messages of unassigned partitions are dropped."""
         if not messages:
             return
         if len(self._readings) == 1:
@@ -318,7 +319,7 @@ class KafkaReader:
                 self._heed(piece)
 
     def _runs(self, reading: _Reading, messages: list[Message]) -> list[RecordBatch]:
-        """Return what a partition's messages are worth, and move its position."""
+        """Return the batches of a partition's messages, and move its position."""
         end = None
         if any(map(Message.error, messages)):
             messages, end = self._without_events(reading, messages)
@@ -340,8 +341,8 @@ class KafkaReader:
     def _without_events(self, reading: _Reading, messages: list[Message]) -> tuple[list[Message], int | None]:
         """Return the records, and the end of the partition if it comes after them.
 
-        librdkafka tells late, too, that a position is out of range at which it reads no more: it names the position,
-        and that one does not count.
+        librdkafka may report late that a position is out of range from which it no longer reads. It names the position;
+        such a report is ignored.
         """
         end: int | None = None
         at = reading.at.offset
@@ -363,8 +364,9 @@ class KafkaReader:
         return [message for message in messages if message.error() is None], end
 
     def _heed(self, events: Sequence[Message]) -> None:
-        """Raise what does not heal, once, with the next fetch. The group is never joined, so its coordinator may say
-        what it likes.
+        """Keep errors that do not heal, for the next fetch to raise.
+
+        Errors of the group are ignored: it is never joined.
         """
         for event in events:
             error = event.error()
@@ -392,7 +394,7 @@ class KafkaReader:
             self._give_back([reading])
 
     def _from_aside(self, most: int) -> list[RecordBatch]:
-        """Return runs of what was kept while its partition was held."""
+        """Return batches of the messages kept while their partition was held."""
         runs: list[RecordBatch] = []
         for reading in self._readings.values():
             if most <= 0:
@@ -406,6 +408,6 @@ class KafkaReader:
 
 
 def _moves(reading: _Reading, positions: Mapping[TopicPartition, Position]) -> bool:
-    """Whether a partition leaves, or goes on elsewhere."""
+    """Whether a partition is unassigned, or its position changes."""
     at = positions.get(reading.partition)
     return at is None or at.offset != reading.at.offset

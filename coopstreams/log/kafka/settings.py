@@ -1,7 +1,7 @@
 """Settings of the Kafka clients: given once, in librdkafka's names, with defaults chosen for speed and safety.
 
 A name with a prefix (`consumer.`, `producer.`, `admin.`) is for that client only and wins over the plain one, which
-wins over the defaults here. What correctness rests on cannot be set.
+wins over the defaults here. Settings that correctness depends on cannot be given.
 
 Invariant: no client is a member of the group, commits by itself, chooses an offset, or partitions differently from
 Java.
@@ -27,23 +27,23 @@ _EVERYWHERE: dict[str, Any] = {
     "client.id": "coopstreams",
     "socket.nagle.disable": True,  # as the Java client: a small request is not kept back to wait for more
     "socket.keepalive.enable": True,
-    # Rebootstrapping forgets where the transaction coordinator is and never asks again: after a broker's restart, one
+    # Rebootstrapping forgets the transaction coordinator and never looks for it again: after a broker's restart, one
     # abort in twenty hung for 30 s; without it none of fifty (measured). A client without brokers is replaced by its
     # reader, writer or log.
     "metadata.recovery.strategy": "none",
     # A broker that hangs holds a request for this long; by then, its partitions have another leader
     # (broker.session.timeout.ms: 9 s).
     "socket.timeout.ms": 10_000,
-    # Who had no request under way at a broker that is lost learns of the new leader from this alone. Of a reader's
-    # requests, a hundredth.
+    # A client without a request under way at a lost broker learns of the new leader from this alone. It is a
+    # hundredth of a reader's requests.
     "topic.metadata.refresh.interval.ms": 1_000,
     "reconnect.backoff.max.ms": 1_000,  # a broker that comes back is found within a second, not ten
     "log.connection.close": False,
 }
 _DEFAULTS: dict[Kind, dict[str, Any]] = {
     "consumer": {
-        "group.id": "coopstreams",  # librdkafka wants one; it is never joined
-        "fetch.queue.backoff.ms": 2,  # the default, 1000, is how long a full queue stays unfilled after it was emptied
+        "group.id": "coopstreams",  # librdkafka requires one; it is never joined
+        "fetch.queue.backoff.ms": 2,  # with 1000, the default, an emptied queue waits so long for the next fetch
         "queued.min.messages": 200_000,
         "queued.max.messages.kbytes": 262_144,
         "fetch.message.max.bytes": 8 << 20,
@@ -53,9 +53,9 @@ _DEFAULTS: dict[Kind, dict[str, Any]] = {
     },
     "producer": {
         "linger.ms": 5,
-        # What a lost broker owes, metadata among it, is asked of others before its partitions have another leader, not
-        # after; and what a living leader owes until that broker is no longer in sync (9 s as well) is asked for once
-        # more, not given up just before it comes.
+        # Requests to a lost broker, metadata among them, go to others before its partitions have another leader, not
+        # after. And a request to a living leader that waits until that broker is out of sync (9 s as well) is
+        # repeated, not given up just before its answer.
         "socket.timeout.ms": 6_000,
         # the first request after a commit waits for it: 100, the default, costs 100 ms a transaction (measured)
         "retry.backoff.ms": 5,
@@ -91,14 +91,14 @@ _PREFIXES = ("consumer.", "producer.", "admin.")
 TRANSACTION_TIMEOUT_MS = 15_000
 REPEAT_S = 60.0
 AWAY = frozenset({"FAIL", "REQTMOUT"})
-"""Of librdkafka's log: the facilities that tell of brokers which cannot be reached or do not answer."""
+"""Facilities in librdkafka's log that report brokers which are unreachable or do not answer."""
 
 
 def client_settings(settings: Mapping[str, Any], kind: Kind) -> dict[str, Any]:
     """Return the settings of one kind of client.
 
     Raises:
-        ConfigError: a setting that correctness rests on is given; take it out.
+        ConfigError: a setting that correctness depends on is given; remove it.
     """
     if "bootstrap.servers" not in settings:
         raise ConfigError('"bootstrap.servers" is missing: say where Kafka is, as HOST:PORT, separated by commas')
@@ -126,7 +126,7 @@ def producer_settings(settings: Mapping[str, Any], transactional_id: str | None)
     found.pop("group.id", None)
     timeout_ms = int(found.pop("transaction.timeout.ms", TRANSACTION_TIMEOUT_MS))
     if transactional_id is None:
-        # Only failures are worth a call: without any, they would be dropped silently.
+        # Call back for failures only; without a callback they would be dropped silently.
         return found | {"delivery.report.only.error": True}
     found["message.timeout.ms"] = min(
         int(found.pop("delivery.timeout.ms", found.get("message.timeout.ms", timeout_ms))), timeout_ms
@@ -136,34 +136,32 @@ def producer_settings(settings: Mapping[str, Any], transactional_id: str | None)
 
 
 class ClientErrors:
-    """What a client says about its troubles, to put into messages: it is the client's `error_cb` and its logger.
+    """The errors of a client, for messages: it is the client's `error_cb` and its logger.
 
-    A fatal error is not said but raised, from whatever call comes next.
+    A fatal error does not come here; the next call raises it.
     """
 
     def __init__(self) -> None:
         self.fatal: KafkaError | None = None
-        """The client is of no use any more."""
+        """Set when the client is unusable."""
         self.refused: KafkaError | None = None
-        """The broker does not know who we are; waiting does not cure it."""
+        """Set when the broker rejects the credentials, which waiting does not cure."""
         self.transaction = ""
-        """What made the transaction fail, in words: calls after it only tell the consequence."""
+        """The error that made the transaction fail, in words: later calls only report the consequence."""
         self._last: KafkaError | None = None
         self._said: dict[str, float] = {}
 
     def __call__(self, error: KafkaError) -> None:
-        """Take note of an error; called by librdkafka while it is polled."""
+        """Note an error; librdkafka calls this while it is polled."""
         if error.code() == KafkaError._AUTHENTICATION:
             self.refused = error
-        if error.code() != KafkaError._ALL_BROKERS_DOWN:  # says nothing that the one before it did not say better
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:  # the error before it is more specific
             self._last = error
 
     def log(self, level: int, text: str, facility: str, client: str, said: str) -> None:
-        """Pass on a line of librdkafka's log. Of brokers that are away each client says the same: `outage` has one line
-        for all.
+        """Pass on a line of librdkafka's log. All clients report the same outages: `outage` logs one line for all.
 
-        What it repeats, what it tries again, and what the exceptions of a transaction say as well is for debugging
-        only.
+        Repeated lines, retries, and errors that a transaction's exceptions carry as well are logged at debug level.
         """
         what, now = said.partition(" (after ")[0], time.monotonic()
         repeated = now - self._said.get(what, -REPEAT_S) < REPEAT_S
@@ -178,7 +176,7 @@ class ClientErrors:
 
     @property
     def last(self) -> str:
-        """The last thing it said, in words; empty if nothing."""
+        """The last error, in words; empty if none."""
         return "" if self._last is None else self._last.str()
 
 
@@ -186,11 +184,11 @@ def make_client(make: Callable[[dict[str, Any]], Any], settings: dict[str, Any],
     """Return a client of confluent-kafka.
 
     Raises:
-        ConfigError: librdkafka does not know a setting, or its value cannot be.
+        ConfigError: librdkafka does not know a setting, or refuses its value.
     """
     try:
         return make(settings | {"error_cb": errors, "logger": errors})
-    except Exception as error:  # KafkaException, ValueError or TypeError, by what is wrong with which setting
+    except Exception as error:  # KafkaException, ValueError or TypeError, depending on the setting
         raise ConfigError(
             f"the Kafka client refuses its settings: {error}. The names are librdkafka's: see its CONFIGURATION.md"
         ) from error

@@ -1,10 +1,10 @@
 """Records delivered by the broker: a share group (KIP-932), through confluent-kafka's share consumer.
 
-The broker hands each record of a partition to one member for a while; what is not acknowledged in that time it delivers
-again.
+The broker gives each record of a partition to one member for a while; a record that is not acknowledged in that time it
+delivers again.
 
-Invariant: every record of a poll is acknowledged, one way or the other, before the next poll (the client insists).
-Invariant: the settings of the group are made before anybody can be given records by other ones.
+Invariant: every record of a poll is acknowledged, one way or the other, before the next poll (the client requires it).
+Invariant: the settings of the group are made before any member gets records under other ones.
 Source: KIP-932. The client calls itself a preview; it refuses `allow.auto.create.topics`.
 """
 
@@ -27,8 +27,9 @@ _TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class AcquiredRecord:
-    """A record that this process has, for a while, and nobody else. Units: the timestamp in ms since the epoch, -1
-    without one.
+    """A record that this process has acquired: for a while no other member gets it.
+
+    Units: the timestamp in ms since the epoch, -1 without one.
     """
 
     topic: str
@@ -51,11 +52,11 @@ class KafkaShare:
     """A member of a share group. One thread."""
 
     def __init__(self, settings: Mapping[str, Any], group: str, group_settings: Mapping[str, str]) -> None:
-        """Make the group's settings, for all of its members; join with `subscribe`.
+        """Alter the settings of the group, for all of its members; join with `subscribe`.
 
         Raises:
             ConfigError: the client refuses a setting.
-            LogError: the brokers refuse the group's settings: they are too old, or this principal may not make them.
+            LogError: the brokers refuse the group's settings: they are too old, or this principal may not alter them.
         """
         self._errors = ClientErrors()
         self._group = group
@@ -66,14 +67,14 @@ class KafkaShare:
         self._client: ShareConsumer = make_client(ShareConsumer, plain | own, self._errors)
 
     def subscribe(self, topics: Sequence[str]) -> None:
-        """Be given records of these topics."""
+        """Subscribe to these topics."""
         self._client.subscribe(list(topics))
 
     def poll(self, timeout_s: float) -> list[AcquiredRecord]:
-        """Return records that are this member's now; nothing while the brokers are away.
+        """Return the records that this member has acquired; empty while the brokers are unreachable.
 
         Raises:
-            LogError: what does not heal by itself.
+            LogError: an error that does not heal.
         """
         try:
             messages = list(self._client.poll(timeout_s))
@@ -104,12 +105,13 @@ class KafkaShare:
         return records
 
     def acknowledge(self, record: AcquiredRecord, *, done: bool) -> None:
-        """Say that a record is done, or that somebody else shall have it. Counts with the next `commit`."""
+        """Acknowledge a record as done, or release it for another delivery. Counts with the next `commit`."""
         self._client.acknowledge_offset(*record.id, AcknowledgeType.ACCEPT if done else AcknowledgeType.RELEASE)
 
     def commit(self, timeout_s: float) -> dict[TopicPartition, str]:
-        """Tell the broker what was acknowledged; return the partitions for which it refused, and why: it delivers those
-        records again.
+        """Send the acknowledgements; return the partitions for which the broker refused them, with the reason.
+
+        The broker delivers the records of those partitions again.
 
         Raises:
             LogError: no answer: the records may be delivered again.
@@ -125,7 +127,7 @@ class KafkaShare:
         }
 
     def close(self) -> None:
-        """Leave the group; what was not acknowledged is delivered to others. Idempotent."""
+        """Leave the group; unacknowledged records are delivered to others. Idempotent."""
         self._client.close()
 
     def _configure(self, plain: Mapping[str, Any], group_settings: Mapping[str, str]) -> None:

@@ -1,9 +1,9 @@
 """Writing to Kafka through a confluent-kafka producer: idempotent, or transactional.
 
     at-least-once   a callback for failures only; the first one is raised by `flush`
-    transactional   a callback for the last record of each batch only: it tells where a changelog ends, or which topic
-                    is gone; what was
-                    not delivered fails the transaction besides, and `send_offsets` or `commit` raises it
+    transactional   a callback for the last record of each batch only: it has the end of a changelog, or the topic
+                    that is gone; an undelivered record fails the transaction as well, and `send_offsets` or
+                    `commit` raises it
 
 Invariant: records of one `append` reach each partition in order, also when the queue was full in between. A repeated
 request is recognised over a restart of the broker, too, except outside transactions when the record times are more than
@@ -48,16 +48,12 @@ ROOM_WAIT_S = 0.05
 GRACE_S = 2.0
 """How long a call may overrun the time that it was given."""
 ABORT_TIMEOUT_S = 5.0
-"""After that, a new producer ends the transaction sooner than the old one."""
+"""After that, a new producer ends the transaction faster than the old one."""
 OFFSETS_TIMEOUT_S = 6.0
-"""After that, the client may wait for a coordinator that is gone (see `bounded`): what was done is done again, by a new
-producer.
-"""
+"""After that, the client may wait for a coordinator that is gone (see `bounded`): a new producer repeats the work."""
 CLOSE_TIMEOUT_S = 10.0
 RETRY_S = 0.02
-"""Pause before a call is made again that may succeed later: librdkafka can answer so at once, some hundred thousand
-times a second.
-"""
+"""Pause before a retriable call is repeated: librdkafka can fail at once, some hundred thousand times a second."""
 
 
 class KafkaWriter:
@@ -72,8 +68,9 @@ class KafkaWriter:
         transactions: Callable[[], Transactions],
         written: Callable[[], Collection[str]],
     ) -> None:
-        """`written`: the topics that transactions of this id may have written to; `transactions` is asked for a
-        transactional writer only.
+        """`written`: returns the topics that transactions of this id may have written to.
+
+        `transactions` is called for a transactional writer only.
         """
         self._servers = settings.get("bootstrap.servers")
         self._settings = producer_settings(settings, transactional_id)
@@ -85,11 +82,11 @@ class KafkaWriter:
         self._errors = ClientErrors()
         self._failure: tuple[KafkaError, str] | None = None
         self._void = False
-        """Whether something happened after which this producer is not to be used again."""
+        """Whether this producer must not be used again."""
         self._fenced = False
-        """Whether another one took over; taking over again is for the next `begin`."""
+        """Whether another producer took over; the next `begin` takes over again."""
         self._delivered: dict[TopicPartition, int | None] = {}
-        """Where the last record of an explicit partition went; None: it is there, but the broker did not say where."""
+        """The offset after the last record in an explicit partition; None: the broker did not return it."""
         self._coordinator: int | None = None
         """The coordinator of the group to which this producer has sent offsets."""
         self._open = False
@@ -108,7 +105,7 @@ class KafkaWriter:
         partitions: int | Int64s | None = None,
         headers: Sequence[Headers | None] | None = None,
     ) -> None:
-        """Take these records, in order."""
+        """Queue these records, in order."""
         producer, count = self._ready(), len(keys)
         if not count:
             return
@@ -139,7 +136,7 @@ class KafkaWriter:
             raise self._translated(exception, f'writing to topic "{topic}"') from exception
 
     def flush(self, timeout_s: float) -> None:
-        """Return when everything taken so far is in the log."""
+        """Wait until all queued records are in the log."""
         try:
             left = self._ready(in_transaction=False).flush(timeout_s)
         except CLIENT_ERRORS as exception:
@@ -158,7 +155,7 @@ class KafkaWriter:
             )
 
     def delivered_to(self, partition: TopicPartition) -> int:
-        """Return the offset after this writer's last record there, or else the partition's end."""
+        """Return the offset after this writer's last record in the partition, or else the partition's end."""
         offset = self._delivered.get(partition)
         return self._end_offset(partition) if offset is None else offset
 
@@ -199,9 +196,9 @@ class KafkaWriter:
             raise away(self._servers, what, most_s, self._errors) from error
 
     def _check_coordinator(self, fence: GroupFence, what: str) -> None:
-        """Do nothing if the client may know where the group's coordinator is.
+        """Do nothing if the client may know the group's coordinator.
 
-        It remembers the one that it found first, and waits for it if that broker has left the cluster meanwhile
+        It remembers the first one it found, and waits for it even if that broker has left the cluster meanwhile
         (librdkafka issue 5511).
 
         Raises:
@@ -219,39 +216,37 @@ class KafkaWriter:
         self._coordinator = fence.coordinator
 
     def commit(self, timeout_s: float) -> None:
-        """End the transaction; all its records and offsets count."""
+        """Commit the transaction: all its records and offsets count."""
         self._end(self._ready().commit_transaction, timeout_s, f'committing a transaction of "{self._id}"')
         self._open = False
 
     def abort(self) -> None:
-        """End the transaction, if one is open; have a usable producer again."""
+        """Abort the transaction, if one is open; replace the producer if it is unusable."""
         was_open, self._open = self._open, False
         self._serve()
         fatal, void = self._errors.fatal, self._void or bool(self._errors.transaction)
         if self._id is not None and (self._fenced or (fatal is not None and fatal.code() in FENCED)):
-            # Whoever fenced us ends our transaction, and may still be at work: the next `begin` is soon enough to take
-            # over again.
+            # The producer that fenced us aborts our transaction, and may still be at work: take over again with the
+            # next `begin`.
             self._fenced = True
             self._discard()
             self._transactions().settle(self._id, (), ABORT_TIMEOUT_S)
         elif fatal is not None or void or self._producer is None or (self._id is None and len(self._producer)):
-            # Of a producer that lost a record the broker expects the sequence to go on with it: the next transaction
-            # would fail, too. A new one ends the old one's transaction, however far it got.
+            # If a record was lost, the broker expects its sequence number next: the next transaction would fail, too.
+            # A new producer aborts the old one's transaction, however far it got.
             self._discard()
             self._start()
         elif was_open:
             try:
                 self._end(self._producer.abort_transaction, ABORT_TIMEOUT_S, f'aborting a transaction of "{self._id}"')
                 self._serve()
-                self._failure = None  # that of records which the abort took out of the queue
+                self._failure = None  # the failure of records that the abort purged
             except LogError:
                 self._discard()
                 self._start()
 
     def close(self) -> None:
-        """Flush what is outside a transaction, abort what is inside, let go. What does not succeed is logged: nothing
-        counts on it.
-        """
+        """Flush records outside of a transaction, abort an open transaction, close. Errors are only logged."""
         if self._closed:
             return
         self._closed = True
@@ -282,7 +277,7 @@ class KafkaWriter:
         return self._producer
 
     def _start(self) -> None:
-        """Get a new producer; a transactional one takes over its id, which ends what was open under it."""
+        """Make a new producer; a transactional one takes over its id, which aborts the open transaction."""
         self._errors, self._failure, self._void, self._fenced, self._coordinator = (
             ClientErrors(),
             None,
@@ -301,8 +296,9 @@ class KafkaWriter:
                 raise
 
     def _take_over(self, id_: str, producer: Producer) -> None:
-        """Take over the transactional id. What was committed or aborted under it is so everywhere before, and what this
-        aborts after it.
+        """Take over the transactional id, once its last transaction has ended in all partitions.
+
+        The ongoing transaction, which this aborts, is settled afterwards.
         """
         transactions = self._transactions()
         ongoing = transactions.settle_topics(id_, self._written(), self._timeout_s)
@@ -311,27 +307,25 @@ class KafkaWriter:
             transactions.settle(id_, ongoing, self._timeout_s)
 
     def _end(self, call: Callable[[float], None], timeout_s: float, what: str) -> None:
-        """Commit or abort; return when every partition knows, if the coordinator may forget to tell one (see
-        `group.hanging`).
-        """
+        """Commit or abort; wait for every partition if the coordinator may skip one (see `group.hanging`)."""
         assert self._id is not None
         transactions = self._transactions()
         partitions = transactions.open_partitions(self._id, timeout_s)
         self._insist(call, timeout_s, what)
         if partitions:
-            self._void = True  # if it hangs, nothing more is to be done with this producer
+            self._void = True  # if it hangs, this producer must not be used again
             transactions.settle(self._id, partitions, timeout_s)
             self._void = False
 
     def _discard(self) -> None:
-        """Let go of the producer and of what it has queued."""
+        """Discard the producer and its queue."""
         if self._producer is not None:
             self._producer.purge()
             self._serve()
             self._producer = None
 
     def _serve(self) -> None:
-        """Let the producer say what it has to say; what it raises is noted."""
+        """Poll the producer for its callbacks; note an exception as fatal."""
         if self._producer is not None:
             try:
                 self._producer.poll(0)
@@ -339,9 +333,7 @@ class KafkaWriter:
                 self._errors.fatal = error_of(exception)
 
     def _find_fatal(self) -> None:
-        """Hear why the producer is beyond repair: it says so once, and after that only when it is asked about a
-        transaction.
-        """
+        """Get the fatal error of the producer: it reports it once, and later only to a transactional call."""
         self._serve()
         if self._errors.fatal is None and self._producer is not None and self._id is not None:
             try:
@@ -372,16 +364,14 @@ class KafkaWriter:
                 time.sleep(min(RETRY_S, left))
 
     def _translated(self, exception: BaseException, what: str) -> LogError:
-        """Return our exception. A client that is beyond repair answers with the consequence; the cause is what it said
-        before.
-        """
+        """Return our exception. A client with a fatal error answers with the consequence; the cause came before."""
         error = error_of(exception)
         if error.fatal():
             self._errors.fatal = error
         elif error.code() == KafkaError._FATAL:
             self._find_fatal()
         elif (error.txn_requires_abort() or error.code() in CONSEQUENCES) and not self._errors.transaction:
-            self._serve()  # hear why
+            self._serve()  # get the reason
         error = cause_of(error, self._errors.transaction)
         if self._errors.transaction:
             what = f"{what}, after: {self._errors.transaction}"
@@ -393,9 +383,7 @@ class KafkaWriter:
         return result
 
     def _produce_later(self, producer: Producer, row: tuple[Any, ...]) -> None:
-        """Produce a record when the queue has room again. It has when records are delivered, or when they are given
-        up.
-        """
+        """Produce a record once the queue has room: when records were delivered, or given up."""
         while True:
             producer.poll(ROOM_WAIT_S)
             try:
@@ -404,7 +392,7 @@ class KafkaWriter:
                 pass
 
     def _note(self, error: KafkaError | None, message: Message) -> None:
-        """Remember where the last record of a batch went, or why it did not."""
+        """Note where the last record of a batch was delivered, or why it was not."""
         topic, partition, offset = message.topic(), message.partition(), message.offset()
         if error is not None:
             self._note_failure(error, message)
@@ -414,7 +402,7 @@ class KafkaWriter:
             )
 
     def _note_failure(self, error: KafkaError | None, message: Message) -> None:
-        """Remember the first record that was not delivered."""
+        """Note the first record that was not delivered."""
         if error is not None and self._failure is None:
             self._failure = error, f'a record for topic "{message.topic()}" was not delivered'
 

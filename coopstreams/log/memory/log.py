@@ -1,9 +1,9 @@
-"""A log in memory, with everything of Kafka's that the engine leans on.
+"""A log in memory, with all features of Kafka that the engine needs.
 
-That is: partitions, transactions with their markers, the last stable offset, fencing, compaction, retention, group
-offsets. For the test driver and for simulations; nothing is kept when the process ends, and all readers and writers are
-in it. `compact`, `committed`, `commit_offsets` are what a broker does by itself or for a group; here somebody calls
-them.
+These are: partitions, transactions with their markers, the last stable offset, fencing, compaction, retention, group
+offsets. It serves the test driver and simulations. Nothing is kept when the process ends, and all readers and writers
+are in that process. `compact`, `committed` and `commit_offsets` are what a broker does by itself or for a group; here a
+test calls them.
 
 Turned down: librdkafka's mock cluster (transactions do not isolate, nothing is compacted, old records vanish:
 measured).
@@ -25,7 +25,7 @@ from coopstreams.topology.errors import LogError
 class MemoryLog:
     """A cluster in memory. Any thread.
 
-    `check_fence` stands for the group coordinator: it returns why a fence is stale, or None. Default: none ever is.
+    `check_fence` stands for the group coordinator: it returns why a fence is stale, or None. By default no fence is.
     """
 
     def __init__(self, check_fence: CheckFence = lambda _: None) -> None:
@@ -40,20 +40,20 @@ class MemoryLog:
         transactional_id: str | None = None,
         written: Callable[[], Collection[str]] | None = None,  # noqa: ARG002
     ) -> MemoryWriter:
-        """Return a writer; a transactional one ends whatever transaction was open under its id."""
+        """Return a writer; a transactional one first aborts the open transaction of its id."""
         return MemoryWriter(self._state, transactional_id)
 
     def settle(self, dead: Callable[[str], bool], written: Collection[str]) -> None:
-        """Do nothing: a transaction that has ended has ended everywhere."""
+        """Do nothing: transactions never hang."""
 
     def partitions(self, topics: Sequence[str] | None = None) -> dict[str, int]:
-        """Return the partition count of each topic asked for (all: None) that exists."""
+        """Return the partition counts of the topics asked for (None: of all) that exist."""
         with self._state.changed:
             known = {name: len(topic.partitions) for name, topic in self._state.topics.items()}
         return known if topics is None else {name: known[name] for name in topics if name in known}
 
     def create_topics(self, specs: Sequence[TopicSpec]) -> None:
-        """Create what does not exist yet."""
+        """Create the topics that do not exist yet."""
         for spec in specs:
             if spec.partitions < 1:
                 raise LogError(f'topic "{spec.name}" cannot have {spec.partitions} partitions')
@@ -73,17 +73,17 @@ class MemoryLog:
             return dict(self._state.topic(topic).spec.config)
 
     def topic_id(self, topic: str) -> str:
-        """Return what tells the topic from another one that had its name before."""
+        """Return the id of the topic, which differs after it is recreated."""
         with self._state.changed:
             return self._state.topic(topic).id
 
     def start_offset(self, partition: TopicPartition) -> int:
-        """Return the first offset the log still has."""
+        """Return the first offset that the log still has."""
         with self._state.changed:
             return self._state.partition(partition).start
 
     def end_offset(self, partition: TopicPartition) -> int:
-        """Return the true end: everything anyone has written lies below it."""
+        """Return the true end: every written record lies below it."""
         with self._state.changed:
             return self._state.partition(partition).end
 
@@ -92,7 +92,7 @@ class MemoryLog:
         return {partition: self.end_offset(partition) for partition in partitions}
 
     def reported_end(self, partition: TopicPartition) -> int:
-        """Return the same: there is one broker, which never stands still."""
+        """Return the true end: there is one broker, which never hangs."""
         return self.end_offset(partition)
 
     def delete_before(self, partition: TopicPartition, offset: int) -> None:
@@ -101,12 +101,10 @@ class MemoryLog:
             self._state.delete_before(partition, offset)
 
     def close(self) -> None:
-        """Do nothing: others may still use what is in memory."""
+        """Do nothing: others may still use the log."""
 
     def compact(self, topic: str) -> None:
-        """Keep the last committed record of each key, as Kafka's cleaner does for a compacted topic; offsets stay, with
-        holes.
-        """
+        """Keep the last committed record of each key, as Kafka's cleaner does; offsets stay, with holes."""
         with self._state.changed:
             for partition in self._state.topic(topic).partitions:
                 partition.compact()

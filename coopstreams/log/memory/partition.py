@@ -1,7 +1,7 @@
 """A partition of a `MemoryLog`: a few parallel lists, oldest record first.
 
-A transaction's records are in it at once, each with the span that it belongs to: what one producer wrote between two of
-its markers. A marker takes an offset and decides over the span.
+The records of a transaction are added at once, each with its span: the records of one producer between two of its
+markers. A marker takes an offset and decides the span.
 
 Invariant: offsets only grow, and no offset is given twice; what is gone (compacted, deleted, markers) leaves a hole.
 """
@@ -45,7 +45,7 @@ class Partition:
 
     @property
     def stable_end(self) -> int:
-        """The first offset of an open transaction, else the end: how far committed reads go."""
+        """The last stable offset: the first offset of an open transaction, else the end."""
         return next(iter(self._open.values())).start if self._open else self.end
 
     def append(
@@ -56,7 +56,7 @@ class Partition:
         headers: Sequence[Headers | None] | None,
         producer: Producer | None,
     ) -> None:
-        """Add records at the end; those of a producer are open until its marker comes."""
+        """Add records at the end; those of a producer are open until its marker."""
         span = None if producer is None else self._open.get(producer)
         if span is None and producer is not None:
             span = self._open[producer] = _Span(self.end)
@@ -69,20 +69,18 @@ class Partition:
         self.end += len(keys)
 
     def mark(self, producer: Producer, *, commit: bool) -> None:
-        """Write the marker that ends what the producer has open: it takes an offset and is never read."""
+        """Write the marker that ends the producer's open span: it takes an offset and is never read."""
         span = self._open.pop(producer)
         span.aborted = not commit
         self._aborted = self._aborted or span.aborted
         self.end += 1
 
     def is_open(self, producer: Producer) -> bool:
-        """Whether the producer has written something that is not decided."""
+        """Whether the producer has an open span."""
         return producer in self._open
 
     def read(self, position: int, most: int, *, committed_only: bool) -> tuple[Columns, int, bool]:
-        """Return up to `most` records from a position on, the next position, and whether that is the end of what there
-        is to read.
-        """
+        """Return up to `most` records from a position on, the next position, and whether that is the end."""
         limit = self.stable_end if committed_only else self.end
         stop = bisect_left(self._offsets, limit)
         while True:
@@ -105,7 +103,7 @@ class Partition:
         self._filter([i in keep or i >= stable for i in range(len(self._offsets))])
 
     def delete_before(self, offset: int) -> None:
-        """Forget what lies below an offset."""
+        """Delete the records below an offset."""
         self.start = max(self.start, offset)
         self._filter([at >= self.start for at in self._offsets])
 

@@ -17,12 +17,12 @@ from coopstreams.topology.keys import KeyRange
 
 @dataclass(slots=True)
 class Reading:
-    """One partition that is being read, for readers that are like this one."""
+    """One partition that is being read; readers of the simulation use it as well."""
 
     at: Position
     held: bool = False
     told_end: int | None = None
-    """The end that a batch has told already, so that it is told once."""
+    """The end that a batch has reported already, so that it is reported once."""
 
 
 class MemoryReader:
@@ -62,12 +62,12 @@ class MemoryReader:
         self._routes[partition] = Routes(ranges, timestamps, operator_times)
 
     def hold(self, partition: TopicPartition, held: bool) -> None:
-        """Stop or resume handing out a partition."""
+        """Stop or resume returning a partition's records."""
         if (reading := self._readings.get(partition)) is not None:
             reading.held = held
 
     def fetch(self, max_records: int, timeout_s: float) -> list[RecordBatch]:
-        """Return what is there; wait only for the first record."""
+        """Return the records that are available; wait only for the first record."""
         if self._closed:
             raise LogError("this reader is closed")
         batches: list[RecordBatch] = []
@@ -83,13 +83,13 @@ class MemoryReader:
         return batches
 
     def wake(self) -> None:
-        """Have the fetch that waits, or the next one, wait no longer."""
+        """End the wait of the fetch that runs, or of the next one."""
         self._awake = True
         with self._state.changed:
             self._state.changed.notify_all()
 
     def close(self) -> None:
-        """Read nothing more."""
+        """Stop reading."""
         self._readings.clear()
         self._routes.clear()
         self._closed = True
@@ -105,12 +105,12 @@ class MemoryReader:
                 batches, records = self._read(partition, reading, most)
             except LogError:
                 if taken:
-                    break  # hand out what there is; the next fetch meets the error again
+                    break  # return what there is; the next fetch meets the error again
                 raise
             if batches:
                 taken += batches
                 most -= records
-                # To the end of the line, so that a busy partition never keeps another one waiting.
+                # Last in turn next time, so that a busy partition never keeps another one waiting.
                 self._readings[partition] = self._readings.pop(partition)
         return taken
 

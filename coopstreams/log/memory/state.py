@@ -1,9 +1,8 @@
-"""What a `MemoryLog` holds, and what can be asked of it: topics, partitions, transactions, group offsets. Readers and
-writers share it under one lock.
+"""The state of a `MemoryLog` and the operations on it: topics, partitions, transactions, group offsets.
 
-Each method is what a broker does with one request. Nothing waits, and nothing is asked of a clock; `tell` is the one
-step that a model of a cluster takes later: the coordinator has decided how a transaction ended, and a participant is
-told.
+Readers and writers share it under one lock. Each method is a broker's work for one request. None waits or uses a clock.
+A model of a cluster delays one step, `tell`: the coordinator has decided how a transaction ended, and informs a
+participant.
 """
 
 from __future__ import annotations
@@ -20,32 +19,32 @@ from coopstreams.topology.columns import Headers, Int64s, TopicPartition
 from coopstreams.topology.errors import FencedError, LogError, OffsetOutOfRangeError, UnknownTopicError
 
 CheckFence = Callable[[GroupFence], str | None]
-"""The group coordinator: returns why the fence is stale, or None; may raise what it answers instead."""
+"""The group coordinator: returns why the fence is stale, or None; may raise the answer instead."""
 
 
 @dataclass(slots=True)
 class Topic:
-    """A topic: how it was made, and its partitions."""
+    """A topic: its specification, and its partitions."""
 
     spec: TopicSpec
     id: str
     partitions: list[Partition]
     next_keyless: int = 0
-    """Where the next record without a key goes: such records take turns, so that a run can be repeated exactly."""
+    """The partition of the next record without a key: round robin, so that a run can be repeated exactly."""
 
 
 def new_id() -> str:
-    """Return an id that no topic has."""
+    """Return a new, unique topic id."""
     return uuid.uuid4().hex
 
 
 @dataclass(eq=False)
 class MemoryState:
-    """Everything a `MemoryLog` knows. Hold `changed` for any access; it is notified when there may be more to read."""
+    """The whole state. Hold `changed` for any access; it is notified when there may be more to read."""
 
     check_fence: CheckFence
     new_id: Callable[[], str] = new_id
-    """Makes the ids of topics."""
+    """Returns the ids of new topics."""
     changed: threading.Condition = field(default_factory=threading.Condition)
     topics: dict[str, Topic] = field(default_factory=dict)
     producers: dict[str, Producer] = field(default_factory=dict)
@@ -82,14 +81,14 @@ class MemoryState:
         return self.groups.setdefault(name, GroupOffsets(name))
 
     def create_topic(self, spec: TopicSpec) -> None:
-        """Create a topic if there is none of that name."""
+        """Create a topic if none has that name."""
         if spec.name not in self.topics:
             self.topics[spec.name] = Topic(
                 spec, self.new_id(), [Partition(TopicPartition(spec.name, i)) for i in range(spec.partitions)]
             )
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic if there is one, and what groups have committed of it."""
+        """Delete a topic if it exists, and the groups' offsets of it."""
         if self.topics.pop(name, None) is not None:
             for group in self.groups.values():
                 group.forget([partition for partition in group.committed if partition.topic == name])
@@ -107,13 +106,13 @@ class MemoryState:
         stored.delete_before(offset)
 
     def take_over(self, transactional_id: str) -> ProducerSession:
-        """Return the right to an id: whoever had it is fenced, and what it left open is aborted."""
+        """Return a session for a transactional id; the previous writer is fenced, and its open transaction aborted."""
         producer = self.producers.setdefault(transactional_id, Producer(transactional_id))
         self.fence(producer)
         return ProducerSession(producer, producer.epoch)
 
     def fence(self, producer: Producer) -> None:
-        """Fence the writer of an id, and abort what it has open."""
+        """Fence the writer of an id, and abort its open transaction."""
         producer.epoch += 1
         producer.committed = False
         if producer.open:
@@ -139,7 +138,7 @@ class MemoryState:
         return stored.end
 
     def send_offsets(self, offsets: Offsets, fence: GroupFence, session: ProducerSession | None = None) -> None:
-        """Take offsets of a group: in the open transaction, or at once without a session.
+        """Add offsets of a group: to the open transaction, or, without a session, to the committed ones.
 
         Raises:
             FencedError: the fence is stale, or the session.
@@ -161,20 +160,20 @@ class MemoryState:
         self._end(session.producer, commit=commit)
 
     def tell(self, participant: Participant, producer: Producer, *, commit: bool) -> None:
-        """Tell a participant how a transaction ended."""
+        """Inform a participant how a transaction ended."""
         participant.mark(producer, commit=commit)
 
     def check(self, session: ProducerSession) -> None:
         """Do nothing if the session may write.
 
         Raises:
-            FencedError: another writer took over.
+            FencedError: another writer took over its id.
         """
         if session.is_fenced:
             raise FencedError(f'another writer with the transactional id "{session.producer.id}" took over')
 
     def _in_transaction(self, session: ProducerSession, participant: Participant) -> Producer:
-        """Return the producer, whose transaction goes to this participant from now on."""
+        """Return the producer, and add this participant to its transaction."""
         self.check(session)
         producer = session.producer
         if not producer.open:

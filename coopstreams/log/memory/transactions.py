@@ -1,13 +1,12 @@
-"""Transactions of a `MemoryLog`, as Kafka keeps them: in the coordinator, and in each participant that a transaction
-left something in.
+"""Transactions of a `MemoryLog`, kept as Kafka does: in the coordinator, and in each participant.
 
-The coordinator knows a transactional id, the epoch of the writer that may use it, and the participants that its open
-transaction has been to. A place (a partition, the offsets of a group) knows only which producers have something open in
-it, until a *marker* says how that ended. The coordinator tells every participant at once here; a model of a cluster may
-tell them late (`MemoryState.tell`).
+The coordinator knows a transactional id, the epoch of the writer that may use it, and the participants of its open
+transaction. A participant (a partition, the offsets of a group) only knows which producers have an open transaction in
+it, until a *marker* ends it. Here the coordinator informs all participants at once; a model of a cluster may delay that
+(`MemoryState.tell`).
 
-Invariant: a participant does not tell two transactions of one producer apart. A marker ends whatever that producer has
-open there: so one that is never written makes the next transaction decide over the last (KAFKA-20734).
+Invariant: a participant does not tell two transactions of one producer apart. A marker ends all that the producer has
+open there: so after a marker that was never written, the next one decides both transactions (KAFKA-20734).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Offsets: TypeAlias = Mapping[TopicPartition, tuple[int, str]]
 
 
 class Participant(Protocol):
-    """Where a transaction leaves something behind that does not count yet."""
+    """A place with uncommitted parts of a transaction."""
 
     @property
     def where(self) -> TopicPartition | str:
@@ -31,46 +30,44 @@ class Participant(Protocol):
         ...
 
     def is_open(self, producer: Producer) -> bool:
-        """Whether the producer has something here that is not decided."""
+        """Whether the producer has an open transaction here."""
         ...
 
     def mark(self, producer: Producer, *, commit: bool) -> None:
-        """Write the marker: what the producer has open here counts, or never will."""
+        """Write the marker: the producer's open records or offsets here count, or never will."""
 
 
 @dataclass(slots=True, eq=False)
 class Producer:
-    """What the transaction coordinator knows of a transactional id."""
+    """The transaction coordinator's entry for a transactional id."""
 
     id: str
     epoch: int = 0
-    """That of the writer that may use the id: the last one that took it over."""
+    """The epoch of the writer that may use the id: the last one that took it over."""
     open: bool = False
-    """Whether it has a transaction open."""
+    """Whether it has an open transaction."""
     committed: bool = False
-    """Whether the last one that ended was committed. Not after the id was taken over: then nobody knows, and it counts
-    as aborted.
-    """
+    """Whether the last transaction was committed. A take-over forgets it: it then counts as aborted."""
     participants: dict[Participant, None] = field(default_factory=dict)
-    """What the open transaction has been to, in that order."""
+    """The participants of the open transaction, in order."""
 
 
 class ProducerSession(NamedTuple):
-    """A writer's right to a transactional id: void when another one has taken it over."""
+    """A writer's right to a transactional id: void once another writer has taken it over."""
 
     producer: Producer
     epoch: int
 
     @property
     def is_fenced(self) -> bool:
-        """Whether somebody took over."""
+        """Whether another writer took over."""
         return self.epoch != self.producer.epoch
 
 
 class GroupOffsets:
-    """The offsets of a group: what is committed, and what open transactions have sent.
+    """The offsets of a group: committed ones, and those that open transactions have sent.
 
-    Invariant: what was sent later speaks, whenever its transaction ends (as in Kafka's coordinator).
+    Invariant: the offset that was sent last counts, whenever its transaction ends (as in Kafka's coordinator).
     """
 
     def __init__(self, group: str) -> None:
@@ -90,22 +87,22 @@ class GroupOffsets:
         return frozenset(partition for sent in self._pending.values() for partition in sent)
 
     def send(self, offsets: Offsets, producer: Producer | None) -> None:
-        """Take offsets: they count now, or with the producer's transaction."""
+        """Add offsets: they count now, or with the producer's transaction."""
         self._sent += 1
         target = self._committed if producer is None else self._pending.setdefault(producer, {})
         target.update({partition: (self._sent, told) for partition, told in offsets.items()})
 
     def mark(self, producer: Producer, *, commit: bool) -> None:
-        """Have what the producer sent count, or forget it."""
+        """Commit the producer's pending offsets, or drop them."""
         for partition, (sent, told) in self._pending.pop(producer, {}).items():
             if commit and sent > self._committed.get(partition, (0, None))[0]:
                 self._committed[partition] = sent, told
 
     def is_open(self, producer: Producer) -> bool:
-        """Whether the producer has sent something that is not decided."""
+        """Whether the producer has pending offsets."""
         return producer in self._pending
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
-        """Lose the committed offsets of these partitions: they have expired, or their topic was deleted."""
+        """Delete the committed offsets of these partitions: they have expired, or their topic was deleted."""
         for partition in list(partitions):
             self._committed.pop(partition, None)

@@ -1,6 +1,4 @@
-"""The writer of a `MemoryLog`: records are in the log at once; what a transaction holds back is only that they
-count.
-"""
+"""The writer of a `MemoryLog`: records are in the log at once; a transaction only decides whether they count."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ class MemoryWriter:
         partitions: int | Int64s | None = None,
         headers: Sequence[Headers | None] | None = None,
     ) -> None:
-        """Take these records, in order."""
+        """Append these records, in order."""
         with self._state.changed:
             session = self._ready()
             stored = self._state.topics.get(topic)
@@ -67,7 +65,7 @@ class MemoryWriter:
             self._state.changed.notify_all()
 
     def flush(self, timeout_s: float) -> None:  # noqa: ARG002
-        """Do nothing: what was taken is in the log."""
+        """Do nothing: all records are in the log."""
         with self._state.changed:
             if self._session is not None:
                 self._state.check(self._session)
@@ -95,12 +93,13 @@ class MemoryWriter:
             self._state.send_offsets(offsets, fence, session)
 
     def commit(self, timeout_s: float) -> None:  # noqa: ARG002
-        """End the transaction; everything in it counts."""
+        """Commit the transaction: everything in it counts."""
         self._end(commit=True)
 
     def abort(self) -> None:
-        """End the transaction; nothing of it counts. A fenced writer takes its id over again with its next
-        transaction.
+        """Abort the transaction: nothing of it counts.
+
+        A fenced writer takes its id over again with its next transaction.
         """
         with self._state.changed:
             if self._session is not None and self._session.is_fenced:
@@ -109,7 +108,7 @@ class MemoryWriter:
                 self._end(commit=False)
 
     def close(self) -> None:
-        """Abort what is open."""
+        """Abort an open transaction."""
         if not self._closed:
             self.abort()
             self._closed = True
@@ -172,7 +171,7 @@ def check_records(stored: Topic, keys: Sequence[bytes | None], values: Sequence[
 
 
 def choose_partitions(stored: Topic, keys: Sequence[bytes | None], given: Int64s | None) -> list[int]:
-    """Return the partition of each record: the one that is given, that of its key, or any if it has none."""
+    """Return the partition of each record: the given one, that of its key, or any if it has no key."""
     count, chosen = len(stored.partitions), []
     for key, partition in zip(keys, repeat(ANY_PARTITION) if given is None else given, strict=False):
         if partition != ANY_PARTITION:
@@ -186,7 +185,7 @@ def choose_partitions(stored: Topic, keys: Sequence[bytes | None], given: Int64s
 
 
 def by_partition(chosen: Int64s) -> dict[int, list[int]]:
-    """Return which records go to which partition, each in order."""
+    """Return the indexes of the records of each partition, in order."""
     indexes: dict[int, list[int]] = {}
     for i, partition in enumerate(chosen):
         indexes.setdefault(partition, []).append(i)
