@@ -31,8 +31,7 @@ class GlobalRows:
         self.entries: dict[bytes, Entry] = {}
 
     def apply(self, source: TopicPartition, columns: Columns, on_failure: OnFailure) -> None:
-        """Apply records of the topic: the latest of a key is its row, a tombstone deletes the row, null keys are
-        ignored.
+        """Apply records of the topic: the latest of a key is its row, and a tombstone deletes it. Ignores null keys.
 
         If a value cannot be deserialised, `on_failure` decides; if it returns, the row stays unchanged.
         """

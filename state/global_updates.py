@@ -1,5 +1,6 @@
-"""The rows of a global store that a user's processor maintains: every instance gives it all records of the topic at
-each start.
+"""The rows of a global store that a user's processor maintains.
+
+At each start, every instance gives the processor all records of the topic.
 
 The processor works on drafts that only it sees. The changes of a record are published when the processor has finished
 it, and dropped when it fails: so look-ups from the threads of tasks never see rows of a failed record.

@@ -187,8 +187,9 @@ class Restore:
     def retarget(
         self, ranges: Iterable[KeyRange], *, bounds: Bounds | None = None, stops: Mapping[KeyRange, int] = NO_STOPS
     ) -> None:
-        """Restore these ranges from now on. Restored groups stay restored; new groups are read from their own
-        checkpoint.
+        """Restore these ranges from now on.
+
+        Restored groups stay restored; new groups are read from their own checkpoints.
 
         `bounds`: of the same topic, later.
         """

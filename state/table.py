@@ -136,8 +136,7 @@ class Table:
         """Do nothing: the rows of a key-value store do not expire."""
 
     def freeze(self) -> ChangelogBatch | None:
-        """Serialise the dirty entries and return them for the changelog; None if there are none. The entries are then
-        clean.
+        """Serialise the dirty entries, which are then clean, and return them for the changelog; None if there are none.
 
         A key that was added and deleted since the last commit is left out.
 

@@ -70,8 +70,7 @@ class TaskState:
         return self._make_room()
 
     def changes(self) -> list[ChangelogBatch]:
-        """Return the serialised changes since the last call, one batch for each store with a changelog that has
-        changes.
+        """Return the serialised changes since the last call, one batch for each store with changes and a changelog.
 
         Raises:
             SerdeError: a value cannot be serialised; names store and key. The interval is void: `discard`.
@@ -109,8 +108,7 @@ class TaskState:
         self._make_room()
 
     def confirm(self, true_ms: int) -> None:
-        """Confirm that the state in the database is also true at this time: no other member could write for this task
-        until then.
+        """Confirm that the database's state is true at this time: no other member could write for the task until then.
 
         Without it, a task that has nothing to write would look like one that was away, and that may have missed
         tombstones which compaction has removed since.

@@ -118,8 +118,7 @@ class KeyRangeView:
         return islice((Window(layout.window_start(row), *layout.unpack(data)) for row, data in rows), limit)
 
     def sessions(self, key: bytes, from_ms: int, to_ms: int, *, limit: int | None = None) -> Iterator[Session]:
-        """Return the sessions of a key that overlap from_ms..to_ms (both inclusive), in the order of their ends;
-        lazily.
+        """Return the sessions of a key that overlap from_ms..to_ms (both inclusive), ordered by end; lazily.
 
         Raises:
             ValueError: not a session store.

@@ -34,9 +34,9 @@ class StoreSpec:
     keys whose last `suffix_bytes` are not part of the plain key. `row_key` is the serde of store keys, None where they
     are plain keys.
     Units: `retention_ms` is how long a window stays readable after stream time has passed its start (sessions: its
-    end). `window_ms` is the window size, None if windows differ in size. With `step_ms`, windows start at multiples of
-    it, up to `lag_ms` before the newest record, and the visible windows follow stream time; with None they follow the
-    windows that were put.
+    end). `window_ms` is the window size, None if windows differ in size. With `step_ms`, windows start at its
+    multiples, the newest one `lag_ms` before the newest record, so the visible windows follow stream time. With None,
+    they follow the windows that were put.
     """
 
     name: str
@@ -52,7 +52,7 @@ class StoreSpec:
     history_ms: int | None = None
     """For a versioned table: how far back it keeps versions. The store's values are histories, see `versions`."""
     logged: bool = True
-    """Whether the store has a changelog: `<application id>-<name>-changelog`, or `source`."""
+    """Whether the store has a changelog topic of its own, `<application id>-<name>-changelog`."""
     cached: bool = True
     """Whether the record cache, if it is on, holds back the updates of its table."""
     store_type: str | None = None

@@ -117,8 +117,9 @@ class WindowStore(Generic[K, V]):
 
 
 class SessionStore(Generic[K, V]):
-    """One value for each key and session, whose start and end are inclusive. An expired session can be neither put nor
-    read.
+    """One value for each key and session. An expired session can be neither put nor read.
+
+    Shape: start and end of a session are inclusive.
     """
 
     def __init__(self, table: SessionTableStore) -> None:

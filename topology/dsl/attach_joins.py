@@ -204,7 +204,7 @@ def join_tables(
     *,
     kind: JoinKind,
 ) -> TableFlow:
-    """Return the join of two tables by key. If a missing row matters to the join, the tables forward old values.
+    """Return the join of two tables by key. It makes the tables whose rows may lack a match forward old values.
 
     Raises:
         TopologyError: the tables are of two builders or have different key serdes, or a store has no serde for its

@@ -203,8 +203,7 @@ def global_store(
     key: AnySerde,
     value: AnySerde,
 ) -> None:
-    """Add a store of which every instance has all rows: those of a topic, or those that a processor makes of its
-    records.
+    """Add a store of which every instance has all rows: a topic's, or those that a processor makes of its records.
 
     Raises:
         TopologyError: it is not a plain key-value store, its name is taken, or only one of processor and supplier is

@@ -37,8 +37,9 @@ from coopstreams.topology.windows import AnyWindows, SessionWindows
 def filter_rows(
     table: TableFlow, predicate: Function, store: StoreOption, name: str | None, *, negate: bool
 ) -> TableFlow:
-    """Return the rows that a predicate keeps. With old values, it forwards no deletion of a row that it never
-    forwarded.
+    """Return the rows that a predicate keeps.
+
+    With old values, the filter forwards no deletion of a row that it never forwarded.
 
     Raises:
         TopologyError: a name is taken or not legal, or a store's serde is missing.

@@ -1,7 +1,7 @@
 """`StreamsBuilder`: the start of a program. Read sources, call operators on them, and `build()` the topology.
 
-Invariant: the builder contacts no broker. A line that is wrong raises if the error shows without a broker; `build()`
-raises for the rest.
+Invariant: the builder contacts no broker. An error that shows without one raises at the wrong line, at the latest in
+`build()`.
 Turned down: refusing a program that writes to a topic it reads (the loop may be intended), and default serdes.
 """
 

@@ -85,8 +85,9 @@ class KGroupedStream(Generic[K, V]):
 
 
 class KGroupedTable(Generic[K, V]):
-    """A table grouped by new keys. When a row changes, its old value is subtracted from its group and the new one
-    added.
+    """A table grouped by new keys.
+
+    When a row changes, its old value is subtracted from its group and the new one added.
 
     `store=` names the store of the resulting table, its changelog, and the repartition topic.
     """

@@ -1,5 +1,6 @@
-"""`KTable`: the latest value of each key. Its views (`filter`, `map_values`) have no store: a look-up applies them to
-the rows of the store upstream.
+"""`KTable`: the latest value of each key.
+
+Its views (`filter`, `map_values`) have no store: a look-up applies them to the rows of the store upstream.
 """
 
 from __future__ import annotations
@@ -123,8 +124,7 @@ class KTable(Generic[K, V]):
         name: str | None = None,
     ) -> KTable[K, V2]: ...
     def join(self, other: Any, joiner: Any, **options: Any) -> Any:
-        """Join the rows of two tables by key: `joiner(value, other_value)`. An update of either table updates the
-        result.
+        """Join the rows of two tables by key: `joiner(value, other_value)`. Either table's updates update the result.
 
         A row exists while both tables have one. If the joiner returns None, the row is deleted. With
         `foreign_key=(value)` or `foreign_key_with_key=(key, value)`, each row is joined with the row of the other table

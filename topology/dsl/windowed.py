@@ -56,8 +56,9 @@ class _WindowedKStream(Generic[K, V]):
 
 
 class TimeWindowedKStream(_WindowedKStream[K, V]):
-    """The records of a stream, grouped by key and window. A closed window (end + grace <= stream time) drops late
-    records.
+    """The records of a stream, grouped by key and window.
+
+    A closed window (end + grace <= stream time) drops late records.
 
     `retention=`: how long a window can be read, counted in stream time from its start; by default size + grace. As in
     Kafka Streams, records with a null value count too, except in sliding windows: the aggregator is given None.

@@ -177,7 +177,7 @@ def _windows(windows: AnyWindows | JoinWindows) -> dict[str, Any]:
 
 
 def _edges(topology: Structure) -> Iterator[tuple[str, str]]:
-    """Yield the edges: topic to source, node to child, sink to topic, node to store; each end begins with its kind."""
+    """Yield the edges between topics, nodes and stores, as pairs; each end begins with its kind, such as `node:`."""
     for subtopology in topology.subtopologies:
         for node in subtopology.nodes:
             if isinstance(node, Source):

@@ -71,8 +71,9 @@ def stores_of(node: Node) -> list[StoreSpec]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamStreamJoin(Node):
-    """Joins records of two streams that are near in time: `joiner(left value, right value)`, with `with_key` the key
-    first.
+    """Joins records of two streams that are near in time: `joiner(left value, right value)`.
+
+    With `with_key`, the joiner takes the key first.
 
     `stores` are the records of the left side, those of the right side and, if a record without a match must wait, the
     waiting records. The self-join of a stream may have one store for both sides: see `optimizing`.

@@ -34,8 +34,9 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source(Node):
-    """Reads the records of topics. Internal ones are repartition topics, whose names carry the application id in a
-    `Topology`.
+    """Reads the records of topics.
+
+    Internal topics are repartition topics; in a `Topology` their names carry the application id.
 
     With a `pattern`, `topics` are those that matched when the cluster's topics were listed last; see `patterns`.
     """

@@ -112,8 +112,7 @@ class Compiler:
         return f"{self.unit.constant(label, called)}({', '.join(read)})"
 
     def stream_time(self, function: Function, node: Node, record: RecordVariables) -> str:
-        """Write that a node has received a record; return the variable of its stream time: the largest timestamp
-        received.
+        """Write that a node has received a record; return the variable of its stream time, the largest timestamp.
 
         The records that other tasks have of the partition count, too: the output of a node must not depend on how the
         partition is cut.
@@ -124,8 +123,7 @@ class Compiler:
         return operator_time
 
     def keep_headers(self, function: Function, node: Node, entry: str) -> None:
-        """Write that the headers of the record at hand are kept with the row that it changed, if its update is held
-        back.
+        """Write that the record's headers are kept with the row that it changed, if the row's update is held back.
 
         A program that never gets headers only tests a variable.
         """

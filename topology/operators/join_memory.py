@@ -83,8 +83,7 @@ class JoinMemory:
             self._gate.add(self._waiting.order)
 
     def take(self, side: int, key: bytes | None, value: Any, timestamp: int, now: int) -> list[Pair]:
-        """Return the results that a record leads to: unmatched records that are due, then its matches, or itself
-        unmatched.
+        """Return a record's results: unmatched records that are due, then its matches, or itself unmatched.
 
         `now`: stream time.
         """

@@ -43,8 +43,9 @@ def filter_records(compiler: Compiler, function: Function, node: Filter, record:
 
 
 def _filter_rows(compiler: Compiler, function: Function, node: Filter, record: RecordVariables) -> None:
-    """Forward a tombstone for a row that fails the predicate; if the old value is known and failed it too, forward
-    nothing.
+    """Forward a tombstone for a row that fails the predicate.
+
+    If the old value is known and failed the predicate too, forward nothing.
 
     For a versioned table, always forward the tombstone: a record may change the past, and the old value does not tell
     whether it did.

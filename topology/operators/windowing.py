@@ -115,8 +115,9 @@ class _Sliding:
         self._timestamp, self._close_time, self._updates = timestamp, close_time, updates
 
     def usual(self) -> None:
-        """Add it to the windows that hold it, latest first, then make its predecessor's right window, its own left
-        window and its own right window.
+        """Add the record to the windows that hold it, latest first, then make the missing windows.
+
+        These are its predecessor's right window, its own left window and its own right window, in this order.
         """
         timestamp, difference = self._timestamp, self._of._difference
         found = self._of._store.fetch(self._key_bytes, max(0, timestamp - 2 * difference), timestamp + 1)
@@ -154,7 +155,7 @@ class _Sliding:
             self._begin_right(right)
 
     def early(self) -> None:
-        """Add it within the first difference after the epoch: all records there share the window that begins at 0."""
+        """Add the record in the first difference after the epoch, where all records share the window that begins at 0."""
         timestamp = self._timestamp
         found = self._of._store.fetch(self._key_bytes, 0, timestamp + 1)
         starts: set[int] = set()
