@@ -1,11 +1,10 @@
-"""How long: a `timedelta`, or 0.
+"""Durations: a `timedelta`, or 0.
 
-Windows also take their length in units, `TimeWindows(hours=1)`. Inside, durations are whole milliseconds, in names that
-end in `_ms`.
+Windows also take their length in units, `TimeWindows(hours=1)`. Internally, durations are whole milliseconds, in names
+that end in `_ms`.
 
-Invariant: no number without a unit but 0.
-Turned down: plain numbers for milliseconds, as Kafka's settings have them. `grace=30` says nothing to its reader, and
-meant milliseconds to the program.
+Invariant: no number without a unit except 0.
+Turned down: plain numbers as milliseconds, as in Kafka's settings: the reader of `grace=30` cannot tell the unit.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 
 class Units(TypedDict, total=False):
-    """A length in units that add up: `hours=1, minutes=30`."""
+    """A length in units that are added: `hours=1, minutes=30`."""
 
     days: float
     hours: float
@@ -34,8 +33,8 @@ def duration_ms(duration: Duration, what: str) -> int:
     """Return a duration in milliseconds.
 
     Raises:
-        TopologyError: a number without a unit, no duration at all, or finer than a millisecond; `what` names the
-            argument.
+        TopologyError: a number without a unit, something else than a duration, or a fraction of a millisecond; `what`
+            names the argument.
     """
     if isinstance(duration, timedelta):
         if duration % _MILLISECOND:
@@ -55,7 +54,7 @@ def checked_ms(duration: Duration, what: str, least: int = 0) -> int:
     """Return a duration in milliseconds that is not below `least`.
 
     Raises:
-        TopologyError: it is, or it is no duration.
+        TopologyError: it is below `least`, or not a duration.
     """
     ms = duration_ms(duration, what)
     if ms < least:
@@ -68,11 +67,11 @@ def checked_ms(duration: Duration, what: str, least: int = 0) -> int:
 
 
 def length_ms(windows: str, what: str, length: Duration | None, least: int = 0, **units: Unpack[Units]) -> int:
-    """Return the length of windows in milliseconds, from a duration or from units, and not below `least`.
+    """Return the length of windows in milliseconds, from a duration or from units, not below `least`.
 
     Raises:
-        TopologyError: neither of them, both, another word than the units, or no duration. `windows` and `what` name
-            class and argument.
+        TopologyError: neither or both are given, an unknown unit, something else than a duration, or a length below
+            `least`. `windows` and `what` name class and argument.
     """
     words = ", ".join(f"{unit}=" for unit in Units.__annotations__)
     if unknown := units.keys() - Units.__annotations__.keys():

@@ -1,9 +1,8 @@
-"""Which records of two streams are near enough in time to be joined.
+"""Join windows: which records of two streams are near enough in time to be joined.
 
-A record of the left stream meets those of the right stream with `left - before <= right <= left + after`, both ends
-inclusive.
+A left record is joined with the right records for which `left - before <= right <= left + after`, both ends inclusive.
 
-Invariant: `before + after >= 0`: the two ends do not cross.
+Invariant: `before + after >= 0`: the window does not end before it begins.
 Turned down: Kafka Streams' default grace of 24 hours (see `windows`).
 """
 
@@ -21,17 +20,17 @@ class JoinWindows:
     """`JoinWindows(minutes=5, grace=timedelta(minutes=1))`; `before=` or `after=` gives one side a length of its own.
 
     Either may be negative: `before=timedelta(seconds=-3)` takes right records from three seconds after the left one.
-    With `eager`, left and outer joins tell of a record without a match at once, and of its matches later: Kafka
+    With `eager`, left and outer joins forward a record without a match at once, and its matches later, as Kafka
     Streams' deprecated `JoinWindows.of`.
 
-    Units: durations are timedeltas; `difference=` is the length when it is not given in `minutes=` and the like.
+    Units: durations are timedeltas; `difference=` gives the length instead of `minutes=` and the like.
     Source: Kafka Streams `JoinWindows.ofTimeDifferenceAndGrace`, `before`, `after`.
     """
 
     before_ms: int
     after_ms: int
     grace_ms: int
-    """How long after a window's end (in stream time) a record without a match still waits for one. 0 unless given."""
+    """How long after a window's end, in stream time, a record without a match waits for one; 0 by default."""
     eager: bool
 
     def __init__(
@@ -65,5 +64,5 @@ class JoinWindows:
 
     @property
     def retention_ms(self) -> int:
-        """How long a record is kept for later ones, counted in stream time."""
+        """How long a record is kept for later ones, in stream time."""
         return self.before_ms + self.after_ms + self.grace_ms

@@ -1,4 +1,4 @@
-"""The Processor API: an object of the user's in the way of the records, with stores of its own and a clock.
+"""The Processor API: a user's object that takes the records, with stores of its own and punctuations.
 
     class Alarm(Processor[str, float, str, str]):
         def init(self, context: ProcessorContext[str, str]) -> None:
@@ -41,7 +41,7 @@ K2 = TypeVar("K2")
 V2 = TypeVar("V2")
 
 PunctuationType = Literal["stream_time", "wall_clock"]
-"""What moves the clock of a punctuation: the records of the task, or time."""
+"""The clock of a punctuation: the task's stream time, which its records advance, or the wall clock."""
 
 
 class RecordMetadata(NamedTuple):
@@ -53,48 +53,47 @@ class RecordMetadata(NamedTuple):
 
 
 class Punctuation(Protocol):
-    """What `ProcessorContext.schedule` returns."""
+    """A scheduled punctuation, as `ProcessorContext.schedule` returns it."""
 
     def cancel(self) -> None:
         """Never call the function again."""
 
 
 class ProcessorContext(Protocol[K2, V2]):
-    """What a processor may ask for and do. K2 and V2 are of what it forwards."""
+    """The environment of a processor. K2 and V2 are the types of the records that it forwards."""
 
     def forward(self, record: Record[K2, V2], *, to: str | None = None) -> None:
-        """Pass a record on to the operators below, or to the one that has the `name=`; returns when they are done with
-        it.
+        """Pass a record on to the nodes below, or to the one with the `name=` `to`; return when they are done with it.
 
-        An error of theirs passes through here and ends the batch: do not catch it.
+        An error of theirs passes through this call and ends the batch: do not catch it.
 
         Raises:
-            ProcessingError: no operator that follows at once has this name.
+            ProcessingError: no node directly below has this name.
         """
 
     def store(self, name: str) -> Any:
         """Return a store named in `stores=`: a `KeyValueStore`, `WindowStore`, `SessionStore` or `VersionedStore`.
-        Annotate the variable.
+
+        Annotate the variable with its type.
 
         Raises:
             TopologyError: the processor has no such store.
         """
 
     def schedule(self, interval: Duration, type_: PunctuationType, function: Callable[[int], object]) -> Punctuation:
-        """Call `function(now_ms)` each time the interval is over, from now on.
+        """Call `function(now_ms)` at each interval from now on.
 
-        Shape: on a grid from 0 (stream time) or from now (wall clock); grid points that were jumped over are one call.
+        Shape: the grid starts at 0 (stream time) or now (wall clock). If the clock jumps over several grid points, the
+        function is called once.
         """
         ...
 
     def stream_time(self) -> int:
-        """Return the largest timestamp of any record that the task has taken in, the one at hand included; -1 if there
-        was none.
-        """
+        """Return the largest timestamp of the records that the task has taken in, with the one at hand; -1 if none."""
         ...
 
     def wall_clock(self) -> int:
-        """Return what time it is, in milliseconds since the epoch."""
+        """Return the wall clock, in milliseconds since the epoch."""
         ...
 
     @property
@@ -103,30 +102,31 @@ class ProcessorContext(Protocol[K2, V2]):
 
 
 class Processor(ABC, Generic[K, V, K2, V2]):
-    """Takes records of K and V, forwards any number of records of K2 and V2. Override `process`, and the others where
-    needed.
+    """Takes records of K and V, and forwards any number of records of K2 and V2.
+
+    Override `process`, and `init` and `close` if needed.
     """
 
     context: ProcessorContext[K2, V2]
 
     def init(self, context: ProcessorContext[K2, V2]) -> None:
-        """Begin work for a task: find stores, schedule punctuations. Keeps the context."""
+        """Start work for a task: get stores, schedule punctuations. Keeps the context."""
         self.context = context
 
     @abstractmethod
     def process(self, record: Record[K, V]) -> None:
-        """Take one record. An error fails this record at this processor."""
+        """Process one record. An error fails this record at this processor."""
 
     def close(self) -> None:
-        """End work for the task; nothing can be forwarded any more."""
+        """End work for the task. Nothing can be forwarded any more."""
 
 
 def key_value_store(
     name: str, *, key: Serde[Any], value: Serde[Any], logged: bool = True, store_type: str | None = None
 ) -> StoreSpec:
-    """Return a store for `process(stores=[...])` that a processor sees as a `KeyValueStore`.
+    """Return a store for `process(stores=[...])`, which the processor gets as a `KeyValueStore`.
 
-    Not `logged`: lost when its task moves. `store_type`: where it is kept, as `Materialized` says.
+    Without `logged`, its rows are lost when the task moves. `store_type`: as in `Materialized`.
     """
     _check(name, store_type)
     return StoreSpec(name, "key_value", key, value, logged=logged, store_type=store_type)
@@ -142,10 +142,10 @@ def window_store(
     logged: bool = True,
     store_type: str | None = None,
 ) -> StoreSpec:
-    """Return a store for `process(stores=[...])` that a processor sees as a `WindowStore`.
+    """Return a store for `process(stores=[...])`, which the processor gets as a `WindowStore`.
 
-    A window can be read until one has been put that starts `retention` later. `size` is what queries say of the
-    windows' length.
+    A window can be read until a window is put that starts `retention` later. `size` is the length of a window, for
+    queries.
     """
     _check(name, store_type)
     size_ms, retention_ms = (
@@ -172,9 +172,9 @@ def session_store(
     logged: bool = True,
     store_type: str | None = None,
 ) -> StoreSpec:
-    """Return a store for `process(stores=[...])` that a processor sees as a `SessionStore`.
+    """Return a store for `process(stores=[...])`, which the processor gets as a `SessionStore`.
 
-    A session can be read until one has been put that ends `retention` later.
+    A session can be read until a session is put that ends `retention` later.
     """
     _check(name, store_type)
     retention_ms = checked_ms(retention, f'store "{name}": the retention', 1)
@@ -193,8 +193,9 @@ def versioned_store(
     logged: bool = True,
     store_type: str | None = None,
 ) -> StoreSpec:
-    """Return a store for `process(stores=[...])` that a processor sees as a `VersionedStore`. `history`: how far back
-    it knows, in stream time.
+    """Return a store for `process(stores=[...])`, which the processor gets as a `VersionedStore`.
+
+    `history`: how far back it keeps versions, in stream time.
     """
     _check(name, store_type)
     history_ms = checked_ms(history, f'store "{name}": the history', 1)

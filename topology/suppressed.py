@@ -1,4 +1,4 @@
-"""When `suppress` emits the updates of a table: `until_window_closes()`, `until_time_limit(timedelta(minutes=5))`.
+"""When `suppress` emits a table's updates: `until_window_closes()`, or `until_time_limit(timedelta(minutes=5))`.
 
 Source: Kafka Streams `Suppressed` (KIP-328).
 """
@@ -20,10 +20,10 @@ WhenFull = Literal["emit_early", "shut_down"]
 
 @dataclass(frozen=True, slots=True)
 class Suppressed:
-    """What `KTable.suppress` is to wait for. Made by the functions below.
+    """How long `KTable.suppress` holds updates. Made by the functions below.
 
-    Units: `wait_ms` None: until the window closes. `max_records` and `max_bytes`: what may wait, in each task; None:
-    anything.
+    Units: `wait_ms` None: until the window closes. `max_records` and `max_bytes` limit the updates that each task
+    holds; None: no limit.
     """
 
     wait_ms: int | None
@@ -33,10 +33,10 @@ class Suppressed:
 
 
 def until_window_closes(*, max_records: int | None = None, max_bytes: int | None = None) -> Suppressed:
-    """Forward each window once, when it is closed: end + grace <= stream time. For windowed tables; deletions are not
-    forwarded.
+    """Forward each window once, when it is closed: end + grace <= stream time.
 
-    `max_records`, `max_bytes` (of keys and values): what may wait, in each task; with more, the application stops.
+    For windowed tables. Deletions are not forwarded. `max_records` and `max_bytes` (of keys and values) limit the
+    updates that each task holds; above them the application stops.
     """
     return _suppressed(None, max_records, max_bytes, "shut_down", "until_window_closes")
 
@@ -44,10 +44,10 @@ def until_window_closes(*, max_records: int | None = None, max_bytes: int | None
 def until_time_limit(
     limit: Duration, *, max_records: int | None = None, max_bytes: int | None = None, when_full: WhenFull = "emit_early"
 ) -> Suppressed:
-    """Forward the latest update of a row when `limit` has passed in stream time since the first that was held.
+    """Forward the latest update of a row when `limit` has passed, in stream time, since the first one that was held.
 
-    `max_records`, `max_bytes` (of keys and values): what may wait, in each task; with more, the earliest go at once
-    (`emit_early`), or the application stops (`shut_down`).
+    `max_records` and `max_bytes` (of keys and values) limit the updates that each task holds; above them the earliest
+    are forwarded at once (`emit_early`), or the application stops (`shut_down`).
     """
     return _suppressed(
         checked_ms(limit, "until_time_limit: the limit"), max_records, max_bytes, when_full, "until_time_limit"

@@ -1,12 +1,13 @@
-"""Which windows a timestamp falls into.
+"""Windows: which windows hold a timestamp, and when a window is closed.
 
-Windows are plain numbers: a `Windows` maps a timestamp to window starts, says where a window ends and when it is
-closed; whoever keeps state under them knows nothing else. `SlidingWindows` and `SessionWindows` depend on the records
-of a key, not on the clock alone: they are sizes only, and the operators know the rest.
+A `Windows` maps a timestamp to window starts, and a start to its end; operators and stores identify windows by these
+numbers alone. Where `SlidingWindows` and `SessionWindows` begin depends on the records of a key, so these classes have
+only the lengths, and the operators find the windows.
 
-Invariant: every timestamp >= 0 lies in at least one window of fixed size.
-Turned down: a default grace of 24 hours (what Kafka Streams' deprecated `TimeWindows.of` had): results that wait a day
-surprise more than late records that drop. Without `grace=` there is none, as Kafka Streams' `ofSizeWithNoGrace`.
+Invariant: every timestamp >= 0 lies in at least one window of a `TimeWindows`.
+Turned down: a default grace of 24 hours, as Kafka Streams' deprecated `TimeWindows.of` has it: results that wait a day
+surprise more than late records that are dropped. Without `grace=` there is none, as in Kafka Streams'
+`ofSizeWithNoGrace`.
 """
 
 from __future__ import annotations
@@ -23,12 +24,11 @@ FOREVER_MS = (1 << 63) - 1
 
 
 class Windows:
-    """Windows of your own, for example days of a time zone: subclass it and say which windows hold a timestamp, and
-    where they end.
+    """The base class of windows. For your own, such as days of a time zone, override `starts` and `end`.
 
-    Shape: `[start, end)`. `size_ms` is the length of the longest window, `grace_ms` how long after its end, in stream
-    time, a window takes late records. Two objects of a class must be equal, or the same, where their windows are; they
-    are constants of the program.
+    Shape: `[start, end)`. `size_ms` is the length of the longest window; `grace_ms` is how long after its end, in
+    stream time, a window takes late records. Objects are constants of the program; use one object, or objects that are
+    equal, for the same windows.
     """
 
     __slots__ = ()
@@ -37,15 +37,15 @@ class Windows:
     grace_ms: int
 
     def starts(self, timestamp: int) -> Sequence[int]:
-        """Return the starts of the windows that hold the timestamp, ascending. None of them is below 0."""
+        """Return the starts of the windows that hold the timestamp, ascending and not negative."""
         raise NotImplementedError
 
     def end(self, start_ms: int) -> int:
-        """Return where the window that starts there ends; the end itself is outside."""
+        """Return the end of the window that starts at `start_ms`; the end is exclusive."""
         raise NotImplementedError
 
     def is_closed(self, start_ms: int, stream_time: int) -> bool:
-        """Whether the window takes no records any more: end + grace <= stream time."""
+        """Whether the window is closed and takes no more records: end + grace <= stream time."""
         return self.end(start_ms) + self.grace_ms <= stream_time
 
 
@@ -53,7 +53,7 @@ class Windows:
 class TimeWindows(Windows):
     """Windows of a fixed size: `TimeWindows(hours=1, grace=timedelta(hours=6))`, or `size=timedelta(...)`.
 
-    Tumbling (no gaps, no overlap), or hopping if they advance by less than their size: `TimeWindows(hours=1,
+    They are tumbling (no gaps, no overlap), or hopping if they advance by less than their size: `TimeWindows(hours=1,
     advance=timedelta(minutes=5))`. They are aligned to the epoch.
 
     Units: durations are timedeltas, timestamps milliseconds since the epoch.
@@ -63,7 +63,7 @@ class TimeWindows(Windows):
     size_ms: int
     advance_ms: int
     grace_ms: int
-    """How long after its end (in stream time) a window still takes late records. 0 unless given."""
+    """How long after its end, in stream time, a window takes late records; 0 by default."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class TimeWindows(Windows):
 
     @property
     def tumbles(self) -> bool:
-        """Whether each timestamp lies in one window."""
+        """Whether the windows are tumbling: each timestamp lies in one window."""
         return self.advance_ms == self.size_ms
 
     def starts(self, timestamp: int) -> Sequence[int]:
@@ -95,13 +95,13 @@ class TimeWindows(Windows):
         return range(first, timestamp + 1, self.advance_ms)
 
     def end(self, start_ms: int) -> int:
-        """Return where the window that starts there ends; the end itself is outside."""
+        """Return the end of the window that starts at `start_ms`; the end is exclusive."""
         return start_ms + self.size_ms
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class UnlimitedWindows(Windows):
-    """One window, from `start_ms` (since the epoch) on, that never ends. Records before it are in none.
+    """One window that starts at `start_ms` (since the epoch) and never ends. Earlier records are in no window.
 
     Source: Kafka Streams `UnlimitedWindows`.
     """
@@ -117,28 +117,28 @@ class UnlimitedWindows(Windows):
 
     @property
     def size_ms(self) -> int:  # type: ignore[override]
-        """As long as time goes."""
+        """The largest timestamp: the window never ends."""
         return FOREVER_MS
 
     @property
     def grace_ms(self) -> int:  # type: ignore[override]
-        """None: nothing is late."""
+        """0: no record is late."""
         return 0
 
     def starts(self, timestamp: int) -> Sequence[int]:
-        """Return the start of the window, if it holds the timestamp."""
+        """Return the start of the window if it holds the timestamp, else nothing."""
         return (self.start_ms,) if timestamp >= self.start_ms else ()
 
     def end(self, start_ms: int) -> int:  # noqa: ARG002 whatever it is
-        """Return the end of time."""
+        """Return the largest timestamp: the window never ends."""
         return FOREVER_MS
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class SlidingWindows:
-    """A window for each set of records of a key that lie at most `difference` apart: `SlidingWindows(minutes=5)`. Both
-    its ends are inside.
+    """A window for each set of records of a key that lie at most `difference` apart: `SlidingWindows(minutes=5)`.
 
+    Shape: both ends of a window are inclusive.
     Source: Kafka Streams `SlidingWindows`.
     """
 
@@ -150,15 +150,15 @@ class SlidingWindows:
         object.__setattr__(self, "grace_ms", checked_ms(grace, "SlidingWindows: grace"))
 
     def end(self, start_ms: int) -> int:
-        """Return where the window that starts there ends; the end itself is inside."""
+        """Return the end of the window that starts at `start_ms`; the end is inclusive."""
         return start_ms + self.difference_ms
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class SessionWindows:
-    """A window for each run of records of a key without a pause longer than `gap`: `SessionWindows(minutes=30)`. Both
-    its ends are inside.
+    """A session for each run of records of a key without a pause longer than `gap`: `SessionWindows(minutes=30)`.
 
+    Shape: both ends of a session are inclusive.
     Source: Kafka Streams `SessionWindows`.
     """
 

@@ -1,6 +1,6 @@
 """Resets a group's positions to the beginning, the end, an offset or a time. Only while it has no members.
 
-A plain committed offset alone has no effect: individual commits of key ranges under a higher term still count
+A plain committed offset alone is not enough: individual commits of key ranges under a higher term still count
 (`commit/view.py`). So a reset is a commit for the whole hash space under a higher term:
 
     ask     a commit that changes nothing: the coordinator refuses it if there are members

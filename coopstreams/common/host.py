@@ -1,4 +1,4 @@
-"""The services of the machine that the runtime uses: clocks, threads, and whatever one thread waits on another with.
+"""The services of the machine that the runtime uses: clocks, threads, and the objects on which threads wait.
 
 In production they are the operating system's (`SYSTEM`). In the simulation (`tests/simulation`) they are a scheduler
 with virtual time. Every wait below is a point at which the scheduler chooses the next thread, so it can choose and

@@ -135,7 +135,7 @@ class Fetching:
                 if share.behind and not share.waiting and (partition.at is None or not share.stuck):
                     partition.at = share.taken if partition.at is None else min(partition.at, share.taken)
                     share.behind = False
-            if partition.at is None:  # every range is stuck: begin at the lowest offset, once one can take records
+            if partition.at is None:  # every range is paused: hold the reader at the lowest offset
                 partition.at = min(share.taken for share in partition.shares)
         self._reader.assign({at: Position(partition.at or 0) for at, partition in self._partitions.items()})
         for at in touched & self._partitions.keys():

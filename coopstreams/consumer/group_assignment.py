@@ -1,4 +1,4 @@
-"""The assignment of a consumer group, as its leader makes it: the assignor's target, and what is granted of it now.
+"""The assignment of a consumer group, as its leader makes it: the assignor's target, and the part of it granted now.
 
 A topic takes the place of a sub-topology in task ids. Its number is a hash of its name, so that members with different
 subscriptions agree on the number.

@@ -1,5 +1,4 @@
-"""The files of a version of Kafka, each with its size and SHA-256: the lines of `kafka-VERSION.jars`, beside this
-module.
+"""The pinned files of a Kafka version, with size and SHA-256: the lines of `kafka-VERSION.jars` beside this module.
 
 The broker is `kafka_2.13` with its runtime dependencies, and slf4j-simple, the smallest writer for its log messages.
 The list is pinned and not resolved on each machine: a download then asks for jars only, in parallel, and a repository

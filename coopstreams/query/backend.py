@@ -119,7 +119,7 @@ class OpenView(Protocol):
 
     @property
     def lag(self) -> int | None:
-        """Records between what is committed and the end of the task's topics; None: not known yet."""
+        """Records between the committed positions and the ends of the task's topics; None: not known yet."""
         ...
 
     @property

@@ -1,6 +1,6 @@
 """The stores of a topology that can be queried, and their kinds. Pure.
 
-Turned down: querying the buffers of operators (suppress, stream-table joins): their contents are not results yet.
+Turned down: querying the buffers of operators (suppress, joins with a grace period): their rows are not results yet.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ def _records(
 ) -> Iterator[tuple[bytes, bytes | None, int]]:
     """Yield the changelog records of changes.
 
-    A tombstone has the current time: with the time of its row it could be compacted away before the row.
+    A tombstone has the current time: with its row's time, compaction could remove the tombstone before the row.
     """
     for key, row in changes:
         yield (

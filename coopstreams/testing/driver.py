@@ -119,7 +119,7 @@ class TopologyTestDriver:
         self.close()
 
     def close(self) -> None:
-        """Close the tasks and delete temporary state."""
+        """Close tasks, stores and log. State is lost, except in `state_dir`."""
         self._sayings.close()
         for task in self._all_tasks():
             task.program.close()

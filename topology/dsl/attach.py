@@ -1,10 +1,10 @@
-"""Attaching the nodes that need more than a name: sinks, merges, joins, aggregations.
+"""Attaches the nodes that need more than a name: sinks, merges, tables, late records.
 
-The classes that users see (`KStream`, `KTable`, ...) hold a `Flow` and call one function each; what a call means is
-decided here.
+The classes that users see (`KStream`, `KTable`, ...) hold a `Flow` and call one function each; this module and the
+other `attach_…` modules decide what a call means.
 
-Invariant: an operator with a store sees each key on one partition and in one key range only, under the same bytes as
-everybody else.
+Invariant: an operator with a store sees each key on one partition and in one key range only, and with the same bytes as
+every other operator.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Grouped:
-    """A flow that is about to be aggregated. `name`: of the repartition topic, if one is needed."""
+    """A flow to be aggregated. `name` is that of the repartition topic, if one is needed."""
 
     flow: Flow
     name: str | None
@@ -40,9 +40,10 @@ class Grouped:
 
 @dataclass(frozen=True, slots=True)
 class TableFlow:
-    """A flow of upserts, and the store at the root of it: that of its table source or aggregation.
+    """A flow of updates, and the store of the table source or aggregation at its root.
 
-    `taken`: of a table that drops late records, the flow of all that it takes, at the node that drops them.
+    `taken`, for a table that drops late records: the flow of all records that it takes in, at the node that drops the
+    late ones.
     """
 
     flow: Flow
@@ -56,11 +57,10 @@ class TableFlow:
 
 
 def grouped(flow: Flow, name: str | None, key: Serde[Any] | None, value: Serde[Any] | None) -> Grouped:
-    """Return the flow, with the serdes that a repartition topic is to have.
+    """Return the flow with the serdes for a repartition topic, to be aggregated.
 
     Raises:
-        TopologyError: another key serde than the one that the keys are written with: grouping by key does not rewrite
-            keys.
+        TopologyError: another key serde than that of the keys: grouping by key does not serialise keys again.
     """
     where = "group_by_key()"
     key, value = serde_or_none(key, "key", where), serde_or_none(value, "value", where)
@@ -103,7 +103,7 @@ def sink(
 def to_table(
     flow: Flow, key: Serde[Any] | None, value: Serde[Any] | None, store: StoreOption, name: str | None
 ) -> TableFlow:
-    """Return the table whose upserts are the records.
+    """Return the table whose updates are the records.
 
     Raises:
         TopologyError: a serde is missing, or a name is taken or not legal.
@@ -123,14 +123,13 @@ def to_table(
 
 
 def late(taken: Flow, name: str | None) -> Flow:
-    """Return the flow of the records that came too late for a table (`TableFlow.taken`), as they were.
+    """Return the flow of a table's late records (`TableFlow.taken`), unchanged.
 
-    They are `rekeyed`: an operator with windows below has to see them in a topic of their own, whose stream time does
-    not depend on the key ranges. Here, only the owner of a key knows which of its records are late.
+    They are `rekeyed`, so windowed operators below read them from a topic of their own, whose stream time does not
+    depend on the key ranges. Here, only the owner of a key knows which of its records are late.
 
     Raises:
-        TopologyError: on their way through a repartition topic the records have lost their values, which only a count
-            does not need.
+        TopologyError: the values were lost in a repartition topic: a count does not need them. Name their serde.
     """
     if taken.value == PRESENT:
         raise TopologyError(
@@ -141,10 +140,10 @@ def late(taken: Flow, name: str | None) -> Flow:
 
 
 def merge(left: Flow, right: Flow, name: str | None) -> Flow:
-    """Return both flows in one. A serde that both have survives; keys written in two ways count as changed.
+    """Return both flows merged. A serde that both have stays; keys with two serdes count as changed.
 
     Raises:
-        TopologyError: they come from two builders.
+        TopologyError: the flows belong to two builders.
     """
     left.same_graph(right, "merge()")
     both = left.then("KSTREAM-MERGE-", name, lambda name, parents: Merge(name=name, parents=(*parents, right.node)))

@@ -1,6 +1,6 @@
-"""Attaching aggregations: of streams and of tables, in windows or of all time, of one stream or of several.
+"""Attaches aggregations: of streams, with or without windows, of several streams (cogroup), and of tables.
 
-Invariant: a store has the serdes that it is written with, and keeps windows at least as long as they take records.
+Invariant: a store has the serdes with which it is written, and keeps windows at least as long as they take records.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Function = Callable[..., Any]
 
 _CURE = "the group_by_key(…) or group_by(…) before it"
 _AGES_MS = 1 << 62
-"""Retention of a window that does not end."""
+"""The retention of a window that does not end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """What an aggregation does with values: see `nodes.Aggregate`."""
+    """The functions of an aggregation: see `nodes.Aggregate`."""
 
     method: str
     initializer: Function | None = None
@@ -43,7 +43,7 @@ class Fold:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """How a table is kept: its serde and names, as far as they were given."""
+    """The user's options for the resulting table: serde, store, name and retention; None if not given."""
 
     value: Serde[Any] | None = None
     store: StoreOption = None
@@ -55,7 +55,7 @@ def aggregate(group: Grouped, fold: Fold, kept: Kept) -> TableFlow:
     """Return the table of a count, reduce or aggregate.
 
     Raises:
-        TopologyError: a serde is missing, a name is taken or not legal, or windows outlive their retention.
+        TopologyError: a serde is missing, a name is taken or not legal, or the retention is too short for the windows.
     """
     graph = group.flow.graph
     prefix = "KSTREAM-REDUCE-" if fold.method == "reduce" else "KSTREAM-AGGREGATE-"
@@ -77,7 +77,7 @@ def aggregate(group: Grouped, fold: Fold, kept: Kept) -> TableFlow:
     if group.emit_on_close and spec.kind == "session" and kept.retention is None and spec.retention_ms is not None:
         spec = replace(
             spec, retention_ms=spec.retention_ms + 1
-        )  # its end is inside: in Kafka Streams it vanishes as it closes, and is lost
+        )  # a session's end is inclusive: Kafka Streams expires it as it closes, and loses it
     graph.needed_stores.add(store_name)
     graph.attach(
         Aggregate(
@@ -97,11 +97,10 @@ def aggregate(group: Grouped, fold: Fold, kept: Kept) -> TableFlow:
 def cogroup(
     parts: list[tuple[Grouped, Function]], windows: AnyWindows | None, fold: Fold, kept: Kept
 ) -> tuple[TableFlow, list[Flow]]:
-    """Return the table that several grouped streams are aggregated into, each by an aggregator of its own; and of each
-    what it takes.
+    """Return the table of several grouped streams, each with its own aggregator, and the flow that each takes in.
 
     Raises:
-        TopologyError: as `aggregate`; or keys are written in different ways, or the streams come from two builders.
+        TopologyError: as `aggregate`; or the streams have different key serdes, or are of two builders.
     """
     first = parts[0][0].flow
     graph = first.graph
@@ -158,7 +157,7 @@ def group_table(
 
 
 def aggregate_table(group: Grouped, fold: Fold, kept: Kept) -> TableFlow:
-    """Return the table of a count, reduce or aggregate of the rows of another.
+    """Return the table of a count, reduce or aggregate of another table's rows.
 
     Raises:
         TopologyError: a serde is missing, or a name is taken or not legal.
@@ -191,7 +190,7 @@ def aggregate_table(group: Grouped, fold: Fold, kept: Kept) -> TableFlow:
 def _spec(
     name: str, key: Serde[Any], value: Serde[Any], windows: AnyWindows | None, retention: Duration | None, where: str
 ) -> StoreSpec:
-    """Return the store of an aggregation, in windows or not."""
+    """Return the store of an aggregation, with or without windows."""
     spec = StoreSpec(name, "key_value", key, value)
     if windows is None:
         return spec
@@ -210,7 +209,7 @@ def _spec(
 
 
 def _least_retention_ms(windows: AnyWindows) -> int:
-    """Return how long a window takes records, counted from its start; sessions: from their end."""
+    """Return how long a window takes records, counted from its start; for sessions, from their end."""
     if isinstance(windows, SessionWindows):
         return windows.gap_ms + windows.grace_ms
     if isinstance(windows, SlidingWindows):

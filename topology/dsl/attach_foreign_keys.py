@@ -1,11 +1,10 @@
-"""Attaching a foreign-key join: two topics between the tables, an operator at each end of them, and the table that
-results.
+"""Attaches a foreign-key join: two topics between the tables, an operator at each end, and the resulting table.
 
     left -> ask -> (subscriptions) -> answer <- right
-    left ... result <- (answers) <- answer          `result` looks into the left table
+    left ... result <- (answers) <- answer          `result` looks up the left table
 
-Invariant: subscriptions lie where the right rows are, answers where the left rows are: each topic is partitioned like
-the table it goes to.
+Invariant: each topic is partitioned like the table at its end: subscriptions like the right table, answers like the
+left one.
 Source: Kafka Streams `KTableImpl.doJoinOnForeignKey`.
 """
 
@@ -43,10 +42,11 @@ def join_foreign(
     *,
     is_left: bool,
 ) -> TableFlow:
-    """Return the table of what the joiner makes of each left row and the right row that it names.
+    """Return the table of the joiner's results for each left row and the right row that it names.
 
     Raises:
-        TopologyError: two builders, a serde missing, none or two functions of the foreign key, or windowed tables.
+        TopologyError: the tables are of two builders or windowed, a serde is missing, or not exactly one function of
+            the foreign key is given.
     """
     method, graph = "left_join" if is_left else "join", left.flow.graph
     where = f"{method} with {right.flow.node}"
@@ -113,7 +113,7 @@ def _extractor(
 
 
 def _name(graph: Graph, name: str | None, part: str) -> str:
-    """Return the name of a topic or store of the join, as Kafka Streams has it."""
+    """Return the name of a topic or store of the join, as in Kafka Streams."""
     if name is not None:
         return f"{check_name(name, 'the node name')}-subscription-{part}{'' if part == 'store' else '-topic'}"
     word = "STATE-STORE" if part == "store" else part.upper()
@@ -122,7 +122,7 @@ def _name(graph: Graph, name: str | None, part: str) -> str:
 
 
 def _through(flow: Flow, topic: str, key: Serde[Any], value: Serde[Any]) -> str:
-    """Send what comes out of a node through a topic; return the source behind it."""
+    """Send the records of a node through a topic; return the name of the topic's source."""
     graph = flow.graph
     if any(made.topic == topic for made in graph.repartitions):
         raise TopologyError(f'two internal topics are named "{topic}". Give one of the joins another name=.')

@@ -1,9 +1,9 @@
-"""Attaching joins: of two tables, of two streams, of a stream and a global table.
+"""Attaches joins: of a stream with a table, a stream or a global table, and of two tables.
 
-A join of two streams remembers several values of one moment, and records that wait for a match: `values_of` and
-`waiting_of` are the serdes.
+A stream-stream join stores several values with the same timestamp, and records that wait for a match: `values_of` and
+`waiting_of` are their serdes.
 
-Invariant: both sides of a join have equal keys on equal partitions and in equal key ranges, under the same bytes.
+Invariant: both sides of a join have equal keys on equal partitions and in equal key ranges, with the same bytes.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def joined(
     store: str | None = None,
     name: str | None = None,
 ) -> Flow:
-    """Return the join of a stream with a stream or a table.
+    """Return the join of a stream with a stream, a table or a global table.
 
     Raises:
-        TopologyError: an option that belongs to the other join, or whatever is wrong with the join itself.
+        TopologyError: an option belongs to another kind of join, or the join itself is wrong.
     """
     if isinstance(other, Flow):
         if grace is not None:
@@ -95,11 +95,11 @@ def join_table(
     left: bool,
     with_key: bool,
 ) -> Flow:
-    """Return a flow of what the joiner makes of each record and the table's row of its key.
+    """Return the flow of the joiner's results for each record and the table's row of its key.
 
     Raises:
-        TopologyError: a joiner that cannot be called so, a windowed table, two builders, keys written in different
-            ways, a serde missing.
+        TopologyError: the joiner cannot be called so, the table is windowed, the sides are of two builders or have
+            different key serdes, or a serde is missing.
     """
     method = _method("left" if left else "inner", with_key=with_key)
     where = f"{method} with {table.flow.node}"
@@ -163,9 +163,7 @@ def join_global(
     left: bool,
     with_key: bool,
 ) -> Flow:
-    """Return a flow of what the joiner makes of each record and the row of the key that it names; keys stay what they
-    are.
-    """
+    """Return the flow of the joiner's results for each record and the row of the key that `on` returns; keys stay."""
     method = _method("left" if left else "inner", with_key=with_key)
     where = f'{method} with the global table "{table.topic}"'
     if table not in flow.graph.global_tables:
@@ -206,10 +204,11 @@ def join_tables(
     *,
     kind: JoinKind,
 ) -> TableFlow:
-    """Return the join of two tables. Where absence can be news, both sides say what they said before.
+    """Return the join of two tables by key. If a missing row matters to the join, the tables forward old values.
 
     Raises:
-        TopologyError: two builders, keys written in different ways, or a store without a serde for its values.
+        TopologyError: the tables are of two builders or have different key serdes, or a store has no serde for its
+            values.
     """
     method = "join" if kind == "inner" else f"{kind}_join"
     where = f"{method} with {right.flow.node}"
@@ -220,7 +219,7 @@ def join_tables(
     value = serde_or_none(value, "value", where)
     key = left.flow.needed("key", where)
     node_name = graph.names.node("KTABLE-MERGE-", name)
-    for prefix in ("KTABLE-JOINTHIS-", "KTABLE-JOINOTHER-"):  # Kafka Streams makes three nodes of it
+    for prefix in ("KTABLE-JOINTHIS-", "KTABLE-JOINOTHER-"):  # Kafka Streams counts three nodes
         graph.names.node(prefix)
     spec = None
     if store is not None:
@@ -257,8 +256,8 @@ def join_streams(
     """Return the join of two streams.
 
     Raises:
-        TopologyError: a joiner that cannot be called so, no windows, two builders, keys written in different ways, or a
-            serde missing.
+        TopologyError: the joiner cannot be called so, there are no windows, the streams are of two builders or have
+            different key serdes, or a serde is missing.
     """
     method = _method(kind, with_key=with_key)
     where = f"{method} with {right.node}"
@@ -313,8 +312,9 @@ def _join_stores(
     kind: JoinKind,
     where: str,
 ) -> tuple[StoreSpec, ...]:
-    """Return the stores of a join: its two sides and, where a record may have to wait for a match, those that wait.
-    Named as Kafka Streams does.
+    """Return the stores of a join: one for each side and, if records may wait for a match, one for those that wait.
+
+    Source: the names are those of Kafka Streams.
     """
     outer_left, outer_right = kind == "outer", kind != "inner"
     suffixes = (
@@ -323,7 +323,7 @@ def _join_stores(
     )
     names = generated if store is None else (f"{store}{suffixes[0]}", f"{store}{suffixes[1]}")
     key, values = left.needed("key", where), (left.needed("value", where), right.needed("value", where))
-    # A row must outlive what the join may look for; the join itself says what it still finds.
+    # The store must keep a row for as long as the join may look it up; the join itself checks the exact limit.
     window = StoreSpec("", "window", key, values_of(values[0]), window_ms=1, retention_ms=windows.retention_ms + 1)
     sides = tuple(
         replace(window, name=f"{side}-store", value=values_of(value)) for side, value in zip(names, values, strict=True)
@@ -344,15 +344,15 @@ def _method(kind: JoinKind, *, with_key: bool) -> str:
 
 
 def _joiner(method: str, joiner: Function, other: str, *, with_key: bool) -> Function:
-    """Return the joiner, which can be called as the method calls it."""
+    """Return the joiner after checking that it takes the arguments of the method."""
     return checked(method, joiner, *(["key"] if with_key else []), "value", other)
 
 
 def check_same_keys(left: Flow, right: Flow, where: str) -> None:
-    """Do nothing if the keys of both sides are written alike.
+    """Do nothing if both sides have the same key serde.
 
     Raises:
-        TopologyError: they are not, so equal keys would never meet.
+        TopologyError: they do not, so equal keys would have different bytes and never match.
     """
     if left.key != right.key:
         raise TopologyError(
@@ -368,7 +368,7 @@ _WAITING = Struct(">qBi")
 
 @cache
 def values_of(inner: Serde[Any]) -> Serde[list[Any]]:
-    """Return the serde of several values: each after its length (4 bytes big-endian)."""
+    """Return the serde of a list of values: each value after its length (4 bytes big-endian)."""
 
     def encode(values: list[Any]) -> bytes:
         written = [inner.encode(value) for value in values]
@@ -387,8 +387,9 @@ def values_of(inner: Serde[Any]) -> Serde[list[Any]]:
 
 @cache
 def waiting_of(left: Serde[Any], right: Serde[Any]) -> Serde[list[tuple[int, int, Any]]]:
-    """Return the serde of records that wait, (timestamp, side, value): timestamp (8 bytes), side (1), length (4),
-    value.
+    """Return the serde of waiting records (timestamp, side, value).
+
+    Shape: for each, timestamp (8 bytes), side (1), length (4), value.
     """
 
     def encode(rows: list[tuple[int, int, Any]]) -> bytes:

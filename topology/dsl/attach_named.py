@@ -1,9 +1,9 @@
-"""Attaching nodes by name, for the low-level `TopologyBuilder`. They are the same nodes as those of the DSL.
+"""Attaches nodes by name, for the low-level `TopologyBuilder`. They are the same nodes as those of the DSL.
 
 Invariant: the parents of a node are attached before it, so a graph has no cycle. A store has one specification for all
 its users.
-Turned down: repartitioning after a change of keys. As in Kafka Streams, the low-level API adds no topics; where a store
-would not be partitioned like its records, it raises an error.
+Turned down: repartitioning after a change of keys. As in Kafka Streams, the low-level API adds no topics; if a store
+would not be partitioned like its records, attaching its processor is an error.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ _STREAMS = (
     | StreamTableJoin
     | ToStream
 )
-"""What records, not updates of a table, come out of."""
+"""The nodes that forward records, not updates of a table."""
 
 
 def source(graph: Graph, name: str, make: Callable[..., Source]) -> None:
     """Attach a source.
 
     Raises:
-        TopologyError: the name is taken, or a topic is read already.
+        TopologyError: the name is taken, or a topic is already read.
     """
     node = make(name=check_name(name, "the node name"))
     if (known := graph.reader_of(node)) is not None:
@@ -99,8 +99,8 @@ def processor(
     """Attach a processor.
 
     Raises:
-        TopologyError: the name is taken, a parent cannot be one, a store is none, `by_key` is left out, or True where
-            keys may not be those of the topic.
+        TopologyError: the name is taken, a parent forwards no records, a store is not one, `by_key` is missing, or True
+            where keys may differ from those of the topic.
     """
     where = f'add_processor("{name}")'
     function, by_key = checked(where, supplier), by_key_of(by_key, where)
@@ -146,7 +146,8 @@ def sink(
     """Attach a sink.
 
     Raises:
-        TopologyError: the name is taken, a parent cannot be one, a serde or the topic's name is none.
+        TopologyError: the name is taken, a parent forwards no records, a serde is missing, or the topic's name is not
+            legal.
     """
     where = f'add_sink("{name}")'
     _check_parents(graph, parents, where)
@@ -167,10 +168,10 @@ def sink(
 
 
 def state_store(graph: Graph, store: StoreSpec, processors: tuple[str, ...]) -> None:
-    """Take in a store, for these processors and those that are connected later.
+    """Add a store, for these processors and those that are connected later.
 
     Raises:
-        TopologyError: it is no store, another one has its name, or one of the names is not that of a processor.
+        TopologyError: it is not a store, its name is taken, or a name is not that of a processor.
     """
     if not isinstance(store, StoreSpec):
         raise TopologyError(f"add_state_store() takes a store such as key_value_store(…), not {store!r}")
@@ -182,10 +183,10 @@ def state_store(graph: Graph, store: StoreSpec, processors: tuple[str, ...]) -> 
 
 
 def connect(graph: Graph, processor: str, stores: tuple[str, ...]) -> None:
-    """Let a processor use stores.
+    """Connect a processor to stores.
 
     Raises:
-        TopologyError: it is not there.
+        TopologyError: there is no such processor, or no store is named.
     """
     where = f'connect_processor_and_state_stores("{processor}")'
     if not stores:
@@ -202,11 +203,12 @@ def global_store(
     key: AnySerde,
     value: AnySerde,
 ) -> None:
-    """Take in a store of which every instance has all rows: those of a topic, or what a processor makes of its records.
+    """Add a store of which every instance has all rows: those of a topic, or those that a processor makes of its
+    records.
 
     Raises:
-        TopologyError: it is no plain key-value store, another one has its name, or only one of processor and supplier
-            is there.
+        TopologyError: it is not a plain key-value store, its name is taken, or only one of processor and supplier is
+            given.
     """
     if not isinstance(store, StoreSpec):
         raise TopologyError(f"add_global_store() takes a store, key_value_store(…), not {store!r}")

@@ -1,4 +1,4 @@
-"""Attaching processors: which stores they bring, which they find."""
+"""Attaches processors, with their own stores and those of other nodes."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def process(
     by_key: bool | None,
     fixed_key: bool = False,
 ) -> Flow:
-    """Return the flow of what a processor forwards; keys and values are known as before.
+    """Return the flow of the records that a processor forwards, with the serdes of before.
 
     Raises:
-        TopologyError: no function, something else than stores, a name that another store has, `by_key` left out or True
-            behind new keys.
+        TopologyError: the supplier is not a function, something else than stores, a store's name is taken, `by_key` is
+            missing, or True after a change of keys.
     """
     method = "process_values" if fixed_key else "process"
     by_key = by_key_of(by_key, f"{method}()")
@@ -52,11 +52,13 @@ def process(
 
 
 def by_key_of(by_key: bool | None, where: str) -> bool:
-    """Return `by_key`. It has no default: False would silently lose the sharing of partitions, True the results of a
+    """Return `by_key`.
+
+    It has no default: a wrong False would silently lose the sharing of partitions, and a wrong True the results of a
     processor that looks at several keys.
 
     Raises:
-        TopologyError: it is left out.
+        TopologyError: it is missing.
     """
     if by_key is None:
         raise TopologyError(
@@ -68,10 +70,10 @@ def by_key_of(by_key: bool | None, where: str) -> bool:
 
 
 def using(graph: Graph, node: Processing, stores: Sequence[StoreSpec | str], where: str) -> Processing:
-    """Return the processor with these stores, too: its own, and by name those of others.
+    """Return the processor with these stores added: its own, and by name those of others.
 
     Raises:
-        TopologyError: something else than stores, or a name that another store has.
+        TopologyError: something else than stores, or a store's name is taken.
     """
     for store in stores:
         if not isinstance(store, StoreSpec | str):
@@ -92,7 +94,7 @@ def using(graph: Graph, node: Processing, stores: Sequence[StoreSpec | str], whe
 
 
 def take_store(graph: Graph, store: StoreSpec) -> None:
-    """Take the name of a store, unless it is that of the very same store, added or of another processor."""
+    """Reserve the name of a store, unless this very store is already added or belongs to another processor."""
     known = [
         *graph.added_stores.values(),
         *(store for node in graph.nodes.values() if isinstance(node, Processing) for store in node.stores),

@@ -1,17 +1,15 @@
-"""Attaching views of a table: filtered, mapped, held back; and which tables forward the old value of a row with each
-update.
+"""Attaches views of a table (filtered, mapped, suppressed), and decides which tables forward the old value.
 
-A view is looked through, or kept under a name of its own.
+A view has no store unless `store=` names one: look-ups compute its rows from those of its parent.
 
-An old value costs a lookup, or a store where there was none, so a table forwards it only if an operator below needs it:
-an aggregation of a table (it subtracts the old row), a left or outer join, and a filter (neither forwards a deletion of
-a row that it never forwarded). A filter asks for it only if the table above has a store already; an operator that is
-attached later does not change that.
+An old value costs a look-up, or a store if there is none, so a table forwards it only if an operator below needs it:
+an aggregation of a table (it subtracts the old row), a left or outer join, or a filter (neither of these forwards a
+deletion of a row that it never forwarded). A filter asks for old values only if the table upstream has a store when the
+filter is attached.
 
-Invariant: a node that forwards old values gets them from each parent it needs them from, and the stores behind them
-exist.
-Invariant: the window of a row, and when it is closed, are those of the aggregation above; views in between change
-neither.
+Invariant: a node that forwards old values gets them from each parent it needs them from, and the stores upstream of
+them exist.
+Invariant: the window of a row, and when it closes, are those of the aggregation upstream; views do not change them.
 Source: Kafka Streams `KTableImpl.doFilter`, `doMapValues`, `enableSendOldValues`, `KTableSource`, `KTableFilter`,
 `KTableKTableAbstractJoin`.
 """
@@ -39,8 +37,8 @@ from coopstreams.topology.windows import AnyWindows, SessionWindows
 def filter_rows(
     table: TableFlow, predicate: Function, store: StoreOption, name: str | None, *, negate: bool
 ) -> TableFlow:
-    """Return the rows that a predicate keeps. It asks what each row was before, and need not tell of one that never
-    was.
+    """Return the rows that a predicate keeps. With old values, it forwards no deletion of a row that it never
+    forwarded.
 
     Raises:
         TopologyError: a name is taken or not legal, or a store's serde is missing.
@@ -81,7 +79,7 @@ def _attached(
     make: Callable[..., Node],
     known: Callable[[Flow], Flow] = lambda flow: flow,
 ) -> TableFlow:
-    """Return a table whose rows come out of a new node; `known` says what is known about them."""
+    """Return the table of a new node; `known` updates the serdes of its flow."""
     graph = table.flow.graph
     flow = known(replace(table.flow, node=graph.names.node(prefix, name)))
     spec: StoreSpec | None = None
@@ -109,7 +107,7 @@ def suppress(table: TableFlow, until: Suppressed, name: str | None) -> TableFlow
     """Return the table with its updates held back.
 
     Raises:
-        TopologyError: it has no windows that could close, a serde is missing, or a name is taken or not legal.
+        TopologyError: the table has no windows that could close, a serde is missing, or a name is taken or not legal.
     """
     if not isinstance(until, Suppressed):
         raise TopologyError(f"suppress() takes until_window_closes() or until_time_limit(...), not {until!r}")
@@ -138,8 +136,8 @@ def suppress(table: TableFlow, until: Suppressed, name: str | None) -> TableFlow
         value=value,
         end_of=None if windows is None else _end_of(windows),
     )
-    # What a row was before must be known, as in Kafka Streams: so a filter above forwards no deletion of what never
-    # was.
+    # As in Kafka Streams, a suppression needs the old value: so a filter upstream forwards no deletion of a row that it
+    # never forwarded.
     ask_for_old_values(graph, table.flow.node, force=True)
     graph.needed_stores.add(store_name)
     graph.attach(node)
@@ -147,7 +145,7 @@ def suppress(table: TableFlow, until: Suppressed, name: str | None) -> TableFlow
 
 
 def _windows(graph: Graph, name: str) -> AnyWindows | None:
-    """Return the windows of the aggregation at the root of a table."""
+    """Return the windows of the aggregation at the root of a table, None if there are none."""
     node = graph.nodes[name]
     if isinstance(node, Aggregate):
         return node.windows
@@ -156,19 +154,19 @@ def _windows(graph: Graph, name: str) -> AnyWindows | None:
 
 
 def _wait_ms(windows: AnyWindows) -> int:
-    """Return how long after its end a window is closed."""
+    """Return how long after its end a window closes, in stream time."""
     return windows.grace_ms + windows.gap_ms if isinstance(windows, SessionWindows) else windows.grace_ms
 
 
 def _end_of(windows: AnyWindows) -> Callable[[bytes], int]:
-    """Return the function that gives the end of the window of a row's key."""
+    """Return the function that gives the end of a window, from the bytes of a row's key."""
     if isinstance(windows, SessionWindows):
         return lambda key: int.from_bytes(key[-16:-8], "big", signed=True)
     return lambda key: windows.end(int.from_bytes(key[-8:], "big", signed=True))
 
 
 def materialize(graph: Graph, name: str) -> None:
-    """Make sure that a row of this table can be looked up: the stores at its roots are needed."""
+    """Make the rows of a table available to look-ups: mark the stores at its roots as needed."""
     node = graph.nodes[name]
     if isinstance(node, TableSource):
         assert node.store is not None  # until the graph is cut
@@ -179,8 +177,9 @@ def materialize(graph: Graph, name: str) -> None:
 
 
 def ask_for_old_values(graph: Graph, name: str, *, force: bool) -> bool:
-    """Make a table forward old values; without `force`, only if that needs no additional store. Return whether it
-    does.
+    """Make a table forward old values, without `force` only if that needs no additional store.
+
+    Return whether the table forwards them.
     """
     if name in graph.sending_old:
         return True

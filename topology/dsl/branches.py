@@ -1,6 +1,4 @@
-"""`BranchedKStream`: a stream being split. Each record goes to the first branch whose predicate is true, and to no
-other.
-"""
+"""`BranchedKStream`: a stream that is split. Each record goes only to the first branch whose predicate is true."""
 
 from __future__ import annotations
 
@@ -23,10 +21,10 @@ V = TypeVar("V")
 
 
 class BranchedKStream(Generic[K, V]):
-    """The branches of a stream so far, made by `KStream.split`. `default_branch` or `no_default_branch` ends it and
-    returns the streams.
+    """A stream with the branches added so far, made by `KStream.split`.
 
-    A branch without `name=` is called "1", "2", ...; the default one "0".
+    `default_branch` or `no_default_branch` ends the split and returns the streams. A branch without `name=` is called
+    "1", "2", ...; the default one "0".
     """
 
     __slots__ = ("_flow", "_name", "_names", "_predicates")
@@ -37,18 +35,18 @@ class BranchedKStream(Generic[K, V]):
         self._predicates: list[Function] = []
 
     def branch(self, predicate: Callable[[K, V], bool], *, name: str | None = None) -> BranchedKStream[K, V]:
-        """Add a branch of the records for which `predicate(key, value)` is true, and no predicate before it."""
+        """Add a branch for the records for which `predicate(key, value)` is true and no earlier predicate is."""
         self._predicates.append(checked("branch", predicate, "key", "value"))
         self._add(name or str(len(self._predicates)))
         return self
 
     def default_branch(self, *, name: str | None = None) -> dict[str, KStream[K, V]]:
-        """Return the branches by name, with one more for the records that no predicate wants."""
+        """Return the branches by name, with one more for the records for which no predicate is true."""
         self._add(name or "0")
         return self._split()
 
     def no_default_branch(self) -> dict[str, KStream[K, V]]:
-        """Return the branches by name; a record that no predicate wants ends here."""
+        """Return the branches by name. A record for which no predicate is true is dropped."""
         if not self._predicates:
             raise TopologyError(
                 "split(): there is no branch. Write .split().branch(predicate, name=...).default_branch()."

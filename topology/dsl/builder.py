@@ -1,8 +1,8 @@
-"""`StreamsBuilder`: where a program begins. Sources first, operators on what they return, `build()` at the end.
+"""`StreamsBuilder`: the start of a program. Read sources, call operators on them, and `build()` the topology.
 
-Invariant: nothing here contacts a broker; what can be wrong without one is found by the line that is wrong, the rest by
-`build()`.
-Turned down: refusing a program that writes to a topic it reads (a loop can be meant), and default serdes.
+Invariant: the builder contacts no broker. A line that is wrong raises if the error shows without a broker; `build()`
+raises for the rest.
+Turned down: refusing a program that writes to a topic it reads (the loop may be intended), and default serdes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ V = TypeVar("V")
 
 
 class StreamsBuilder:
-    """Writes one topology. `application_id` is the consumer group and stands in front of every internal topic."""
+    """Builds one topology. `application_id` is the consumer group and the prefix of every internal topic."""
 
     def __init__(self, application_id: str) -> None:
         self._graph = Graph(check_name(application_id, "the application id"))
@@ -49,11 +49,11 @@ class StreamsBuilder:
         timestamp: Callable[[TimestampedRecord[K, V]], int | None] | None = None,
         name: str | None = None,
     ) -> KStream[K, V]:
-        """Read one topic, several with the same serdes, or all whose whole name matches `re.compile(…)`, as a stream.
+        """Read one topic, several with the same serdes, or all that match `re.compile(…)` as a whole, as a stream.
 
-        Topics that come to match while the application runs are read, too (`metadata.max.age.ms`). Internal ones never
-        match. `timestamp(record)` returns the event time of a record in milliseconds; None or a negative number drops
-        it.
+        Matching topics that are created while the application runs are read, too (`metadata.max.age.ms`). Internal
+        topics never match. `timestamp(record)` returns the event time of a record in milliseconds; None or a negative
+        number drops the record.
         """
         pattern = topic if isinstance(topic, Pattern) else None
         topics = () if isinstance(topic, Pattern) else (topic,) if isinstance(topic, str) else tuple(topic)
@@ -71,11 +71,11 @@ class StreamsBuilder:
         timestamp: Callable[[TimestampedRecord[K, V]], int | None] | None = None,
         name: str | None = None,
     ) -> KTable[K, V]:
-        """Read a topic as a table: the latest value of each key, a null value deletes. `store=` keeps it under that
-        name, for queries.
+        """Read a topic as a table: the latest value of each key; a null value deletes the row.
 
-        With `history=` the table is versioned: "latest" is by timestamp, a stream record meets the row as it was at its
-        own time, and versions are kept for that long (counted in stream time).
+        `store=` materialises the table under that name, for queries. With `history=` the table is versioned: "latest"
+        is by timestamp, a stream record is joined with the row as of the record's timestamp, and versions are kept for
+        that long (in stream time).
         """
         store_name = self._graph.names.store(f"{check_name(topic, 'the topic')}-", name_of(store))
         source = self._graph.source(name, described("table", (topic,), key, value, timestamp), suffix="-source")
@@ -93,10 +93,10 @@ class StreamsBuilder:
     def global_table(
         self, topic: str, *, key: Serde[K], value: Serde[V], store: str | None = None
     ) -> GlobalKTable[K, V]:
-        """Read a topic as a table of which every instance has all rows. `store=` keeps it under that name.
+        """Read a topic as a table of which every instance has all rows. `store=` names its store.
 
-        It is there before the first record is processed, and its updates come when they come: they have no order with
-        the streams' records.
+        The table is complete before the first record is processed. Its updates have no order with the records of
+        streams.
         """
         described("global_table", (topic,), key, value)
         return GlobalKTable(self._graph, global_table(self._graph, topic, key, value, store))
@@ -105,6 +105,6 @@ class StreamsBuilder:
         """Return the topology as written so far.
 
         Raises:
-            TopologyError: there is nothing in it, or a topic is used in two ways.
+            TopologyError: the topology is empty, or a topic is used in two ways.
         """
         return cut(self._graph)

@@ -1,4 +1,4 @@
-"""`CogroupedKStream`: several grouped streams, each with an aggregator of its own, about to become one table."""
+"""`CogroupedKStream`: several grouped streams, each with its own aggregator, to be aggregated into one table."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class CogroupedKStream(Generic[K, A]):
         store: str | Materialized | None = None,
         name: str | None = None,
     ) -> KTable[K, A]:
-        """Fold the values of each key, of all streams, beginning with `initializer()`. None deletes the row."""
+        """Fold the values of each key of all streams, starting from `initializer()`. None deletes the row."""
         fold = Fold("aggregate", checked("aggregate", initializer))
         return KTable(cogroup(self._parts, None, fold, Kept(value, store, name))[0])
 
@@ -82,8 +82,9 @@ class TimeWindowedCogroupedKStream(Generic[K, A]):
         retention: Duration | None = None,
         name: str | None = None,
     ) -> KTable[Windowed[K], A]:
-        """Fold the values of each key and window, of all streams, beginning with `initializer()`. None deletes the
-        row.
+        """Fold the values of each key and window of all streams, starting from `initializer()`.
+
+        None deletes the row.
         """
         fold = Fold("aggregate", checked("aggregate", initializer))
         table, taken = cogroup(self._parts, self._windows, fold, Kept(value, store, name, retention))
@@ -91,11 +92,10 @@ class TimeWindowedCogroupedKStream(Generic[K, A]):
         return KTable(table)
 
     def late(self, group: KGroupedStream[K, V], *, name: str | None = None) -> KStream[K, V]:
-        """Return the records of one of the grouped streams that come too late for all of their windows; call it beside
-        `aggregate`.
+        """Return the records of one of the grouped streams that are late for all of their windows.
 
         Raises:
-            TopologyError: the windows were not aggregated yet, or this stream is none of theirs.
+            TopologyError: `aggregate` was not called yet, or the stream is not part of this cogroup.
         """
         return _late(self._parts, self._taken, group._group, name)
 
@@ -119,9 +119,7 @@ class SessionWindowedCogroupedKStream(Generic[K, A]):
         retention: Duration | None = None,
         name: str | None = None,
     ) -> KTable[Windowed[K], A]:
-        """Fold the values of each key and session, of all streams; sessions that meet become `merger(key, one,
-        other)`.
-        """
+        """Fold the values of each key and session of all streams; merged sessions become `merger(key, one, other)`."""
         fold = Fold(
             "aggregate", checked("aggregate", initializer), None, checked("aggregate", merger, "key", "one", "other")
         )
@@ -130,11 +128,10 @@ class SessionWindowedCogroupedKStream(Generic[K, A]):
         return KTable(table)
 
     def late(self, group: KGroupedStream[K, V], *, name: str | None = None) -> KStream[K, V]:
-        """Return the records of one of the grouped streams that come too late for all of their windows; call it beside
-        `aggregate`.
+        """Return the records of one of the grouped streams that are late for all of their windows.
 
         Raises:
-            TopologyError: the windows were not aggregated yet, or this stream is none of theirs.
+            TopologyError: `aggregate` was not called yet, or the stream is not part of this cogroup.
         """
         return _late(self._parts, self._taken, group._group, name)
 

@@ -1,7 +1,7 @@
-"""User functions, looked at once while the topology is built: can they be called the way they will be?
+"""Checks of user functions while the topology is built: whether they take the arguments they will be called with.
 
-Invariant: a function that passes here takes its arguments; what it does with them is its own affair.
-Turned down: finding out with the first record (the program is running by then, and the error names a task instead of a
+Invariant: a function that passes takes its arguments; its result is not checked.
+Turned down: finding out at the first record (the program is running by then, and the error names a task instead of a
 line).
 """
 
@@ -17,7 +17,7 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def checked(where: str, function: F, *arguments: str) -> F:
-    """Return the function if it can be called with these arguments, one after the other.
+    """Return the function if it can be called with these positional arguments.
 
     Raises:
         TopologyError: not callable, takes other arguments, or is a coroutine function; names the operator and the line.
@@ -32,7 +32,7 @@ def checked(where: str, function: F, *arguments: str) -> F:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return function  # some builtins do not say what they take
+        return function  # some builtins have no signature
     try:
         signature.bind(*arguments)
     except TypeError as error:

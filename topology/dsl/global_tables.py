@@ -1,9 +1,9 @@
-"""`GlobalKTable`: a table of which every instance has all rows, so that a stream can look up any key in it.
+"""`GlobalKTable`: a table of which every instance has all rows, so that a stream can look up any key.
 
-Its topic is no input of a task: it is read whole by every instance before the first task starts, and followed from
-there on. So it moves no stream time, has no changelog but itself, and its partition count is free.
+Its topic is not an input of tasks: every instance reads all of it before the first task starts, and follows it from
+then on. So it does not advance stream time, has no changelog of its own, and may have any partition count.
 
-Invariant: nobody writes it but whoever reads its topic; operators only look up.
+Invariant: only the thread that reads its topic changes it; operators only look it up.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ V = TypeVar("V")
 
 
 class GlobalKTable(Generic[K, V]):
-    """A table with keys K and values V, made by `StreamsBuilder.global_table`. Streams join it by any key they can
-    name.
-    """
+    """A table with keys K and values V, made by `StreamsBuilder.global_table`. Streams join it by any key."""
 
     __slots__ = ("_graph", "_table")
 
@@ -33,7 +31,7 @@ class GlobalKTable(Generic[K, V]):
 def global_table(graph: Graph, topic: str, key: Serde[Any], value: Serde[Any], store: str | None) -> GlobalTable:
     """Return a new global table of a graph."""
     name = graph.names.store(f"{topic}-", store)
-    for prefix in ("KSTREAM-SOURCE-", "KTABLE-SOURCE-"):  # Kafka Streams makes two nodes of it
+    for prefix in ("KSTREAM-SOURCE-", "KTABLE-SOURCE-"):  # Kafka Streams counts two nodes
         graph.names.node(prefix)
     table = GlobalTable(topic, StoreSpec(name, "key_value", key, value, logged=False))
     graph.global_tables.append(table)

@@ -1,4 +1,4 @@
-"""What groups become: a stream about to be aggregated by key, and a table about to be aggregated under other keys."""
+"""The streams and tables that `group_by` returns, to be aggregated."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ A = TypeVar("A")
 
 
 class KGroupedStream(Generic[K, V]):
-    """The records of a stream, grouped by key. `store=` names the table's store, its changelog, and the repartition
-    topic if it needs one.
+    """A stream grouped by key.
 
-    Records without a key or a value are dropped.
+    `store=` names the store of the resulting table, its changelog, and the repartition topic if one is needed. Records
+    without a key or a value are dropped.
     """
 
     __slots__ = ("_group",)
@@ -46,7 +46,7 @@ class KGroupedStream(Generic[K, V]):
         store: str | Materialized | None = None,
         name: str | None = None,
     ) -> KTable[K, V]:
-        """Combine the values of each key: the first is kept, then `reducer(aggregate, value)`. None deletes the row."""
+        """Combine the values of each key: the first value, then `reducer(aggregate, value)`. None deletes the row."""
         reducer = checked("reduce", reducer, "aggregate", "value")
         return KTable(aggregate(self._group, Fold("reduce", None, reducer), Kept(value, store, name)))
 
@@ -59,16 +59,18 @@ class KGroupedStream(Generic[K, V]):
         store: str | Materialized | None = None,
         name: str | None = None,
     ) -> KTable[K, A]:
-        """Fold the values of each key: `aggregator(key, value, aggregate)`, beginning with `initializer()`. None
-        deletes the row.
+        """Fold the values of each key: `aggregator(key, value, aggregate)`, starting from `initializer()`.
+
+        None deletes the row.
         """
         initializer = checked("aggregate", initializer)
         aggregator = checked("aggregate", aggregator, "key", "value", "aggregate")
         return KTable(aggregate(self._group, Fold("aggregate", initializer, aggregator), Kept(value, store, name)))
 
     def cogroup(self, aggregator: Callable[[K, V, A], A | None]) -> CogroupedKStream[K, A]:
-        """Begin an aggregation of several grouped streams into one table: `aggregator(key, value, aggregate)` is that
-        of this stream.
+        """Begin an aggregation of several grouped streams into one table.
+
+        `aggregator(key, value, aggregate)` is the aggregator of this stream.
         """
         return CogroupedKStream([(self._group, checked("cogroup", aggregator, "key", "value", "aggregate"))])
 
@@ -83,10 +85,10 @@ class KGroupedStream(Generic[K, V]):
 
 
 class KGroupedTable(Generic[K, V]):
-    """The rows of a table, grouped by a new key. When a row changes, its old value is taken out of its group and the
-    new one added.
+    """A table grouped by new keys. When a row changes, its old value is subtracted from its group and the new one
+    added.
 
-    `store=` names the table's store, its changelog, and the repartition topic.
+    `store=` names the store of the resulting table, its changelog, and the repartition topic.
     """
 
     __slots__ = ("_group",)
@@ -107,8 +109,9 @@ class KGroupedTable(Generic[K, V]):
         store: str | Materialized | None = None,
         name: str | None = None,
     ) -> KTable[K, V]:
-        """Combine the values of each group: `adder(aggregate, value)`, `subtractor(aggregate, old_value)`. None deletes
-        the row.
+        """Combine the values of each group: `adder(aggregate, value)`, `subtractor(aggregate, old_value)`.
+
+        None deletes the row.
         """
         fold = Fold(
             "reduce",
@@ -129,8 +132,9 @@ class KGroupedTable(Generic[K, V]):
         store: str | Materialized | None = None,
         name: str | None = None,
     ) -> KTable[K, A]:
-        """Fold the values of each group: `adder(key, value, aggregate)`, `subtractor(key, old_value, aggregate)`. None
-        deletes the row.
+        """Fold the values of each group: `adder(key, value, aggregate)`, `subtractor(key, old_value, aggregate)`.
+
+        The fold starts from `initializer()`. None deletes the row.
         """
         arguments = ("key", "value", "aggregate")
         fold = Fold(

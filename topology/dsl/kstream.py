@@ -1,5 +1,6 @@
-"""`KStream`: records, each a fact of its own. One method an operator; a method attaches a node and says what comes out
-of it.
+"""`KStream`: a stream of records.
+
+Each operator is a method, which attaches a node and returns the flow of its records.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ V2 = TypeVar("V2")
 class KStream(StreamJoins[K, V]):
     """A stream of records with keys K and values V.
 
-    `key=` and `value=` name the serde of what a method makes; where keys or values stay the same, so does their serde.
+    `key=` and `value=` name the serde of new keys or values; keys or values that stay the same keep their serde.
     `name=` names the node, and the repartition topic if the operator needs one. Keys may be None; keyed operators drop
     such records.
     """
@@ -59,7 +60,7 @@ class KStream(StreamJoins[K, V]):
         value: Serde[V2] | None = None,
         name: str | None = None,
     ) -> KStream[K2, V2]:
-        """Make one record of each: `mapper(key, value)` returns the new pair."""
+        """Replace each record by the pair that `mapper(key, value)` returns."""
         flow = self._flow.then("KSTREAM-MAP-", name, partial(Map, mapper=checked("map", mapper, "key", "value")))
         return KStream(flow.with_key(key, "map").with_value(value, "map"))
 
@@ -71,7 +72,7 @@ class KStream(StreamJoins[K, V]):
         value: Serde[V2] | None = None,
         name: str | None = None,
     ) -> KStream[K2, V2]:
-        """Make any number of records of each: `mapper(key, value)` returns the new pairs."""
+        """Replace each record by the pairs that `mapper(key, value)` returns, any number of them."""
         flow = self._flow.then(
             "KSTREAM-FLATMAP-", name, partial(FlatMap, mapper=checked("flat_map", mapper, "key", "value"))
         )
@@ -94,14 +95,14 @@ class KStream(StreamJoins[K, V]):
     def flat_map_values(
         self, mapper: Callable[[V], Iterable[V2]], *, value: Serde[V2] | None = None, name: str | None = None
     ) -> KStream[K, V2]:
-        """Replace each record by one for every value that `mapper(value)` returns."""
+        """Replace each record by one for each value that `mapper(value)` returns."""
         make = partial(FlatMapValues, mapper=checked("flat_map_values", mapper, "value"))
         return KStream(self._flow.then("KSTREAM-FLATMAPVALUES-", name, make).with_value(value, "flat_map_values"))
 
     def flat_map_values_with_key(
         self, mapper: Callable[[K, V], Iterable[V2]], *, value: Serde[V2] | None = None, name: str | None = None
     ) -> KStream[K, V2]:
-        """Replace each record by one for every value that `mapper(key, value)` returns."""
+        """Replace each record by one for each value that `mapper(key, value)` returns."""
         make = partial(FlatMapValues, mapper=checked("flat_map_values_with_key", mapper, "key", "value"), with_key=True)
         return KStream(
             self._flow.then("KSTREAM-FLATMAPVALUES-", name, make).with_value(value, "flat_map_values_with_key")
@@ -110,9 +111,7 @@ class KStream(StreamJoins[K, V]):
     def select_key(
         self, mapper: Callable[[K, V], K2 | None], *, key: Serde[K2] | None = None, name: str | None = None
     ) -> KStream[K2, V]:
-        """Give each record the key `mapper(key, value)`. The next keyed operator sends the records through a
-        repartition topic.
-        """
+        """Replace each key by `mapper(key, value)`. The next keyed operator repartitions the records."""
         make = partial(SelectKey, mapper=checked("select_key", mapper, "key", "value"))
         return KStream(self._flow.then("KSTREAM-KEY-SELECT-", name, make).with_key(key, "select_key"))
 
@@ -123,23 +122,25 @@ class KStream(StreamJoins[K, V]):
         )
 
     def foreach(self, action: Callable[[K, V], object], *, name: str | None = None) -> None:
-        """Call `action(key, value)` for each record; nothing comes after it."""
+        """Call `action(key, value)` for each record. The stream ends here."""
         self._flow.then("KSTREAM-FOREACH-", name, partial(Peek, action=checked("foreach", action, "key", "value")))
 
     def print(self, to: Destination = None, *, label: str | None = None, name: str | None = None) -> None:
-        """Write each record as a line `[label]: key, value` to standard output, to the end of a file, or to what has a
-        `write`.
+        """Write a line `[label]: key, value` for each record.
+
+        `to`: an object with `write`; the path of a file, to which lines are appended; None: standard output.
         """
         self._flow.then("KSTREAM-PRINTER-", name, partial(Peek, action=Printer(to, label or self._flow.node)))
 
     def split(self, *, name: str | None = None) -> BranchedKStream[K, V]:
-        """Begin to split the records into branches: `.split().branch(predicate,
-        name="small").default_branch(name="large")["small"]`.
+        """Begin to split the records into branches.
+
+        Example: `.split().branch(predicate, name="small").default_branch(name="large")["small"]`.
         """
         return BranchedKStream(self._flow, name)
 
     def merge(self, other: KStream[K, V], *, name: str | None = None) -> KStream[K, V]:
-        """Put the records of both streams into one. There is no order between the two."""
+        """Merge the records of both streams into one, in no order between the two."""
         if not isinstance(other, KStream):
             raise TopologyError(
                 f"merge() puts two streams into one, not a stream and a {type(other).__name__}. A table has "
@@ -156,19 +157,21 @@ class KStream(StreamJoins[K, V]):
         partitions: int | None = None,
         partitioner: Partitioner[K, V] | None = None,
     ) -> KStream[K, V]:
-        """Send the records through an internal topic `<application>-<name>-repartition`, with as many partitions as
-        asked for or needed.
+        """Send the records through a repartition topic `<application>-<name>-repartition`.
 
-        `partitioner(topic, key, value, partitions)` chooses the partition, as in `to`. Then equal keys need not be
-        together: what needs them so below it (aggregations, joins, tables) sends the records through another topic, by
-        their keys.
+        It has `partitions`, or as many as needed. `partitioner(topic, key, value, partitions)` chooses the partition,
+        as in `to`. Then equal keys may be on several partitions, so aggregations, joins and tables below repartition
+        the records by their keys.
         """
         return KStream(repartition(self._flow, name, key, value, partitions, partitioner))
 
     def group_by_key(
         self, *, key: Serde[K] | None = None, value: Serde[V] | None = None, name: str | None = None
     ) -> KGroupedStream[K, V]:
-        """Group the records by their key. `name=` names the repartition topic, if the key was changed before."""
+        """Group the records by their key.
+
+        `name=` names the repartition topic, which is needed if the key has changed.
+        """
         return KGroupedStream(attach.grouped(self._flow, name, key, value))
 
     def group_by(
@@ -179,7 +182,7 @@ class KStream(StreamJoins[K, V]):
         value: Serde[V] | None = None,
         name: str | None = None,
     ) -> KGroupedStream[K2, V]:
-        """Group the records by `mapper(key, value)`, through a repartition topic; None drops the record."""
+        """Group the records by `mapper(key, value)`, through a repartition topic. A None key drops the record."""
         make = partial(SelectKey, mapper=checked("group_by", mapper, "key", "value"))
         flow = self._flow.then("KSTREAM-KEY-SELECT-", name, make).with_key(key, "group_by")
         return KGroupedStream(attach.grouped(flow, name, None, value))
@@ -194,15 +197,15 @@ class KStream(StreamJoins[K, V]):
         by_key: bool | None = None,
         name: str | None = None,
     ) -> KStream[K2, V2]:
-        """Give the records to a processor, one that `supplier()` makes for each task; what it forwards comes next.
+        """Give the records to a processor, which `supplier()` makes for each task; return the records that it forwards.
 
-        `stores`: those of its own, and by name those of tables and other processors. `by_key` must be said. True: it
-        treats each key on its own (state under the record's key, nothing kept for several keys together), so that key
-        ranges can be tasks. False: it may look at several keys, so each partition is one task. Records are taken as
-        they come: after a change of keys, `repartition()` first if equal keys are to meet.
+        `stores`: the processor's own, and the names of stores of tables and of other processors. `by_key` is required.
+        True: the processor treats each key on its own (state under the record's key, none shared by several keys), so
+        key ranges can be tasks. False: it may look at several keys, so each partition is one task. Records are not
+        repartitioned: after a change of keys, call `repartition()` first if equal keys must meet.
 
         Raises:
-            TopologyError: `by_key` is left out, or True behind a change of keys.
+            TopologyError: `by_key` is missing, or True after a change of keys.
         """
         return KStream(
             process(self._flow, supplier, stores, name, by_key=by_key)
@@ -219,7 +222,8 @@ class KStream(StreamJoins[K, V]):
         by_key: bool | None = None,
         name: str | None = None,
     ) -> KStream[K, V2]:
-        """Give the records to a processor that leaves keys as they are: no operator below needs a repartition for it.
+        """Give the records to a processor that keeps their keys, so that no repartition follows from it.
+
         See `process`.
         """
         flow = process(self._flow, supplier, stores, name, by_key=by_key, fixed_key=True)
@@ -233,8 +237,9 @@ class KStream(StreamJoins[K, V]):
         store: str | Materialized | None = None,
         name: str | None = None,
     ) -> KTable[K, V]:
-        """Take the records for the upserts of a table: the latest value of each key, a null value deletes. `store=`
-        keeps it under that name.
+        """Return the table whose updates are the records: the latest value of each key; a null value deletes the row.
+
+        `store=` materialises the table under that name.
         """
         return KTable(attach.to_table(self._flow, key, value, store, name))
 
@@ -247,10 +252,10 @@ class KStream(StreamJoins[K, V]):
         partitioner: Partitioner[K, V] | None = None,
         name: str | None = None,
     ) -> None:
-        """Write the records to a topic, by default as they are known to be written. `topic(key, value)` chooses one for
-        each record.
+        """Write the records to a topic. `topic(key, value)` chooses the topic of each record.
 
-        `partitioner(topic, key, value, partitions)` chooses the partition, from 0 to partitions - 1, or several, or
-        `[]` to drop the record; otherwise the key does, as in Java.
+        Without `key=` and `value=`, the known serdes are used. `partitioner(topic, key, value, partitions)` chooses the
+        partition, from 0 to partitions - 1, or several, or `[]` to drop the record. Without it, the key decides, as in
+        the Java producer.
         """
         attach.sink(self._flow, topic, key, value, partitioner, name)

@@ -1,5 +1,5 @@
-"""`KTable`: the latest value of each key. Its views (`filter`, `map_values`) keep nothing: a lookup applies them to the
-store below.
+"""`KTable`: the latest value of each key. Its views (`filter`, `map_values`) have no store: a look-up applies them to
+the rows of the store upstream.
 """
 
 from __future__ import annotations
@@ -41,16 +41,18 @@ class KTable(Generic[K, V]):
     def filter(
         self, predicate: Callable[[K, V], bool], *, store: str | Materialized | None = None, name: str | None = None
     ) -> KTable[K, V]:
-        """Keep the rows for which `predicate(key, value)` is true; the others are deleted in the view. `store=` keeps
-        it under that name.
+        """Keep the rows for which `predicate(key, value)` is true, and delete the others from the view.
+
+        `store=` materialises the view under that name.
         """
         return KTable(filter_rows(self._table, checked("filter", predicate, "key", "value"), store, name, negate=False))
 
     def filter_not(
         self, predicate: Callable[[K, V], bool], *, store: str | Materialized | None = None, name: str | None = None
     ) -> KTable[K, V]:
-        """Keep the rows for which `predicate(key, value)` is false; the others are deleted in the view. `store=` keeps
-        it under that name.
+        """Keep the rows for which `predicate(key, value)` is false, and delete the others from the view.
+
+        `store=` materialises the view under that name.
         """
         return KTable(
             filter_rows(self._table, checked("filter_not", predicate, "key", "value"), store, name, negate=True)
@@ -64,8 +66,9 @@ class KTable(Generic[K, V]):
         store: str | Materialized | None = None,
         name: str | None = None,
     ) -> KTable[K, V2]:
-        """Replace each value by `mapper(value)`; deleted rows stay deleted and are not mapped. `store=` keeps the view
-        under that name.
+        """Replace each value by `mapper(value)`. Tombstones are not mapped.
+
+        `store=` materialises the view under that name.
         """
         return KTable(map_rows(self._table, checked("map_values", mapper, "value"), value, store, name, with_key=False))
 
@@ -77,8 +80,9 @@ class KTable(Generic[K, V]):
         store: str | Materialized | None = None,
         name: str | None = None,
     ) -> KTable[K, V2]:
-        """Replace each value by `mapper(key, value)`; deleted rows stay deleted and are not mapped. `store=` keeps the
-        view under that name.
+        """Replace each value by `mapper(key, value)`. Tombstones are not mapped.
+
+        `store=` materialises the view under that name.
         """
         return KTable(
             map_rows(
@@ -119,14 +123,14 @@ class KTable(Generic[K, V]):
         name: str | None = None,
     ) -> KTable[K, V2]: ...
     def join(self, other: Any, joiner: Any, **options: Any) -> Any:
-        """Join the rows of equal keys of two tables; an update of either updates the result. A row exists while both
-        sides have one.
+        """Join the rows of two tables by key: `joiner(value, other_value)`. An update of either table updates the
+        result.
 
-        With `foreign_key=(value)` or `foreign_key_with_key=(key, value)` each row is joined with the row of the other
-        table that it names.
+        A row exists while both tables have one. If the joiner returns None, the row is deleted. With
+        `foreign_key=(value)` or `foreign_key_with_key=(key, value)`, each row is joined with the row of the other table
+        that it names.
 
-        The joiner is `joiner(value, other_value)`; None deletes the row. `store=` keeps the result under that name, for
-        queries.
+        `store=` materialises the result under that name, for queries.
         """
         return KTable(joined_tables(self._table, _table_of(other), joiner, kind="inner", **options))
 
@@ -163,7 +167,7 @@ class KTable(Generic[K, V]):
         name: str | None = None,
     ) -> KTable[K, V2]: ...
     def left_join(self, other: Any, joiner: Any, **options: Any) -> Any:
-        """Join each row with the other table's row of its key, None where it has none."""
+        """Join each row as `join` does, with None if the other table has no row."""
         return KTable(joined_tables(self._table, _table_of(other), joiner, kind="left", **options))
 
     def outer_join(
@@ -175,7 +179,7 @@ class KTable(Generic[K, V]):
         store: str | Materialized | None = None,
         name: str | None = None,
     ) -> KTable[K, V2]:
-        """Join the rows of both tables, None where one has none. A row exists while either side has one."""
+        """Join the rows of both tables, with None for a missing one. A row exists while either table has one."""
         return KTable(join_tables(self._table, _table_of(other), joiner, value, store, name, kind="outer"))
 
     def group_by(
@@ -186,23 +190,25 @@ class KTable(Generic[K, V]):
         value: Serde[V2] | None = None,
         name: str | None = None,
     ) -> KGroupedTable[K2, V2]:
-        """Group the rows by the key of the pair `mapper(key, value)`, through a repartition topic; no key or no value:
-        in no group.
+        """Group the rows by the key of the pair `mapper(key, value)`, through a repartition topic.
+
+        A pair with a None key or value is in no group.
         """
         from coopstreams.topology.dsl.grouped import KGroupedTable
 
         return KGroupedTable(group_table(self._table, checked("group_by", mapper, "key", "value"), key, value, name))
 
     def suppress(self, until: Suppressed, *, name: str | None = None) -> KTable[K, V]:
-        """Hold updates back: `until_window_closes()`, or `until_time_limit(...)`. Only the latest of a row is
-        forwarded.
+        """Hold back updates: `until_window_closes()` or `until_time_limit(...)`.
+
+        Of a row, only the latest is forwarded.
         """
         return KTable(suppress(self._table, until, name))
 
     def to_stream(self, *, name: str | None = None) -> KStream[K, V]:
-        """Make a stream of the table's updates; a deletion is a record with a null value.
+        """Return the table's updates as a stream; a deletion is a record with a null value.
 
-        The keys of a windowed table are other bytes than those its partition was chosen by, so a keyed operator
+        The keys of a windowed table are other bytes than those that chose the partition, so a keyed operator
         repartitions them.
         """
         from coopstreams.topology.dsl.kstream import KStream
@@ -211,13 +217,14 @@ class KTable(Generic[K, V]):
         return KStream(replace(flow, rekeyed=self._table.is_windowed))
 
     def late(self, *, name: str | None = None) -> KStream[K, V]:
-        """Return the records that come too late for a table with `history=`, as they are.
+        """Return the late records of a table with `history=`, unchanged.
 
         Each comes once, with its own key, value, timestamp and headers. It is still counted as dropped.
 
         Raises:
-            TopologyError: a table without `history=` drops no late records, and for those in windows it is the windows
-                that do.
+            TopologyError: the table has no `history=`, so it drops no late records. For windowed tables, call `late()`
+            of
+                the windowed stream.
         """
         from coopstreams.topology.dsl.kstream import KStream
 

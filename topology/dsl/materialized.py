@@ -1,5 +1,4 @@
-"""The argument `store=` of a table: the name of its store, or a `Materialized` with a name and options that differ from
-the defaults.
+"""The argument `store=` of a table: the name of its store, or a `Materialized` with a name and options.
 
 Invariant: an option changes how rows are stored, never which rows a table has.
 Turned down: a keyword for each option (each would be repeated in some thirty signatures).
@@ -16,15 +15,15 @@ from coopstreams.topology.stores import StoreSpec, check_store_type
 
 @dataclass(frozen=True, slots=True)
 class Materialized:
-    """How a table is kept, for `store=`: under a name, and otherwise than usual.
+    """A table's store, for `store=`: its name and its options.
 
-    `logged=False`: without a changelog topic. Rows are then only where their task runs: when it moves, or its folder is
-    lost, the table begins empty. `cached=False`: the record cache holds no update of it back, nor any of the tables
-    that it is joined with. `store_type`: where rows are kept, `rocksDB`, `in_memory`, or `package.module:Class` of an
-    `Engine`; else as `default.dsl.store` says.
+    `logged=False`: no changelog. Rows exist only where their task runs: when the task moves, or its folder is lost, the
+    table begins empty. `cached=False`: the record cache holds back no update of this table, nor of the tables that it
+    is joined with. `store_type`: `rocksDB`, `in_memory`, or `package.module:Class` of an `Engine`; None: the setting
+    `default.dsl.store`.
 
     Raises:
-        TopologyError: the store type is none of these.
+        TopologyError: an unknown store type. Use one of these.
     """
 
     name: str
@@ -45,7 +44,7 @@ def name_of(store: StoreOption) -> str | None:
 
 
 def kept_as(store: StoreOption, spec: StoreSpec) -> StoreSpec:
-    """Return the store with what was said of it."""
+    """Return the store with the options that were given."""
     if not isinstance(store, Materialized):
         return spec
     return replace(spec, logged=store.logged, cached=store.cached, store_type=store.store_type)

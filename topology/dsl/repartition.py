@@ -1,10 +1,10 @@
-"""Sending records through a topic, so that equal keys meet on one partition and in one key range.
+"""Repartitioning: records go through a topic, so that equal keys meet on one partition and in one key range.
 
-An operator that changes keys only marks the flow; the topic comes with the first operator that needs keys in place, and
-the next such operator on the same records takes the same topic.
+An operator that changes keys only marks the flow as `rekeyed`. The first operator that needs equal keys together makes
+the topic, and the next such operator on the same records reuses it.
 
-Invariant: behind a repartition the flow is not `rekeyed`, unless the user has chosen the partitions.
-Turned down: one topic an operator (Kafka Streams without `merge.repartition.topics`): the same bytes would travel
+Invariant: after a repartition the flow is not `rekeyed`, unless the user's partitioner chose the partitions.
+Turned down: a topic for each operator (Kafka Streams without `merge.repartition.topics`): the same bytes would travel
 twice.
 """
 
@@ -31,7 +31,7 @@ def _something(_: bytes) -> bool:
 
 
 PRESENT: Serde[Any] = Serde("present", _nothing, _something)
-"""Writes any value as no bytes and reads True: what a count needs to know of a value that has no serde."""
+"""Writes any value as no bytes and reads True: all that a count needs to know of a value without a serde."""
 
 
 def keyed(
@@ -44,14 +44,14 @@ def keyed(
     values: bool = True,
     drop_null_keys: bool = True,
 ) -> Flow:
-    """Return the flow with every record where its key belongs: itself, or what comes back from a repartition topic.
+    """Return the flow with every record where its key belongs: itself, or the source of a repartition topic.
 
-    `prefix` names the topic if one is made; if it is `named` by the user, no other topic will do. Without `values`,
-    only whether there is a value survives when no serde is known.
+    `prefix` names the topic if one is made. If the topic is `named` by the user, an existing topic with another name is
+    not reused. Without `values`, if their serde is unknown, only whether there is a value survives.
 
     Raises:
-        TopologyError: the records must travel and have no serde; `where` and `cure` say who wants it and where to name
-            it.
+        TopologyError: the records must be repartitioned and a serde is unknown; `where` is the operator that needs it,
+            `cure` a place to name it.
     """
     if not flow.rekeyed:
         return flow
@@ -74,8 +74,9 @@ def repartition(
     partitions: int | None,
     partitioner: Callable[..., Any] | None,
 ) -> Flow:
-    """Return the flow behind a repartition topic of its own. Records without a key end before it, as in Kafka Streams
-    (vector repartition-01).
+    """Return the flow after a repartition topic of its own. Records without a key are dropped before it.
+
+    Source: Kafka Streams drops them, too (vector repartition-01).
 
     Raises:
         TopologyError: a serde is missing, or the partition count is not a positive number.

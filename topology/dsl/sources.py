@@ -1,6 +1,6 @@
-"""What a program says about the topics of a source, looked at before there is a node.
+"""Checks of the arguments of a source, before its node is made.
 
-Invariant: what passes here names topics that Kafka allows, each once, and how to read their bytes.
+Invariant: arguments that pass name topics that Kafka allows, each once, and their serdes.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def described(
     timestamp: Callable[..., int | None] | None = None,
     pattern: Pattern[str] | None = None,
 ) -> Callable[..., Source]:
-    """Return what makes the source of these topics, or of those that match the pattern, once it has a name.
+    """Return a function that makes the source of these topics, or of those that match the pattern, given its name.
 
     Raises:
-        TopologyError: no topic, a topic twice, no legal name, no serde, or a function that cannot be called.
+        TopologyError: no topic, a topic twice, an illegal name, no serde, or a function that cannot be called.
     """
     if not topics and pattern is None:
         raise TopologyError(f"{method}(): name at least one topic")

@@ -1,8 +1,7 @@
-"""How a stream is joined: with a table, another stream, or a global table. One method a kind of join, twice:
-`…_with_key` gives the key, too.
+"""The joins of a stream with a table, another stream, or a global table. A joiner of `…_with_key` takes the key first.
 
-Turned down: an argument beside `joiner` for a function with the key. Each form of each join would need two overloads
-for it.
+Turned down: a second argument besides `joiner` for a function with the key. Each form of each join would need two
+overloads.
 """
 
 from __future__ import annotations
@@ -72,16 +71,15 @@ class StreamJoins(Generic[K, V]):
         name: str | None = None,
     ) -> KStream[K, V2]: ...
     def join(self, other: Any, joiner: Any, **options: Any) -> Any:
-        """Join each record with a table, or with another stream: `joiner(value, other_value)`.
+        """Join each record with a table, another stream or a global table: `joiner(value, other_value)`.
 
-        With a table: with its row of the same key, as it is when the record is processed; without a row the record is
-        dropped. The table alone never makes a record. A versioned table gives the row as it was at the record's time;
-        with `grace=` the record waits that long (in stream time) for late rows. New keys without a serde are written
-        with the table's, the only one under which they meet its rows.
-        With a stream: with each of its records of the same key that is within `windows=` of this one, whichever comes
-        first; the result has the later timestamp. `store=` names the two stores that keep the records meanwhile.
-
-        With a global table: with its row of the key that `on=(key, value)` names.
+        With a table: with the current row of the record's key; without a row the record is dropped. Updates of the
+        table alone produce no records. A versioned table gives the row as of the record's timestamp; with `grace=` the
+        record waits that long (in stream time) for late rows. If the stream's key serde is unknown, it is the table's,
+        the only one with which keys match.
+        With a stream: with each record of the same key that is within `windows=` of this one, whichever comes first;
+        the result has the later timestamp. `store=` names the two stores that keep the records meanwhile.
+        With a global table: with the row of the key that `on=(key, value)` returns.
         """
         return self._joined(other, joiner, "inner", **options)
 
@@ -117,7 +115,7 @@ class StreamJoins(Generic[K, V]):
         name: str | None = None,
     ) -> KStream[K, V2]: ...
     def join_with_key(self, other: Any, joiner: Any, **options: Any) -> Any:
-        """Join as `join` does: `joiner(key, value, other_value)`."""
+        """Join as `join` does, with `joiner(key, value, other_value)`."""
         return self._joined(other, joiner, "inner", with_key=True, **options)
 
     @overload
@@ -152,7 +150,7 @@ class StreamJoins(Generic[K, V]):
         name: str | None = None,
     ) -> KStream[K, V2]: ...
     def left_join(self, other: Any, joiner: Any, **options: Any) -> Any:
-        """Join each record as `join` does, or with None if there is nothing to join it with, also if it has no key.
+        """Join each record as `join` does, with None if there is no match; a record without a key has none.
 
         With a stream, a record waits until its window has closed before it is joined with None.
         """
@@ -190,7 +188,7 @@ class StreamJoins(Generic[K, V]):
         name: str | None = None,
     ) -> KStream[K, V2]: ...
     def left_join_with_key(self, other: Any, joiner: Any, **options: Any) -> Any:
-        """Join as `left_join` does: `joiner(key, value, other_value)`."""
+        """Join as `left_join` does, with `joiner(key, value, other_value)`."""
         return self._joined(other, joiner, "left", with_key=True, **options)
 
     def outer_join(
@@ -203,9 +201,7 @@ class StreamJoins(Generic[K, V]):
         store: str | None = None,
         name: str | None = None,
     ) -> KStream[K, V2]:
-        """Join the records of two streams as `join` does; those of either side that find no match until their window
-        closes, with None.
-        """
+        """Join the records of two streams as `join` does, with None for those unmatched when their window closes."""
         return self._joined(other, joiner, "outer", windows=windows, value=value, store=store, name=name)
 
     def outer_join_with_key(
@@ -218,7 +214,7 @@ class StreamJoins(Generic[K, V]):
         store: str | None = None,
         name: str | None = None,
     ) -> KStream[K, V2]:
-        """Join as `outer_join` does: `joiner(key, value, other_value)`."""
+        """Join as `outer_join` does, with `joiner(key, value, other_value)`."""
         return self._joined(other, joiner, "outer", with_key=True, windows=windows, value=value, store=store, name=name)
 
     def _joined(self, other: object, joiner: Any, kind: JoinKind, **options: Any) -> KStream[K, Any]:

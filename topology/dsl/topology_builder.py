@@ -9,7 +9,7 @@
         .build()
     )
 
-It writes the graph that a `StreamsBuilder` writes, and can go on where one has stopped.
+It adds to the same graph as a `StreamsBuilder`, and can extend the program of one.
 
 Invariant: a node is added after its parents; nothing is repartitioned unless the program sends it through a topic.
 Source: Kafka Streams `org.apache.kafka.streams.Topology`.
@@ -40,8 +40,7 @@ V = TypeVar("V")
 
 
 class TopologyBuilder:
-    """Writes one topology, by names. `program`: its application id, or the `StreamsBuilder` whose program it goes on
-    with.
+    """Builds one topology by names. `program`: its application id, or the `StreamsBuilder` whose program it extends.
 
     Every method returns the builder. Nodes of a `StreamsBuilder` have the names that were given with `name=`.
     """
@@ -59,9 +58,10 @@ class TopologyBuilder:
         value: Serde[V],
         timestamp: Callable[[TimestampedRecord[K, V]], int | None] | None = None,
     ) -> TopologyBuilder:
-        """Read one topic, several with the same serdes, or all whose whole name matches `re.compile(…)`.
+        """Read one topic, several with the same serdes, or all that match `re.compile(…)` as a whole.
 
-        `timestamp(record)` returns the event time of a record in milliseconds; None or a negative number drops it.
+        `timestamp(record)` returns the event time of a record in milliseconds; None or a negative number drops the
+        record.
         """
         names = tuple(topic for topic in topics if not isinstance(topic, Pattern))
         patterns = [topic for topic in topics if isinstance(topic, Pattern)]
@@ -84,12 +84,12 @@ class TopologyBuilder:
         by_key: bool | None = None,
         fixed_key: bool = False,
     ) -> TopologyBuilder:
-        """Give the records of the parents to a processor, one that `supplier()` makes for each task.
+        """Give the records of the parents to a processor, which `supplier()` makes for each task.
 
-        `stores`: those of its own, and by name those of tables, of other processors and of `add_state_store`. `by_key`
-        must be said. True: it treats each key on its own, with state under the record's key, so that key ranges can be
-        tasks. False: each partition is one task. `fixed_key=True`: it leaves keys as they are, so that processors below
-        it can be `by_key`, too; to forward another one is an error.
+        `stores`: the processor's own, and the names of stores of tables, of other processors and of `add_state_store`.
+        `by_key` is required. True: the processor treats each key on its own, with state under the record's key, so key
+        ranges can be tasks. False: each partition is one task. `fixed_key=True`: the processor keeps the keys of
+        records, so that processors below it can be `by_key`, too; forwarding another key is an error.
         """
         attach_named.processor(self._graph, name, supplier, parents, stores, by_key=by_key, fixed_key=fixed_key)
         return self
@@ -103,23 +103,24 @@ class TopologyBuilder:
         value: Serde[V],
         partitioner: Partitioner[K, V] | None = None,
     ) -> TopologyBuilder:
-        """Write the records of the parents to a topic. `topic(key, value)` chooses one for each record.
+        """Write the records of the parents to a topic. `topic(key, value)` chooses the topic of each record.
 
-        `partitioner(topic, key, value, partitions)` chooses the partition, from 0 to partitions - 1; otherwise the key
-        does, as in Java.
+        `partitioner(topic, key, value, partitions)` chooses the partition, from 0 to partitions - 1. Without it, the
+        key decides, as in the Java producer.
         """
         attach_named.sink(self._graph, name, topic, parents, key, value, partitioner)
         return self
 
     def add_state_store(self, store: StoreSpec, *processors: str) -> TopologyBuilder:
-        """Make a store that these processors use, and those that are connected later. Processors with a store in common
-        run in one task.
+        """Add a store for these processors, and for those that are connected later.
+
+        Processors that share a store run in one task.
         """
         attach_named.state_store(self._graph, store, processors)
         return self
 
     def connect_processor_and_state_stores(self, processor: str, *stores: str) -> TopologyBuilder:
-        """Let a processor use stores by name: of `add_state_store`, of other processors, of tables, or global ones."""
+        """Connect a processor to stores by name: of `add_state_store`, other processors, tables, or global ones."""
         attach_named.connect(self._graph, processor, stores)
         return self
 
@@ -133,13 +134,12 @@ class TopologyBuilder:
         key: Serde[Any] | None = None,
         value: Serde[Any] | None = None,
     ) -> TopologyBuilder:
-        """Make a store of which every instance has all rows, into which processors look by name: the topic as it is, or
-        what a processor makes of it.
+        """Add a store of which every instance has all rows, which processors look up by its name.
 
-        It is there before the first record is processed, and its updates come when they come: they have no order with
-        the records. With a `supplier` its processor, under the name `processor`, gets every record of the topic, at
-        each start from the beginning, and writes rows; it cannot forward or schedule. `key=` and `value=`: the topic's
-        serdes, if they are not those of the store.
+        Its rows are the records of the topic, or those that a processor writes. It is complete before the first record
+        is processed; its updates have no order with the records. With a `supplier`, its processor, named `processor`,
+        gets every record of the topic, at each start from the beginning, and writes rows; it cannot forward or
+        schedule. `key=` and `value=`: the topic's serdes, if they differ from the store's.
         """
         attach_named.global_store(self._graph, store, topic, processor, supplier, key, value)
         return self
@@ -148,7 +148,6 @@ class TopologyBuilder:
         """Return the topology as written so far.
 
         Raises:
-            TopologyError: there is nothing in it, a topic is used in two ways, or a store and its processors do not
-                fit.
+            TopologyError: the topology is empty, a topic is used in two ways, or a store and its processors do not fit.
         """
         return cut(self._graph)

@@ -1,4 +1,4 @@
-"""A grouped stream, cut into windows or sessions."""
+"""Grouped streams that are cut into windows or sessions, to be aggregated."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EmitStrategy: TypeAlias = Literal["on_window_update", "on_window_close"]
 
 
 class _WindowedKStream(Generic[K, V]):
-    """What streams that are cut into windows or sessions have in common."""
+    """The common part of streams that are cut into windows or sessions."""
 
     __slots__ = ("_group", "_taken")
 
@@ -40,19 +40,18 @@ class _WindowedKStream(Generic[K, V]):
         self._taken: Flow | None = None
 
     def late(self, *, name: str | None = None) -> KStream[K, V]:
-        """Return the records that come too late for all of their windows or sessions, as they are; call it beside
-        `count`, `reduce` or `aggregate`.
+        """Return the records that are late for all of their windows or sessions, unchanged.
 
         Each comes once, with its own key, value, timestamp and headers. It is still counted as dropped.
 
         Raises:
-            TopologyError: these windows or sessions were not aggregated yet.
+            TopologyError: there is no table yet. Call `count`, `reduce` or `aggregate` of this object first.
         """
         return late_stream(self._taken, name)
 
     def _kept(self, fold: Fold, kept: Kept) -> TableFlow:
         table = aggregate(self._group, fold, kept)
-        self._taken = self._taken or table.taken  # what is late for one table is late for all
+        self._taken = self._taken or table.taken  # all tables over these windows have the same late records
         return table
 
 
@@ -60,16 +59,14 @@ class TimeWindowedKStream(_WindowedKStream[K, V]):
     """The records of a stream, grouped by key and window. A closed window (end + grace <= stream time) drops late
     records.
 
-    `retention=`: how long a window can be read, counted in stream time from its start; size + grace unless given.
-    Records with a null value count too (but for sliding windows), as in Kafka Streams: the aggregator is given None.
+    `retention=`: how long a window can be read, counted in stream time from its start; by default size + grace. As in
+    Kafka Streams, records with a null value count too, except in sliding windows: the aggregator is given None.
     """
 
     __slots__ = ()
 
     def emit_strategy(self, strategy: EmitStrategy) -> TimeWindowedKStream[K, V]:
-        """Forward a window with each update (`on_window_update`, which is the default), or once, when it is closed
-        (`on_window_close`).
-        """
+        """Forward each update of a window (`on_window_update`, the default), or emit on close (`on_window_close`)."""
         return TimeWindowedKStream(_emitting(self._group, strategy))
 
     def count(
@@ -87,8 +84,9 @@ class TimeWindowedKStream(_WindowedKStream[K, V]):
         retention: Duration | None = None,
         name: str | None = None,
     ) -> KTable[Windowed[K], V]:
-        """Combine the values of each key and window: the first is kept, then `reducer(aggregate, value)`. None deletes
-        the row.
+        """Combine the values of each key and window: the first value, then `reducer(aggregate, value)`.
+
+        None deletes the row.
         """
         reducer = checked("reduce", reducer, "aggregate", "value")
         return KTable(self._kept(Fold("reduce", None, reducer), Kept(value, store, name, retention)))
@@ -103,7 +101,8 @@ class TimeWindowedKStream(_WindowedKStream[K, V]):
         retention: Duration | None = None,
         name: str | None = None,
     ) -> KTable[Windowed[K], A]:
-        """Fold the values of each key and window: `aggregator(key, value, aggregate)`, beginning with `initializer()`.
+        """Fold the values of each key and window: `aggregator(key, value, aggregate)`, starting from `initializer()`.
+
         None deletes the row.
         """
         initializer = checked("aggregate", initializer)
@@ -112,20 +111,17 @@ class TimeWindowedKStream(_WindowedKStream[K, V]):
 
 
 class SessionWindowedKStream(_WindowedKStream[K, V]):
-    """The records of a stream, grouped by key and session. A closed session (end + gap + grace < stream time) drops
-    late records.
+    """The records of a stream, grouped by key and session.
 
-    A record that comes near to sessions makes one of them: they are deleted, the new one is forwarded. Its timestamp is
-    its end. `retention=`: how long a session can be read, counted in stream time from its end; gap + grace unless
-    given.
+    A closed session (end + gap + grace < stream time) drops late records. A record within the gap of sessions merges
+    them: they are deleted, and the merged session is forwarded. Its timestamp is its end. `retention=`: how long a
+    session can be read, counted in stream time from its end; by default gap + grace.
     """
 
     __slots__ = ()
 
     def emit_strategy(self, strategy: EmitStrategy) -> SessionWindowedKStream[K, V]:
-        """Forward a session with each update (`on_window_update`, which is the default), or once, when it is closed
-        (`on_window_close`).
-        """
+        """Forward each update of a session (`on_window_update`, the default), or emit on close (`on_window_close`)."""
         return SessionWindowedKStream(_emitting(self._group, strategy))
 
     def count(
@@ -143,8 +139,9 @@ class SessionWindowedKStream(_WindowedKStream[K, V]):
         retention: Duration | None = None,
         name: str | None = None,
     ) -> KTable[Windowed[K], V]:
-        """Combine the values of each key and session by `reducer(aggregate, value)`; so are sessions that meet. None
-        deletes the row.
+        """Combine the values of each key and session by `reducer(aggregate, value)`; it also merges sessions.
+
+        None deletes the row.
         """
         reducer = checked("reduce", reducer, "aggregate", "value")
         return KTable(self._kept(Fold("reduce", None, reducer), Kept(value, store, name, retention)))
@@ -160,9 +157,9 @@ class SessionWindowedKStream(_WindowedKStream[K, V]):
         retention: Duration | None = None,
         name: str | None = None,
     ) -> KTable[Windowed[K], A]:
-        """Fold the values of each key and session: `aggregator(key, value, aggregate)`, beginning with `initializer()`.
+        """Fold the values of each key and session: `aggregator(key, value, aggregate)`, starting from `initializer()`.
 
-        Sessions that meet become `merger(key, one_aggregate, other_aggregate)`. None deletes the row.
+        Merged sessions become `merger(key, one_aggregate, other_aggregate)`. None deletes the row.
         """
         initializer = checked("aggregate", initializer)
         aggregator = checked("aggregate", aggregator, "key", "value", "aggregate")
@@ -176,7 +173,7 @@ def checked_windows(windows: AnyWindows) -> AnyWindows:
     """Return the windows.
 
     Raises:
-        TopologyError: something else was given.
+        TopologyError: the argument is not windows.
     """
     if not isinstance(windows, Windows | SlidingWindows | SessionWindows):
         raise TopologyError(f"windowed_by() needs windows such as TimeWindows(hours=1), not {windows!r}")
@@ -184,10 +181,10 @@ def checked_windows(windows: AnyWindows) -> AnyWindows:
 
 
 def late_stream(taken: Flow | None, name: str | None) -> KStream[Any, Any]:
-    """Return the records that came too late for a table, of those it takes.
+    """Return the late records of a table, from the flow that it takes in.
 
     Raises:
-        TopologyError: there is no table yet, or the records have lost their values.
+        TopologyError: there is no table yet, or the values of the records were lost in a repartition topic.
     """
     from coopstreams.topology.dsl.kstream import KStream
 

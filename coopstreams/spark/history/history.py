@@ -138,8 +138,8 @@ def partitioned(history: TableHistory, partitions: int) -> DataFrame:
 def forwarded_frame(spark: SparkSession, folders: Sequence[str], topic: str, partitions: int) -> DataFrame:
     """Return the records that earlier stages wrote to a repartition topic, in an order that every attempt reproduces.
 
-    They are ordered by the time of the task that wrote them, so that stream time orders them as before; then by stage,
-    task and number. This time takes the place of the offset, which these records do not have.
+    They are ordered by the time of the task that wrote them, so that no record is later than it was in its source; then
+    by stage, task and number. This time takes the place of the offset, which these records do not have.
     """
     if not folders:  # no stage writes it, because its writers have no source topics
         return spark.createDataFrame([], ddl(HISTORY))
