@@ -66,8 +66,9 @@ class Follower:
     """
 
     def __init__(self, log: Log, group: str, *, partitions: int = PARTITIONS, replication: int = -1) -> None:
-        """Find the group's partition; create the topic with `partitions` partitions if it does not exist. Read nothing
-        yet.
+        """Find the group's partition; create the topic with `partitions` partitions if it does not exist.
+
+        Reads nothing yet.
         """
         self._log = log
         counts = log.partitions([COMMIT_TOPIC])
@@ -320,9 +321,7 @@ class Follower:
 
 
 def _writer(key: bytes, value: bytes) -> set[str]:
-    """Return the transactional id in a record; nothing if it is unreadable: `_take` reports that once it is
-    committed.
-    """
+    """Return the transactional id in a record; none if it is unreadable: `_take` reports it once it is committed."""
     try:
         return {decode_value(value, decode_key(key).range).transactional_id}
     except LogError:

@@ -128,8 +128,7 @@ class Positions:
         begun: Begun | None = None,
         host: Host = SYSTEM,
     ) -> None:
-        """`begun`: given for an application only. It checks each task that finds no position; commits name their
-        topics' ids.
+        """`begun`: for applications only. It checks each task without a position; commits then name their topics' ids.
 
         Without it, such a task begins at `auto.offset.reset` in any case, and the commits' metadata are the user's.
         """
@@ -144,15 +143,17 @@ class Positions:
         self._alone = alone
         self._begun = begun
         self.unstable: dict[TopicPartition, float] = {}
-        """Since when (`Host.now`) an open transaction has kept back a plain offset that some task waits for. Any
-        thread.
+        """Plain offsets that some task waits for and an open transaction keeps back; since when (`Host.now`).
+
+        Any thread may look.
         """
         self._checked = False
         self._doubted_at: float | None = None
 
     def resolve(self, asking: Sequence[Asking], generation: int) -> dict[TaskId, Progress]:
-        """Return the progress of the tasks whose positions are known now; the others ask again. Only behind the
-        barrier.
+        """Return the progress of the tasks whose positions are known now; the others ask again.
+
+        Call it only behind the barrier.
 
         Raises:
             ConfigError: the group's progress is not where it should be; the message has the reason and the cure.
@@ -232,9 +233,7 @@ class Positions:
                     one.plain.setdefault(partition, committed)
 
     def _check_rows(self, rows: Offsets) -> None:
-        """See `Follower.check`. Retry for `DOUBT_S` before an error counts, since a lagging broker may answer with an
-        old end.
-        """
+        """See `Follower.check`. An error counts only after `DOUBT_S`: a lagging broker may answer with an old end."""
         try:
             self._follower.check(rows)
         except ConfigError as error:

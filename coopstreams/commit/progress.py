@@ -200,9 +200,7 @@ class Progress:
 
     @property
     def parted(self) -> bool:
-        """Whether parts of the range are at different offsets, so that earlier owners have done some of the records to
-        come.
-        """
+        """Whether parts of the range are at different offsets: earlier owners have done some of the next records."""
         return any(_parted(source.now()) for source in self._sources.values())
 
     @property
@@ -302,14 +300,13 @@ class Progress:
 
     @property
     def mirrors(self) -> bool:
-        """Whether this task writes the stable offset for its siblings: it owns hash 0, but not the whole range. Any
-        thread.
-        """
+        """Whether this task writes the stable offset for its siblings: it owns hash 0, but not all. Any thread."""
         return not self.range.start and not self.range.is_whole
 
     def mirror_due(self, commits: Commits) -> bool:
-        """Whether siblings moved the stable offset since this task last wrote it: it then commits, even if it has not
-        moved.
+        """Whether siblings moved the stable offset since this task last wrote it.
+
+        It then commits, even if it has not moved itself.
         """
         return self.mirrors and any(
             commits.mirror(partition, source.mirrored) not in (None, source.mirrored)

@@ -47,9 +47,9 @@ nothing. In detail, for the mixed use:
   claims of stalled openers may tile the hash space beside a whole-range owner that found and wrote no individual
   commit: then the claims count, and what was done since is done again.
 * *Individual commits go away*: the plain offset names the highest term beside it (`Committed.beside`). That record is
-  never garbage, so a view behind the barrier without it lacks commits (`lacks`): refused. A task of all hashes in one
-  segment names none: its offset says everything. Terms go on above the one that is named, so an earlier zombie stays
-  outranked. One loss is not detected: that of the very first individual commits of a partition, before the next
+  never garbage, so a view behind the barrier without it lacks commits (`lacks`), and no task opens. A whole-range task
+  with one segment names none: its offset is its whole progress. Terms go on above the named one, so an earlier zombie
+  stays outranked. One loss is not detected: that of the very first individual commits of a partition, before the next
   commit of the owner of hash 0.
 
 * *The plain offset goes back*: a copy of a transaction's offsets that a client sent again, delayed until the producer's
@@ -59,10 +59,10 @@ nothing. In detail, for the mixed use:
   transaction, and the offsets of the next.
 
 **At-least-once: complete commits <= resolve(h) <= what the state of h's owner holds.** Individual commits are not
-fenced, so a zombie's may appear at any time. Hence a task opens in four steps: read (barrier, plain offset, `open`);
-*ask*, a fenced OffsetCommit; *claim*, its inherited segments under its own term, flushed; a fenced OffsetCommit again;
-only then does it process. So a zombie's commits have lower ranks than its successor's claim, and its position cannot
-get ahead of the state that the successor restored, which would lose records.
+fenced, so those of a zombie may appear at any time. Hence a task opens in four steps: read (barrier, plain offset,
+`open`); *ask*, a fenced OffsetCommit; *claim*, its inherited segments under its own term, flushed; a fenced
+OffsetCommit again; only then does it process. So a zombie's commits have lower ranks than its successor's claim, and
+its position cannot get ahead of the state that the successor restored, which would lose records.
 * *Ask.* Without it an opener that stalls before it reads would see its successor's commits, choose a higher term than
   theirs, and claim over them. After it, all that it read was written before any successor opened.
 * *Term over the whole partition*, not over the range only: a stalled opener of a wider range could have a higher term
@@ -77,11 +77,12 @@ get ahead of the state that the successor restored, which would lose records.
 * *The plain offset has a term* because "always the larger" leaks a zombie's position through the mirror: B stalls, B'
   has read up to its high watermark, B writes [50..99]@1 -> 180, A mirrors stable = 180, B' claims [50..99]@2 -> 130:
   the successor of B' would skip 130..179, which are only in the zombie's state.
-`tests/commit/test_commit_simulation.py` finds a wrong history when any one of these is taken away.
+
+`tests/commit/test_commit_simulation.py` finds a wrong history when any one of these rules is removed.
 
 A torn at-least-once commit (some records arrived) is harmless: each is written after the outputs and changelogs it
-stands for were flushed. Tombstones are derived from what is *read back*, never from what is about to be written, so
-they may be torn off as well.
+stands for were flushed. Tombstones are derived from commits *read back*, never from those about to be written, so
+losing them is harmless as well.
 
 Invariant: `live` holds the last value of each key and no tombstoned key; which record counts for which hash changes
 only with the keys.
@@ -283,8 +284,9 @@ class CommitView:
     def stable(
         self, partition: TopicPartition, committed: Committed | None, own: Sequence[Segment] = ()
     ) -> Position | None:
-        """Return the stable position: everything below it is done over the whole hash space. None while a hash never
-        committed.
+        """Return the stable position: below it everything is done over the whole hash space.
+
+        None while a hash has never committed.
 
         Shape: `own` are the segments of the caller that are committed, whether read back or not.
         """

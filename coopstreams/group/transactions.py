@@ -81,10 +81,9 @@ class Transactions:
     def settle(
         self, transactional_id: str, partitions: Collection[TopicPartition], timeout_s: float
     ) -> frozenset[TopicPartition]:
-        """Wait until the last transaction has ended in these partitions; return the partitions of an ongoing one at
-        once.
+        """Wait until the last transaction has ended in these partitions; return the partitions of an ongoing one.
 
-        Empty: it has ended.
+        If one is ongoing, it returns at once; empty: the last one has ended.
 
         Raises:
             LogError: retryable: no answer in time, or a partition has no leader. Not retryable: it hangs, and this

@@ -164,8 +164,9 @@ class Writer(Protocol):
         partitions: int | Int64s | None = None,
         headers: Sequence[Headers | None] | None = None,
     ) -> None:
-        """Queue these records, in order; wait while the queue is full. A transactional writer needs an open
-        transaction.
+        """Queue these records, in order; wait while the queue is full.
+
+        A transactional writer needs an open transaction.
 
         Shape: `partitions` None = murmur2 of the key as Java does, any partition for a null key; an int = all to that
         one; a column: one each, with `outputs.ANY_PARTITION` as None. Timestamps are kept, but for 0 on Kafka: its

@@ -225,9 +225,7 @@ class Restoring:
         self._complete()
 
     def _fetch(self) -> list[RecordBatch]:
-        """Fetch from the changelogs. An offset out of range, or a stuck restore, may mean that a changelog was
-        recreated.
-        """
+        """Fetch from the changelogs; check for recreated ones when an offset is out of range or a restore is stuck."""
         try:
             batches = self._reader.fetch(BATCH, LOOK_S)
         except OffsetOutOfRangeError:
@@ -240,9 +238,7 @@ class Restoring:
         return batches
 
     def _changed(self) -> bool:
-        """Restart the restores whose changelog was recreated or has lost the next record; return whether there were
-        any.
-        """
+        """Restart the restores whose changelog was recreated or has lost the next record; return whether any was."""
         changed = False
         for changelog, job in self._jobs.items():
             bounds = self._changelogs.bounds(changelog, job.stops)
@@ -260,9 +256,7 @@ class Restoring:
         return done
 
     def stuck(self) -> bool:
-        """Whether some restore has not moved for `PATIENCE_S`: an open transaction keeps back the end of its
-        changelog.
-        """
+        """Whether some restore has not moved for `PATIENCE_S`: an open transaction keeps its changelog's end back."""
         return any(self._host.now() - job.moved_at > PATIENCE_S for job in self._jobs.values())
 
     def progress(self, task: TaskId) -> list[RestoreProgress]:

@@ -25,7 +25,6 @@ Fold = Literal["count", "sum", "min", "max"]
 Values = Literal["any", "int64", "json"]
 
 _REDUCERS: Final[tuple[tuple[Any, Fold], ...]] = ((operator.add, "sum"), (min, "min"), (max, "max"))
-_LONGEST_MS: Final = 1 << 61
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _NAME = re.compile(r'[^"\\\x00-\x1f\ud800-\udfff]+')
 
@@ -179,13 +178,6 @@ def _aggregation(node: Aggregate, nodes: dict[str, Node]) -> Aggregation | str:
     }
     if any(more.values()):
         return next(why for why, holds in more.items() if holds)
-    sizes = (
-        (windows.size_ms, windows.advance_ms, windows.size_ms + windows.grace_ms)
-        if isinstance(windows, TimeWindows)
-        else (0, 0, 0)
-    )
-    if max(sizes) > _LONGEST_MS:
-        return "has a grace that leaves 64 bits"
     if store.value not in (serdes.int64, serdes.json):
         return f"keeps values as {store.value}; int64 or plain JSON have one form for an integer"
     values = _values(source, where, part, fold)
@@ -194,6 +186,11 @@ def _aggregation(node: Aggregate, nodes: dict[str, Node]) -> Aggregation | str:
             f'folds values of {source.value}; int64, plain JSON, or field("...") of plain JSON have integers that SQL '
             "can read"
         )
+    sizes = (
+        (windows.size_ms, windows.advance_ms, windows.size_ms + windows.grace_ms)
+        if isinstance(windows, TimeWindows)
+        else (0, 0, 0)
+    )
     return Aggregation(
         node.name, store.name, fold, values, None if part is None else part.name, node.drops_null_values, where, *sizes
     )

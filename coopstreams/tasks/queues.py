@@ -146,7 +146,7 @@ class SourceQueues:
         return self._take(name, chosen, limit, most, ties=best[1] < limit_order)
 
     def _head(self, source: _Source, now: float) -> int | None:
-        """Return the stream time of a source's head; None: it is empty and no longer waited for."""
+        """Return the stream time at a source's head, or the reached one while it is waited for; None: neither."""
         while source.waiting and not len(source.waiting[0][0]) and len(source.waiting) > 1:
             columns, _, stream_time, _ = source.waiting.popleft()
             source.stream_time = stream_time

@@ -31,7 +31,6 @@ from coopstreams.topology.graph.nodes import SubTopology
 from coopstreams.topology.graph.partitions import check_partitions
 from coopstreams.topology.graph.patterns import matched
 from tests.broker import law
-from tests.durations import ms
 
 TOPICS = law.Topics("law", "orders", "customers", "running", "windows", "cities")
 REPARTITION = "law-KSTREAM-KEY-SELECT-0000000016-repartition"
@@ -169,10 +168,6 @@ DAY = TimeWindows(days=1)
         (
             lambda orders: orders.group_by_key().windowed_by(SessionWindows(milliseconds=5)).count(),
             "has windows that follow the records",
-        ),
-        (
-            lambda orders: orders.group_by_key().windowed_by(TimeWindows(days=1, grace=ms(1 << 62))).count(),
-            "has a grace that leaves 64 bits",
         ),
         (
             lambda orders: orders.group_by_key().windowed_by(DAY).emit_strategy("on_window_close").count(),

@@ -1,6 +1,7 @@
-"""A user's transactional producer as a `Writer`, so that a consumer's commit is part of the user's transaction.
+"""A user's transactional producer with the part of `Writer` that a consumer's commit needs.
 
-This class begins, commits and aborts the transaction; the user's own records go out by the same producer.
+So the commit is part of the user's transaction. `ProducerTransaction` begins, commits and aborts it; the user's own
+records go out by the same producer.
 """
 
 from __future__ import annotations
