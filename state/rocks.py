@@ -100,7 +100,7 @@ class Rocks:
             self._check_open()
             try:
                 self._db.drop_column_family(family)
-            except Exception as error:  # it is still there
+            except Exception as error:  # the family is still there
                 raise self._error(error) from error
             column = self._columns.pop(family)
             with suppress(Exception):  # it closes, but raises because it cannot flush a dropped family
@@ -285,7 +285,7 @@ class _Cursor:
     def __init__(self, iterator: RdictIter, bounds: ReadOptions) -> None:
         self.iterator: RdictIter | None = iterator
         self._bounds = (
-            bounds  # RocksDB reads the upper bound out of it as long as it iterates, and rocksdict lets it go (seen)
+            bounds  # RocksDB reads the upper bound from it while it iterates, and rocksdict does not keep it (seen)
         )
 
 

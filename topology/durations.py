@@ -40,7 +40,7 @@ def duration_ms(duration: Duration, what: str) -> int:
         if duration % _MILLISECOND:
             raise TopologyError(f"{what} is {duration}: nothing finer than a millisecond exists in Kafka. Round it.")
         return duration // _MILLISECOND
-    if type(duration) is int and duration == 0:  # False is no duration
+    if type(duration) is int and duration == 0:  # False == 0, but is not a duration
         return 0
     if type(duration) in (int, float):
         raise TopologyError(

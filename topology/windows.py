@@ -129,7 +129,7 @@ class UnlimitedWindows(Windows):
         """Return the start of the window if it holds the timestamp, else nothing."""
         return (self.start_ms,) if timestamp >= self.start_ms else ()
 
-    def end(self, start_ms: int) -> int:  # noqa: ARG002 whatever it is
+    def end(self, start_ms: int) -> int:  # noqa: ARG002 the end is the same for any start
         """Return the largest timestamp: the window never ends."""
         return FOREVER_MS
 

@@ -21,7 +21,7 @@ from coopstreams.topology.windows import AnyWindows, SessionWindows, SlidingWind
 if TYPE_CHECKING:
     from coopstreams.topology.dsl.kstream import (
         KStream,
-    )  # a stream is cut into windows, and what comes too late for them is one
+    )  # a stream is cut into windows, and `late` returns a stream
 
 K = TypeVar("K")
 V = TypeVar("V")

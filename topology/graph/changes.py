@@ -40,7 +40,7 @@ class Verdict(StrEnum):
 
     @property
     def severity(self) -> int:
-        """0: all is well; 1: visible to users of the application; 2: wrong results without an error."""
+        """0: all is well; 1: an effect that is easy to notice; 2: wrong results without an error."""
         return {Verdict.KEEPS: 0, Verdict.NEW: 0, Verdict.EMPTY: 1, Verdict.ORPHANED: 1}.get(self, 2)
 
 

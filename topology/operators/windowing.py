@@ -155,7 +155,7 @@ class _Sliding:
             self._begin_right(right)
 
     def early(self) -> None:
-        """Add the record in the first difference after the epoch, where all records share the window that begins at 0."""
+        """Add the record in the first difference after the epoch, where all share the window that begins at 0."""
         timestamp = self._timestamp
         found = self._of._store.fetch(self._key_bytes, 0, timestamp + 1)
         starts: set[int] = set()
