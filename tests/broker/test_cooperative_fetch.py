@@ -113,6 +113,7 @@ def test_three_members_share_one_partition_and_each_record_is_done_once(kafka: K
     late.close()
 
 
+@pytest.mark.slow
 def test_what_a_dead_member_had_is_delivered_again_after_the_gap_wait(
     broker_of_own: Callable[..., KafkaBroker],
 ) -> None:

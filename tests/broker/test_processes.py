@@ -118,8 +118,15 @@ def program(kafka: Kafka, tmp_path: Path) -> Iterator[Program]:
         process.wait()
 
 
-@pytest.mark.parametrize("guarantee", GUARANTEES)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("number", "guarantee"),
+    [
+        (signal.SIGTERM, "exactly_once_v2"),
+        (signal.SIGINT, "at_least_once"),
+        pytest.param(signal.SIGTERM, "at_least_once", marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, "exactly_once_v2", marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_drains_and_commits_and_nothing_is_done_again(
     program: Program, guarantee: str, number: signal.Signals
 ) -> None:
@@ -204,7 +211,7 @@ def test_a_worker_that_crashes_is_started_again(program: Program) -> None:
     assert program.found().exactly_once
 
 
-@pytest.mark.parametrize("guarantee", GUARANTEES)
+@pytest.mark.parametrize("guarantee", ["exactly_once_v2", pytest.param("at_least_once", marks=pytest.mark.slow)])
 def test_a_disk_that_is_full_ends_the_process_with_the_folder_and_loses_nothing(
     program: Program, guarantee: str
 ) -> None:

@@ -83,7 +83,7 @@ def restored(group: Workers, number: int, store: str) -> float:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("guarantee", ["exactly_once_v2", "at_least_once"])
+@pytest.mark.parametrize("guarantee", ["exactly_once_v2", pytest.param("at_least_once", marks=pytest.mark.slow)])
 def test_killed_processes_leave_the_fold_of_the_topic_to_those_that_take_over(
     kafka: Kafka, workers: Callable[..., Workers], guarantee: str
 ) -> None:

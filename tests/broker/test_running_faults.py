@@ -103,6 +103,7 @@ def behind(counting: Counting, written: Counter[str]) -> int:
     return sum(len(set(range(1, count + 1)) - set(seen.get(key, ()))) for key, count in written.items())
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_broker_that_is_gone_for_thirty_seconds(broker_of_own: Callable[..., KafkaBroker], tmp_path: Path) -> None:
     outage(broker_of_own, tmp_path, paused=False)
@@ -158,7 +159,7 @@ def test_a_sink_topic_that_is_deleted_stops_the_instance(kafka: Kafka, tmp_path:
         assert updates(counting) == {"a": list(range(1, 11))}
 
 
-@pytest.mark.parametrize("guarantee", GUARANTEES)
+@pytest.mark.parametrize("guarantee", ["exactly_once_v2", pytest.param("at_least_once", marks=pytest.mark.slow)])
 def test_a_slow_function_commits_between_records(kafka: Kafka, tmp_path: Path, guarantee: str) -> None:
     """A run of records takes longer than a transaction may; a second instance gets its share without waiting for the
     queue.

@@ -34,7 +34,7 @@ def test_thousands_of_seeded_histories_agree_with_the_set_model(exactly_once: bo
     base = int(
         os.environ.get("COOPSTREAMS_SEED", "1000000")
     )  # the same in each run: others are looked at by setting it
-    histories = int(os.environ.get("COOPSTREAMS_HISTORIES", "5000"))
+    histories = int(os.environ.get("COOPSTREAMS_HISTORIES", "2000"))
     seen: Counter[str] = Counter()
     live = 0
     for seed in range(base, base + histories):

@@ -15,8 +15,14 @@ FIGURES = [
 ]
 
 
-@pytest.mark.parametrize("backend", ["memory", "rocksdb"])
-@pytest.mark.parametrize(("ranges", "level", "passed", "explained", "total"), FIGURES)
+@pytest.mark.parametrize(
+    ("ranges", "level", "passed", "explained", "total", "backend"),
+    [
+        pytest.param(*row, backend, marks=[pytest.mark.slow] * (backend == "rocksdb" and row[0] > 4))
+        for row in FIGURES
+        for backend in ("memory", "rocksdb")
+    ],
+)
 def test_as_many_cases_pass_as_the_page_says_and_those_that_do_not_are_named(
     ranges: int, level: Level, passed: int, explained: int, total: int, backend: Backend
 ) -> None:

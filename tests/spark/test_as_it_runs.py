@@ -176,6 +176,7 @@ def test_an_optimised_application_goes_on_from_its_source_topic_and_from_the_sna
     assert shop.internal() == internal
 
 
+@pytest.mark.slow
 def test_a_rebuild_finds_the_stores_of_an_optimised_application(
     shop: Shop, spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -117,6 +117,7 @@ def check(kafka: Kafka, program: Letters, outcome: dict[str, Any]) -> None:
     assert set(updates) == set(program.expected)
 
 
+@pytest.mark.slow
 def test_spark_connect_runs_a_program_that_lies_on_the_driver_alone(kafka: Kafka, tmp_path: Path) -> None:
     counted = Letters.make(kafka, tmp_path / "app", words(1000))
     fails = Letters.make(kafka, tmp_path / "app", ["no", "", "letter"])

@@ -171,6 +171,7 @@ def test_tables_and_all_their_updates_are_those_of_answers_that_come_at_once(
     assert updates == told
 
 
+@pytest.mark.slow
 def test_late_rows_are_answered_and_the_record_cache_holds_no_question_back(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -194,6 +194,7 @@ def orders(seed: int, records: int) -> list[Row]:
     return rows
 
 
+@pytest.mark.slow
 def test_filtered_and_in_hopping_windows_spark_folds_what_python_folds(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -80,6 +80,7 @@ def test_a_rebuild_in_spark_makes_the_snapshot_that_a_rebuild_alone_makes(
         assert metric(app, "coopstreams_snapshot_keys_total") == len(KEYS)
 
 
+@pytest.mark.slow
 def test_from_the_command_line_it_needs_no_more_than_a_number_of_cores(kafka: Kafka, tmp_path: Path) -> None:
     counting, url = Counting.make(kafka, 2), str(tmp_path / "snapshots")
     written = counting.write(KEYS[:200])
