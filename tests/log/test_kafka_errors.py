@@ -65,8 +65,11 @@ def test_only_what_is_named_as_final_ends_anything(code: int) -> None:
     assert FENCED | UNKNOWN | OUT_OF_RANGE <= FINAL
 
 
-def test_a_fatal_error_never_heals_whatever_its_code() -> None:
-    assert not heals(KafkaError(KafkaError._TRANSPORT, "lost", True))
+def test_a_fatal_error_ends_a_client_and_not_the_work_unless_its_code_is_final() -> None:
+    out_of_order = KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, "sequence desynchronization", True)
+    assert heals(out_of_order)
+    assert translated(out_of_order, "writing").retryable
+    assert not heals(KafkaError(KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "no", True))
 
 
 @pytest.mark.parametrize(

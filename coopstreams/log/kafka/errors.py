@@ -156,10 +156,14 @@ def error_of(exception: BaseException) -> KafkaError:
 
 
 def heals(error: KafkaError) -> bool:
-    """Whether the same call may succeed later without any change by a user."""
+    """Whether the same work may succeed later without any change by a user.
+
+    A fatal error ends the client, not the work: a writer aborts with a new producer (seen: a broker that was killed and
+    one that was paused left a producer's sequence numbers out of order; its worker ended).
+    """
     if error.code() == KafkaError.INVALID_REPLICATION_FACTOR and _FENCED_BROKERS in error.str():
         return True
-    return error.code() not in FINAL and not error.fatal()
+    return error.code() not in FINAL
 
 
 def translated(error: KafkaError, what: str) -> LogError:
