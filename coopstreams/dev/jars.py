@@ -16,9 +16,10 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -110,15 +111,39 @@ class _Download:
             OSError, RuntimeError: a download failed.
             DevError: a file differs from its pinned content.
         """
-        with ThreadPoolExecutor(_AT_A_TIME) as pool:
+        waiting: SimpleQueue[tuple[Pin, Future[None]]] = SimpleQueue()
+        futures: list[Future[None]] = []
+        for pin in sorted(files, key=lambda pin: -pin.size):
+            futures.append(Future())
+            waiting.put((pin, futures[-1]))
+        # Daemons: Ctrl-C ends the process also while one of them waits for a repository that says nothing.
+        threads = [threading.Thread(target=self._work, args=(waiting,), daemon=True) for _ in range(_AT_A_TIME)]
+        for thread in threads:
+            thread.start()
+        try:
+            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            for future in done:
+                future.result()
+        except Exception:
+            self._stopped.set()
+            for thread in threads:
+                thread.join()
+            raise
+        finally:
+            self._stopped.set()
+
+    def _work(self, waiting: SimpleQueue[tuple[Pin, Future[None]]]) -> None:
+        while not self._stopped.is_set():
             try:
-                largest_first = sorted(files, key=lambda pin: -pin.size)
-                done, _ = wait([pool.submit(self._fetch, pin) for pin in largest_first], return_when=FIRST_EXCEPTION)
-                for future in done:
-                    future.result()
-            finally:  # also after Ctrl-C
-                self._stopped.set()
-                pool.shutdown(wait=False, cancel_futures=True)
+                pin, future = waiting.get_nowait()
+            except Empty:
+                return
+            try:
+                self._fetch(pin)
+            except Exception as error:  # noqa: BLE001 raised by whoever waits for the files
+                future.set_exception(error)
+            else:
+                future.set_result(None)
 
     def _fetch(self, pin: Pin) -> None:
         artifact = self._maven.project(pin.group, pin.artifact).at_version(pin.version).artifact()
