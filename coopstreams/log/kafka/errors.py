@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from confluent_kafka import KafkaError, KafkaException
 
-from coopstreams.log.kafka.settings import ClientErrors
+from coopstreams.log.kafka.settings import ClientErrors, code_in
 from coopstreams.topology.errors import (
     DeliveryError,
     FencedError,
@@ -91,8 +91,7 @@ FINAL = FENCED | UNKNOWN | OUT_OF_RANGE | _REFUSED | frozenset({
     # unreadable records
     KafkaError._BAD_MSG,
     KafkaError._BAD_COMPRESSION,
-    # a client that was used wrongly, or is unusable
-    KafkaError._FATAL,
+    # a client that was used wrongly
     KafkaError._INVALID_ARG,
     KafkaError._INVALID_TYPE,
     KafkaError._NOT_CONFIGURED,
@@ -101,7 +100,7 @@ FINAL = FENCED | UNKNOWN | OUT_OF_RANGE | _REFUSED | frozenset({
     KafkaError._UNKNOWN_PROTOCOL,
 })  # fmt: skip
 """Errors that a retry does not cure: a user must change something. All others heal."""
-CONSEQUENCES = frozenset({KafkaError._STATE, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
+CONSEQUENCES = frozenset({KafkaError._STATE, KafkaError._FATAL, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
 """Errors of every call after a record made its transaction fail: they do not name the cause."""
 _NOT_DELIVERED = UNKNOWN | _REFUSED | frozenset({
     KafkaError.POLICY_VIOLATION,
@@ -197,9 +196,7 @@ def cause_of(error: KafkaError, transaction: str) -> KafkaError:
 
     `transaction`: the client's log line on the failed transaction, which ends with the name of the error.
     """
-    code = (
-        getattr(KafkaError, transaction.rpartition("(")[2].rstrip(")"), None) if error.code() in CONSEQUENCES else None
-    )
+    code = code_in(transaction) if error.code() in CONSEQUENCES else None
     return KafkaError(code) if code in _NOT_DELIVERED else error
 
 

@@ -90,6 +90,7 @@ _PREFIXES = ("consumer.", "producer.", "admin.")
 
 TRANSACTION_TIMEOUT_MS = 15_000
 REPEAT_S = 60.0
+_FATAL = "Fatal transaction error"
 AWAY = frozenset({"FAIL", "REQTMOUT"})
 """Facilities in librdkafka's log that report brokers which are unreachable or do not answer."""
 
@@ -138,7 +139,8 @@ def producer_settings(settings: Mapping[str, Any], transactional_id: str | None)
 class ClientErrors:
     """The errors of a client, for messages: it is the client's `error_cb` and its logger.
 
-    A fatal error does not come here; the next call raises it.
+    The next call raises a fatal error, but may lose what it was (see `errors.error_of`). The log of a transactional
+    producer has it, one line before.
     """
 
     def __init__(self) -> None:
@@ -171,13 +173,22 @@ class ClientErrors:
             outage.heard(said)
         quiet = repeated or facility in AWAY or facility == "TXNERR" or said.endswith(": retrying")
         logger.log(logging.DEBUG if quiet else level, text, facility, client, said)
-        if facility == "TXNERR" and not self.transaction:
-            self.transaction = said.partition("]: ")[2]
+        if facility == "TXNERR":
+            line = said.partition("]: ")[2]
+            self.transaction = self.transaction or line
+            if line.startswith(_FATAL):
+                self.fatal = KafkaError(code_in(line) or KafkaError._FATAL, fatal=True)
 
     @property
     def last(self) -> str:
         """The last error, in words; empty if none."""
         return "" if self._last is None else self._last.str()
+
+
+def code_in(line: str) -> int | None:
+    """Return the error code that a line of librdkafka's log on a transaction ends with, by its name in brackets."""
+    code: int | None = getattr(KafkaError, line.rpartition("(")[2].rstrip(")"), None)
+    return code
 
 
 def make_client(make: Callable[[dict[str, Any]], Any], settings: dict[str, Any], errors: ClientErrors) -> Any:

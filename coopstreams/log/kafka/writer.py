@@ -330,17 +330,7 @@ class KafkaWriter:
             try:
                 self._producer.poll(0)
             except CLIENT_ERRORS as exception:
-                self._errors.fatal = error_of(exception)
-
-    def _find_fatal(self) -> None:
-        """Get the fatal error of the producer: it reports it once, and later only to a transactional call."""
-        self._serve()
-        if self._errors.fatal is None and self._producer is not None and self._id is not None:
-            try:
-                self._producer.abort_transaction(0)
-            except CLIENT_ERRORS as exception:
-                error = error_of(exception)
-                self._errors.fatal = error if error.fatal() else None
+                self._errors.fatal = self._errors.fatal or error_of(exception)
 
     def _insist(self, call: Callable[[float], None], timeout_s: float, what: str) -> None:
         """Make a call of the transactional API until it succeeds, refuses, or time runs out.
@@ -368,8 +358,6 @@ class KafkaWriter:
         error = error_of(exception)
         if error.fatal():
             self._errors.fatal = error
-        elif error.code() == KafkaError._FATAL:
-            self._find_fatal()
         elif (error.txn_requires_abort() or error.code() in CONSEQUENCES) and not self._errors.transaction:
             self._serve()  # get the reason
         error = cause_of(error, self._errors.transaction)
