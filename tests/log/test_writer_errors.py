@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from coopstreams.dev.broker import KafkaBroker
-from coopstreams.log.kafka.errors import error_of, translated
+from coopstreams.log.kafka.errors import CLIENT_ERRORS, error_of, translated
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.kafka.writer import RETRY_S
 from coopstreams.log.log import TopicSpec
@@ -44,7 +44,7 @@ class Losing(Producer):
     def _call(self, name: str, *args: Any) -> Any:
         try:
             return getattr(super(), name)(*args)
-        except KafkaException as exception:
+        except CLIENT_ERRORS as exception:
             if error_of(exception).fatal():
                 raise SystemError(f"{name} returned NULL without setting an exception") from None
             raise
