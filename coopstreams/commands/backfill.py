@@ -7,14 +7,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 from rich.console import Console
 
 from coopstreams.commands.loading import load_topology
-from coopstreams.commands.settings import configure_logging, flags
+from coopstreams.commands.settings import Pairs, SettingsFile, Verbose, configure_logging, flags
 from coopstreams.commands.task_bars import TaskBars
 from coopstreams.common.config import Config, settings_of
 from coopstreams.topology.errors import ConfigError
@@ -91,13 +90,9 @@ def backfill(
     publish: Annotated[
         bool, typer.Option("--publish", help="Let it count when it is done: a live application goes on at the cut.")
     ] = False,
-    config: Annotated[
-        Path | None, typer.Option(metavar="FILE.toml", help="Settings in a TOML file, by Kafka's dotted names.")
-    ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="One setting; may be repeated.")
-    ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
+    config: SettingsFile = None,
+    set_: Pairs = None,
+    verbose: Verbose = False,
 ) -> None:
     """Process the history of the source topics in Spark, as tasks of the application, which must not have run yet.
 

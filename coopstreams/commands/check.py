@@ -10,7 +10,7 @@ import orjson
 import typer
 
 from coopstreams.commands.loading import load_topology
-from coopstreams.commands.settings import Brokers, ConfigFile, cluster, configure_logging, flags
+from coopstreams.commands.settings import Brokers, ConfigFile, Pairs, cluster, configure_logging, flags
 from coopstreams.common.config import Config, settings_of
 from coopstreams.instance.deployed import ACCEPT, Deployed
 from coopstreams.tasks.resolved_topology import as_it_runs
@@ -34,9 +34,7 @@ def check(
     ] = "none",
     bootstrap_servers: Brokers = None,
     config: ConfigFile = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="One setting; may be repeated.")
-    ] = None,
+    set_: Pairs = None,
 ) -> None:
     """Say which stores, topics and positions survive a change of the topology. NEW alone is compared with the version
     that ran last on the cluster.

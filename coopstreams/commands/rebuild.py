@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
@@ -15,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from coopstreams.admin.rebuild import Rebuilder, RebuiltPartition, Wanted
 from coopstreams.commands.loading import load_topology
-from coopstreams.commands.settings import configure_logging, flags
+from coopstreams.commands.settings import Pairs, SettingsFile, Verbose, configure_logging, flags
 from coopstreams.commands.snapshots import megabytes
 from coopstreams.commands.task_bars import TaskBars
 from coopstreams.common.config import Config, settings_of
@@ -85,13 +84,9 @@ def rebuild(
     resume: Annotated[
         str | None, typer.Option(metavar="RUN", help="From the source: go on with a run that did not come to its end.")
     ] = None,
-    config: Annotated[
-        Path | None, typer.Option(metavar="FILE.toml", help="Settings in a TOML file, by Kafka's dotted names.")
-    ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="One setting; may be repeated.")
-    ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
+    config: SettingsFile = None,
+    set_: Pairs = None,
+    verbose: Verbose = False,
 ) -> None:
     """Make a snapshot from the changelogs and publish it; the application may run meanwhile, and is not disturbed.
 

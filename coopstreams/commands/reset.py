@@ -13,7 +13,7 @@ import typer
 
 from coopstreams.admin.application_reset import Reset, carry_out, check_stopped, plan_reset
 from coopstreams.commands.loading import load_topology
-from coopstreams.commands.settings import Brokers, ConfigFile, cluster, configure_logging, flags
+from coopstreams.commands.settings import Brokers, ConfigFile, Pairs, cluster, configure_logging, flags
 from coopstreams.common.config import Config, settings_of
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.kafka.offsets import KafkaOffsets
@@ -41,9 +41,7 @@ def reset(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     bootstrap_servers: Brokers = None,
     config: ConfigFile = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="One setting; may be repeated.")
-    ] = None,
+    set_: Pairs = None,
 ) -> None:
     """Have an application that does not run begin anew: offsets set back, changelogs and repartition topics deleted.
     Results stay.

@@ -17,7 +17,7 @@ from coopstreams.commands.ending import run_command
 from coopstreams.commands.loading import load_topology
 from coopstreams.commands.restarts import MOST_RESTARTS
 from coopstreams.commands.screen import Screen, report
-from coopstreams.commands.settings import configure_logging, flags
+from coopstreams.commands.settings import Pairs, SettingsFile, Verbose, configure_logging, flags
 from coopstreams.commands.supervisor import Supervisor
 from coopstreams.commands.worker import end_with_supervisor, past
 from coopstreams.common.config import Config, settings_of
@@ -68,13 +68,9 @@ def run(
             "without an end begin a new row.",
         ),
     ] = MOST_RESTARTS,
-    config: Annotated[
-        Path | None, typer.Option(metavar="FILE.toml", help="Settings in a TOML file, by Kafka's dotted names.")
-    ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="One setting; may be repeated.")
-    ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
+    config: SettingsFile = None,
+    set_: Pairs = None,
+    verbose: Verbose = False,
 ) -> None:
     """Run a topology until Ctrl-C or SIGTERM, which drain and commit.
 

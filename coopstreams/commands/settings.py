@@ -61,6 +61,12 @@ ConfigFile = Annotated[
     Path | None,
     typer.Option("--config", metavar="FILE.toml", help="Settings in a TOML file: how to connect, with which identity."),
 ]
+SettingsFile = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE.toml", help="Settings in a TOML file, by Kafka's dotted names."),
+]
+Pairs = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="One setting; may be repeated.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")]
 
 
 def connection(brokers: str | None, config: Path | None) -> Mapping[str, Any]:
