@@ -8,8 +8,7 @@
 Invariant: a download that was given up touches no database and leaves no file. Giving up never waits for the network.
 Invariant: a storage that is silent for a minute is called off: the slices that have come are used, and the changelog
 supplies the rest.
-Turned down: the executors of `concurrent.futures` (at its end, a process waits for their threads, one of which may
-never return); and ingesting over existing rows (a file's rows would win over newer ones).
+Turned down: ingesting over existing rows (a file's rows would win over newer ones).
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import shutil
 import threading
 import time
 import uuid
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -32,6 +30,7 @@ from coopstreams.state.restore import Bounds
 from coopstreams.state.snapshot import FetchedFile
 from coopstreams.state.snapshot_restore import Changelog, Snapshots
 from coopstreams.state.storage import GivenUpError
+from coopstreams.state.worker_pool import Job, WorkerPool
 from coopstreams.topology.errors import SnapshotError, StateError
 from coopstreams.topology.stores import StoreSpec
 
@@ -41,8 +40,6 @@ AT_ONCE = 8
 """Slices that are fetched at the same time: an object store answers slowly, but many requests at once."""
 PATIENCE_S = 60.0
 """How long a storage may be silent. Drivers may have shorter time-outs; a mounted folder may have none."""
-
-Job = Callable[[], None]
 
 
 class DownloadStage(Enum):
@@ -66,42 +63,6 @@ class DownloadProgress:
     total_bytes: int
     rate: float
     eta_s: float | None
-
-
-class WorkerPool:
-    """Runs jobs on up to `most` threads, which live while there are jobs. Any thread. Jobs must not raise.
-
-    Owners take turns, one job each: a big store does not delay small ones.
-    """
-
-    def __init__(self, name: str, most: int) -> None:
-        self._name = name
-        self._most = most
-        self._lock = threading.Lock()
-        self._jobs: dict[object, deque[Job]] = {}
-        """The jobs of each owner; the next owner comes first."""
-        self._working = 0
-
-    def put(self, owner: object, job: Job) -> None:
-        """Add a job, after the others of its owner."""
-        with self._lock:
-            self._jobs.setdefault(owner, deque()).append(job)
-            if self._working < self._most:
-                self._working += 1
-                threading.Thread(target=self._work, name=self._name, daemon=True).start()
-
-    def _work(self) -> None:
-        while True:
-            with self._lock:
-                if not self._jobs:
-                    self._working -= 1
-                    return
-                owner, jobs = next(iter(self._jobs.items()))
-                job = jobs.popleft()
-                del self._jobs[owner]
-                if jobs:
-                    self._jobs[owner] = jobs
-            job()
 
 
 class Downloads:

@@ -18,8 +18,8 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -27,6 +27,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeE
 
 from coopstreams.dev.cache import cache_folder, locked
 from coopstreams.dev.pins import Pin, pins
+from coopstreams.state.worker_pool import WorkerPool
 from coopstreams.topology.errors import DevError
 
 if TYPE_CHECKING:
@@ -111,39 +112,31 @@ class _Download:
             OSError, RuntimeError: a download failed.
             DevError: a file differs from its pinned content.
         """
-        waiting: SimpleQueue[tuple[Pin, Future[None]]] = SimpleQueue()
+        workers = WorkerPool("download", _AT_A_TIME)
         futures: list[Future[None]] = []
         for pin in sorted(files, key=lambda pin: -pin.size):
             futures.append(Future())
-            waiting.put((pin, futures[-1]))
-        # Daemons: Ctrl-C ends the process also while one of them waits for a repository that says nothing.
-        threads = [threading.Thread(target=self._work, args=(waiting,), daemon=True) for _ in range(_AT_A_TIME)]
-        for thread in threads:
-            thread.start()
+            workers.put(self, partial(self._fetch_for, futures[-1], pin))
         try:
             done, _ = wait(futures, return_when=FIRST_EXCEPTION)
             for future in done:
                 future.result()
         except Exception:
             self._stopped.set()
-            for thread in threads:
-                thread.join()
+            wait(futures)
             raise
         finally:
-            self._stopped.set()
+            self._stopped.set()  # Ctrl-C: nobody waits for a repository that says nothing
 
-    def _work(self, waiting: SimpleQueue[tuple[Pin, Future[None]]]) -> None:
-        while not self._stopped.is_set():
-            try:
-                pin, future = waiting.get_nowait()
-            except Empty:
-                return
-            try:
+    def _fetch_for(self, future: Future[None], pin: Pin) -> None:
+        """Fetch a file; the future raises its error."""
+        try:
+            if not self._stopped.is_set():
                 self._fetch(pin)
-            except Exception as error:  # noqa: BLE001 raised by whoever waits for the files
-                future.set_exception(error)
-            else:
-                future.set_result(None)
+        except Exception as error:  # noqa: BLE001 raised by whoever waits for the files
+            future.set_exception(error)
+        else:
+            future.set_result(None)
 
     def _fetch(self, pin: Pin) -> None:
         artifact = self._maven.project(pin.group, pin.artifact).at_version(pin.version).artifact()

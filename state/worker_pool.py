@@ -1,0 +1,50 @@
+"""Threads for jobs that may wait forever for a network.
+
+Invariant: the process ends also while a job waits: its thread is a daemon.
+Turned down: the executors of `concurrent.futures` (at its end, a process waits for their threads, one of which may
+never return).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+Job = Callable[[], None]
+
+
+class WorkerPool:
+    """Runs jobs on up to `most` threads, which live while there are jobs. Any thread. Jobs must not raise.
+
+    Owners take turns, one job each: a big store does not delay small ones.
+    """
+
+    def __init__(self, name: str, most: int) -> None:
+        self._name = name
+        self._most = most
+        self._lock = threading.Lock()
+        self._jobs: dict[object, deque[Job]] = {}
+        """The jobs of each owner; the next owner comes first."""
+        self._working = 0
+
+    def put(self, owner: object, job: Job) -> None:
+        """Add a job, after the others of its owner."""
+        with self._lock:
+            self._jobs.setdefault(owner, deque()).append(job)
+            if self._working < self._most:
+                self._working += 1
+                threading.Thread(target=self._work, name=self._name, daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._jobs:
+                    self._working -= 1
+                    return
+                owner, jobs = next(iter(self._jobs.items()))
+                job = jobs.popleft()
+                del self._jobs[owner]
+                if jobs:
+                    self._jobs[owner] = jobs
+            job()
