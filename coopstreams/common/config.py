@@ -10,13 +10,13 @@ Turned down: an object with a class per client (a user copies dotted names from 
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from coopstreams.common.nearest import did_you_mean
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.optimizing import parse_optimization
 from coopstreams.topology.keys import GROUPS
@@ -255,8 +255,8 @@ class Config:
                 client[name] = value
             else:
                 raise ConfigError(
-                    f'unknown setting "{name}"{_nearest(name)}. Settings of one client carry its prefix: consumer., '
-                    "producer., admin."
+                    f'unknown setting "{name}"{did_you_mean(name, SETTINGS)}. Settings of one client carry its '
+                    "prefix: consumer., producer., admin."
                 )
         if values["bootstrap.servers"] is None:
             raise ConfigError(
@@ -319,11 +319,6 @@ def _read(name: str, value: Any) -> Any:
         return SETTINGS[name][0](value)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{name} = {value!r}: must be {error}") from None
-
-
-def _nearest(name: str) -> str:
-    near = difflib.get_close_matches(name, SETTINGS, 1)
-    return f'; did you mean "{near[0]}"?' if near else ""
 
 
 def settings_of(file: Path | None, environment: Mapping[str, str], flags: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,12 +7,12 @@ Turned down: ignoring unknown parameters (`?form=` instead of `?from=` would ret
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
 
+from coopstreams.common.nearest import did_you_mean
 from coopstreams.query.backend import StoreInfo
 from coopstreams.query.formats import parse_key, parse_prefix
 from coopstreams.query.pages import Query, cursor_of
@@ -49,10 +49,8 @@ class Parameters:
             if name == many:
                 self.many.append(value)
             elif name not in known:
-                near = difflib.get_close_matches(name, [*known, *([many] if many else [])], 1)
-                raise bad_request(
-                    "BAD_PARAMETER", f'unknown parameter "{name}"' + (f'; did you mean "{near[0]}"?' if near else "")
-                )
+                near = did_you_mean(name, [*known, *([many] if many else [])])
+                raise bad_request("BAD_PARAMETER", f'unknown parameter "{name}"{near}')
             elif name in self._values:
                 raise bad_request("BAD_PARAMETER", f'parameter "{name}" is given twice')
             else:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from typing import Any, TypeAlias
 
+from coopstreams.common.nearest import did_you_mean
 from coopstreams.testing.views import OutputRecord
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.nodes import DynamicSink, Sink, Source, Structure
@@ -87,11 +87,8 @@ def one_of(name: str, known: Sequence[str], lacks: str) -> str:
     """
     if name in known:
         return name
-    near = get_close_matches(name, known, n=1)
-    raise TopologyError(
-        f'the topology {lacks} "{name}"'
-        + (f'; did you mean "{near[0]}"?' if near else f"; it knows {', '.join(known) or 'none'}")
-    )
+    near = did_you_mean(name, known) or f"; it knows {', '.join(known) or 'none'}"
+    raise TopologyError(f'the topology {lacks} "{name}"{near}')
 
 
 def _the_one(part: str, topic: str, serdes: Sequence[Serde[Any]]) -> Serde[Any]:

@@ -1,0 +1,12 @@
+"""What a user may have meant, for the errors about a name that is not known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return the end of a message, with the known name that is nearest to this one; empty if none is near."""
+    near = get_close_matches(name, known, 1)
+    return f'; did you mean "{near[0]}"?' if near else ""
