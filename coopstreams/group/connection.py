@@ -166,14 +166,16 @@ class Connection:
                     exchange, await node(), min(_SLICE_MS, max(100.0, 1000 * (give_up - time.monotonic())))
                 )
             except errors.KafkaError as error:
-                unknown = isinstance(error, errors.UnknownTopicOrPartitionError)
-                if unknown:  # the coordinator may not have heard yet of a topic that the controller has created
+                if isinstance(error, errors.UnknownTopicOrPartitionError):
+                    # The coordinator may not have heard yet of a topic that the controller has created.
                     unknown_until = unknown_until or time.monotonic() + UNKNOWN_FOR_S
-                if time.monotonic() > unknown_until if unknown else not requests.passes(error):
+                    passes = time.monotonic() <= unknown_until
+                else:
+                    passes = requests.passes(error)
+                if not passes:
                     raise requests.translated(exchange.what, error) from error
-                if answer is None or not isinstance(
-                    error, errors.KafkaTimeoutError
-                ):  # a time-out says less than the answer before it
+                # A time-out says less than the answer before it.
+                if answer is None or not isinstance(error, errors.KafkaTimeoutError):
                     answer = error
                 if time.monotonic() > give_up:
                     raise LogError(

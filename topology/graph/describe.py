@@ -19,7 +19,6 @@ from coopstreams.topology.graph.nodes import (
     Aggregate,
     DynamicSink,
     Node,
-    Processing,
     Sink,
     Source,
     StreamTableJoin,
@@ -66,8 +65,8 @@ def _children(subtopology: SubTopology) -> dict[str, list[str]]:
 
 def _whole(subtopology: SubTopology) -> str:
     """Return the end of a title: why key ranges of a partition cannot be tasks; empty if they can."""
-    whole = [node.name for node in subtopology.nodes if isinstance(node, Processing) and not node.by_key]
-    return f" (one task a partition: by_key=False at {', '.join(whole)})" if whole else ""
+    names = subtopology.across_keys
+    return f" (one task a partition: by_key=False at {', '.join(names)})" if names else ""
 
 
 def _text(topology: Structure) -> str:

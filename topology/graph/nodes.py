@@ -271,9 +271,14 @@ class SubTopology:
     stores: tuple[StoreSpec, ...]
 
     @property
+    def across_keys(self) -> list[str]:
+        """The names of the processors that look at several keys at a time (`by_key=False`)."""
+        return [node.name for node in self.nodes if isinstance(node, Processing) and not node.by_key]
+
+    @property
     def divisible(self) -> bool:
-        """Whether key ranges of a partition can be tasks: no processor looks at several keys at a time."""
-        return all(node.by_key for node in self.nodes if isinstance(node, Processing))
+        """Whether key ranges of a partition can be tasks."""
+        return not self.across_keys
 
     @property
     def stateful(self) -> bool:
