@@ -73,13 +73,11 @@ class Columns:
             return self
         if not indexes:
             return NO_RECORDS
-        keys, values, timestamps, offsets, times = (
-            self.keys,
-            self.values,
-            self.timestamps,
-            self.offsets,
-            self.stream_times,
-        )
+        keys = self.keys
+        values = self.values
+        timestamps = self.timestamps
+        offsets = self.offsets
+        times = self.stream_times
         headers = None if self.headers is None else [self.headers[i] for i in indexes]
         return Columns(
             [keys[i] for i in indexes],

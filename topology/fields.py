@@ -53,8 +53,7 @@ class Condition:
     def __bool__(self) -> NoReturn:
         raise TypeError(
             f"{self!r} is true or false of a value, which is not here yet. Instead of `and`, `or`, `not` and `a < b < "
-            "c` write `&`, `|` and `~`, "
-            "with each comparison in parentheses."
+            "c` write `&`, `|` and `~`, with each comparison in parentheses."
         )
 
 

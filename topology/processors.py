@@ -148,10 +148,8 @@ def window_store(
     queries.
     """
     _check(name, store_type)
-    size_ms, retention_ms = (
-        duration_ms(size, f'store "{name}": size'),
-        duration_ms(retention, f'store "{name}": retention'),
-    )
+    size_ms = duration_ms(size, f'store "{name}": size')
+    retention_ms = duration_ms(retention, f'store "{name}": retention')
     if size_ms < 1 or retention_ms < size_ms:
         raise TopologyError(
             f'store "{name}": the size must be at least 1 ms and the retention at least the size, not {size_ms} and '

@@ -141,8 +141,8 @@ class Json(Serde[Any]):
         except TypeError as error:
             raise SerdeError(
                 f"serdes.json cannot read {_type_name(type_)}: it, or a type in it, is not one that msgspec knows "
-                "(dataclass, Struct, TypedDict, "
-                "NamedTuple, Enum, the usual builtins). Use one of these, or write Serde(name, encode, decode)."
+                "(dataclass, Struct, TypedDict, NamedTuple, Enum, the usual builtins). Use one of these, or write "
+                "Serde(name, encode, decode)."
             ) from error
 
 

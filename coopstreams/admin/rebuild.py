@@ -256,9 +256,8 @@ def finish(restoring: Restoring, task: TaskId, stores: Sequence[str], on_step: C
         elif time.monotonic() - moved_at > PATIENCE_S:
             raise LogError(
                 f"the changelogs of {', '.join(stores)}, partition {task.partition}, have not moved for "
-                f"{PATIENCE_S:.0f} s: "
-                "the brokers are away, or a producer left a transaction open (kafka-transactions.sh find-hanging lists "
-                "them)",
+                f"{PATIENCE_S:.0f} s: the brokers are away, or a producer left a transaction open "
+                "(kafka-transactions.sh find-hanging lists them)",
                 retryable=True,
             )
 

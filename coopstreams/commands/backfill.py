@@ -199,6 +199,5 @@ def not_written(records: Mapping[str, int], dead_letters: str | None) -> list[st
     return [
         f"not written, because --outputs is none: {', '.join(told)}",
         "The application goes on behind the cut and does not write them either. To have them, run it again before "
-        "--publish with --outputs topic, or "
-        "with --outputs table --table URL to look at them.",
+        "--publish with --outputs topic, or with --outputs table --table URL to look at them.",
     ]

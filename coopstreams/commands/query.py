@@ -67,11 +67,9 @@ def query(
             raise QueryError(
                 "UNKNOWN_STORE", f"there is no store {store}; there are {', '.join(sorted(stores))}", status=404
             )
-        kind, wanted, times = (
-            stores[store]["kind"],
-            _key(key, stores[store]["key"]),
-            (first or 0, LATEST_MS if last is None else last),
-        )
+        kind = stores[store]["kind"]
+        wanted = _key(key, stores[store]["key"])
+        times = (first or 0, LATEST_MS if last is None else last)
         found: list[Any]
         if as_of is not None:
             found = [client.as_of(store, wanted, as_of)]

@@ -99,9 +99,8 @@ class Follower:
         if policy != "compact":
             raise ConfigError(
                 f"{COMMIT_TOPIC} has cleanup.policy={policy}: it would delete the progress of groups. Make it a "
-                "compacted topic: `kafka-configs.sh "
-                f"--bootstrap-server HOST:PORT --alter --entity-type topics --entity-name {COMMIT_TOPIC} --add-config "
-                "cleanup.policy=compact`"
+                "compacted topic: `kafka-configs.sh --bootstrap-server HOST:PORT --alter --entity-type topics "
+                f"--entity-name {COMMIT_TOPIC} --add-config cleanup.policy=compact`"
             )
 
     def check(self, rows: Mapping[TopicPartition, tuple[int, str] | None]) -> None:
@@ -120,17 +119,15 @@ class Follower:
         if known > end:
             raise ConfigError(
                 f"{self.partition} ends at offset {end}, and group {self.group!r} had read it up to {known}: records "
-                "of its progress are gone. "
-                "Restore the topic, or say where to go on: `coopstreams group reset`, or `coopstreams reset` to begin "
-                "anew"
+                "of its progress are gone. Restore the topic, or say where to go on: `coopstreams group reset`, or "
+                "`coopstreams reset` to begin anew"
             )
         others = sorted(partition.partition for partition in found)
         if others:
             raise ConfigError(
                 f"group {self.group!r} keeps its progress in partition {others[0]} of {COMMIT_TOPIC}, but with "
-                f"{self.partitions} partitions it belongs "
-                f"into {self.partition.partition}: the partition count was changed, which it must never be. Restore "
-                "the count, or reset the group"
+                f"{self.partitions} partitions it belongs into {self.partition.partition}: the partition count was "
+                "changed, which it must never be. Restore the count, or reset the group"
             )
 
     def rows(self) -> list[TopicPartition]:
@@ -188,8 +185,7 @@ class Follower:
         )
         return (
             f"{len(records)} of the records of group {self.group!r} in {self.partition} cannot be read, the first at "
-            f"offset {first.offset}: {first.why}. "
-            f"{cure}. Until then no task opens here; those that run go on"
+            f"offset {first.offset}: {first.why}. {cure}. Until then no task opens here; those that run go on"
         )
 
     def check_readable(self) -> None:
@@ -212,9 +208,8 @@ class Follower:
         if end < self._tail:
             raise LogError(
                 f"{self.partition} ends at offset {end}, and was read up to {self._tail}: a broker answered that was "
-                "its leader before; or, if this "
-                f"stays so, {COMMIT_TOPIC} was made anew while group {self.group!r} was running: start this process "
-                "again, it says then what is missing",
+                f"its leader before; or, if this stays so, {COMMIT_TOPIC} was made anew while group {self.group!r} "
+                "was running: start this process again, it says then what is missing",
                 retryable=True,
             )
         return end

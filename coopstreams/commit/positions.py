@@ -79,13 +79,11 @@ def check_beside(follower: Follower, committed: Mapping[TopicPartition, Committe
             topic, number = partition
             raise ConfigError(
                 f"{partition}: key ranges of group {follower.group!r} had committed more than the plain offset "
-                f"{plain.offset} says, and these commits are no "
-                f"longer in {follower.partition}: {follower.partition.topic} was made anew, or its records were "
-                f"deleted. Everything below {plain.offset} is "
-                "done, and of some keys what lies above. Restore the topic; or begin anew (`coopstreams reset`); or do "
-                "some of it again: stop all "
-                f"instances and run `coopstreams group reset {follower.group} --topic {topic} --partition {number} "
-                f"--to {plain.offset}`"
+                f"{plain.offset} says, and these commits are no longer in {follower.partition}: "
+                f"{follower.partition.topic} was made anew, or its records were deleted. Everything below "
+                f"{plain.offset} is done, and of some keys what lies above. Restore the topic; or begin anew "
+                "(`coopstreams reset`); or do some of it again: stop all instances and run `coopstreams group reset "
+                f"{follower.group} --topic {topic} --partition {number} --to {plain.offset}`"
             )
 
 
@@ -104,10 +102,8 @@ def made_anew(group: str, partition: TopicPartition, offset: int) -> ConfigError
     """Return the error for a source topic that was recreated since the group committed in it, with the cure."""
     return ConfigError(
         f"{partition}: the topic was deleted and made anew since group {group!r} was at offset {offset} of it. What "
-        "the new "
-        "one has there is other records, and those below were never processed. Begin anew (`coopstreams reset`); or "
-        "read it "
-        "from its beginning, on top of the state that is there: stop all instances and run "
+        "the new one has there is other records, and those below were never processed. Begin anew (`coopstreams "
+        "reset`); or read it from its beginning, on top of the state that is there: stop all instances and run "
         f"`coopstreams group reset {group} --topic {partition.topic} --to earliest`"
     )
 
@@ -258,7 +254,6 @@ class Positions:
                     )
                     raise OffsetOutOfRangeError(
                         f"{partition}: the group stands at offset {at}, but the log begins at {start}: {start - at} "
-                        "records were deleted before they were "
-                        "processed. Raise the topic's retention; to go on without them, stop all instances and run "
-                        f"`{command}`"
+                        "records were deleted before they were processed. Raise the topic's retention; to go on "
+                        f"without them, stop all instances and run `{command}`"
                     )

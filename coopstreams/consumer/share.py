@@ -145,13 +145,11 @@ class Share:
 
     def _records(self, columns: Columns, picked: list[int]) -> list[ConsumerRecord]:
         topic, partition = self.at
-        keys, values, times, offsets, headers = (
-            columns.keys,
-            columns.values,
-            columns.timestamps,
-            columns.offsets,
-            columns.headers,
-        )
+        keys = columns.keys
+        values = columns.values
+        times = columns.timestamps
+        offsets = columns.offsets
+        headers = columns.headers
         return [
             ConsumerRecord(
                 topic,

@@ -42,9 +42,8 @@ LOOK_EVERY_S = 0.25
 
 _TIME = "unix_millis(cast(time_hour as timestamp)) + cast(minute as bigint) * 60000"
 _FLIGHT = (
-    "named_struct('carrier', carrier, 'flight', cast(flight as int), 'tail_number', tailnum, 'origin', origin, 'dest', "
-    "dest, "
-    f"'dep_delay', cast(dep_delay as double), 'time_ms', {_TIME})"
+    "named_struct('carrier', carrier, 'flight', cast(flight as int), 'tail_number', tailnum, 'origin', origin, "
+    f"'dest', dest, 'dep_delay', cast(dep_delay as double), 'time_ms', {_TIME})"
 )
 _PLANE = "named_struct('manufacturer', manufacturer, 'model', model, 'seats', cast(seats as int))"
 

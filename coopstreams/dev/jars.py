@@ -87,9 +87,8 @@ def _download(version: str, jars: Path, console: Console, repository: str | None
             have = sum((checked / pin.file).exists() for pin in wanted)
             raise DevError(
                 f"Apache Kafka {version} could not be downloaded from {where}: {error}. Is there a network? Behind a "
-                "proxy set "
-                f"HTTPS_PROXY; for another Maven repository set {REPOSITORY} to its URL. Then run this again: "
-                f"{have} of {len(wanted)} files are kept"
+                f"proxy set HTTPS_PROXY; for another Maven repository set {REPOSITORY} to its URL. Then run this "
+                f"again: {have} of {len(wanted)} files are kept"
             ) from error
     checked.rename(jars)
     shutil.rmtree(partial, ignore_errors=True)
@@ -146,10 +145,8 @@ class _Download:
         if not pin.is_content_of(path):
             raise DevError(
                 f"{pin.file} from {self._where} has not the content that is pinned (SHA-256 {pin.sha256}): it is not "
-                "used. "
-                f"Does a mirror or a proxy answer with something else? Set {REPOSITORY} to the URL of a Maven "
-                "repository "
-                "that has it, and run this again"
+                f"used. Does a mirror or a proxy answer with something else? Set {REPOSITORY} to the URL of a Maven "
+                "repository that has it, and run this again"
             )
         path.rename(self._folder / pin.file)
 

@@ -251,9 +251,8 @@ def _unpack(data: bytes | None, kind: type[_T], who: str, versions: Collection[b
         raise _foreign(who, f"its user data begin with {bytes(data or b'')[:8]!r}")
     if data[2:3] not in versions:
         raise GroupError(
-            f"member {who} speaks version {data[2:3]!r} of the group format, this process {VERSION!r}. Run one version "
-            "of coopstreams in a group: "
-            "stop all its processes, then start them."
+            f"member {who} speaks version {data[2:3]!r} of the group format, this process {VERSION!r}. Run one "
+            "version of coopstreams in a group: stop all its processes, then start them."
         )
     stream = zlib.decompressobj()
     try:

@@ -115,9 +115,8 @@ class Holdings:
         self.generation = generation
         self._target = assignment.target
         self._settled = assignment.settled
-        if (
-            assignment.process != self.process
-        ):  # a predecessor's assignment: the leader knows neither our endpoint nor our tasks
+        # a predecessor's assignment: the leader knows neither our endpoint nor our tasks
+        if assignment.process != self.process:
             self.ask()
         cluster = replace(assignment.cluster, generation=generation)
         return Assigned(self._serial, generation, self.epoch, self.tasks, added, revoked, cluster, assignment.waits)

@@ -142,10 +142,8 @@ def write_markers(markers: Mapping[TopicPartition, Marker]) -> Exchange[dict[Top
         for marker in response.markers:
             for topic in marker.topics:
                 for partition in topic.partitions:
-                    at, kind = (
-                        TopicPartition(topic.name, partition.partition_index),
-                        errors.for_code(partition.error_code),
-                    )
+                    at = TopicPartition(topic.name, partition.partition_index)
+                    kind = errors.for_code(partition.error_code)
                     if kind is not errors.NoError:
                         refused[at] = kind(str(at))
         return refused

@@ -97,8 +97,7 @@ def assign_active(members: Members, *, ranges: int = 1) -> dict[str, Assignment]
 
 _STRANGER = (
     "member {} does not say which topology it runs: it is a consumer, or an instance of an older version of "
-    "coopstreams. "
-    "Give a consumer a group.id of its own; run one version of coopstreams in a group."
+    "coopstreams. Give a consumer a group.id of its own; run one version of coopstreams in a group."
 )
 
 
@@ -115,8 +114,7 @@ def _why(mine: tuple[Runs, ...], active: tuple[Runs, ...], able: int, members: i
     here, there = (short(tuple(part.fingerprint for part in topology)) for topology in (mine, active))
     return (
         f"it runs version {here} of the topology, and the group runs {there} ({able} of {members} members): "
-        f"{_difference(mine, active)}. "
-        "It takes over when most members run its version, or the others have left"
+        f"{_difference(mine, active)}. It takes over when most members run its version, or the others have left"
     )
 
 

@@ -141,9 +141,8 @@ class Dispatcher:
                 continue
             partition.routes.sort(key=lambda route: route.task.id)
             first = min((route.next for route in partition.routes), key=lambda at: at.offset)
-            if (
-                partition.at is None or first.offset != partition.at.offset
-            ):  # forward, too: the next owner of the records in between may have deleted them
+            # forward, too: the next owner of the records in between may have deleted them
+            if partition.at is None or first.offset != partition.at.offset:
                 partition.at, partition.at_end = first, False
         self._reader.assign(
             {source: partition.at or Position(0, NO_STREAM_TIME) for source, partition in self._partitions.items()}

@@ -91,9 +91,8 @@ class Instance:
         """
         self.components.globals.load(self._stop.is_set)
         self.begun = True
-        if (
-            self._stop.is_set()
-        ):  # after `begun`: either this thread sees the stop, or `stop` returns that there is something to drain
+        # after `begun`: either this thread sees the stop, or `stop` returns that there is something to drain
+        if self._stop.is_set():
             return
         self.components.globals.follow(lambda error: self._tell(Failed(error, "global tables")))
         self.opener.start()

@@ -112,10 +112,8 @@ class Begun:
         )
         return ConfigError(
             f"group {self.group!r} has lost its positions: {what}. Its offsets were deleted, or they expired while no "
-            "instance ran "
-            "(offsets.retention.minutes of the brokers), or the topic was made anew (Kafka deletes its offsets with "
-            "it). Begin anew: stop all instances "
-            "and run `coopstreams reset`. Or, if you know where the state stands (topic made anew: earliest), say so: "
-            f"{commands}. What lies between is "
-            "done twice, or left out"
+            "instance ran (offsets.retention.minutes of the brokers), or the topic was made anew (Kafka deletes its "
+            "offsets with it). Begin anew: stop all instances and run `coopstreams reset`. Or, if you know where the "
+            f"state stands (topic made anew: earliest), say so: {commands}. What lies between is done twice, or left "
+            "out"
         )

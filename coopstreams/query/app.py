@@ -100,11 +100,9 @@ class QueryApp:
         return _json(await self._service.stores(self._asked(request, _parameters(request, "local"))))
 
     async def _key(self, request: Request) -> Response:
-        store, text, asked = (
-            self._store(request),
-            path_piece(_raw_path(request), 5),
-            self._asked(request, _parameters(request, "local")),
-        )
+        store = self._store(request)
+        text = path_piece(_raw_path(request), 5)
+        asked = self._asked(request, _parameters(request, "local"))
         return _json(await self._service.point(store, text, asked))
 
     async def _keys(self, request: Request) -> Response:
@@ -114,29 +112,23 @@ class QueryApp:
         )
 
     async def _windows(self, request: Request) -> Response:
-        store, text, parameters = (
-            self._store(request),
-            path_piece(_raw_path(request), 5),
-            _parameters(request, *TIME_PARAMETERS),
-        )
+        store = self._store(request)
+        text = path_piece(_raw_path(request), 5)
+        parameters = _parameters(request, *TIME_PARAMETERS)
         times, limit = times_of(parameters), limit_of(parameters, self._limits)
         return _json(await self._service.windows(store, text, times, limit, self._asked(request, parameters)))
 
     async def _sessions(self, request: Request) -> Response:
-        store, text, parameters = (
-            self._store(request),
-            path_piece(_raw_path(request), 5),
-            _parameters(request, *TIME_PARAMETERS),
-        )
+        store = self._store(request)
+        text = path_piece(_raw_path(request), 5)
+        parameters = _parameters(request, *TIME_PARAMETERS)
         times, limit = times_of(parameters), limit_of(parameters, self._limits)
         return _json(await self._service.sessions(store, text, times, limit, self._asked(request, parameters)))
 
     async def _versions(self, request: Request) -> Response:
-        store, text, parameters = (
-            self._store(request),
-            path_piece(_raw_path(request), 5),
-            _parameters(request, *VERSION_PARAMETERS),
-        )
+        store = self._store(request)
+        text = path_piece(_raw_path(request), 5)
+        parameters = _parameters(request, *VERSION_PARAMETERS)
         return _json(
             await self._service.versions(store, text, version_times(parameters), self._asked(request, parameters))
         )

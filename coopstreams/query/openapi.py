@@ -36,11 +36,9 @@ def description(limits: RequestLimits) -> Schema:
 
 
 def _paths(limits: RequestLimits) -> Schema:
-    store, key, local = (
-        _path("store", "Name of a store."),
-        _path("key", _KEY),
-        _query("local", _BOOLEAN, "Answer from this instance only."),
-    )
+    store = _path("store", "Name of a store.")
+    key = _path("key", _KEY)
+    local = _query("local", _BOOLEAN, "Answer from this instance only.")
     limit = _query(
         "limit",
         {**_WHOLE, "minimum": 1, "maximum": limits.max_entries, "default": limits.entries},
@@ -92,10 +90,8 @@ def _paths(limits: RequestLimits) -> Schema:
 
 
 def _timed(store: Schema, key: Schema, limit: Schema, local: Schema) -> Schema:
-    first, last = (
-        _query("from", _TIME, "The first moment, inclusive."),
-        _query("to", _TIME, "The last moment, inclusive."),
-    )
+    first = _query("from", _TIME, "The first moment, inclusive.")
+    last = _query("to", _TIME, "The last moment, inclusive.")
     windows = (
         "The windows of a key that start within from..to, both inclusive, ascending; an empty list if there are none"
     )
@@ -134,9 +130,8 @@ def _range(store: Schema, limit: Schema, local: Schema) -> Schema:
     operation = _get(
         "range",
         "Entries of all ranges of all instances, in the order of the bytes of the serialised keys. With `Accept: "
-        "application/x-ndjson` a line for each "
-        "entry, without a limit unless one is given; the last line is a `RangeEnd`, or an `Error` with the `cursor` to "
-        "go on from",
+        "application/x-ndjson` a line for each entry, without a limit unless one is given; the last line is a "
+        "`RangeEnd`, or an `Error` with the `cursor` to go on from",
         "Range",
         store,
         _query("from", _STRING, "First key, inclusive."),

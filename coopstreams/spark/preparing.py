@@ -219,8 +219,7 @@ def check_unused(cluster: KafkaLog, offsets: KafkaOffsets, topology: Topology, p
             if cluster.end_offset(place) > cluster.start_offset(place):
                 raise ConfigError(
                     f"{place} has records: the application has run, or a backfill has. Give the program another "
-                    "application id; or, if a backfill "
-                    "was all it had, `coopstreams reset` it."
+                    "application id; or, if a backfill was all it had, `coopstreams reset` it."
                 )
     places = [
         TopicPartition(topic, number)
@@ -231,8 +230,7 @@ def check_unused(cluster: KafkaLog, offsets: KafkaOffsets, topology: Topology, p
         if Committed.parse(offset, metadata).term != BACKFILLED:
             raise ConfigError(
                 f"the group has committed offset {offset} of {place}: the application has run, or was reset. Give the "
-                "program another application id: "
-                "what key ranges have committed under this one goes on to count"
+                "program another application id: what key ranges have committed under this one goes on to count"
             )
 
 

@@ -56,8 +56,7 @@ def begin_rebuild(
     if config["auto.offset.reset"] != "earliest":
         raise ConfigError(
             "auto.offset.reset=latest: the application began where its topics ended at the time, and nobody knows "
-            "where that was. Its state "
-            "cannot be rebuilt from the source, but from the changelogs."
+            "where that was. Its state cannot be rebuilt from the source, but from the changelogs."
         )
     check_stopped(config)
     with (
@@ -118,8 +117,8 @@ def stages_of(topology: Topology, partitions: Mapping[str, int], rebuild: Rebuil
         if stage.rounds > 1:
             raise TopologyError(
                 f"sub-topology {stage.subtopology} waits for another one, as a foreign-key join does: in which order "
-                "its key ranges have asked and were "
-                "answered is in no topic any more. Rebuild its stores from the changelogs."
+                "its key ranges have asked and were answered is in no topic any more. Rebuild its stores from the "
+                "changelogs."
             )
         part = topology.subtopologies[stage.subtopology]
         if part.stores:
@@ -133,8 +132,7 @@ def stages_of(topology: Topology, partitions: Mapping[str, int], rebuild: Rebuil
             if count is None or not (part.divisible or count == 1):
                 raise ConfigError(
                     f"sub-topology {stage.subtopology}: its key ranges stand at different positions, and it cannot be "
-                    "divided there. Let the application "
-                    "run until it has no lag, then stop it and try again."
+                    "divided there. Let the application run until it has no lag, then stop it and try again."
                 )
             stage = replace(stage, ranges=count)
         stage = replace(stage, first=first)
@@ -214,9 +212,9 @@ def _check_whole(cut: Mapping[str, Mapping[int, tuple[int, int]]]) -> None:
     ]
     if lost:
         raise OffsetOutOfRangeError(
-            f"records are gone: {', '.join(lost)}. What they left in the state would be deleted. If none of it matters "
-            "any more, as where all windows of "
-            "then are over, say so with --incomplete (incomplete=True); else rebuild from the changelogs."
+            f"records are gone: {', '.join(lost)}. What they left in the state would be deleted. If none of it "
+            "matters any more, as where all windows of then are over, say so with --incomplete (incomplete=True); "
+            "else rebuild from the changelogs."
         )
 
 
@@ -241,8 +239,6 @@ def _check_read(
         if count:
             raise ConfigError(
                 f"{place} has {count} records that the application has written to itself and not read: they would be "
-                "in the state before they are "
-                "processed. Let the application run on, without new input, until it has no lag there; then stop it and "
-                "try again. Or backfill "
-                "another application id."
+                "in the state before they are processed. Let the application run on, without new input, until it has "
+                "no lag there; then stop it and try again. Or backfill another application id."
             )

@@ -244,8 +244,8 @@ class TaskAttempt:
         if not self._counts and self._task.program.punctuations["stream_time"].next_ms is not None:
             raise TopologyError(
                 f"sub-topology {self.id.subtopology}: a processor that is called by stream time feeds a foreign-key "
-                "join, or what waits for another "
-                "sub-topology: in the next round it would be called at other times. Start the application live."
+                "join, or what waits for another sub-topology: in the next round it would be called at other times. "
+                "Start the application live."
             )
         yield from self._forward()
         result = self._outbox.mark if self._outbox is not None else None

@@ -49,8 +49,7 @@ def check_resumable(config: Config, plan: Plan, *, finished: bool) -> None:
         if plan.seed and not finished and marks_topic(plan.application, plan.run) not in cluster.partitions():
             raise ConfigError(
                 f"run {plan.run} cannot go on: {marks_topic(plan.application, plan.run)}, which says what its tasks "
-                "have written, is gone. "
-                "Start a new run."
+                "have written, is gone. Start a new run."
             )
     finally:
         cluster.close()

@@ -57,8 +57,7 @@ class Outlasting:
         if times < MOST_TIMES:
             return None
         return (
-            f"{call} takes {seconds:.0f} s, longer than {' and '.join(exceeded)}: its results were void {times} times, "
-            "and would be each time. "
-            f"Raise {' and '.join(name.partition(' ')[0] for name in exceeded)} above that, or make the function "
-            "faster or give up sooner"
+            f"{call} takes {seconds:.0f} s, longer than {' and '.join(exceeded)}: its results were void {times} "
+            f"times, and would be each time. Raise {' and '.join(name.partition(' ')[0] for name in exceeded)} above "
+            "that, or make the function faster or give up sooner"
         )

@@ -70,8 +70,8 @@ def check_topics(cluster: Log, topology: Topology, config: Config) -> ResolvedTo
     for orphan in resolved.orphans:
         log.warning(
             "%s looks like an internal topic of this application, which has none of that name: if another version of "
-            "the program left it "
-            "behind, what was kept in it is not in the new stores. Give stores names that stay, or delete the topic.",
+            "the program left it behind, what was kept in it is not in the new stores. Give stores names that stay, "
+            "or delete the topic.",
             orphan,
         )
     return resolved

@@ -262,9 +262,8 @@ class TopologyTestDriver:
         for source in self._tasks.keys() - read:
             self._route(source)
         for source in (source for source, at in positions.items() if at.offset == self._log.end_offset(source)):
-            for slot, task in enumerate(
-                self._tasks[source]
-            ):  # the reader says it once, and may have said it to tasks that are no more
+            # the reader says it once, and may have said it to tasks that are no more
+            for slot, task in enumerate(self._tasks[source]):
                 task.add(RecordBatch.ended(source, slot, positions[source]))
 
     def _create_topics(self, more: Sequence[str]) -> tuple[int, ...]:
@@ -362,10 +361,8 @@ class TopologyTestDriver:
         return self._ranges if part.divisible else KeyRange.split(1)
 
     def _route(self, source: TopicPartition) -> None:
-        program, ranges = (
-            self._programs[self._tasks[source][0].id.subtopology],
-            [task.id.range for task in self._tasks[source]],
-        )
+        program = self._programs[self._tasks[source][0].id.subtopology]
+        ranges = [task.id.range for task in self._tasks[source]]
         operator_times = program.operator_times_of(source.topic) if self._tasks[source][0].program.shared else None
         self._reader.route(source, ranges, program.timestamp_of.get(source.topic), operator_times)
 

@@ -53,18 +53,14 @@ def written_with(
         TopologyError: the topology does not write it, or writes it with several serdes and none is given.
     """
     nodes = [node for part in topology.subtopologies for node in part.nodes]
-    named, dynamic = (
-        [node for node in nodes if isinstance(node, Sink)],
-        [node for node in nodes if isinstance(node, DynamicSink)],
-    )
+    named = [node for node in nodes if isinstance(node, Sink)]
+    dynamic = [node for node in nodes if isinstance(node, DynamicSink)]
     if not dynamic:
         one_of(topic, [*(sink.topic for sink in named), *dead_letters], "writes no topic")
     sinks: list[Sink] | list[DynamicSink] = [sink for sink in named if sink.topic == topic]
     sinks = sinks or ([] if topic in dead_letters else dynamic)
-    keys, values = (
-        ([key] if key else [sink.key for sink in sinks]),
-        ([value] if value else [sink.value for sink in sinks]),
-    )
+    keys = [key] if key else [sink.key for sink in sinks]
+    values = [value] if value else [sink.value for sink in sinks]
     return _the_one("key", topic, keys), _the_one("value", topic, values)
 
 

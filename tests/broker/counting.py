@@ -38,11 +38,9 @@ class Counting:
     @staticmethod
     def make(kafka: Kafka, partitions: int = 1) -> Counting:
         """Return one with topics of its own."""
-        application, source, sink = (
-            kafka.unique("counting"),
-            kafka.topic("in", partitions),
-            kafka.topic("out", partitions),
-        )
+        application = kafka.unique("counting")
+        source = kafka.topic("in", partitions)
+        sink = kafka.topic("out", partitions)
         builder = StreamsBuilder(application)
         builder.stream(source, key=serdes.text, value=serdes.raw).group_by_key().count(store="counts").to_stream().to(
             sink

@@ -106,11 +106,10 @@ class Figures:
 
     def __str__(self) -> str:
         return (
-            f"Kafka {self.version}: {self.stops} stops, {self.skipped} transactions skipped by the broker, {self.told} "
-            "partitions told by the application, "
-            f"{self.refused} refusals, {self.restarts} processes started again; {self.written} records: {self.lost} "
-            f"lost, {self.doubled} doubled; "
-            f"at most {self.slowest_s:.1f} s from the broker's start to the next result"
+            f"Kafka {self.version}: {self.stops} stops, {self.skipped} transactions skipped by the broker, "
+            f"{self.told} partitions told by the application, {self.refused} refusals, {self.restarts} processes "
+            f"started again; {self.written} records: {self.lost} lost, {self.doubled} doubled; at most "
+            f"{self.slowest_s:.1f} s from the broker's start to the next result"
         )
 
 

@@ -266,12 +266,10 @@ def test_a_result_too_large_for_its_topic_stops_with_the_topic_and_the_cure(
 
 def test_records_of_all_kinds_pass_beside_bad_ones(kafka: Kafka, tmp_path: Path) -> None:
     """Two ranges, a table and a stream: bad rows of the table are dead letters, its good rows are joined."""
-    orders, customers, sink, dead = (
-        kafka.topic("orders"),
-        kafka.topic("customers"),
-        kafka.topic("out"),
-        kafka.topic("dead"),
-    )
+    orders = kafka.topic("orders")
+    customers = kafka.topic("customers")
+    sink = kafka.topic("out")
+    dead = kafka.topic("dead")
     builder = StreamsBuilder(kafka.unique("mixed"))
     table = builder.table(customers, key=serdes.text, value=serdes.int64)
     builder.stream(orders, key=serdes.text, value=serdes.int64).join(table, lambda a, b: a + b, value=serdes.int64).to(

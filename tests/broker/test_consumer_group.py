@@ -167,11 +167,9 @@ def test_five_consumers_of_topics_with_two_and_three_partitions_are_reverse_assi
 def test_members_of_other_topics_do_not_stand_in_the_way(kafka: Kafka, members: Callable[..., list[Member]]) -> None:
     first, second = shareable(kafka, "first", 1), shareable(kafka, "second", 1)
     name = kafka.unique("group")
-    ours, both, theirs = (
-        members(1, name, [first])[0],
-        members(1, name, [first, second])[0],
-        members(1, name, [second])[0],
-    )
+    ours = members(1, name, [first])[0]
+    both = members(1, name, [first, second])[0]
+    theirs = members(1, name, [second])[0]
     eventually(
         lambda: readers([ours, both, theirs]) == {f"{first}-0": 2, f"{second}-0": 2},
         PATIENCE_S,

@@ -95,9 +95,8 @@ def test_what_joins_keep_survives_a_restart(kafka: Any, tmp_path: Path) -> None:
         send(producer, topics["payments"], "o3", 9, 1500)
         send(producer, topics["orders"], "o3", "fr", 1500)
         assert wait_for("out", 1) == {"o3": ["fr", 9, "France"]}
-    with CoopStreams(
-        topology, {**settings, "state.dir": str(tmp_path / "second")}
-    ):  # nothing local: all from changelogs
+    # nothing local: all from changelogs
+    with CoopStreams(topology, {**settings, "state.dir": str(tmp_path / "second")}):
         send(producer, topics["payments"], "o1", 5, 1200)
         send(producer, topics["people"], "ann", "Ann", 3)
         # Of two topics that are written while it runs, one may be fetched first (max.task.idle.ms is 0): time moves on

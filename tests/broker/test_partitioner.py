@@ -30,12 +30,10 @@ class Where(Processor[str, str, str, str]):
 
 @pytest.mark.broker
 def test_records_lie_in_the_partitions_that_the_program_chooses(kafka: Any, tmp_path: Path) -> None:
-    source, spread, by_key, found_in = (
-        kafka.topic("in"),
-        kafka.topic("spread", 3),
-        kafka.topic("by-key", 3),
-        kafka.topic("found-in"),
-    )
+    source = kafka.topic("in")
+    spread = kafka.topic("spread", 3)
+    by_key = kafka.topic("by-key", 3)
+    found_in = kafka.topic("found-in")
     everywhere = kafka.topic("everywhere", 3)
     builder = StreamsBuilder(kafka.unique("partitioner"))
     stream = builder.stream(source, key=serdes.text, value=serdes.text)

@@ -62,10 +62,8 @@ class Failing:
         """Write records whose values are their numbers, to one partition after the other; return how often each key was
         written.
         """
-        producer, written = (
-            Producer({"bootstrap.servers": self.kafka.bootstrap, "enable.idempotence": True}),
-            Counter[str](),
-        )
+        producer = Producer({"bootstrap.servers": self.kafka.bootstrap, "enable.idempotence": True})
+        written = Counter[str]()
         for number in range(RECORDS):
             key = KEYS[number % len(KEYS)]
             producer.produce(self.source, b"%d" % number, key, partition=number % PARTITIONS)

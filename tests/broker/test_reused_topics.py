@@ -88,11 +88,9 @@ def test_killed_processes_leave_the_fold_of_the_topic_to_those_that_take_over(
     kafka: Kafka, workers: Callable[..., Workers], guarantee: str
 ) -> None:
     """One partition in four ranges, in two, in one, in six; each newcomer begins with an empty folder."""
-    application, source, sink = (
-        kafka.unique("people"),
-        kafka.topic("people", cleanup_policy="compact"),
-        kafka.topic("sums"),
-    )
+    application = kafka.unique("people")
+    source = kafka.topic("people", cleanup_policy="compact")
+    sink = kafka.topic("sums")
     feed = Feed(kafka, source)
     environment = {"TEST_APPLICATION": application, "TEST_INPUT": source, "TEST_OUTPUT": sink}
     group = workers(
@@ -139,9 +137,8 @@ def test_killed_processes_leave_the_fold_of_the_topic_to_those_that_take_over(
     )
     feed.write(500)
     await_table()
-    if (
-        guarantee == "exactly_once_v2"
-    ):  # a row that was restored beyond its task's position would be taken from its group twice
+    # a row that was restored beyond its task's position would be taken from its group twice
+    if guarantee == "exactly_once_v2":
         eventually(
             lambda: +Counter(table_of(group, "sums")) == feed.sums,
             120,
@@ -160,10 +157,8 @@ def test_killed_processes_leave_the_fold_of_the_topic_to_those_that_take_over(
 def test_a_topic_that_forgets_is_worth_a_warning(
     kafka: Kafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kept, deleted = (
-        kafka.topic("kept", cleanup_policy="compact"),
-        kafka.topic("deleted", cleanup_policy="delete", retention_ms="3600000"),
-    )
+    kept = kafka.topic("kept", cleanup_policy="compact")
+    deleted = kafka.topic("deleted", cleanup_policy="delete", retention_ms="3600000")
     builder = StreamsBuilder(kafka.unique("forgets"))
     for topic in (kept, deleted):
         builder.table(topic, key=serdes.text, value=serdes.text, store=f"of-{topic}")

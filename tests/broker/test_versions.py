@@ -253,11 +253,9 @@ def test_two_quite_different_programs_under_one_application_id_do_not_share_out_
     kafka: Kafka, tmp_path: Path
 ) -> None:
     """80 records in, 35 out: that is what they did."""
-    application, sources, sinks = (
-        kafka.unique("twice"),
-        [kafka.topic("in", 2), kafka.topic("in", 2)],
-        [kafka.topic("out", 2), kafka.topic("out", 2)],
-    )
+    application = kafka.unique("twice")
+    sources = [kafka.topic("in", 2), kafka.topic("in", 2)]
+    sinks = [kafka.topic("out", 2), kafka.topic("out", 2)]
     programs = []
     for number in range(2):
         builder = StreamsBuilder(application)

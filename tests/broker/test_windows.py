@@ -78,9 +78,8 @@ def test_what_windows_keep_survives_a_restart(kafka: Any, tmp_path: Path) -> Non
         wait_for("sessions", {"a": "1000-9000:2", "b": "2000-2000:1"})
         wait_for("groups", {"1": "1", "2": "1"})
     assert latest("minutes") == {}
-    with CoopStreams(
-        topology, {**settings, "state.dir": str(tmp_path / "second")}
-    ):  # nothing local: all from changelogs
+    # nothing local: all from changelogs
+    with CoopStreams(topology, {**settings, "state.dir": str(tmp_path / "second")}):
         click(("a", 15_000), ("c", 60_000))
         wait_for("sessions", {"a": "1000-15000:3", "b": "2000-2000:1", "c": "60000-60000:1"})
         wait_for("minutes", {"a": "0:3", "b": "0:1"})

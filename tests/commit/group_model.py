@@ -253,11 +253,9 @@ class World:
             task.process.poll(0)
         match task.stage:
             case "closed":
-                task.generation, task.barrier, task.stage = (
-                    (task.generation if task in self.zombies else self.generation),
-                    task.process.barrier(),
-                    "barrier",
-                )
+                task.generation = task.generation if task in self.zombies else self.generation
+                task.barrier = task.process.barrier()
+                task.stage = "barrier"
             case "barrier":
                 self.pass_barrier(task)
             case "asking":

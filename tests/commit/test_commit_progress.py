@@ -161,10 +161,8 @@ def test_the_owner_of_hash_0_mirrors_the_stable_offset_also_when_only_siblings_m
     right = CommitKey("g", *AT, RIGHT, 2, 5)
     view.apply(encode_key(left), encode_value(CommitValue("a", (Segment(LEFT, 50, 49),))))
     view.apply(encode_key(right), encode_value(CommitValue("b", (Segment(RIGHT, 30, 29),))))
-    task, sibling = (
-        opened(Segment(LEFT, 50, 49), term=2, committed=Committed(20, 19, 1)),
-        opened(Segment(RIGHT, 30, 29), term=2),
-    )
+    task = opened(Segment(LEFT, 50, 49), term=2, committed=Committed(20, 19, 1))
+    sibling = opened(Segment(RIGHT, 30, 29), term=2)
     assert task.mirror_due(view)
     assert not sibling.mirror_due(view)
     assert plan([sibling, task], view).offsets == {AT: (30, "ic 29 1 2")}

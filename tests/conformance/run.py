@@ -38,8 +38,8 @@ CONFIG = {
 
 EXPLAINED = {
     "processor_misc-11": "Kafka's test driver has one stream time for all sub-topologies, so that what comes back "
-    "through the repartition topic, with "
-    "the timestamps that the processor gave it, moves the time of the processor. In production it does not, nor here.",
+    "through the repartition topic, with the timestamps that the processor gave it, moves the time of the processor. "
+    "In production it does not, nor here.",
 }
 """Cases that show the library's test driver and not Kafka Streams, by name: why they come out otherwise here."""
 

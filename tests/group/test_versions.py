@@ -161,10 +161,8 @@ def test_nobody_there_is_nobody_assigned() -> None:
 )
 def test_the_reason_says_what_differs_and_when_it_ends(mine: tuple[Runs, ...], says: str) -> None:
     given = assign_active({"a": member(OLD), "b": member(OLD), "c": member(mine)})
-    version, there = (
-        short(version_of(given["c"].cluster.members[2].info)),
-        short(version_of(given["c"].cluster.members[0].info)),
-    )
+    version = short(version_of(given["c"].cluster.members[2].info))
+    there = short(version_of(given["c"].cluster.members[0].info))
     assert given["c"].waits == (
         f"it runs version {version} of the topology, and the group runs {there} (2 of 3 members): {says}. "
         "It takes over when most members run its version, or the others have left"

@@ -42,11 +42,9 @@ def cluster(records: int, partitions: int = 1) -> MemoryLog:
     log = MemoryLog()
     log.create_topics([TopicSpec("people", partitions), TopicSpec("counts-log", 2)])
     writer = log.writer()
-    keys, values, times = (
-        [KEYS[at % 30] for at in range(records)],
-        [b"%d" % at for at in range(records)],
-        list(range(records)),
-    )
+    keys = [KEYS[at % 30] for at in range(records)]
+    values = [b"%d" % at for at in range(records)]
+    times = list(range(records))
     for topic in ("people", "counts-log"):
         writer.append(topic, keys, values, times, partitions=0)
     return log

@@ -185,10 +185,8 @@ class Group:
             raise IllegalGenerationError(f"generation {generation} is over")
 
     def _prepare(self) -> None:
-        self.phase, self._deadline = (
-            Phase.PREPARING,
-            self.scheduler.now + max(each.session_s for each in self.members.values()),
-        )
+        self.phase = Phase.PREPARING
+        self._deadline = self.scheduler.now + max(each.session_s for each in self.members.values())
         for each in self.members.values():
             each.joined = False
         self.scheduler.wake(self._waiting)

@@ -78,9 +78,8 @@ class Changelogs:
             )
             if at is not None:
                 self._answered[changelog, key] = at
-            elif row in had[: max(last, 0)] or (
-                decided and (row is not None or last >= 0)
-            ):  # else it may be of a transaction that has no marker yet
+            # else it may be of a transaction that has no marker yet
+            elif row in had[: max(last, 0)] or (decided and (row is not None or last >= 0)):
                 yield (
                     f"{part.where} answers {row} for {key!r} after {had[last] if last >= 0 else 'nothing'} was answered"
                 )

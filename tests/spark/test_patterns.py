@@ -54,12 +54,10 @@ class Shop:
     """
 
     def __init__(self, kafka: Kafka, folder: Path) -> None:
-        self.kafka, self.prefix, self.sink, self.copies = (
-            kafka,
-            kafka.unique("orders"),
-            kafka.topic("counts"),
-            kafka.topic("copies"),
-        )
+        self.kafka = kafka
+        self.prefix = kafka.unique("orders")
+        self.sink = kafka.topic("counts")
+        self.copies = kafka.topic("copies")
         self.program = folder / "program.py"
         names = {"application": kafka.unique("shop"), "prefix": self.prefix, "sink": self.sink, "copies": self.copies}
         self.program.write_text(PROGRAM.format(**names))

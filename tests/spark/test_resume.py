@@ -108,10 +108,8 @@ def settings_for(bootstrap: str) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_dead_driver_and_failing_tasks_change_nothing(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
-    application, topics = (
-        kafka.unique("resume"),
-        [kafka.topic(name, 2, retention_ms="-1") for name in ("clicks", "sizes", "counts")],
-    )
+    application = kafka.unique("resume")
+    topics = [kafka.topic(name, 2, retention_ms="-1") for name in ("clicks", "sizes", "counts")]
     topology = topology_of(application, *topics)
     history = clicks_of(1, 6000)
     live = [(key, at + history[-1][1] - BEGIN_MS) for key, at in clicks_of(2, 1000)]  # sessions go on across the cut

@@ -128,10 +128,8 @@ def test_a_place_that_falls_silent_is_called_off_and_what_has_come_is_used(
 def test_threads_that_a_place_keeps_for_ever_hold_up_nobody_else(tmp_path: Path, url: str) -> None:
     publish(url, restored(LOG, 600))
     now = [100.0]
-    databases, restoring = (
-        [Database(rocks(tmp_path), [SPEC]) for _ in range(2)],
-        Downloading(f"held://{url}", tmp_path, lambda: now[0]),
-    )
+    databases = [Database(rocks(tmp_path), [SPEC]) for _ in range(2)]
+    restoring = Downloading(f"held://{url}", tmp_path, lambda: now[0])
     with gate(url) as held:
         first = restoring.begin(databases[0])
         await_held(held.held, AT_ONCE)

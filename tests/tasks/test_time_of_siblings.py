@@ -91,10 +91,8 @@ def test_siblings_that_are_far_ahead_in_one_source_close_nothing_for_what_waits_
 def test_who_takes_over_counts_the_time_of_records_that_others_have_done() -> None:
     """They are left out when the whole partition is opened behind them, but what they have closed stays closed."""
     first, second = KeyRange.split(2)
-    done, late = (
-        next(key for key in KEYS if key_hash(key) in first),
-        next(key for key in KEYS if key_hash(key) in second),
-    )
+    done = next(key for key in KEYS if key_hash(key) in first)
+    late = next(key for key in KEYS if key_hash(key) in second)
     engine = Engine(counted(), {"left": 1, "right": 1, "out": 1}, processing_guarantee=EXACTLY)
     engine.write("left", [(late, b"in time", 0), (done, b"an hour later", 3_600_000), (late, b"late", 1000)])
     engine.start()

@@ -74,10 +74,8 @@ def _reaches(source: Source, analysis: Analysis, name: str) -> Callable[[Columns
     ways = list(dict.fromkeys(_told(way) for way in _ways(source, analysis.named(name), analysis)))
     steps = any(isinstance(node, _NEEDS_VALUE) for way in ways for node in way[:-1])
     reading = [(way, any(map(reads_step_key, way[:-1]))) for way in ways]
-    drops_keys, drops_values = (
-        all(_drops_null_keys(way[-1]) for way in ways),
-        all(_drops_null_values(way[-1]) for way in ways),
-    )
+    drops_keys = all(_drops_null_keys(way[-1]) for way in ways)
+    drops_values = all(_drops_null_values(way[-1]) for way in ways)
 
     def times(records: Columns) -> list[int]:
         if not steps and not (drops_keys and None in records.keys) and not (drops_values and None in records.values):

@@ -67,8 +67,7 @@ def grouped(flow: Flow, name: str | None, key: Serde[Any] | None, value: Serde[A
     if key is not None and not flow.rekeyed and key != flow.key:
         raise TopologyError(
             f"{where}: the keys are written as {flow.key}, and it does not write them again. Leave out key={key}, or "
-            "write "
-            f".select_key(lambda key, value: ..., key=serdes.{key}) first."
+            f"write .select_key(lambda key, value: ..., key=serdes.{key}) first."
         )
     if name is not None:
         check_name(name, "the name of the group")

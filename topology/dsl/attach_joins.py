@@ -113,9 +113,8 @@ def join_table(
     if flow.key != table.flow.key and isinstance(flow.key, Serde):
         raise TopologyError(
             f"{where}: the keys of the stream are written as {flow.key}, those of the table as {table.flow.key}, so "
-            "equal keys have different "
-            f"bytes and never meet. Write .select_key(lambda key, value: ..., key=serdes.{table.flow.key}) before the "
-            "join."
+            "equal keys have different bytes and never meet. Write .select_key(lambda key, value: ..., "
+            f"key=serdes.{table.flow.key}) before the join."
         )
     # Equal keys must be equal bytes, so the table's serde is the only one that new keys can have.
     flow = keyed(replace(flow, key=table.flow.key), name or flow.node, where, drop_null_keys=not left)
@@ -357,8 +356,7 @@ def check_same_keys(left: Flow, right: Flow, where: str) -> None:
     if left.key != right.key:
         raise TopologyError(
             f"{where}: the keys of one side are written as {left.key}, those of the other as {right.key}, so equal "
-            "keys have different "
-            "bytes and never meet. Use one serde for the keys of both."
+            "keys have different bytes and never meet. Use one serde for the keys of both."
         )
 
 

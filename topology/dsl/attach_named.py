@@ -116,10 +116,8 @@ def processor(
         )
         raise TopologyError(
             f"{where}: by_key=True needs the keys with which records were read from their topic, but {why}. Say "
-            "fixed_key=True of a processor above "
-            "that does not change keys; or send the records through a topic, with add_sink and add_source; or leave "
-            "out by_key=True: "
-            "then each partition is one task."
+            "fixed_key=True of a processor above that does not change keys; or send the records through a topic, "
+            "with add_sink and add_source; or leave out by_key=True: then each partition is one task."
         )
     node = Processing(
         name=check_name(name, "the node name"),
@@ -217,10 +215,8 @@ def global_store(
         )
     check_name(topic, "the topic")
     where = f'add_global_store("{store.name}")'
-    read_key, read_value = (
-        serde_or_none(key, "key", where) or store.key,
-        serde_or_none(value, "value", where) or store.value,
-    )
+    read_key = serde_or_none(key, "key", where) or store.key
+    read_value = serde_or_none(value, "value", where) or store.value
     update = None
     if supplier is not None and processor is not None:
         update = GlobalUpdate(check_name(processor, "the node name"), checked(where, supplier), read_key, read_value)
@@ -228,8 +224,7 @@ def global_store(
     elif supplier is not None or processor is not None or (read_key, read_value) != (store.key, store.value):
         raise TopologyError(
             f"{where}: records become rows as they are, or a processor makes rows of them: name it and give its "
-            "supplier, "
-            "add_global_store(store, topic, name, supplier, key=…, value=…)."
+            "supplier, add_global_store(store, topic, name, supplier, key=…, value=…)."
         )
     graph.names.store("", store.name)
     graph.global_tables.append(GlobalTable(topic, replace(store, logged=False), update))

@@ -111,9 +111,8 @@ def read_outline(described: str | bytes) -> Outline:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise TopologyError(f"this is not what `coopstreams describe --format json` writes: {error!r}") from error
     raise TopologyError(
-        f"the description of a topology has format {written_in}, and this coopstreams reads {JSON_FORMAT}: describe it "
-        "again, or use the "
-        f"{'newer' if written_in > JSON_FORMAT else 'older'} coopstreams"
+        f"the description of a topology has format {written_in}, and this coopstreams reads {JSON_FORMAT}: describe "
+        f"it again, or use the {'newer' if written_in > JSON_FORMAT else 'older'} coopstreams"
     )
 
 

@@ -112,8 +112,8 @@ def check_names(topology: Topology) -> None:
     if generated:
         raise TopologyError(
             f"internal topics with generated names: {', '.join(generated)}. Give store= to the aggregation or table, "
-            "name= to the repartition, grouping or "
-            "join they come from, or set ensure.explicit.internal.resource.naming=false"
+            "name= to the repartition, grouping or join they come from, or set "
+            "ensure.explicit.internal.resource.naming=false"
         )
 
 

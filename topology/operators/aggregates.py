@@ -115,11 +115,9 @@ def table_aggregate(compiler: Compiler, function: Function, node: TableAggregate
     unit, pair = compiler.unit, function.value(record)
     key_bytes = function.key_as_bytes(record, node.store.key, node)
     key = function.key(record) if node.initializer is not None else "None"
-    entry, before, new = (
-        entry_of(compiler, function, node.store, key_bytes),
-        function.fresh("before"),
-        function.fresh("new"),
-    )
+    entry = entry_of(compiler, function, node.store, key_bytes)
+    before = function.fresh("before")
+    new = function.fresh("new")
     fold = unit.constant("changed_aggregate", _folding(node))
     forwards = not compiler.caches(node) and compiler.analysis.edges(node)
     function.line(f"{before} = {entry}.value")
@@ -219,20 +217,16 @@ def _add_to_windows(
     operator_time: str,
 ) -> None:
     """Write that a record is added to all open windows that hold it."""
-    pack, start, key = (
-        compiler.unit.constant("window_start_bytes", _START_BYTES),
-        function.fresh("start"),
-        function.fresh("window_key"),
-    )
+    pack = compiler.unit.constant("window_start_bytes", _START_BYTES)
+    start = function.fresh("start")
+    key = function.fresh("window_key")
     if isinstance(windows, TimeWindows):
         first = (
             f"max(0, {record.timestamp} - {windows.size_ms - windows.advance_ms}) // {windows.advance_ms} * "
             f"{windows.advance_ms}"
         )
-        starts, closed = (
-            f"range({first}, {record.timestamp} + 1, {windows.advance_ms})",
-            f"{start} + {windows.size_ms + windows.grace_ms}",
-        )
+        starts = f"range({first}, {record.timestamp} + 1, {windows.advance_ms})"
+        closed = f"{start} + {windows.size_ms + windows.grace_ms}"
     else:
         name = compiler.unit.constant("windows", windows)
         starts, closed = f"{name}.starts({record.timestamp})", f"{name}.end({start}) + {windows.grace_ms}"
@@ -418,10 +412,8 @@ def _new_aggregate(
     if node.aggregator is None:
         first, later = "1", f"{old} + 1"
     elif node.initializer is None:
-        first, later = (
-            function.value(record),
-            compiler.call_of(function, "reducer", node.aggregator, record, (old, "value")),
-        )
+        first = function.value(record)
+        later = compiler.call_of(function, "reducer", node.aggregator, record, (old, "value"))
     else:
         initial = f"{compiler.unit.constant('initializer', node.initializer)}()"
         first = compiler.call_of(function, "aggregator", node.aggregator, record, ("key", "value", initial))

@@ -50,18 +50,14 @@ def answer(compiler: Compiler, function: Function, node: ForeignKeyAnswer, recor
 
     Subscribers are answered in the order of their keys.
     """
-    name, key_bytes, entry = (
-        compiler.unit.store(node.store),
-        function.key_as_bytes(record, node.store.key, node),
-        function.fresh("entry"),
-    )
+    name = compiler.unit.store(node.store)
+    key_bytes = function.key_as_bytes(record, node.store.key, node)
+    entry = function.fresh("entry")
     if record.side == 1:
         drop_the_past(function, node.name, record)
-        data, primary_key, hash_ = (
-            function.value_as_bytes(record, node.value, node),
-            function.fresh("primary_key"),
-            function.fresh("hash"),
-        )
+        data = function.value_as_bytes(record, node.value, node)
+        primary_key = function.fresh("primary_key")
+        hash_ = function.fresh("hash")
         function.line(f"{entry} = get_{name}({key_bytes}) or load_{name}({key_bytes})")
         with function.loop(f"for {primary_key}, {hash_} in sorted({entry}.value.items()) if {entry}.value else ():"):
             made = f"{compiler.unit.constant('Answer', Answer)}({hash_}, {data})"

@@ -226,12 +226,10 @@ def each_partition(
     if node.partitioner is None:
         yield
         return
-    unit, count, found, partition = (
-        compiler.unit,
-        function.fresh("partitions"),
-        function.fresh("chosen"),
-        function.fresh("partition"),
-    )
+    unit = compiler.unit
+    count = function.fresh("partitions")
+    found = function.fresh("chosen")
+    partition = function.fresh("partition")
     # Not guarded: a missing topic is not the record's fault.
     function.line(f"{count} = process.partitions({topic})")
     call = f"{unit.constant('chosen', chosen)}({unit.constant('partitioner', node.partitioner)}, {topic}, "

@@ -72,9 +72,8 @@ class SuppressionBuffer:
             if queue[0][0] > last and self._stops:
                 raise ProcessingError(
                     f"{self._name}: {len(queue)} rows with {self._bytes} bytes wait, more than suppress() was told to "
-                    "hold "
-                    f"(max_records={self._most}, max_bytes={self._most_bytes}). Allow more, make windows shorter, or "
-                    "let it emit early."
+                    f"hold (max_records={self._most}, max_bytes={self._most_bytes}). Allow more, make windows "
+                    "shorter, or let it emit early."
                 )
             _, key = heappop(queue)
             del self._places[key]
@@ -104,10 +103,8 @@ def _size(key: bytes, update: SuppressedUpdate) -> int:
 
 def suppress(compiler: Compiler, function: Function, node: Suppress, record: RecordVariables) -> None:
     """Write that an update is held, and that the updates whose time has come with it are forwarded."""
-    key_bytes, value_bytes = (
-        function.key_as_bytes(record, node.key, node),
-        function.value_as_bytes(record, node.value, node),
-    )
+    key_bytes = function.key_as_bytes(record, node.key, node)
+    value_bytes = function.value_as_bytes(record, node.value, node)
     before = "None"
     if record.old and compiler.analysis.wants_old(node):
         known = RecordVariables(None, None, None, None, record.old, None, node.name)

@@ -114,15 +114,13 @@ _NOT_DELIVERED = UNKNOWN | _REFUSED | frozenset({
 })  # fmt: skip
 _CURE = {
     KafkaError.MSG_SIZE_TOO_LARGE: "A record, or a batch (producer.batch.size), has more bytes than the topic's "
-    "max.message.bytes or "
-    "producer.message.max.bytes: raise these, lower producer.batch.size, or write less.",
+    "max.message.bytes or producer.message.max.bytes: raise these, lower producer.batch.size, or write less.",
     KafkaError.RECORD_LIST_TOO_LARGE: "Raise the topic's segment.bytes, or lower producer.batch.size.",
     KafkaError.INVALID_TIMESTAMP: "Its timestamp is too far in the future or the past: see the topic's "
     "message.timestamp.after.max.ms and before.max.ms.",
     KafkaError.INVALID_RECORD: "A record of the batch has a timestamp too far in the future or the past (the topic's "
-    "message.timestamp.after.max.ms "
-    "and before.max.ms), or no key although the topic is compacted, or the broker checks more than that: its log says "
-    "what.",
+    "message.timestamp.after.max.ms and before.max.ms), or no key although the topic is compacted, or the broker "
+    "checks more than that: its log says what.",
     KafkaError._INVALID_DIFFERENT_RECORD: "Another record of the batch was refused: see the topic's "
     "message.timestamp.after.max.ms and cleanup.policy.",
     KafkaError._MSG_TIMED_OUT: "No broker took it in time: is Kafka up, and has the partition a leader?",

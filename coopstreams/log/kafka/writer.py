@@ -278,13 +278,11 @@ class KafkaWriter:
 
     def _start(self) -> None:
         """Make a new producer; a transactional one takes over its id, which aborts the open transaction."""
-        self._errors, self._failure, self._void, self._fenced, self._coordinator = (
-            ClientErrors(),
-            None,
-            False,
-            False,
-            None,
-        )
+        self._errors = ClientErrors()
+        self._failure = None
+        self._void = False
+        self._fenced = False
+        self._coordinator = None
         extra: dict[str, Any] = {} if self._id is not None else {"on_delivery": self._note_failure}
         producer: Producer = make_client(Producer, self._settings | extra, self._errors)
         self._producer = producer

@@ -111,21 +111,17 @@ class Partition:
         if first >= last:
             return NO_RECORDS
         rows = slice(first, last)
-        keys, values, timestamps, offsets, headers = (
-            self._keys[rows],
-            self._values[rows],
-            self._timestamps[rows],
-            self._offsets[rows],
-            self._headers[rows],
-        )
+        keys = self._keys[rows]
+        values = self._values[rows]
+        timestamps = self._timestamps[rows]
+        offsets = self._offsets[rows]
+        headers = self._headers[rows]
         if committed_only and self._aborted:
             seen = [span is None or not span.aborted for span in self._spans[rows]]
             if not all(seen):
-                keys, values, headers = (
-                    list(compress(keys, seen)),
-                    list(compress(values, seen)),
-                    list(compress(headers, seen)),
-                )
+                keys = list(compress(keys, seen))
+                values = list(compress(values, seen))
+                headers = list(compress(headers, seen))
                 timestamps, offsets = list(compress(timestamps, seen)), list(compress(offsets, seen))
         return raw_columns(keys, values, timestamps, offsets, headers)
 

@@ -144,9 +144,8 @@ class KafkaParts(DataSourceReader):
                     yield from _below(fetched, part.end)
                 if time.monotonic() - moved > self._patience_s:
                     raise LogError(
-                        f"{where}: nothing came for {self._patience_s:.0f} s at offset {at}, below the end {part.end}: "
-                        "a transaction is open there. "
-                        "End it, or choose an earlier end."
+                        f"{where}: nothing came for {self._patience_s:.0f} s at offset {at}, below the end "
+                        f"{part.end}: a transaction is open there. End it, or choose an earlier end."
                     )
         finally:
             reader.close()

@@ -41,9 +41,8 @@ class SimulatedReader(MemoryReader):
     def _read(self, partition: TopicPartition, reading: Reading, most: int) -> tuple[list[RecordBatch], int]:
         brokers = self._cluster.brokers
         epoch = brokers.leader(partition).epoch
-        if (
-            self._leaders.setdefault(partition, epoch) != epoch
-        ):  # it asks the leader before, is told so, and learns who leads now
+        # it asks the leader before, is told so, and learns who leads now
+        if self._leaders.setdefault(partition, epoch) != epoch:
             self._leaders[partition] = epoch
             return [], 0
         if not brokers.answers(partition) or not self._is_news(partition, reading):

@@ -165,9 +165,8 @@ class SimulatedWriter:
         was_open, self._open = self._open, False
         self._queue.clear()
         self._failure = None
-        if (
-            self._id is None or self._fenced
-        ):  # whoever fenced us has ended our transaction; the next `begin` takes over again
+        # whoever fenced us has ended our transaction; the next `begin` takes over again
+        if self._id is None or self._fenced:
             self._session, self._void = None, False
         elif self._void or self._session is None:
             self._take_over(self._id)

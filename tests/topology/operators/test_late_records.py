@@ -160,10 +160,8 @@ def test_a_versioned_table_has_late_records_beyond_its_history(ranges: int) -> N
 @RANGES
 def test_each_stream_of_a_cogroup_has_late_records_of_its_own(ranges: int) -> None:
     builder = StreamsBuilder("app")
-    paid, names = (
-        numbers(builder).group_by_key(),
-        builder.stream("names", key=serdes.text, value=serdes.text).group_by_key(),
-    )
+    paid = numbers(builder).group_by_key()
+    names = builder.stream("names", key=serdes.text, value=serdes.text).group_by_key()
     windowed = (
         paid.cogroup(adding)
         .cogroup(names, lambda _, name, total: total + len(name))

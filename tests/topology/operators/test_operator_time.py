@@ -39,11 +39,9 @@ def program() -> Topology:
     """Windows behind everything that lets some records pass and others not."""
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.int64)
-    hopping, sliding, session = (
-        TimeWindows(milliseconds=10, advance=ms(5), grace=ms(3)),
-        SlidingWindows(milliseconds=7),
-        SessionWindows(milliseconds=4, grace=ms(2)),
-    )
+    hopping = TimeWindows(milliseconds=10, advance=ms(5), grace=ms(3))
+    sliding = SlidingWindows(milliseconds=7)
+    session = SessionWindows(milliseconds=4, grace=ms(2))
     stream.group_by_key().windowed_by(hopping).count(store="all", retention=ms(1000)).suppress(
         until_window_closes()
     ).to_stream().to("all")
