@@ -12,6 +12,7 @@ import pytest
 
 from coopstreams.state.database import Database
 from coopstreams.state.directory import FORMAT, StateDirectory
+from coopstreams.state.rocks import Rocks
 from coopstreams.state.task_state import TaskState
 from coopstreams.topology.errors import StateCorruptError, StateError, StateLockedError
 from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
@@ -286,6 +287,14 @@ def test_a_point_read_of_a_damaged_block_is_reported_and_remembered(tmp_path: Pa
         again.open(0, 0, [SPEC])
     assert keys_of(again.open(0, 0, [SPEC], wipe_corrupt=True)) == []
     again.close()
+
+
+def test_a_folder_that_is_deleted_under_its_database_is_an_error_of_the_machine_and_no_damage(tmp_path: Path) -> None:
+    rocks = Rocks(tmp_path / "0_0")
+    shutil.rmtree(tmp_path / "0_0")
+    with pytest.raises(StateError, match=r"cannot be used: .*No such file") as error:
+        rocks.create("counts")
+    assert not isinstance(error.value, StateCorruptError)
 
 
 def test_a_damaged_database_can_be_replaced_by_an_empty_one_with_a_word_in_the_log(

@@ -1,0 +1,86 @@
+"""When topics that match a pattern are looked for, and what is said of those that come and go: in virtual time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+
+from coopstreams.common.config import Config
+from coopstreams.instance.subscription import HURRY_S, PatternSubscription
+from coopstreams.log.log import UNKNOWN_FOR_S, TopicSpec
+from coopstreams.log.memory.log import MemoryLog
+from coopstreams.tasks.events import Event, Matched
+from coopstreams.tasks.resolved_topology import resolve_topology
+from coopstreams.topology import serdes
+from coopstreams.topology.dsl.builder import StreamsBuilder
+from tests.simulation.fibers import Machine, Scheduler
+
+EVERY_S = 300.0
+
+
+@dataclass
+class Subscribed:
+    """A subscription to `orders-.*` that looks every five minutes, and what it has said of topics, and when."""
+
+    log: MemoryLog = field(default_factory=MemoryLog)
+    scheduler: Scheduler = field(default_factory=lambda: Scheduler(Random(1)))
+    said: list[tuple[float, tuple[str, ...]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        builder = StreamsBuilder("app")
+        builder.stream(re.compile("orders-.*"), key=serdes.text, value=serdes.raw).to("out")
+        built = builder.build()
+        config = Config.of({"bootstrap.servers": "in-memory", "metadata.max.age.ms": int(EVERY_S * 1000)}, "app")
+        self.make("out", "orders-eu")
+        self.machine = Machine(self.scheduler, "instance")
+        resolved = resolve_topology(self.log, built, config)
+        self.subscription = PatternSubscription(self.log, built, config, resolved, self.hear, self.machine)
+        self.subscription.start()
+
+    def hear(self, event: Event) -> None:
+        assert isinstance(event, Matched)
+        self.said.append((self.scheduler.now, event.resolved.topology.source_topics))
+
+    def make(self, *names: str) -> None:
+        self.log.create_topics([TopicSpec(name, 1) for name in names])
+
+
+@pytest.fixture
+def subscribed() -> Iterator[Subscribed]:
+    made = Subscribed()
+    yield made
+    made.scheduler.close([made.machine])
+
+
+def test_topics_are_looked_for_once_in_each_metadata_age(subscribed: Subscribed) -> None:
+    subscribed.scheduler.run(EVERY_S / 2)
+    subscribed.make("orders-us")
+    subscribed.scheduler.run(EVERY_S * 2.5)
+    assert subscribed.said == [(EVERY_S, ("orders-eu", "orders-us"))]
+
+
+def test_who_may_be_behind_looks_at_once_and_again_soon_for_a_while(subscribed: Subscribed) -> None:
+    subscribed.make("orders-us")
+    subscribed.subscription.hurry()
+    subscribed.scheduler.run(1.0)
+    assert subscribed.said == [(0.0, ("orders-eu", "orders-us"))]
+    subscribed.make("orders-za")
+    subscribed.scheduler.run(HURRY_S)
+    [_, (at, topics)] = subscribed.said
+    assert (at < 2.0, topics) == (True, ("orders-eu", "orders-us", "orders-za"))
+
+
+def test_a_topic_is_gone_only_when_it_was_missing_for_a_while(subscribed: Subscribed) -> None:
+    subscribed.make("orders-us")
+    subscribed.subscription.hurry()
+    subscribed.scheduler.run(HURRY_S)
+    subscribed.log.delete_topics(["orders-us"])
+    subscribed.subscription.hurry()
+    subscribed.scheduler.run(HURRY_S + UNKNOWN_FOR_S / 2)
+    assert len(subscribed.said) == 1, "a broker that has just started may not know it"
+    subscribed.scheduler.run(HURRY_S + UNKNOWN_FOR_S + 1)
+    assert [topics for _, topics in subscribed.said] == [("orders-eu", "orders-us"), ("orders-eu",)]
