@@ -21,15 +21,13 @@ from kafka import errors
 from coopstreams.group import end_requests, requests
 from coopstreams.group.connection import Connection
 from coopstreams.group.end_requests import EndsThere, Views
-from coopstreams.group.leadership import BrokerView, Choice, choose
+from coopstreams.group.leadership import Choice, Choices, choose_each
 from coopstreams.topology.columns import TopicPartition
 
 log = logging.getLogger(__name__)
 
 BELIEVED_S = 60.0
 """How long a fetched `min.insync.replicas` is used."""
-NOT_TOLD = 1
-"""`min.insync.replicas` of a topic that this principal may not describe: it demands the most answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +66,15 @@ class Ends:
         topics = {at.topic for at in partitions}
         await self._learn_min_isr(topics, give_up)
         views = await self._views(partitions, topics, give_up)
-        choices = {at: self._choose(views, at) for at in partitions}
-        unknown = frozenset(at for at, choice in choices.items() if choice is None)
-        reasons = {at: choice.why_not for at, choice in choices.items() if choice is not None and choice.why_not}
-        chosen = {at: choice for at, choice in choices.items() if choice is not None and not choice.why_not}
-        ends, refused = await self._ends(chosen, give_up)
-        return EndsAnswer(ends, reasons | refused, unknown if views else frozenset(), bool(views))
+        choices = self._choose(views, partitions)
+        ends, refused = await self._ends(choices.certain, give_up)
+        return EndsAnswer(ends, {**choices.reasons, **refused}, choices.unknown if views else frozenset(), bool(views))
 
     async def _views(self, partitions: frozenset[TopicPartition], topics: set[str], give_up: float) -> dict[int, Views]:
         """Return the views of the brokers, as soon as they are enough for all of these partitions."""
 
         def enough(answers: Mapping[int, Views]) -> bool:
-            return all((choice := self._choose(answers, at)) is not None and not choice.why_not for at in partitions)
+            return self._choose(answers, partitions).certain.keys() == partitions
 
         asked = {broker: end_requests.find_views(topics) for broker in self._connection.brokers()}
         answers, _ = await self._connection.ask_each(asked, _left_ms(give_up), enough)
@@ -91,9 +86,9 @@ class Ends:
             self._connection.look_again()  # for brokers that have joined since
         return answers
 
-    def _choose(self, answers: Mapping[int, Views], at: TopicPartition) -> Choice | None:
-        views: dict[int, BrokerView | None] = {broker: known.of.get(at) for broker, known in answers.items()}
-        return choose(views, self._min_isr.get(at.topic, (NOT_TOLD, 0.0))[0])
+    def _choose(self, answers: Mapping[int, Views], partitions: frozenset[TopicPartition]) -> Choices:
+        views = {broker: known.of for broker, known in answers.items()}
+        return choose_each(views, partitions, {topic: known for topic, (known, _) in self._min_isr.items()})
 
     async def _ends(
         self, chosen: Mapping[TopicPartition, Choice], give_up: float
@@ -123,7 +118,7 @@ class Ends:
     async def _learn_min_isr(self, topics: set[str], give_up: float) -> None:
         """Fetch `min.insync.replicas` of topics where it is unknown or too old. The first answer counts."""
         now = time.monotonic()
-        wanted = {topic for topic in topics if self._min_isr.get(topic, (NOT_TOLD, 0.0))[1] < now}
+        wanted = {topic for topic in topics if topic not in self._min_isr or self._min_isr[topic][1] < now}
         if not wanted:
             return
         asked = {broker: end_requests.find_min_isr(wanted) for broker in self._connection.brokers()}

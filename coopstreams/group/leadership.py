@@ -37,7 +37,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from coopstreams.topology.columns import TopicPartition
+
 NO_LEADER = -1
+NOT_TOLD = 1
+"""`min.insync.replicas` of a topic that this principal may not describe: it demands the most answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,36 @@ class Choice:
     leader: int
     epoch: int
     why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """The choices for several partitions.
+
+    Shape: `certain`: the leaders to ask. `reasons`: why not to ask yet. `unknown` are partitions that no broker knows.
+    """
+
+    certain: Mapping[TopicPartition, Choice]
+    reasons: Mapping[TopicPartition, str]
+    unknown: frozenset[TopicPartition]
+
+
+def choose_each(
+    views: Mapping[int, Mapping[TopicPartition, BrokerView]],
+    partitions: Collection[TopicPartition],
+    min_isr: Mapping[str, int],
+) -> Choices:
+    """Return the leaders of partitions. `views`: by broker. `min_isr`: by topic, where it is known."""
+    choices = {
+        at: choose({broker: known.get(at) for broker, known in views.items()}, min_isr.get(at.topic, NOT_TOLD))
+        for at in partitions
+    }
+    known = {at: choice for at, choice in choices.items() if choice is not None}
+    return Choices(
+        {at: choice for at, choice in known.items() if not choice.why_not},
+        {at: choice.why_not for at, choice in known.items() if choice.why_not},
+        frozenset(choices.keys() - known.keys()),
+    )
 
 
 def choose(answers: Mapping[int, BrokerView | None], min_isr: int) -> Choice | None:

@@ -295,20 +295,19 @@ class Transactions:
         Raises:
             LogError: retryable: they do not, or none answers, and the time is over.
         """
-        told_by, named = self._coordinators.get(transactional_id), set[int]()
-        others = [broker for broker in self._connection.brokers() if broker != told_by]
-        for broker in others:
+        told_by, brokers, named = self._coordinators.get(transactional_id), self._connection.brokers(), dict[int, int]()
+        for broker in brokers:
             with suppress(errors.KafkaError):
-                named.add(
-                    await self._connection.once(requests.transaction_coordinator(transactional_id), broker, GLANCE_MS)
+                named[broker] = await self._connection.once(
+                    requests.transaction_coordinator(transactional_id), broker, GLANCE_MS
                 )
-        if believed(told_by, named, alone=not others):
+        if believed(told_by, brokers, named):
             return True
         self._coordinators.pop(transactional_id, None)
         if time.monotonic() > give_up:
             raise LogError(
-                f'the brokers do not agree who coordinates "{transactional_id}": {told_by} says so, others name '
-                f"{named or 'nobody'}",
+                f'the brokers do not agree who coordinates "{transactional_id}": {told_by} says so, and each broker '
+                f"names: {named or 'none'}",
                 retryable=True,
             )
         return False

@@ -66,6 +66,16 @@ def test_a_reader_that_goes_back_for_a_sibling_repeats_nothing() -> None:
     assert list(task.unseen(AT, columns(25, 40)).offsets) == list(range(30, 40))
 
 
+def test_the_lag_of_a_task_is_measured_from_the_part_of_its_range_that_is_furthest_behind() -> None:
+    task = opened(Segment(LEFT, 10), Segment(RIGHT, 30))
+    assert task.durable(AT) == 10
+    task.advance(AT, 40, 39)
+    assert task.durable(AT) == 10
+    task.record(AT)
+    task.committed()
+    assert task.durable(AT) == 40
+
+
 segments = st.tuples(st.integers(0, 40), st.lists(st.tuples(st.integers(0, 20), st.integers(0, 8)), max_size=3))
 batches = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 20)), max_size=8)
 

@@ -19,7 +19,7 @@ from coopstreams.commit.positions import Positions
 from coopstreams.commit.record import CommitKey, Committed, CommitValue, Segment, encode_key, encode_value
 from coopstreams.group.requests import FetchedOffset
 from coopstreams.log.kafka.log import KafkaLog
-from coopstreams.log.log import TopicSpec
+from coopstreams.log.log import Position, TopicSpec
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError
@@ -78,6 +78,19 @@ def test_every_task_opens_when_each_of_its_partitions_was_certain_once(rng: Rand
         assert all("an open transaction keeps back" in positions.waits_for(task) for task in waiting)
     positions.resolve([], 1)
     assert positions.unstable == {}
+
+
+@pytest.mark.parametrize(("reset", "first"), [("earliest", 2), ("latest", 5)])
+def test_a_task_without_a_position_begins_at_the_end_of_the_log_that_auto_offset_reset_names(
+    reset: str, first: int
+) -> None:
+    log = MemoryLog()
+    log.create_topics([TopicSpec("orders", 1)])
+    log.writer().append("orders", [None] * 5, [b""] * 5, list(range(5)))
+    log.delete_before(orders(LEFT), 2)
+    coordinator = Busy(Random(1), {}, certain=1.0)
+    positions = Positions(log, coordinator, Follower(log, "g"), lambda task: (orders(task),), reset, "a")
+    assert positions.resolve([Asking(LEFT)], 1)[LEFT].position(orders(LEFT)) == Position(first)
 
 
 @dataclass

@@ -85,17 +85,24 @@ def test_a_refusal_says_what_is_wrong_what_it_would_cost_and_the_cure() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told_by", "named", "alone", "right"),
+    ("told_by", "named", "right"),
     [
-        (1, {1}, False, True),
-        (1, {2}, False, False),
-        (1, {1, 2}, False, False),
-        (1, set(), False, False),
-        (1, set(), True, True),
-        (None, {1}, False, False),
+        (1, {2: 1, 3: 1}, True),
+        (1, {2: 1}, True),
+        (1, {1: 2, 2: 1}, True),
+        (1, {2: 3, 3: 3}, False),
+        (1, {2: 1, 3: 3}, False),
+        (1, {1: 1}, False),
+        (1, {}, False),
+        (None, {2: 1}, False),
     ],
 )
 def test_a_coordinator_is_believed_if_all_others_name_it(
-    told_by: int | None, named: set[int], alone: bool, right: bool
+    told_by: int | None, named: dict[int, int], right: bool
 ) -> None:
-    assert believed(told_by, named, alone=alone) is right
+    assert believed(told_by, [1, 2, 3], named) is right
+
+
+def test_a_coordinator_is_believed_where_it_is_the_only_broker() -> None:
+    assert believed(1, [1], {})
+    assert not believed(None, [1], {1: 1})

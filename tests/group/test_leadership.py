@@ -12,7 +12,8 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from coopstreams.group.leadership import NO_LEADER, BrokerView, choose
+from coopstreams.group.leadership import NO_LEADER, BrokerView, Choice, choose, choose_each
+from coopstreams.topology.columns import TopicPartition
 
 EVENTS, WEIGHTS = ("freeze", "wake", "fence", "back", "join"), (2, 1, 0.5, 2, 2)
 
@@ -205,3 +206,18 @@ def test_why_nobody_is_asked() -> None:
         choice = choose(answers, 2)
         assert choice is not None
         assert why in choice.why_not
+
+
+def test_the_end_of_a_partition_is_asked_for_only_if_its_leader_is_certain() -> None:
+    led, doubtful, unknown = (TopicPartition("orders", number) for number in range(3))
+    choices = choose_each({2: {led: NEW, doubtful: OLD}, 3: {led: NEW}}, [led, doubtful, unknown], {"orders": 1})
+    assert choices.certain == {led: Choice(2, 5)}
+    assert choices.reasons == {doubtful: "broker 1 may know of a newer leader and has not answered"}
+    assert choices.unknown == {unknown}
+
+
+def test_where_nobody_tells_min_insync_replicas_the_only_silent_broker_may_have_taken_a_record_alone() -> None:
+    at = TopicPartition("orders", 0)
+    views = {1: {at: OLD}, 3: {at: OLD}}
+    assert choose_each(views, [at], {"orders": 2}).certain == {at: Choice(1, 4)}
+    assert choose_each(views, [at], {}).reasons == {at: "broker 2 may know of a newer leader and has not answered"}

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
+from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment
 
+from coopstreams.group.codec import decode_assignment, encode_subscription
+from coopstreams.group.joining import Hooks, Timings
 from coopstreams.group.members import Assignment, MemberInfo, MemberState, Runs
+from coopstreams.group.membership import GroupMember
 from coopstreams.group.versions import active_version, assign_active, short, version_of
 from coopstreams.topology.keys import WHOLE, KeyRange, check_tiling
 from coopstreams.topology.task_id import TaskId
@@ -270,3 +275,37 @@ def test_whatever_happens_no_key_of_a_source_partition_has_two_owners_in_any_ver
 
 def _running(group: Mixed) -> MemberInfo:
     return next(group.info(p) for p in group.members.values() if p.open)
+
+
+# --- what the leader adds ---------------------------------------------------------
+
+
+def leading(topology: tuple[Runs, ...], sources: Mapping[int, Sequence[str]]) -> Hooks:
+    """Return the decisions of a member, without a client."""
+    found: list[Hooks] = []
+
+    def connect(group: str, instance: str | None, timings: Timings, hooks: Hooks, predecessor: str) -> Any:
+        found.append(hooks)
+
+    info = MemberInfo("leader", topology=topology)
+    GroupMember(connect, "g", [], lambda: info, assign_active, lambda _: None, sources=sources)
+    return found[0]
+
+
+@pytest.mark.parametrize(("topology", "names"), [(NEW, {"a", "b"}), (OLD, set())])
+def test_a_leader_names_the_topics_of_tasks_unless_it_waits_and_means_other_topics_by_their_numbers(
+    topology: tuple[Runs, ...], names: set[str]
+) -> None:
+    versions = {"leader": topology, "old": OLD, "a": NEW, "b": NEW, "c": NEW}
+    told = {
+        process: encode_subscription(MemberState(MemberInfo(process, topology=version)), 0, (), {})
+        for process, version in versions.items()
+    }
+    assignments = leading(topology, {0: ["a"], 1: ["b"]}).assignments(told)
+    named = {
+        at.topic for data in assignments.values() for at in ConsumerProtocolAssignment.decode(data).assigned_partitions
+    }
+    assert named == names
+    assert [who for who, data in assignments.items() if decode_assignment(data, who).waits] == [
+        who for who in told if versions[who] == OLD
+    ]
