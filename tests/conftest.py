@@ -19,8 +19,6 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from confluent_kafka.cimpl import NewTopic
 from hypothesis import settings
 from rich.console import Console
-from xdist.remote import Producer  # type: ignore[import-untyped]
-from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.dev.jars import KAFKA, kafka_jars
@@ -30,24 +28,7 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the tests that need Spark: they take longest."""
-    items.sort(key=lambda item: item.path.parent.name != "spark")
-
-
-class OneSparkSession(LoadScopeScheduling):  # type: ignore[misc]
-    """Deals the tests one by one, those that need Spark all to one process: each session costs as much as a broker and
-    a hundred tests.
-    """
-
-    def _split_scope(self, nodeid: str) -> str:
-        return "spark" if nodeid.startswith("tests/spark/") else nodeid
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    """Return who deals the tests (pytest-xdist's own groups, `--dist loadgroup`, have no effect with pytest 9.2)."""
-    return OneSparkSession(config, log)
-
+pytest_plugins = ["tests.dealing"]
 
 # A connection that a test has not closed goes on when its broker has gone, and its complaints would be in what later
 # tests have logged.

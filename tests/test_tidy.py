@@ -4,11 +4,10 @@ import ast
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = sorted(
@@ -66,17 +65,21 @@ ASKED_OF_THE_HOST = {"asyncio", "multiprocessing", "queue", "random", "socket", 
 LATER = re.compile("|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X")))
 
 
+@cache
 def source(path: str) -> str:
     return (ROOT / path).read_text(encoding="utf-8")
 
 
-def imported(path: str) -> Iterator[str]:
-    """Yield the full names that a module imports, wherever in it; a relative import begins with a dot."""
+@cache
+def imported(path: str) -> tuple[str, ...]:
+    """Return the full names that a module imports, wherever in it; a relative import begins with a dot."""
+    names: list[str] = []
     for node in ast.walk(ast.parse(source(path))):
         if isinstance(node, ast.Import):
-            yield from (name.name for name in node.names)
+            names += [name.name for name in node.names]
         elif isinstance(node, ast.ImportFrom):
-            yield "." * node.level + (node.module or "")
+            names.append("." * node.level + (node.module or ""))
+    return tuple(names)
 
 
 def long_functions(path: str) -> Iterator[str]:
@@ -88,53 +91,59 @@ def long_functions(path: str) -> Iterator[str]:
                 yield f"{path}:{node.lineno} {node.name}: {statements} statements"
 
 
-@pytest.mark.parametrize("path", LIBRARY + OTHERS)
-def test_a_module_fits_in_one_head(path: str) -> None:
-    lines = len(source(path).splitlines())
-    assert lines <= MODULE_LINES, f"{lines} lines: split it by idea"
-    assert list(long_functions(path)) == []
+def found(paths: Iterable[str], look: Callable[[str], Iterable[str]]) -> dict[str, list[str]]:
+    """Return what a rule forbids and modules have, by module."""
+    return {path: forbidden for path in paths if (forbidden := list(look(path)))}
 
 
-@pytest.mark.parametrize("path", LIBRARY + OTHERS)
-def test_nothing_is_left_for_later(path: str) -> None:
-    assert [line for line in source(path).splitlines() if LATER.search(line)] == []
+def test_a_module_fits_in_one_head() -> None:
+    long = {path: lines for path in LIBRARY + OTHERS if (lines := len(source(path).splitlines())) > MODULE_LINES}
+    assert long == {}, "split it by idea"
+    assert found(LIBRARY + OTHERS, long_functions) == {}
 
 
-@pytest.mark.parametrize("path", LIBRARY + OTHERS)
-def test_imports_have_full_names(path: str) -> None:
-    names = list(imported(path))
-    assert [name for name in names if name.startswith(".")] == []
-    assert [name for name in names if name.partition(".")[0] in ("state", "topology")] == [], (
-        "a bare name is a second copy of the module"
+def test_nothing_is_left_for_later() -> None:
+    assert found(LIBRARY + OTHERS, lambda path: filter(LATER.search, source(path).splitlines())) == {}
+
+
+def test_imports_have_full_names() -> None:
+    assert found(LIBRARY + OTHERS, lambda path: (name for name in imported(path) if name.startswith("."))) == {}
+    bare = found(
+        LIBRARY + OTHERS,
+        lambda path: (name for name in imported(path) if name.partition(".")[0] in ("state", "topology")),
     )
+    assert bare == {}, "a bare name is a second copy of the module"
 
 
-@pytest.mark.parametrize("path", LIBRARY)
-def test_a_library_stays_behind_its_adapter(path: str) -> None:
-    strangers = [
-        name
-        for name in imported(path)
-        for library, places in MAY_IMPORT.items()
-        if name.partition(".")[0] == library and not any(fnmatch(path, place) for place in places)
-    ]
-    assert strangers == []
+def strangers(path: str) -> Iterator[str]:
+    """Yield the libraries that a module imports and may not."""
+    for name in imported(path):
+        places = MAY_IMPORT.get(name.partition(".")[0])
+        if places is not None and not any(fnmatch(path, place) for place in places):
+            yield name
 
 
-@pytest.mark.parametrize(
-    "path",
-    [path for path in LIBRARY if path.startswith(HOSTED) and path not in SPEAKS_WITH_BROKERS | SEEN_FROM_OUTSIDE],
-)
-def test_only_the_host_is_asked_for_time_threads_and_chance(path: str) -> None:
+def test_a_library_stays_behind_its_adapter() -> None:
+    assert found(LIBRARY, strangers) == {}
+
+
+def asked_of_the_system(path: str) -> Iterator[str]:
+    """Yield what a module takes from the system, and not from the host."""
+    yield from {name.partition(".")[0] for name in imported(path)} & ASKED_OF_THE_HOST
+    for node in ast.walk(ast.parse(source(path))):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "threading":
+            yield from {f"threading.{node.attr}"} - {"threading.Lock", "threading.RLock"}
+
+
+def test_only_the_host_is_asked_for_time_threads_and_chance() -> None:
     """So that a simulation decides them: see `coopstreams/common/host.py`. A lock that nobody waits in is no matter of
     the host's.
     """
-    assert {name.partition(".")[0] for name in imported(path)} & ASKED_OF_THE_HOST == set()
-    used = {
-        node.attr
-        for node in ast.walk(ast.parse(source(path)))
-        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "threading"
-    }
-    assert used <= {"Lock", "RLock"}
+    hosted = [
+        path for path in LIBRARY if path.startswith(HOSTED) and path not in SPEAKS_WITH_BROKERS | SEEN_FROM_OUTSIDE
+    ]
+    assert hosted
+    assert found(hosted, asked_of_the_system) == {}
 
 
 def test_every_room_has_its_place_among_the_layers() -> None:
@@ -146,7 +155,8 @@ def test_every_room_has_its_place_among_the_layers() -> None:
     assert [name for name in full if not f"{name}.".startswith(tuple(f"{place}." for place in placed))] == []
 
 
-@pytest.mark.parametrize("path", [path for path in LIBRARY if path.startswith("topology/")])
-def test_topology_is_pure(path: str) -> None:
-    roots = {name.partition(".")[0] for name in imported(path)}
-    assert roots - PURE - (set(sys.stdlib_module_names) - IMPURE) == set()
+def test_topology_is_pure() -> None:
+    pure = PURE | (set(sys.stdlib_module_names) - IMPURE)
+    topology = [path for path in LIBRARY if path.startswith("topology/")]
+    assert topology
+    assert found(topology, lambda path: {name.partition(".")[0] for name in imported(path)} - pure) == {}

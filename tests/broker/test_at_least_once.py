@@ -67,6 +67,7 @@ def check(bootstrap: str, topics: Topics, feeder: Feeder, chaos: Chaos) -> None:
 
 
 @pytest.mark.broker
+@pytest.mark.slow
 def test_a_stopped_process_that_wakes_up_covers_nothing_of_its_successor(kafka: Kafka, workers: MakeWorkers) -> None:
     """The zombie has dirty state when it wakes. After that, all state is restored from the changelogs, and every count
     is right or above.

@@ -14,13 +14,13 @@ from confluent_kafka import Producer
 from coopstreams import CoopStreams, StreamsBuilder, Topology, serdes
 from coopstreams.topology.errors import ProcessingError
 from tests.broker.counting import PATIENT, failure_of, instance_of, metric
+from tests.broker.guarantees import EACH_GUARANTEE
 from tests.broker.reading import Record, by_key, read_topic
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
 
 pytestmark = pytest.mark.broker
 
-GUARANTEES = ("exactly_once_v2", "at_least_once")
 PHASES = ("deserialization", "processing", "production")
 GOOD, BAD = 60, (7, 23, 41)
 """Offsets of the records that fail."""
@@ -107,7 +107,7 @@ def check_outputs(case: Case) -> None:
 
 
 @pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("guarantee", GUARANTEES)
+@pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
 def test_a_handler_that_says_fail_stops_with_the_place_and_loses_nothing(
     kafka: Kafka, tmp_path: Path, guarantee: str, phase: str
 ) -> None:
@@ -129,7 +129,7 @@ def test_a_handler_that_says_fail_stops_with_the_place_and_loses_nothing(
 
 
 @pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("guarantee", GUARANTEES)
+@pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
 def test_a_handler_that_says_continue_counts_what_it_drops(
     kafka: Kafka, tmp_path: Path, guarantee: str, phase: str
 ) -> None:
@@ -154,7 +154,7 @@ def dropped(app: CoopStreams, reason: str) -> float:
 
 
 @pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("guarantee", GUARANTEES)
+@pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
 def test_a_dead_letter_is_the_record_with_the_reason_in_its_headers(
     kafka: Kafka, tmp_path: Path, guarantee: str, phase: str
 ) -> None:
@@ -181,7 +181,7 @@ def test_a_dead_letter_is_the_record_with_the_reason_in_its_headers(
         assert b"Traceback" in (said["stacktrace"] or b"")
 
 
-@pytest.mark.parametrize("guarantee", GUARANTEES)
+@pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
 def test_a_timestamp_extractor_that_raises_makes_a_dead_letter(kafka: Kafka, tmp_path: Path, guarantee: str) -> None:
     source, sink, dead = kafka.topic("in"), kafka.topic("out"), kafka.topic("dead")
     builder = StreamsBuilder(kafka.unique("late"))
@@ -212,8 +212,17 @@ def test_a_timestamp_extractor_that_raises_makes_a_dead_letter(kafka: Kafka, tmp
     ]
 
 
-@pytest.mark.parametrize("handler", ["fail", "continue", "dead-letter"])
-@pytest.mark.parametrize("cache", [0, 1 << 20])
+@pytest.mark.parametrize(
+    ("handler", "cache"),
+    [
+        ("continue", 0),
+        ("dead-letter", 1 << 20),
+        *(
+            pytest.param(handler, cache, marks=pytest.mark.slow)
+            for handler, cache in [("fail", 0), ("dead-letter", 0), ("fail", 1 << 20), ("continue", 1 << 20)]
+        ),
+    ],
+)
 def test_an_aggregate_that_does_not_serialise_is_told_with_store_and_key(
     kafka: Kafka, tmp_path: Path, handler: str, cache: int
 ) -> None:
@@ -240,7 +249,7 @@ def test_an_aggregate_that_does_not_serialise_is_told_with_store_and_key(
     assert "the-key" in str(error)
 
 
-@pytest.mark.parametrize("guarantee", GUARANTEES)
+@pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
 def test_a_result_too_large_for_its_topic_stops_with_the_topic_and_the_cure(
     kafka: Kafka, tmp_path: Path, guarantee: str
 ) -> None:

@@ -37,6 +37,7 @@ def test_what_is_done_twice_is_a_warning_and_changes_nothing(orders: Orders, cap
     assert "1 records were done already" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_lost_commit_topic_leaves_the_stable_offset(broker_of_own: Callable[..., KafkaBroker]) -> None:
     """It is refused, because what was done above the stable offset would be done again; and gone on from there if the
     user says so.

@@ -132,7 +132,7 @@ def readers(group: list[Member]) -> dict[str, int]:
 # --- the proposal's examples ---------------------------------------------------
 
 
-@pytest.mark.parametrize("strategy", ["roundrobin", "cooperative-sticky"])
+@pytest.mark.parametrize("strategy", [pytest.param("roundrobin", marks=pytest.mark.slow), "cooperative-sticky"])
 def test_five_consumers_share_three_partitions(
     kafka: Kafka, members: Callable[..., list[Member]], strategy: str
 ) -> None:

@@ -173,6 +173,7 @@ def test_nobody_deals_records_of_a_topic_whose_order_counts(kafka: Kafka, topic:
         CooperativeFetch({"bootstrap.servers": kafka.bootstrap})
 
 
+@pytest.mark.slow
 def test_a_cluster_that_takes_no_individual_commits_deals_nothing(broker_of_own: Callable[..., KafkaBroker]) -> None:
     broker = broker_of_own()
     workable(broker.bootstrap, "work")

@@ -112,6 +112,7 @@ def test_what_joins_keep_survives_a_restart(kafka: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.broker
+@pytest.mark.slow
 def test_what_has_no_match_goes_by_records_that_another_process_takes(kafka: Any, tmp_path: Path) -> None:
     """One partition, two processes: the keys of one of them come no more, and time moves on by those of the other."""
     orders, payments, out = (kafka.topic(name) for name in ("orders", "payments", "out"))
@@ -152,6 +153,7 @@ def test_what_has_no_match_goes_by_records_that_another_process_takes(kafka: Any
 
 
 @pytest.mark.broker
+@pytest.mark.slow
 def test_a_record_waits_for_a_row_of_its_table_that_is_written_later(kafka: Any, tmp_path: Path) -> None:
     orders, names, out = (kafka.topic(name) for name in ("orders", "names", "out"))
     builder = StreamsBuilder(kafka.unique("waiting"))

@@ -75,7 +75,7 @@ def lose_offsets(counting: Counting, how: str) -> None:
     admin.close()
 
 
-@pytest.mark.parametrize("how", ["group", "offsets"])
+@pytest.mark.parametrize("how", [pytest.param("group", marks=pytest.mark.slow), "offsets"])
 def test_a_group_that_was_ever_shared_needs_no_plain_offset_to_go_on(kafka: Kafka, tmp_path: Path, how: str) -> None:
     """Three key ranges, then one: its individual commits are as new as its plain offset, which is deleted."""
     counting = Counting.make(kafka)
@@ -88,7 +88,7 @@ def test_a_group_that_was_ever_shared_needs_no_plain_offset_to_go_on(kafka: Kafk
     run(counting, tmp_path, 1, expected)
 
 
-@pytest.mark.parametrize("how", ["group", "offsets"])
+@pytest.mark.parametrize("how", [pytest.param("group", marks=pytest.mark.slow), "offsets"])
 def test_an_ordinary_application_whose_offsets_are_gone_is_refused_and_goes_on_where_it_is_told(
     kafka: Kafka, tmp_path: Path, how: str
 ) -> None:
@@ -117,7 +117,7 @@ def members(counting: Counting) -> int:
         return len(admin.describe().members)
 
 
-@pytest.mark.parametrize("part", ["key", "value"])
+@pytest.mark.parametrize("part", ["key", pytest.param("value", marks=pytest.mark.slow)])
 def test_progress_of_a_newer_version_is_waited_out_and_never_skipped(kafka: Kafka, tmp_path: Path, part: str) -> None:
     """Two key ranges stand at 200; a newer version says that one of them is further. Records of another group come
     behind it.

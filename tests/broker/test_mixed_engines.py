@@ -65,6 +65,7 @@ class Starts(RestoreListener):
         self.of[store].append(start)
 
 
+@pytest.mark.slow
 def test_each_store_is_restored_as_its_engine_needs_and_all_count_each_record_once(
     kafka: Kafka, tmp_path: Path
 ) -> None:

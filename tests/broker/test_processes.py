@@ -22,13 +22,13 @@ from confluent_kafka.admin import AdminClient
 
 from coopstreams.dev.broker import KafkaBroker
 from tests.broker.chaos import Found, examine
+from tests.broker.guarantees import EACH_GUARANTEE
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
 
 pytestmark = pytest.mark.broker
 
-GUARANTEES = ("exactly_once_v2", "at_least_once")
 PATIENT = {"session_timeout_ms": 60_000, "transaction_timeout_ms": 60_000}
 """A machine that stands still for some seconds costs no membership, and no commit at the end."""
 
@@ -122,7 +122,7 @@ def program(kafka: Kafka, tmp_path: Path) -> Iterator[Program]:
     ("number", "guarantee"),
     [
         (signal.SIGTERM, "exactly_once_v2"),
-        (signal.SIGINT, "at_least_once"),
+        pytest.param(signal.SIGINT, "at_least_once", marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, "at_least_once", marks=pytest.mark.slow),
         pytest.param(signal.SIGINT, "exactly_once_v2", marks=pytest.mark.slow),
     ],
@@ -162,6 +162,7 @@ def test_a_record_that_cannot_be_read_ends_the_process_with_status_1_and_a_sente
     assert "Traceback" not in program.said()
 
 
+@pytest.mark.slow
 def test_a_record_that_nothing_processes_ends_all_processes_when_one_has_met_it_too_often(program: Program) -> None:
     program.write(10)
     running = program.run("--processes", "3", "--max-restarts", "1")
@@ -211,7 +212,8 @@ def test_a_worker_that_crashes_is_started_again(program: Program) -> None:
     assert program.found().exactly_once
 
 
-@pytest.mark.parametrize("guarantee", ["exactly_once_v2", pytest.param("at_least_once", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
+@pytest.mark.slow
 def test_a_disk_that_is_full_ends_the_process_with_the_folder_and_loses_nothing(
     program: Program, guarantee: str
 ) -> None:
@@ -235,7 +237,7 @@ def test_a_disk_that_is_full_ends_the_process_with_the_folder_and_loses_nothing(
         assert program.found().exactly_once
 
 
-@pytest.mark.parametrize("guarantee", GUARANTEES)
+@pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
 def test_a_signal_ends_a_process_whose_broker_is_away(
     broker_of_own: Callable[..., KafkaBroker], tmp_path: Path, guarantee: str
 ) -> None:

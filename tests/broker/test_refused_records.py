@@ -18,13 +18,13 @@ from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.tasks.refusals import TopicLimits, batch_bytes
 from coopstreams.topology.errors import DeliveryError, ProcessingError, RefusedError
 from tests.broker.counting import PATIENT, failure_of, metric
+from tests.broker.guarantees import EACH_GUARANTEE
 from tests.broker.reading import by_key, read_topic
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
 
 pytestmark = pytest.mark.broker
 
-GUARANTEES = ("exactly_once_v2", "at_least_once")
 HOUR_MS = 3_600_000
 RECORDS, FAR, LARGE = 60, (7, 41), 23
 """Offsets of the records with a clock that is too far ahead, and of the one with a result that is too large."""
@@ -72,7 +72,7 @@ def copying(application: str, source: str, sink: str) -> Topology:
     return builder.build()
 
 
-@pytest.mark.parametrize("guarantee", GUARANTEES)
+@pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
 def test_refused_results_are_dead_letters_and_all_others_arrive(kafka: Kafka, tmp_path: Path, guarantee: str) -> None:
     source, sink, dead = topics(kafka)
     write(kafka, source)
@@ -104,7 +104,7 @@ def test_refused_results_are_dead_letters_and_all_others_arrive(kafka: Kafka, tm
     assert b"max.message.bytes" in (said[b"23"] or b"")
 
 
-@pytest.mark.parametrize("guarantee", GUARANTEES)
+@pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
 def test_a_handler_that_says_fail_names_the_record_that_the_refused_result_comes_from(
     kafka: Kafka, tmp_path: Path, guarantee: str
 ) -> None:
@@ -131,7 +131,7 @@ def repartitioned(application: str, source: str, sink: str) -> Topology:
     return builder.build()
 
 
-@pytest.mark.parametrize("guarantee", GUARANTEES)
+@pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
 def test_a_result_too_large_for_a_repartition_topic_is_left_out(kafka: Kafka, tmp_path: Path, guarantee: str) -> None:
     """And one whose time lies ahead is not: internal topics are made so that they take any time."""
     source, sink, dead = topics(kafka)
@@ -157,7 +157,7 @@ def test_a_result_too_large_for_a_repartition_topic_is_left_out(kafka: Kafka, tm
         eventually(lambda: buried() == expected, 120, lambda: str(buried()))
 
 
-@pytest.mark.parametrize("guarantee", GUARANTEES)
+@pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
 def test_a_row_of_state_that_is_refused_ends_the_instance_whatever_the_handler_says(
     kafka: Kafka, tmp_path: Path, guarantee: str
 ) -> None:
@@ -194,7 +194,7 @@ def test_state_of_records_whose_time_lies_ahead_is_written(kafka: Kafka, tmp_pat
     assert sum(serdes.int64.decode(values[-1] or b"") for values in counted.values()) == RECORDS
 
 
-@pytest.mark.parametrize("guarantee", GUARANTEES)
+@pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
 def test_results_of_which_each_fits_arrive_where_the_batches_of_the_client_do_not(
     kafka: Kafka, tmp_path: Path, guarantee: str
 ) -> None:
@@ -226,7 +226,7 @@ def test_results_of_which_each_fits_arrive_where_the_batches_of_the_client_do_no
         assert keys(sink) == [b"key-%d" % number for number in range(40)]
 
 
-@pytest.mark.parametrize("guarantee", GUARANTEES)
+@pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
 def test_what_the_settings_of_a_topic_do_not_explain_ends_the_instance_with_the_offset_it_comes_from(
     kafka: Kafka, tmp_path: Path, guarantee: str
 ) -> None:

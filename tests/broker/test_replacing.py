@@ -18,6 +18,7 @@ from coopstreams import CoopStreams, StreamsBuilder, StreamsState, StreamThreadE
 from coopstreams.topology.errors import ProcessingError
 from tests.broker.chaos import examine
 from tests.broker.counting import await_table, failure_of, metric
+from tests.broker.guarantees import EACH_GUARANTEE
 from tests.conftest import Kafka
 
 pytestmark = pytest.mark.broker
@@ -72,7 +73,7 @@ class Failing:
         return written
 
 
-@pytest.mark.parametrize("guarantee", ["exactly_once_v2", "at_least_once"])
+@pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
 def test_a_function_that_fails_at_first_sight_loses_and_doubles_nothing(
     kafka: Kafka, tmp_path: Path, guarantee: str
 ) -> None:
@@ -103,6 +104,7 @@ def test_a_function_that_fails_at_first_sight_loses_and_doubles_nothing(
     assert guarantee == "at_least_once" or found.exactly_once, found
 
 
+@pytest.mark.slow
 def test_a_function_that_fails_for_ever_is_asked_about_each_time_and_spins_less_and_less(
     kafka: Kafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

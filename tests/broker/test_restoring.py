@@ -10,6 +10,7 @@ import pytest
 
 from coopstreams.topology.keys import key_group, key_hash
 from tests.broker.counting import Counting, await_running, await_table, groups_on_disk, groups_owned, metric, table
+from tests.broker.guarantees import EACH_GUARANTEE
 from tests.conftest import Kafka
 
 pytestmark = pytest.mark.broker
@@ -26,6 +27,7 @@ def groups_of(keys: list[str]) -> dict[int, int]:
     return found
 
 
+@pytest.mark.slow
 def test_restoring_one_of_eight_ranges_writes_an_eighth_of_the_keys(kafka: Kafka, tmp_path: Path) -> None:
     counting = Counting.make(kafka)
     written = counting.write(KEYS)
@@ -45,7 +47,7 @@ def test_restoring_one_of_eight_ranges_writes_an_eighth_of_the_keys(kafka: Kafka
         assert table(apps[0]) == written
 
 
-@pytest.mark.parametrize("guarantee", [EXACTLY, "at_least_once"])
+@pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
 def test_a_range_that_moves_leaves_no_key_behind(kafka: Kafka, tmp_path: Path, guarantee: str) -> None:
     counting = Counting.make(kafka)
     written = counting.write(KEYS)
@@ -66,7 +68,7 @@ def test_a_range_that_moves_leaves_no_key_behind(kafka: Kafka, tmp_path: Path, g
         await_table(stays, written)
 
 
-@pytest.mark.parametrize("guarantee", [EXACTLY, "at_least_once"])
+@pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
 def test_a_restart_replays_only_the_tail(kafka: Kafka, tmp_path: Path, guarantee: str) -> None:
     counting = Counting.make(kafka)
     written = counting.write(KEYS * 2)
@@ -81,6 +83,7 @@ def test_a_restart_replays_only_the_tail(kafka: Kafka, tmp_path: Path, guarantee
         assert metric(app, "coopstreams_processed_records_total") <= 100
 
 
+@pytest.mark.slow
 def test_a_deleted_state_folder_is_restored(kafka: Kafka, tmp_path: Path) -> None:
     counting = Counting.make(kafka)
     written = counting.write(KEYS * 2)
@@ -92,7 +95,7 @@ def test_a_deleted_state_folder_is_restored(kafka: Kafka, tmp_path: Path) -> Non
         assert groups_on_disk(app) == groups_of(KEYS)
 
 
-@pytest.mark.parametrize("guarantee", [EXACTLY, "at_least_once"])
+@pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
 def test_stores_in_memory_are_shared_by_threads_and_restored_at_every_start(
     kafka: Kafka, tmp_path: Path, guarantee: str
 ) -> None:
@@ -118,7 +121,9 @@ def test_stores_in_memory_are_shared_by_threads_and_restored_at_every_start(
     assert not list(tmp_path.rglob("CURRENT"))
 
 
-@pytest.mark.parametrize("what", ["CURRENT", "MANIFEST-*", "*.sst"])
+@pytest.mark.parametrize(
+    "what", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("CURRENT", "MANIFEST-*")), "*.sst"]
+)
 def test_a_damaged_database_is_made_anew_from_its_changelog(
     kafka: Kafka, tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -20,6 +20,7 @@ from coopstreams import CoopStreams, StreamsBuilder, serdes
 from coopstreams.query.client import QueryClient
 from coopstreams.topology.errors import ConfigError, QueryError
 from tests.broker.counting import PATIENT, failure_of
+from tests.broker.guarantees import EACH_GUARANTEE
 from tests.broker.processes import Workers
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
@@ -83,7 +84,8 @@ def restored(group: Workers, number: int, store: str) -> float:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("guarantee", ["exactly_once_v2", pytest.param("at_least_once", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
+@pytest.mark.slow
 def test_killed_processes_leave_the_fold_of_the_topic_to_those_that_take_over(
     kafka: Kafka, workers: Callable[..., Workers], guarantee: str
 ) -> None:

@@ -17,6 +17,7 @@ from coopstreams import CoopStreams, StreamsBuilder, serdes
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.topology.errors import CoopStreamsError, LogError
 from tests.broker.counting import Counting, await_running, await_table, instance_of, metric
+from tests.broker.guarantees import EACH_GUARANTEE
 from tests.broker.reading import by_key, read_topic
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
@@ -140,7 +141,7 @@ def test_a_source_topic_that_is_deleted_stops_the_instance(kafka: Kafka, tmp_pat
     assert counting.source in str(error)
 
 
-@pytest.mark.parametrize("guarantee", GUARANTEES)
+@pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
 def test_a_sink_topic_that_is_deleted_stops_the_instance(kafka: Kafka, tmp_path: Path, guarantee: str) -> None:
     counting = Counting.make(kafka)
     app = counting.app(tmp_path, processing_guarantee=guarantee, transaction_timeout_ms=5000)
@@ -159,7 +160,7 @@ def test_a_sink_topic_that_is_deleted_stops_the_instance(kafka: Kafka, tmp_path:
         assert updates(counting) == {"a": list(range(1, 11))}
 
 
-@pytest.mark.parametrize("guarantee", ["exactly_once_v2", pytest.param("at_least_once", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
 def test_a_slow_function_commits_between_records(kafka: Kafka, tmp_path: Path, guarantee: str) -> None:
     """A run of records takes longer than a transaction may; a second instance gets its share without waiting for the
     queue.

@@ -97,35 +97,42 @@ def newer(data: bytes) -> bytes:
     return data.replace(b'"format": 1', b'"format": 2')
 
 
+DAMAGES: dict[str, tuple[Callable[[Published, str], None], str, bool]] = {
+    "flipped byte": (flip, "is damaged", True),
+    "missing file": (remove, "is missing", True),
+    "topic made anew": (lambda published, url: republish(published, url, topic_id="another"), "was made anew", False),
+    "other partitions": (
+        lambda published, url: republish(published, url, partitions=3),
+        "had 3 partitions then and has 2 now",
+        False,
+    ),
+    "another topology": (
+        lambda published, url: republish(published, url, shape="window of 1000 ms"),
+        "it was made by another topology",
+        False,
+    ),
+    "newer format": (
+        lambda published, url: rewrite(published, url, newer),
+        "it has format 2, this coopstreams knows up to 1: upgrade coopstreams",
+        False,
+    ),
+    "truncated manifest": (
+        lambda published, url: rewrite(published, url, lambda data: data[:-100]),
+        "it is no manifest",
+        False,
+    ),
+    "empty manifest": (lambda published, url: rewrite(published, url, lambda data: b""), "it is no manifest", False),
+}
+
+
 @pytest.mark.parametrize(
     ("spoil", "words", "some"),
     [
-        (flip, "is damaged", True),
-        (remove, "is missing", True),
-        (lambda published, url: republish(published, url, topic_id="another"), "was made anew", False),
-        (lambda published, url: republish(published, url, partitions=3), "had 3 partitions then and has 2 now", False),
-        (
-            lambda published, url: republish(published, url, shape="window of 1000 ms"),
-            "it was made by another topology",
-            False,
-        ),
-        (
-            lambda published, url: rewrite(published, url, newer),
-            "it has format 2, this coopstreams knows up to 1: upgrade coopstreams",
-            False,
-        ),
-        (lambda published, url: rewrite(published, url, lambda data: data[:-100]), "it is no manifest", False),
-        (lambda published, url: rewrite(published, url, lambda data: b""), "it is no manifest", False),
-    ],
-    ids=[
-        "flipped byte",
-        "missing file",
-        "topic made anew",
-        "other partitions",
-        "another topology",
-        "newer format",
-        "truncated manifest",
-        "empty manifest",
+        # What is refused in which words, `tests/state/test_snapshot_restore.py` shows.
+        pytest.param(
+            *DAMAGES[name], id=name, marks=[pytest.mark.slow] * (name not in ("flipped byte", "topic made anew"))
+        )
+        for name in DAMAGES
     ],
 )
 def test_what_is_wrong_with_a_snapshot_is_said_and_the_changelog_read(

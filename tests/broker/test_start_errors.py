@@ -224,7 +224,7 @@ def test_offsets_that_the_log_no_longer_has(kafka: Kafka, tmp_path: Path) -> Non
         await_table(app, {"a": 5, "b": 3})
 
 
-@pytest.mark.parametrize("ranges", [1, 2])
+@pytest.mark.parametrize("ranges", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_topic_made_anew(kafka: Kafka, tmp_path: Path, ranges: int) -> None:
     """Kafka deletes the group's offset with the topic, and state without a position is not gone on from; individual
     commits name their topic.

@@ -17,6 +17,7 @@ from confluent_kafka import Producer
 from coopstreams import CoopStreams, KStream, StreamsBuilder, serdes
 from coopstreams.topology.errors import TopologyError
 from tests.broker.counting import PATIENT, await_running, await_table, failure_of, instance_of
+from tests.broker.guarantees import EACH_GUARANTEE
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
@@ -78,7 +79,7 @@ def reads(app: CoopStreams) -> set[str]:
     return {source.topic for task in list(instance_of(app).tasks.values()) for source in task.sources}
 
 
-@pytest.mark.parametrize("guarantee", ["exactly_once_v2", "at_least_once"])
+@pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
 def test_a_topic_that_is_made_while_two_instances_share_a_partition_is_read_by_both_and_nothing_is_lost(
     shop: Shop, guarantee: str
 ) -> None:
@@ -117,6 +118,7 @@ def test_an_application_waits_for_the_first_topic_that_matches(shop: Shop, caplo
         await_table(second, shop.written)
 
 
+@pytest.mark.slow
 def test_a_topic_with_more_partitions_is_more_tasks(shop: Shop) -> None:
     europe = shop.topic("europe", 1)
     exactly = {"processing_guarantee": "exactly_once_v2"}
@@ -142,6 +144,7 @@ def test_a_topic_with_more_partitions_is_more_tasks(shop: Shop) -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_topic_that_is_deleted_is_no_longer_read_and_the_others_go_on(shop: Shop) -> None:
     europe, asia = shop.topic("europe"), shop.topic("asia")
     # Nobody would look for five minutes; but a commit for the topic fails.

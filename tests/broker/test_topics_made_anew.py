@@ -51,7 +51,9 @@ def health(app: CoopStreams) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("engine", ["rocksDB", "tests.state.sqlite_engine:Sqlite"])
+@pytest.mark.parametrize(
+    "engine", ["rocksDB", pytest.param("tests.state.sqlite_engine:Sqlite", marks=pytest.mark.slow)]
+)
 def test_a_changelog_that_has_grown_past_the_checkpoints_of_the_one_before_is_restored_from_its_beginning(
     kafka: Kafka, tmp_path: Path, caplog: pytest.LogCaptureFixture, engine: str
 ) -> None:

@@ -15,7 +15,7 @@ from coopstreams.log.memory.log import MemoryLog
 from coopstreams.topology.errors import ConfigError, LogError, UnknownTopicError
 
 
-@pytest.fixture(params=["memory", pytest.param("kafka", marks=pytest.mark.broker)])
+@pytest.fixture(params=["memory", pytest.param("kafka", marks=[pytest.mark.broker, pytest.mark.slow])])
 def log(request: pytest.FixtureRequest) -> Iterator[Log]:
     """A cluster with the topic `orders`, and no policy: the topic is one for the whole cluster, so Kafka is started for
     each test.

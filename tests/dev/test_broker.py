@@ -2,7 +2,7 @@
 
 import socket
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from rich.console import Console
 from coopstreams.dev.broker import KafkaBroker, cluster_id
 from coopstreams.dev.process import BrokerProcess, answers, record, recorded, wait_until
 from coopstreams.topology.errors import DevError
-from tests.conftest import Kafka
+from tests.conftest import Kafka, download_kafka
 
 pytestmark = pytest.mark.broker
 BrokerFactory = Callable[..., KafkaBroker]
@@ -40,18 +40,40 @@ def test_a_topic_nobody_made_is_not_made_by_asking_for_it(kafka: Kafka) -> None:
     assert "never-made" not in topics(kafka.bootstrap)
 
 
-def test_a_running_broker_is_used_as_it_is(broker_of_own: BrokerFactory) -> None:
-    first = broker_of_own()
-    second = KafkaBroker(first.folder, console=Console(quiet=True))
-    assert second.start() is False
-    assert second.bootstrap == first.bootstrap
-    assert second.running == first.running
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[KafkaBroker]:
+    """Return a broker with a setting that is not the usual one; it runs as long as the tests of this module."""
+    settings = {"message.max.bytes": "123456"}
+    with KafkaBroker(tmp_path_factory.mktemp("running"), settings=settings, console=download_kafka(request)) as broker:
+        yield broker
 
-    assert second.stop() is True
+
+def test_a_running_broker_is_used_as_it_is(running: KafkaBroker) -> None:
+    second = KafkaBroker(running.folder, console=Console(quiet=True))
+    assert second.start() is False
+    assert second.bootstrap == running.bootstrap
+    assert second.running == running.running
+
+
+def test_another_port_than_the_running_one_is_an_error(running: KafkaBroker) -> None:
+    with pytest.raises(DevError, match=r"already runs on .* at port"):
+        KafkaBroker(running.folder, port=1, console=Console(quiet=True)).start()
+
+
+def test_settings_reach_the_broker(running: KafkaBroker) -> None:
+    assert "message.max.bytes=123456" in (running.folder / "server.properties").read_text().splitlines()
+    assert "message.max.bytes = 123456" in running.log_file.read_text()
+
+
+@pytest.mark.slow
+def test_a_broker_that_another_process_has_stopped_is_no_longer_there(broker_of_own: BrokerFactory) -> None:
+    first = broker_of_own()
+    assert KafkaBroker(first.folder, console=Console(quiet=True)).stop() is True
     assert first.running is None
     assert first.stop() is False
 
 
+@pytest.mark.slow
 def test_topics_and_address_outlive_stop_kill_and_pause(broker_of_own: BrokerFactory) -> None:
     broker = broker_of_own()
     address = broker.bootstrap
@@ -75,6 +97,7 @@ def test_topics_and_address_outlive_stop_kill_and_pause(broker_of_own: BrokerFac
     assert broker.running is None
 
 
+@pytest.mark.slow
 def test_the_record_of_a_process_that_is_gone_does_not_count(broker_of_own: BrokerFactory) -> None:
     broker = broker_of_own()
     left = recorded(broker.folder)
@@ -94,12 +117,6 @@ def test_a_port_in_use_is_an_error_that_names_it(tmp_path: Path) -> None:
             KafkaBroker(tmp_path, port=port, console=Console(quiet=True)).start()
 
 
-def test_another_port_than_the_running_one_is_an_error(broker_of_own: BrokerFactory) -> None:
-    broker = broker_of_own()
-    with pytest.raises(DevError, match=r"already runs on .* at port"):
-        KafkaBroker(broker.folder, port=1, console=Console(quiet=True)).start()
-
-
 def test_a_broker_that_ends_at_once_says_why(broker_of_own: BrokerFactory, tmp_path: Path) -> None:
     with pytest.raises(DevError, match=r"num\.io\.threads"):
         broker_of_own(tmp_path, num_io_threads="none")
@@ -113,12 +130,6 @@ def test_a_folder_that_a_newer_kafka_wrote_is_refused_with_the_cure(broker_of_ow
         DevError, match=r"4\.2\.1 ended while it started: .*A newer Kafka wrote .*: delete it, or use another folder"
     ):
         broker_of_own(newer.folder)
-
-
-def test_settings_reach_the_broker(broker_of_own: BrokerFactory) -> None:
-    broker = broker_of_own(message_max_bytes="123456")
-    assert "message.max.bytes=123456" in (broker.folder / "server.properties").read_text().splitlines()
-    assert "message.max.bytes = 123456" in broker.log_file.read_text()
 
 
 def test_an_address_before_the_first_start_is_an_error(tmp_path: Path) -> None:

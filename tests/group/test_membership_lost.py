@@ -181,6 +181,7 @@ def test_a_broker_that_cannot_be_reached_is_named_with_the_reason() -> None:
     assert "is bootstrap.servers right?" in said
 
 
+@pytest.mark.slow
 def test_a_broker_that_comes_up_late_is_found(broker_of_own: Callable[..., KafkaBroker]) -> None:
     broker = broker_of_own()
     broker.stop()

@@ -94,7 +94,7 @@ def test_a_fenced_writer_says_so_from_whatever_comes_next(
     first.close()
 
 
-@pytest.mark.parametrize("transactional", [True, False])
+@pytest.mark.parametrize("transactional", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_record_that_no_broker_takes_is_not_worth_trying_again(
     kafka: Kafka, cluster: KafkaLog, transactional: bool
 ) -> None:
@@ -121,7 +121,7 @@ def test_a_record_that_no_broker_takes_is_not_worth_trying_again(
     writer.close()
 
 
-@pytest.mark.parametrize("transactional", [True, False])
+@pytest.mark.parametrize("transactional", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_topic_that_was_deleted_is_not_worth_trying_again(
     kafka: Kafka, cluster: KafkaLog, transactional: bool
 ) -> None:

@@ -59,6 +59,7 @@ def test_the_same_seed_is_the_same_history() -> None:
     assert first.rpartition("turns")[0] == second.rpartition("turns")[0]
 
 
+@pytest.mark.slow
 def test_a_history_that_goes_wrong_shrinks_to_steps_that_go_wrong_again() -> None:
     bug = ("--program", "a count", "--guarantee", "exactly_once_v2", "--planted", "a restore that ends early")
     shrunk = simulate("--shrink", "0", *bug)

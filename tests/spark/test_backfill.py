@@ -79,7 +79,7 @@ def decoded(changelogs: Mapping[str, Mapping[bytes, tuple[bytes, int]]]) -> dict
     }
 
 
-@pytest.mark.parametrize(("partitions", "ranges"), [(1, 1), (2, 3)])
+@pytest.mark.parametrize(("partitions", "ranges"), [pytest.param(1, 1, marks=pytest.mark.slow), (2, 3)])
 def test_counts_windows_joins_and_repartitions_are_those_of_one_thread(
     spark: SparkSession, tmp_path: Path, partitions: int, ranges: int
 ) -> None:
@@ -148,7 +148,7 @@ def closing() -> Topology:
     return builder.build()
 
 
-@pytest.mark.parametrize("ranges", [1, 5])
+@pytest.mark.parametrize("ranges", [pytest.param(1, marks=pytest.mark.slow), 5])
 def test_sessions_and_windows_that_are_told_once_are_those_of_the_test_driver(
     spark: SparkSession, tmp_path: Path, ranges: int
 ) -> None:

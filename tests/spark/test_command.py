@@ -101,6 +101,7 @@ def test_a_run_is_looked_at_done_and_published_and_then_refused(
     assert not [topic for topic in kafka_topics(kafka) if topic.startswith(f"{counting.application}-backfill-")]
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_says_how_to_go_on_and_a_function_that_was_mended_does(
     kafka: Kafka, spark: SparkSession, tmp_path: Path
 ) -> None:

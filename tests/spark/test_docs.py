@@ -26,6 +26,7 @@ pytestmark = pytest.mark.broker
 ORDERS = [(number, f"customer-{number % 7}", number * 1.5, "EUR") for number in range(400)]
 
 
+@pytest.mark.slow
 def test_the_programs_of_the_page_run(
     broker_of_own: Callable[..., KafkaBroker],
     spark: SparkSession,

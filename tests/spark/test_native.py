@@ -47,7 +47,11 @@ def counted_by_second_and_added() -> Topology:
 
 
 @pytest.mark.parametrize(
-    ("topology", "ranges"), [(counted_and_largest(), 1), (counted_by_second_and_added(), 3)], ids=["largest", "added"]
+    ("topology", "ranges"),
+    [
+        pytest.param(counted_and_largest(), 1, id="largest", marks=pytest.mark.slow),
+        pytest.param(counted_by_second_and_added(), 3, id="added"),
+    ],
 )
 def test_spark_folds_what_python_folds_row_for_row(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, topology: Topology, ranges: int
@@ -201,6 +205,7 @@ def test_a_poison_record_and_a_sum_of_more_than_64_bits_fail_as_they_do_in_pytho
         backfilled(spark, totals(serdes.int64, None), large, tmp_path / "large", ranges=1, native=True, partitions=1)
 
 
+@pytest.mark.slow
 def test_what_comes_through_a_repartition_is_folded_and_what_leads_there_is_not(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -103,6 +103,7 @@ def spread(kafka: Kafka) -> Spread:
     return Spread(kafka)
 
 
+@pytest.mark.slow
 def test_records_lie_where_they_would_without_the_backfill(spread: Spread, spark: SparkSession, tmp_path: Path) -> None:
     spread.write(range(400))
     options = Options(ranges=2, work=str(tmp_path / "work"), outputs="topic")

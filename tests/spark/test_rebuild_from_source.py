@@ -145,6 +145,7 @@ def has_run(counting: Counting, folder: Path, written: Mapping[str, int]) -> Non
         await_table(app, dict(written))
 
 
+@pytest.mark.slow
 def test_some_partitions_and_key_groups_from_the_command_line_then_all_of_it_with_a_snapshot(
     kafka: Kafka, spark: SparkSession, tmp_path: Path
 ) -> None:

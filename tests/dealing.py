@@ -1,0 +1,50 @@
+"""Which process runs which tests: a plugin of pytest that `tests/conftest.py` loads, for `pytest -n`."""
+
+from __future__ import annotations
+
+import pytest
+from xdist.remote import Producer  # type: ignore[import-untyped]
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
+from xdist.workermanage import WorkerController  # type: ignore[import-untyped]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes longest: the tests that need Spark, then the modules that need Kafka. A short module comes
+    last, so that no process waits long for another one.
+    """
+    kafka = {item.path for item in items if item.get_closest_marker("broker") is not None}
+    items.sort(key=lambda item: 0 if item.path.parent.name == "spark" else 1 if item.path in kafka else 2)
+
+
+class WholeModules(LoadScopeScheduling):  # type: ignore[misc]
+    """Deals module after module, so that what the tests of a module share is made once; those that need Spark all to
+    one process, because each session costs as much as a broker and a hundred tests.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "spark" if nodeid.startswith("tests/spark/") else nodeid.partition("::")[0]
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Take a process out that has ended. Return the test that it ran when it was lost, which has failed; what it
+        had not begun is dealt to others.
+
+        That of pytest-xdist deals again what was done, and the test that ended the process: a process that gets the
+        first has nothing to do and is dealt no more, so that the run stands still; the second ends the next process.
+        """
+        work = self.assigned_work.pop(node)
+        left: list[tuple[str, str]] = [
+            (scope, nodeid) for scope, unit in work.items() for nodeid, done in unit.items() if not done
+        ]
+        if not left:
+            return None
+        (_, lost), *others = left
+        for scope, nodeid in others:
+            self.workqueue.setdefault(scope, {})[nodeid] = False
+        for other in self.nodes:
+            self._reschedule(other)
+        return lost
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """Return who deals the tests (pytest-xdist's own groups, `--dist loadgroup`, have no effect with pytest 9.2)."""
+    return WholeModules(config, log)
