@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coopstreams.group.assignor import assign, problem_of
+from coopstreams.group.balance import balance
 from coopstreams.group.claims import check_granted, claims_of, common, merge
 from coopstreams.group.members import Assignment, Cluster, MemberInfo, MemberState, TaskPartition
 from coopstreams.group.slots import Layout
@@ -348,6 +349,28 @@ def test_when_one_of_n_sharers_leaves_its_share_and_at_most_a_third_more_moves(
     gone = data.draw(st.sampled_from(sorted(before)))
     rest = {m: 1 for m in before if m != gone}
     assert moved(before, settle({0: 1}, rest, before, ranges)) <= size(before[gone]) + Fraction(36, 100)
+
+
+@given(
+    threads=st.dictionaries(st.sampled_from("abcd"), st.integers(1, 3), min_size=2),
+    owners=st.lists(st.lists(st.sampled_from("abcd"), min_size=1, max_size=8), min_size=1, max_size=2),
+    ranges=cuts,
+)
+def test_a_member_keeps_the_cells_that_it_holds_completely_up_to_its_quota(
+    threads: dict[str, int], owners: list[list[str]], ranges: int
+) -> None:
+    """Also cells that are no neighbours. `owners`: of each partition, cut into as many ranges."""
+    held: dict[str, dict[int, list[KeyRange]]] = {name: {} for name in threads}
+    for partition, names in enumerate(owners):
+        for name, piece in zip(names, KeyRange.split(len(names)), strict=True):
+            if name in held:
+                held[name].setdefault(partition, []).append(piece)
+    held = {name: {partition: merge(pieces) for partition, pieces in mine.items()} for name, mine in held.items()}
+    balanced = balance(Layout(len(owners), threads, ranges), held, dict.fromkeys(threads, Fraction(0)))
+    cells = [cell for mine in balanced.values() for cell in mine]
+    for name, mine in balanced.items():
+        complete = {cell for cell in cells if any(p.covers(cell.span) for p in held[name].get(cell.partition, ()))}
+        assert len(complete & set(mine)) == min(len(complete), len(mine))
 
 
 def test_when_the_first_of_four_sharers_leaves_the_others_shift_as_little_as_they_can() -> None:

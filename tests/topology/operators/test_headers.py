@@ -106,6 +106,18 @@ def test_an_update_that_the_record_cache_held_back_has_the_headers_of_the_last_r
     assert latest == {"a": [("h", b"3")], "b": [], "c": []}
 
 
+@pytest.mark.parametrize("of_stream", [False, True])
+def test_a_row_of_a_topic_that_the_record_cache_held_back_has_the_headers_of_its_last_record(of_stream: bool) -> None:
+    builder = StreamsBuilder("app")
+    if of_stream:
+        table = builder.stream("in", key=serdes.text, value=serdes.text).to_table(store="rows")
+    else:
+        table = builder.table("in", key=serdes.text, value=serdes.text, store="rows")
+    table.to_stream().to("out")
+    records = [("a", b"1"), ("b", b"2"), ("a", b"3"), ("c", None), ("b", None)]
+    assert dict(headers_of(builder.build(), *records, caching=True)) == {"a": [("h", b"3")], "b": [], "c": []}
+
+
 @pytest.mark.parametrize(
     "table", [table for table in TABLES if "join" not in table]
 )  # which hear of both sides at once

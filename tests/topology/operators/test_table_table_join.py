@@ -69,11 +69,12 @@ def test_a_deletion_of_what_never_was_is_no_news(kind: str) -> None:
 def test_the_result_has_the_later_timestamp_of_both_rows() -> None:
     builder = StreamsBuilder("app")
     left, right = (builder.table(topic, key=serdes.text, value=serdes.json) for topic in ("left", "right"))
-    left.join(right, pair, value=serdes.json).to_stream().to("out")
+    left.join(right, pair, value=serdes.json, store="kept").to_stream().to("out")
     with TopologyTestDriver(builder.build()) as driver:
         driver.input("left", serdes.text, serdes.json).send("a", 1, 50)
         driver.input("right", serdes.text, serdes.json).send("a", "x", 10)
         assert [record.timestamp for record in driver.outputs()] == [50]
+        assert [row.timestamp for row in driver.store("kept").all()] == [50]
 
 
 def test_a_join_can_be_joined_again_without_being_kept() -> None:

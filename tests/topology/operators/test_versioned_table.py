@@ -76,6 +76,12 @@ def test_with_grace_a_late_record_is_joined_at_once_and_others_by_time_and_key()
     assert joined(*events, grace=5) == [("a", [3, 1], 10), ("a", [2, 1], 20), ("b", [1, 1], 20)]
 
 
+@pytest.mark.parametrize("ranges", [1, 4])
+def test_with_grace_a_left_join_passes_a_record_without_a_key_on_at_once(ranges: int) -> None:
+    events: list[Event] = [("orders", "a", "x", 10), ("orders", None, "y", 10)]
+    assert joined(*events, grace=5, left=True, ranges=ranges) == [(None, ["y", None], 10)]
+
+
 def test_grace_needs_a_history() -> None:
     builder = StreamsBuilder("app")
     orders = builder.stream("orders", key=serdes.text, value=serdes.json)
