@@ -20,13 +20,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, Protocol
 
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.ranges import Runs, advance, common, merge
 from coopstreams.commit.record import Committed, Segment
 from coopstreams.commit.view import Hole, combine
 from coopstreams.group.admin import GroupAdmin
+from coopstreams.group.requests import Offsets
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import Log, Position
 from coopstreams.topology.columns import TopicPartition
@@ -110,14 +111,24 @@ def catch_up(follower: Follower, timeout_s: float = _TIMEOUT_S, *, check: bool =
         follower.check_readable()
 
 
+class PlainOffsets(Protocol):
+    """The group's coordinator: `GroupAdmin`, or how a consumer reaches it."""
+
+    def committed(self, partitions: Iterable[TopicPartition] | None) -> Offsets:
+        """Return the plain offset and metadata of each partition; None: of all that have one."""
+        ...
+
+
 def group_offsets(
-    coordinator: GroupAdmin, follower: Follower | None, partitions: Iterable[TopicPartition] | None = None
+    coordinator: PlainOffsets, follower: Follower | None, partitions: Iterable[TopicPartition] | None = None
 ) -> dict[TopicPartition, OffsetAndRanges | None]:
-    """Return what a group has committed, from the individual commits read so far and the plain offsets of now.
+    """Return what a group has committed: all that was finished before this call.
 
     Raises:
         LogError: refused, or a transaction stayed open, or no answer in time.
     """
+    if follower is not None:
+        catch_up(follower)
     wanted = None if partitions is None else set(partitions)
     plain = coordinator.committed(wanted)
     if wanted is None:

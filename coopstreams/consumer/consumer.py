@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
-from coopstreams.commit.offsets import OffsetAndRanges, catch_up, offset_and_ranges
+from coopstreams.commit.offsets import OffsetAndRanges, group_offsets
 from coopstreams.commit.ranges import Runs, normalise
 from coopstreams.consumer.assignors import ASSIGNORS, Assignor
 from coopstreams.consumer.building import alone, shared, transactional_ids
@@ -251,10 +251,8 @@ class CooperativeConsumer:
             LogError: retryable: an open transaction delays the answer.
         """
         with self._lock:
-            catch_up(self._session.follower)
-            wanted = [TopicPartition(*at) for at in partitions]
-            plain = self._session.ownership.committed(wanted)
-            return {at: offset_and_ranges(self._session.follower, at, plain.get(at)) for at in wanted}
+            session = self._session
+            return group_offsets(session.ownership, session.follower, [TopicPartition(*at) for at in partitions])
 
     @contextmanager
     def transaction(self, producer: Any) -> Iterator[None]:

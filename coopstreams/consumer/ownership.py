@@ -24,7 +24,7 @@ from coopstreams.commit.record import Committed
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.group.holdings import Assigned
 from coopstreams.group.membership import GroupMember
-from coopstreams.group.requests import FetchedOffset
+from coopstreams.group.requests import FetchedOffset, Offsets
 from coopstreams.log.log import GroupFence
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.task_id import TaskId
@@ -149,8 +149,8 @@ class Ownership(Protocol):
 
     alone: bool
 
-    def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, tuple[int, str] | None]:
-        """Return the plain offset and metadata of each partition."""
+    def committed(self, partitions: Iterable[TopicPartition] | None) -> Offsets:
+        """Return the plain offset and metadata of each partition; None: of all that have one."""
         ...
 
     def commit(self, writer: Transaction, plan: CommitPlan, epoch: int, timeout_s: float) -> None:
@@ -170,8 +170,8 @@ class Alone:
     def __init__(self, admin: GroupAdmin) -> None:
         self._admin = admin
 
-    def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, tuple[int, str] | None]:
-        """Return the plain offset and metadata of each partition."""
+    def committed(self, partitions: Iterable[TopicPartition] | None) -> Offsets:
+        """Return the plain offset and metadata of each partition; None: of all that have one."""
         return self._admin.committed(partitions)
 
     def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> FetchedOffset:
@@ -201,8 +201,8 @@ class Shared:
         self.member = member
         self.assigned: Assigned | None = None
 
-    def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, tuple[int, str] | None]:
-        """Return the plain offset and metadata of each partition."""
+    def committed(self, partitions: Iterable[TopicPartition] | None) -> Offsets:
+        """Return the plain offset and metadata of each partition; None: of all that have one."""
         return self.member.committed(partitions)
 
     def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> FetchedOffset:

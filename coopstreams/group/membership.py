@@ -233,8 +233,10 @@ class GroupMember:
         """
         self._coordinator.commit_offsets(fence, offsets, timeout_ms)
 
-    def committed(self, partitions: Iterable[TopicPartition], timeout_ms: int | None = None) -> requests.Offsets:
-        """Return the committed offset of each partition; waits for open transactions that would change it.
+    def committed(self, partitions: Iterable[TopicPartition] | None, timeout_ms: int | None = None) -> requests.Offsets:
+        """Return the committed offset of each partition (None: of all that have one).
+
+        Waits for open transactions that would change it.
 
         Raises:
             LogError: refused, or a transaction stayed open, or no answer in time.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from coopstreams.admin.group_reset import reset_key, reset_offsets
 from coopstreams.commit.follower import Follower
-from coopstreams.commit.offsets import OffsetAndRanges, catch_up, done_by_all, list_consumer_group_offsets
+from coopstreams.commit.offsets import (
+    OffsetAndRanges,
+    catch_up,
+    done_by_all,
+    group_offsets,
+    list_consumer_group_offsets,
+)
 from coopstreams.commit.ranges import contains
 from coopstreams.commit.record import (
     PARTITIONS,
@@ -25,8 +31,10 @@ from coopstreams.commit.record import (
 )
 from coopstreams.commit.view import CommitView
 from coopstreams.group.admin import GroupAdmin
+from coopstreams.group.requests import Offsets
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import Position
+from coopstreams.log.memory.log import MemoryLog
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import GroupError, LogError
 from coopstreams.topology.keys import WHOLE, KeyRange
@@ -95,6 +103,25 @@ def test_a_group_of_two_key_ranges_is_where_both_are_done(group: Group) -> None:
     group.individual(2, right, metadata="other half")
     group.plain(40, "ic -1 0")
     assert group.listed() == OffsetAndRanges(40, "other half", ((45, 49), (55, 59)), (left, right))
+
+
+class NothingPlain:
+    """A coordinator that has no plain offsets of the group."""
+
+    def committed(self, partitions: Iterable[TopicPartition] | None) -> Offsets:
+        return dict.fromkeys(partitions or ())
+
+
+def test_what_was_committed_since_the_last_look_counts() -> None:
+    log = MemoryLog()
+    follower, writer = Follower(log, "g"), log.writer()
+    for position in (5, 7):
+        key, value = CommitKey("g", *AT, WHOLE, 1, 1), CommitValue("", (Segment(WHOLE, position),))
+        where = follower.partition
+        writer.append(where.topic, [encode_key(key)], [encode_value(value)], [1], partitions=where.partition)
+        assert group_offsets(NothingPlain(), follower, [AT]) == {
+            AT: OffsetAndRanges(position, "", (), (Segment(WHOLE, position),))
+        }
 
 
 @pytest.mark.broker

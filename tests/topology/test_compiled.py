@@ -339,3 +339,16 @@ def test_a_reduce_over_raw_bytes_needs_no_serde_call() -> None:
     program = bound(builder)
     program.process(IN, columns((b"k", b"a"), (b"k", b"b"), (b"k", None)))
     assert written(program) == [(b"k", b"a"), (b"k", b"ab")]
+
+
+def test_the_code_grows_with_the_operators_and_not_with_the_ways_to_them() -> None:
+    def size(merges: int) -> int:
+        builder = StreamsBuilder("app")
+        stream = builder.stream("in", key=serdes.text, value=serdes.text)
+        for _ in range(merges):
+            stream = stream.filter(lambda key, _: bool(key)).merge(stream.filter(lambda key, _: not key))
+        stream.to("out")
+        topology = builder.build()
+        return len(compile_subtopology(topology, topology.subtopologies[0]).compiled(False, False).text)
+
+    assert size(10) < 3 * size(5)
