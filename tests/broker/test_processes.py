@@ -238,6 +238,7 @@ def test_a_disk_that_is_full_ends_the_process_with_the_folder_and_loses_nothing(
 
 
 @pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
+@pytest.mark.slow
 def test_a_signal_ends_a_process_whose_broker_is_away(
     broker_of_own: Callable[..., KafkaBroker], tmp_path: Path, guarantee: str
 ) -> None:
