@@ -179,6 +179,7 @@ def test_a_record_that_nothing_processes_ends_all_processes_when_one_has_met_it_
     assert "all are stopped (--max-restarts 1)" in program.said()
 
 
+@pytest.mark.slow
 def test_settings_that_no_worker_can_start_with_end_all_at_once(program: Program) -> None:
     running = program.run("--processes", "2", "--set", "default.dsl.store=no.such:Engine")
     assert running.wait(120) == 2
