@@ -7,8 +7,9 @@ STAMP := $(VENV)/.coopstreams
 LIGHT := $(VENV)/.coopstreams-demo
 SITE  := $(VENV)/.coopstreams-site
 ARGS  ?=
-# Tests mostly wait: for Kafka in two processes, each with a broker of its own, and for Spark in a third. ARGS='-n 0 …' is one.
-# tests/conftest.py says who gets which test.
+# Tests wait as often as they work, so there is a process more than cores on a small machine: one has the tests that need Spark,
+# and each has a broker of its own as soon as a test needs Kafka. ARGS='-n 0 …' is one process. tests/dealing.py says which process
+# gets which test.
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder
 
 # Tests and demonstrations start processes by the hundred: each module is compiled once, also where the environment says otherwise.
@@ -66,10 +67,10 @@ format: setup ## format, and fix what ruff can fix
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-test: setup ## all tests except the slow ones; starts a real Kafka for itself (ARGS='-k word' picks some)
+test: setup ## all tests except the slow ones, about 8 minutes on two cores; starts a real Kafka for itself (ARGS='-k word' picks some)
 	$(PYTEST) -m "not slow" $(ARGS)
 
-test-slow: setup ## the slow tests: processes killed and stopped, long runs
+test-slow: setup ## the slow tests, about 40 minutes on two cores: processes killed and stopped, long runs, the other guarantee
 	$(PYTEST) -m slow $(ARGS)
 
 demo: setup-demo ## three processes share one partition of real flights, one is killed (ARGS=--once ends by itself)

@@ -118,14 +118,23 @@ class Kafka:
 
 
 @pytest.fixture(scope="session")
-def kafka(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Kafka]:
+def shared_broker(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[KafkaBroker]:
+    """Return the broker that all tests of a run share."""
+    settings = {
+        # Or a machine that stands still for three seconds has a cluster without brokers.
+        "broker.session.timeout.ms": "60000",
+        # Or a test of a compacted topic waits for a quarter of a minute.
+        "log.cleaner.backoff.ms": "1000",
+    }
     console = download_kafka(request)
-    patient = {
-        "broker.session.timeout.ms": "60000"
-    }  # or a machine that stands still for three seconds has a cluster without brokers
-    with KafkaBroker(tmp_path_factory.mktemp("kafka"), settings=patient, console=console) as broker:
-        admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 2})
-        yield Kafka(broker.bootstrap, admin)
+    with KafkaBroker(tmp_path_factory.mktemp("kafka"), settings=settings, console=console) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def kafka(shared_broker: KafkaBroker) -> Kafka:
+    admin = AdminClient({"bootstrap.servers": shared_broker.bootstrap, "log_level": 2})
+    return Kafka(shared_broker.bootstrap, admin)
 
 
 @pytest.fixture

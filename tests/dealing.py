@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
+
 import pytest
 from xdist.remote import Producer  # type: ignore[import-untyped]
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 from xdist.workermanage import WorkerController  # type: ignore[import-untyped]
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -16,13 +21,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: 0 if item.path.parent.name == "spark" else 1 if item.path in kafka else 2)
 
 
+@cache
+def needs_spark(module: str) -> bool:
+    """Whether tests of a module, named as pytest does, ask for the session of tests/spark/conftest.py."""
+    return module.startswith("tests/spark/") and "spark: SparkSession" in (ROOT / module).read_text()
+
+
 class WholeModules(LoadScopeScheduling):  # type: ignore[misc]
     """Deals module after module, so that what the tests of a module share is made once; those that need Spark all to
     one process, because each session costs as much as a broker and a hundred tests.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        return "spark" if nodeid.startswith("tests/spark/") else nodeid.partition("::")[0]
+        module = nodeid.partition("::")[0]
+        return "spark" if needs_spark(module) else module
 
     def remove_node(self, node: WorkerController) -> str | None:
         """Take a process out that has ended. Return the test that it ran when it was lost, which has failed; what it

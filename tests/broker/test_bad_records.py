@@ -22,6 +22,16 @@ from tests.conftest import Kafka
 pytestmark = pytest.mark.broker
 
 PHASES = ("deserialization", "processing", "production")
+
+
+def one_of_three(chosen: str) -> pytest.MarkDecorator:
+    """Return the phases as a parameter: one for each answer of a handler, the others among the slow tests. What each
+    phase makes of each answer, `tests/tasks/test_failures.py` shows.
+    """
+    phases = [pytest.param(phase, marks=[pytest.mark.slow] * (phase != chosen)) for phase in PHASES]
+    return pytest.mark.parametrize("phase", phases)
+
+
 GOOD, BAD = 60, (7, 23, 41)
 """Offsets of the records that fail."""
 
@@ -106,7 +116,7 @@ def check_outputs(case: Case) -> None:
     assert numbers == [offset for offset in range(GOOD + len(BAD)) if offset not in BAD]
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@one_of_three("processing")
 @pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
 def test_a_handler_that_says_fail_stops_with_the_place_and_loses_nothing(
     kafka: Kafka, tmp_path: Path, guarantee: str, phase: str
@@ -128,7 +138,7 @@ def test_a_handler_that_says_fail_stops_with_the_place_and_loses_nothing(
     assert read_topic(kafka.bootstrap, case.dead) == []
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@one_of_three("deserialization")
 @pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
 def test_a_handler_that_says_continue_counts_what_it_drops(
     kafka: Kafka, tmp_path: Path, guarantee: str, phase: str
@@ -153,7 +163,7 @@ def dropped(app: CoopStreams, reason: str) -> float:
     )
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@one_of_three("production")
 @pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
 def test_a_dead_letter_is_the_record_with_the_reason_in_its_headers(
     kafka: Kafka, tmp_path: Path, guarantee: str, phase: str

@@ -231,6 +231,7 @@ def test_who_knows_better_accepts_one_change_and_need_not_say_it_again(kafka: Ka
     changed.counts(folded(serdes.int64))
 
 
+@pytest.mark.slow
 def test_records_on_their_way_keep_a_repartition_topic_from_going_until_they_are_processed(
     kafka: Kafka, tmp_path: Path
 ) -> None:
@@ -251,6 +252,7 @@ def test_records_on_their_way_keep_a_repartition_topic_from_going_until_they_are
     changed.counts(new)
 
 
+@pytest.mark.slow
 def test_a_table_that_was_restored_from_its_topic_does_not_get_an_empty_changelog(kafka: Kafka, tmp_path: Path) -> None:
     changed = Application(kafka, tmp_path)
     changed.write(changed.a)
@@ -258,6 +260,7 @@ def test_a_table_that_was_restored_from_its_topic_does_not_get_an_empty_changelo
     assert f"store counts is lost: it was restored from {changed.a}" in changed.refused(table)
 
 
+@pytest.mark.slow
 def test_a_store_that_a_version_left_out_is_not_taken_up_again(kafka: Kafka, tmp_path: Path) -> None:
     def both(app: Application, builder: StreamsBuilder) -> None:
         counted()(app, builder)

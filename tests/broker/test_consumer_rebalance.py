@@ -155,6 +155,7 @@ def test_what_stays_goes_on_while_something_else_is_given_up(kafka: Kafka) -> No
         orders.close()
 
 
+@pytest.mark.slow
 def test_a_topic_that_may_be_shared_no_more_is_dealt_whole_again(orders: Orders) -> None:
     first, second = orders.member(), orders.member()
     poll_until(lambda: first.assignment() and second.assignment() and not first.to_be_revoked(), first, second)

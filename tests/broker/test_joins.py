@@ -16,6 +16,9 @@ from tests.broker.counting import PATIENT, await_running, metric
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
 
+# Without Kafka: tests/tasks/test_joins_over_restarts.py, and the joins of tests/simulation.
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
+
 
 def topology_of(application: str, topics: dict[str, str]) -> Topology:
     """Orders meet their payments within a second (left), then everybody's country (global), and their customer by
@@ -53,7 +56,6 @@ def send(producer: Producer, topic: str, key: str, value: Any, timestamp: int) -
     assert producer.flush(60) == 0
 
 
-@pytest.mark.broker
 def test_what_joins_keep_survives_a_restart(kafka: Any, tmp_path: Path) -> None:
     topics = {
         name: kafka.topic(name) for name in ("orders", "payments", "countries", "accounts", "people", "out", "owned")
@@ -111,8 +113,6 @@ def test_what_joins_keep_survives_a_restart(kafka: Any, tmp_path: Path) -> None:
         }
 
 
-@pytest.mark.broker
-@pytest.mark.slow
 def test_what_has_no_match_goes_by_records_that_another_process_takes(kafka: Any, tmp_path: Path) -> None:
     """One partition, two processes: the keys of one of them come no more, and time moves on by those of the other."""
     orders, payments, out = (kafka.topic(name) for name in ("orders", "payments", "out"))
@@ -152,8 +152,6 @@ def test_what_has_no_match_goes_by_records_that_another_process_takes(kafka: Any
     assert found() == {key: [1, None] if key < "key-3" else [None, 1] for key in ours} | {key: [2, 3] for key in theirs}
 
 
-@pytest.mark.broker
-@pytest.mark.slow
 def test_a_record_waits_for_a_row_of_its_table_that_is_written_later(kafka: Any, tmp_path: Path) -> None:
     orders, names, out = (kafka.topic(name) for name in ("orders", "names", "out"))
     builder = StreamsBuilder(kafka.unique("waiting"))

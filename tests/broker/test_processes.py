@@ -179,6 +179,7 @@ def test_a_record_that_nothing_processes_ends_all_processes_when_one_has_met_it_
     assert "all are stopped (--max-restarts 1)" in program.said()
 
 
+@pytest.mark.slow
 def test_settings_that_no_worker_can_start_with_end_all_at_once(program: Program) -> None:
     running = program.run("--processes", "2", "--set", "default.dsl.store=no.such:Engine")
     assert running.wait(120) == 2
@@ -238,6 +239,7 @@ def test_a_disk_that_is_full_ends_the_process_with_the_folder_and_loses_nothing(
 
 
 @pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
+@pytest.mark.slow
 def test_a_signal_ends_a_process_whose_broker_is_away(
     broker_of_own: Callable[..., KafkaBroker], tmp_path: Path, guarantee: str
 ) -> None:

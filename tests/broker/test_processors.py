@@ -74,8 +74,11 @@ def named(application: str, source: str, even: str, odd: str) -> Topology:
 @pytest.mark.broker
 @pytest.mark.parametrize(
     "write",
-    [partial(topology_of, by_key=True), partial(topology_of, by_key=False), named],
-    ids=["by key", "whole", "named"],
+    [
+        pytest.param(partial(topology_of, by_key=True), id="by key"),
+        pytest.param(partial(topology_of, by_key=False), id="whole", marks=pytest.mark.slow),
+        pytest.param(named, id="named", marks=pytest.mark.slow),
+    ],
 )
 def test_a_store_survives_a_restart_and_the_wall_clock_speaks(
     kafka: Any, tmp_path: Path, write: Callable[..., Topology]

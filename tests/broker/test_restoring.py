@@ -69,6 +69,7 @@ def test_a_range_that_moves_leaves_no_key_behind(kafka: Kafka, tmp_path: Path, g
 
 
 @pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
+@pytest.mark.slow
 def test_a_restart_replays_only_the_tail(kafka: Kafka, tmp_path: Path, guarantee: str) -> None:
     counting = Counting.make(kafka)
     written = counting.write(KEYS * 2)
@@ -96,6 +97,7 @@ def test_a_deleted_state_folder_is_restored(kafka: Kafka, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
+@pytest.mark.slow
 def test_stores_in_memory_are_shared_by_threads_and_restored_at_every_start(
     kafka: Kafka, tmp_path: Path, guarantee: str
 ) -> None:

@@ -160,7 +160,8 @@ def test_a_sink_topic_that_is_deleted_stops_the_instance(kafka: Kafka, tmp_path:
         assert updates(counting) == {"a": list(range(1, 11))}
 
 
-@pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
+@pytest.mark.slow
+@pytest.mark.parametrize("guarantee", GUARANTEES)
 def test_a_slow_function_commits_between_records(kafka: Kafka, tmp_path: Path, guarantee: str) -> None:
     """A run of records takes longer than a transaction may; a second instance gets its share without waiting for the
     queue.

@@ -88,6 +88,7 @@ def test_an_instance_without_state_takes_the_snapshot_and_replays_only_the_tail(
         assert 300 <= metric(app, REPLAYED) < 1000
 
 
+@pytest.mark.slow
 def test_each_of_eight_ranges_takes_its_own_slices(kafka: Kafka, cluster: KafkaLog, tmp_path: Path) -> None:
     counting, url = Counting.make(kafka), str(tmp_path / "snapshots")
     written = ran(counting, tmp_path / "first", KEYS)
@@ -124,6 +125,7 @@ def test_a_snapshot_is_made_while_the_application_runs_and_the_next_one_reads_on
         assert metric(app, FROM_SNAPSHOT) == len(KEYS)
 
 
+@pytest.mark.slow
 def test_what_is_rebuilt_in_part_keeps_the_rest_of_what_was_published(
     kafka: Kafka, cluster: KafkaLog, tmp_path: Path
 ) -> None:
@@ -146,6 +148,7 @@ def test_what_is_rebuilt_in_part_keeps_the_rest_of_what_was_published(
         assert (metric(app, FROM_SNAPSHOT), metric(app, REPLAYED)) == (len(KEYS), 0)
 
 
+@pytest.mark.slow
 def test_a_snapshot_of_a_changelog_that_was_made_anew_and_a_flipped_byte_are_replayed_around(
     kafka: Kafka, cluster: KafkaLog, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -191,6 +191,7 @@ def test_one_partition_runs_while_the_other_is_fetched_and_a_stop_waits_for_no_p
         assert metric(app, FROM_SNAPSHOT) == sum(file.entries for each in slices for file in each.files)
 
 
+@pytest.mark.slow
 def test_ranges_that_move_away_while_they_are_fetched_leave_nothing_behind(
     published: Published, tmp_path: Path
 ) -> None:
@@ -212,6 +213,7 @@ def test_ranges_that_move_away_while_they_are_fetched_leave_nothing_behind(
     assert files(tmp_path / "slow") == []
 
 
+@pytest.mark.slow
 def test_a_snapshot_that_is_deleted_while_it_is_fetched_is_replayed_around(
     published: Published, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -245,6 +247,7 @@ def test_a_place_that_never_answers_is_called_off_and_the_changelog_read(
     assert "no byte has come for 1 s" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_snapshot_is_trusted_as_long_as_the_changelog_is_set_to_keep_tombstones(
     kafka: Kafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -176,6 +176,7 @@ def test_workers_whose_screen_is_gone_drain_and_end(started: tuple[Terminal, Any
 
 
 @pytest.mark.broker
+@pytest.mark.slow
 def test_without_a_terminal_there_are_log_lines_alone(kafka: Any, tmp_path: Path) -> None:
     program, log = tmp_path / "counting.py", tmp_path / "said.log"
     program.write_text(APP.format(application=kafka.unique("counting"), topic=kafka.topic("words")))

@@ -118,7 +118,7 @@ def test_the_verdict_names_what_differs_and_on_which_side() -> None:
     assert "equal: 2 aircraft" in said
 
 
-@pytest.mark.parametrize("ranges", [1, 3])
+@pytest.mark.parametrize("ranges", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_the_example_computes_what_plain_loops_compute(data: FlightsData, ranges: int) -> None:
     departures = list(itertools.islice(data.departures(), 0, 336_000, 280))
     tally = DepartureTally(data.airlines(), data.planes())

@@ -2,7 +2,7 @@
 
 import socket
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from rich.console import Console
 from coopstreams.dev.broker import KafkaBroker, cluster_id
 from coopstreams.dev.process import BrokerProcess, answers, record, recorded, wait_until
 from coopstreams.topology.errors import DevError
-from tests.conftest import Kafka, download_kafka
+from tests.conftest import Kafka
 
 pytestmark = pytest.mark.broker
 BrokerFactory = Callable[..., KafkaBroker]
@@ -40,29 +40,21 @@ def test_a_topic_nobody_made_is_not_made_by_asking_for_it(kafka: Kafka) -> None:
     assert "never-made" not in topics(kafka.bootstrap)
 
 
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[KafkaBroker]:
-    """Return a broker with a setting that is not the usual one; it runs as long as the tests of this module."""
-    settings = {"message.max.bytes": "123456"}
-    with KafkaBroker(tmp_path_factory.mktemp("running"), settings=settings, console=download_kafka(request)) as broker:
-        yield broker
-
-
-def test_a_running_broker_is_used_as_it_is(running: KafkaBroker) -> None:
-    second = KafkaBroker(running.folder, console=Console(quiet=True))
+def test_a_running_broker_is_used_as_it_is(shared_broker: KafkaBroker) -> None:
+    second = KafkaBroker(shared_broker.folder, console=Console(quiet=True))
     assert second.start() is False
-    assert second.bootstrap == running.bootstrap
-    assert second.running == running.running
+    assert second.bootstrap == shared_broker.bootstrap
+    assert second.running == shared_broker.running
 
 
-def test_another_port_than_the_running_one_is_an_error(running: KafkaBroker) -> None:
+def test_another_port_than_the_running_one_is_an_error(shared_broker: KafkaBroker) -> None:
     with pytest.raises(DevError, match=r"already runs on .* at port"):
-        KafkaBroker(running.folder, port=1, console=Console(quiet=True)).start()
+        KafkaBroker(shared_broker.folder, port=1, console=Console(quiet=True)).start()
 
 
-def test_settings_reach_the_broker(running: KafkaBroker) -> None:
-    assert "message.max.bytes=123456" in (running.folder / "server.properties").read_text().splitlines()
-    assert "message.max.bytes = 123456" in running.log_file.read_text()
+def test_settings_reach_the_broker(shared_broker: KafkaBroker) -> None:
+    assert "log.cleaner.backoff.ms=1000" in (shared_broker.folder / "server.properties").read_text().splitlines()
+    assert "log.cleaner.backoff.ms = 1000" in shared_broker.log_file.read_text()
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ START = ROOT / "docs" / "start.md"
 
 
 @pytest.mark.broker
+@pytest.mark.slow
 def test_the_tutorial_prints_what_it_says_it_prints(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     download_kafka(request)
     kafka, http, data = free_ports(1), free_ports(3), tmp_path / "kafka"

@@ -103,6 +103,7 @@ def test_a_member_can_leave_on_its_own_and_come_back(app: Application) -> None:
     app.complete("a", "b")
 
 
+@pytest.mark.slow
 def test_a_short_outage_of_the_broker_costs_nobody_the_membership(broker_of_own: Callable[..., KafkaBroker]) -> None:
     broker = broker_of_own()
     with application(broker.bootstrap, "outage", 1) as app:

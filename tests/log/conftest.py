@@ -31,7 +31,14 @@ def faulty(seed: int) -> SimulatedLog:
     return SimulatedLog(Client(Cluster(plan, SYSTEM), "contract"))
 
 
-@pytest.fixture(params=["memory", "simulated", "faulty", pytest.param("kafka", marks=pytest.mark.broker)])
+@pytest.fixture(
+    params=[
+        "memory",
+        pytest.param("simulated", marks=pytest.mark.slow),
+        "faulty",
+        pytest.param("kafka", marks=pytest.mark.broker),
+    ]
+)
 def log(request: pytest.FixtureRequest) -> Iterator[Log]:
     if request.param == "memory":
         yield MemoryLog()

@@ -411,18 +411,16 @@ def test_reading_and_writing_go_on_over_restarts_of_the_broker(broker_of_own: Br
     log.close()
 
 
-def test_a_compacted_topic_is_read_over_its_holes(broker_of_own: BrokerFactory) -> None:
-    broker = broker_of_own(log_cleaner_backoff_ms="100")
-    log = KafkaLog({"bootstrap.servers": broker.bootstrap})
+def test_a_compacted_topic_is_read_over_its_holes(kafka: Kafka) -> None:
+    log = KafkaLog({"bootstrap.servers": kafka.bootstrap})
     settings = {
-        "cleanup.policy": "compact",
-        "segment.bytes": "1048576",
-        "segment.ms": "200",
-        "min.cleanable.dirty.ratio": "0.01",
-        "max.compaction.lag.ms": "200",
+        "cleanup_policy": "compact",
+        "segment_bytes": "1048576",
+        "segment_ms": "200",
+        "min_cleanable_dirty_ratio": "0.01",
+        "max_compaction_lag_ms": "200",
     }
-    log.create_topics([TopicSpec("compacted", 1, settings)])
-    partition = TopicPartition("compacted", 0)
+    partition = TopicPartition(kafka.topic("compacted", 1, **settings), 0)
     for i in range(5):
         fill(log, partition, numbers(100) * 10, start_ms=1000 * i)
     deadline = time.monotonic() + 200

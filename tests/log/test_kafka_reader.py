@@ -28,6 +28,7 @@ def counts(batches: Iterable[RecordBatch], partition: TopicPartition) -> int:
     return sum(len(batch.columns) for batch in batches if batch.partition == partition)
 
 
+@pytest.mark.slow
 def test_a_new_client_goes_on_where_the_silent_one_stood(
     broker_of_own: Callable[..., KafkaBroker], monkeypatch: pytest.MonkeyPatch
 ) -> None:

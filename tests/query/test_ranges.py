@@ -106,7 +106,7 @@ def test_the_ranges_that_answered_cover_the_store_and_name_their_owners(cluster:
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     st.sampled_from("abc"),
     st.sampled_from([3, 7, 50, 500]),

@@ -12,6 +12,11 @@ from coopstreams.spark.session import local_session
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    session = local_session("tests", {"spark.sql.shuffle.partitions": "4"}, cores="2")
+    # A test is over before the second compiler of the JVM has earned what it costs.
+    settings = {
+        "spark.sql.shuffle.partitions": "4",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    }
+    session = local_session("tests", settings, cores="2")
     yield session
     session.stop()

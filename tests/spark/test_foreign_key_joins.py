@@ -149,9 +149,8 @@ def plan_with_table(topology: Topology, partitions: int, ranges: int, folder: Pa
     return replace(plan_of(topology, dict.fromkeys(SOURCES, partitions), ranges, folder / "snapshots"), outputs="table")
 
 
-@pytest.mark.parametrize(
-    ("left", "partitions", "ranges"), [(False, 1, 2), pytest.param(True, 2, 3, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("left", "partitions", "ranges"), [(False, 1, 2), (True, 2, 3)])
+@pytest.mark.slow
 def test_tables_and_all_their_updates_are_those_of_answers_that_come_at_once(
     spark: SparkSession, tmp_path: Path, left: bool, partitions: int, ranges: int
 ) -> None:

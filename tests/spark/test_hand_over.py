@@ -75,6 +75,7 @@ def never_stopping(bootstrap: str, topic: str, keys: Sequence[str]) -> Iterator[
         assert producer.flush(90) == 0
 
 
+@pytest.mark.slow
 def test_a_count_goes_on_behind_a_producer_that_never_stops(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
     counting = Counting.make(kafka, partitions=2)
     keys = [f"key-{number}" for number in range(50)]

@@ -192,6 +192,7 @@ def test_records_in_doubt_leave_the_stage_to_python(
     assert same_state(native, python)
 
 
+@pytest.mark.slow
 def test_a_poison_record_and_a_sum_of_more_than_64_bits_fail_as_they_do_in_python(
     spark: SparkSession, tmp_path: Path
 ) -> None:

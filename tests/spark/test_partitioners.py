@@ -123,6 +123,7 @@ def test_records_lie_where_they_would_without_the_backfill(spread: Spread, spark
     assert spread.found() == expected
 
 
+@pytest.mark.slow
 def test_a_table_has_a_record_as_often_as_the_topic_would(spread: Spread, spark: SparkSession, tmp_path: Path) -> None:
     spread.write(range(120))
     done = backfill(

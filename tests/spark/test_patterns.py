@@ -94,6 +94,7 @@ def shop(kafka: Kafka, tmp_path: Path) -> Shop:
     return Shop(kafka, tmp_path)
 
 
+@pytest.mark.slow
 def test_topics_that_match_are_history_and_those_that_come_later_are_live(
     shop: Shop, spark: SparkSession, tmp_path: Path
 ) -> None:

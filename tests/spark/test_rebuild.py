@@ -97,6 +97,7 @@ def test_from_the_command_line_it_needs_no_more_than_a_number_of_cores(kafka: Ka
     assert "1 stores, 200 keys" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_stopped_application_goes_on_under_another_id_with_state_from_its_source_topics(
     kafka: Kafka, spark: SparkSession, tmp_path: Path
 ) -> None:

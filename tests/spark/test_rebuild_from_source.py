@@ -199,6 +199,7 @@ def topics(kafka: Kafka) -> set[str]:
         return set(cluster.partitions())
 
 
+@pytest.mark.slow
 def test_a_changelog_that_was_deleted_is_written_again(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
     counting = Counting.make(kafka, 2)
     written = counting.write(f"key-{number % 60}" for number in range(300))
@@ -273,6 +274,7 @@ def test_a_store_behind_a_repartition_is_rebuilt_once_all_was_read_there_and_no_
     assert [stage.stores for stage in plan_of(counting, tmp_path, Wanted(["counts"])).stages] == [("counts",)]
 
 
+@pytest.mark.slow
 def test_what_would_give_another_state_is_refused(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
     counting = Counting.make(kafka, 2)
     with pytest.raises(ConfigError, match="has committed nothing of what it reads"):
@@ -306,6 +308,7 @@ def test_what_would_give_another_state_is_refused(kafka: Kafka, spark: SparkSess
     assert plan_of(counting, tmp_path, incomplete=True).cut[counting.source][1][0] == 10
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_as_what_it_is(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
     counting = Counting.make(kafka, 2)
     written = counting.write(f"key-{number % 60}" for number in range(300))
