@@ -351,4 +351,4 @@ def test_the_code_grows_with_the_operators_and_not_with_the_ways_to_them() -> No
         topology = builder.build()
         return len(compile_subtopology(topology, topology.subtopologies[0]).compiled(False, False).text)
 
-    assert size(10) < 3 * size(5)
+    assert size(40) < 5 * size(10)
