@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from coopstreams.state.engine import Change, Engine
     from coopstreams.tasks.lifecycle import RestoreListener, StreamsState, StreamThreadExceptionResponse
     from coopstreams.topology import errors, serdes
+    from coopstreams.topology.calls import Retry
     from coopstreams.topology.compile.processor_stores import KeyValueStore, SessionStore, VersionedStore, WindowStore
     from coopstreams.topology.dsl.branches import BranchedKStream
     from coopstreams.topology.dsl.builder import StreamsBuilder
@@ -60,6 +61,7 @@ __all__ = [
     "QueryClient",
     "Record",
     "RestoreListener",
+    "Retry",
     "Serde",
     "SessionStore",
     "SessionWindows",
@@ -100,6 +102,7 @@ _HOME = {
         "coopstreams.instance.app": "CoopStreams",
         "coopstreams.state.engine": "Change Engine",
         "coopstreams.tasks.lifecycle": "RestoreListener StreamThreadExceptionResponse StreamsState",
+        "coopstreams.topology.calls": "Retry",
         "coopstreams.topology.compile.processor_stores": "KeyValueStore SessionStore VersionedStore WindowStore",
         "coopstreams.topology.dsl.branches": "BranchedKStream",
         "coopstreams.topology.dsl.builder": "StreamsBuilder",

@@ -83,6 +83,15 @@ class Metrics:
         self._dead_letters = self._counter(
             "dead_letters", "Records that failed and went to the dead-letter topic.", "subtopology"
         )
+        self._retries = self._counter(
+            "call_retries", "Calls of asynchronous operators that failed and were made again.", "subtopology"
+        )
+        self._calls = self._gauge(
+            "calls_in_flight", "Calls of asynchronous operators whose records have not been processed.", "task"
+        )
+        self._oldest_call = self._gauge(
+            "oldest_call_seconds", "How long the first of these records has waited.", "task"
+        )
         self._restored = self._counter(
             "restored_records", "Changelog records read to restore a store.", "subtopology", "store"
         )
@@ -155,6 +164,15 @@ class Metrics:
     def dead_lettered(self, task: TaskId | None, records: int = 1) -> None:
         """Count records that went to the dead-letter topic, of a task or (None) of global tables."""
         self._dead_letters.of(GLOBAL_TABLES if task is None else task.subtopology).inc(records)
+
+    def retried(self, task: TaskId, calls: int) -> None:
+        """Count calls that were made again."""
+        self._retries.of(task.subtopology).inc(calls)
+
+    def calls(self, task: TaskId, in_flight: int, oldest_s: float) -> None:
+        """Set how many calls of a task are in flight, and for how long its first record has waited."""
+        self._calls.of(task).set(in_flight)
+        self._oldest_call.of(task).set(oldest_s)
 
     def lag(self, task: TaskId, topic: str, records: int) -> None:
         """Set the lag of a task in a topic, in records."""

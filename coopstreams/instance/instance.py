@@ -369,11 +369,12 @@ class Instance:
 
     def waiting_for(self, task: TaskId) -> str:
         """Return what the stream thread of a task waits for, as the end of a sentence; empty: nothing. Any thread."""
-        home = self._homes.get(task)
+        home, running = self._homes.get(task), self.tasks.get(task)
         waiting = None if home is None else home.committer.waiting
-        return (
-            "" if waiting is None else f"; its thread has waited {self._host.now() - waiting[1]:.0f} s for {waiting[0]}"
-        )
+        if waiting is not None:
+            return f"; its thread has waited {self._host.now() - waiting[1]:.0f} s for {waiting[0]}"
+        since = None if running is None or running.calls is None else running.calls.oldest
+        return "" if since is None else f"; its first record has waited {self._host.now() - since:.0f} s for a call"
 
     def _load(self, thread: StreamThread, subtopology: int) -> tuple[int, int]:
         """Return how many tasks a thread has of this sub-topology, and of all: each stage spreads over all threads."""

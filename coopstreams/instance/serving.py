@@ -141,7 +141,8 @@ class Serving:
         """Return whether the instance is live and ready, with the reasons if not."""
         now = self._components.host.now()
         reasons = [
-            Reason("no-progress", message, task) for task, message in self._instance.stall_detector.stalled(now).items()
+            Reason("no-progress", message + self._instance.waiting_for(task), task)
+            for task, message in self._instance.stall_detector.stalled(now).items()
         ]
         live = not reasons
         slow = [

@@ -202,7 +202,7 @@ class TaskAttempt:
             output=lambda topic: PlacedOutput(topic, self._time) if topic in round_.placed else Output(topic),
             host=Timed(lambda: 0),
         )
-        closing.callback(self._task.program.close)
+        closing.callback(self._task.close)
         self._counts = round_.is_last
         bounds = [
             work.cut[topic].get(partition, (0, 0)) if topic in work.cut else None
@@ -226,7 +226,7 @@ class TaskAttempt:
             self._task.add(
                 self._end(source, part) if offsets[start] == END else self._run(source, part, offsets[start:end])
             )
-            while self._task.step():
+            while self._task.step() or self._task.wait_for_calls():
                 pass
             if offsets[start] != END:
                 self._reporter.took(pieces[start][0], end - start, offsets[end - 1] + 1)

@@ -50,13 +50,19 @@ class Step:
     operator_times: Sequence[int] = ()
 
     def singles(self) -> Iterator[Step]:
-        """Yield the step record by record; stream time and operator times of siblings come with the last."""
-        columns, last = self.columns, len(self.columns) - 1
+        """Yield the step record by record."""
+        last = len(self.columns) - 1
         for i in range(last):
-            yield Step(self.source, columns.slice(i, i + 1), columns.offsets[i + 1], columns.stream_times[i])
-        yield Step(
-            self.source, columns.slice(max(last, 0), last + 1), self.next_offset, self.stream_time, self.operator_times
-        )
+            yield self.part(i, i + 1)
+        yield self.part(max(last, 0), last + 1)
+
+    def part(self, start: int, stop: int) -> Step:
+        """Return the records start..stop; stream time and operator times of siblings come with the last."""
+        columns = self.columns
+        if stop == len(columns):
+            times = self.next_offset, self.stream_time, self.operator_times
+            return self if not start else Step(self.source, columns.slice(start, stop), *times)
+        return Step(self.source, columns.slice(start, stop), columns.offsets[stop], columns.stream_times[stop - 1])
 
 
 class SourceQueues:

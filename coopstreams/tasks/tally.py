@@ -29,12 +29,13 @@ Drop = tuple[str, str]
 class Tally:
     """The counts of one opening of a task. Its stream thread counts, any thread reads.
 
-    Shape: `written` by topic, changelogs left out; `failed` by node and phase.
+    Shape: `written` by topic, changelogs left out; `failed` by node and phase. `retries`: of asynchronous calls.
     """
 
     written: Counter[str] = field(default_factory=Counter)
     failed: Counter[Drop] = field(default_factory=Counter)
     dead_letters: int = 0
+    retries: int = 0
     closed: bool = False
     """Whether all of it is in the metrics."""
 
@@ -63,6 +64,7 @@ def dropped(task: Counting) -> dict[Drop, int]:
 class _Seen:
     processed: int = 0
     dead_letters: int = 0
+    retries: int = 0
     dropped: Mapping[Drop, int] = field(default_factory=dict)
 
 
@@ -94,9 +96,10 @@ class Tallies:
     def _look(self, task: Counting) -> None:
         if not task.tally.closed:
             before = self._seen.get(id(task), (task, _Seen()))[1]
-            now = _Seen(task.processed, task.tally.dead_letters, dropped(task))
+            now = _Seen(task.processed, task.tally.dead_letters, task.tally.retries, dropped(task))
             self._metrics.processed(task.id, now.processed - before.processed)
             self._metrics.dead_lettered(task.id, now.dead_letters - before.dead_letters)
+            self._metrics.retried(task.id, now.retries - before.retries)
             for (node, reason), count in now.dropped.items():
                 self._metrics.dropped(task.id, node, reason, count - before.dropped.get((node, reason), 0))
             self._seen[id(task)] = task, now

@@ -14,13 +14,14 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from coopstreams.commit.progress import Progress
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.log.log import RecordBatch
 from coopstreams.state.checkpoints import NEVER_TRUE
 from coopstreams.state.task_state import ChangelogBatch, TaskState
+from coopstreams.tasks.pending_calls import PendingCalls
 from coopstreams.tasks.queues import SourceQueues, Step
 from coopstreams.tasks.tally import Tally
 from coopstreams.topology.columns import TopicPartition
@@ -107,6 +108,10 @@ class Task:
         )
         for source in opened.sources:  # windows close as they would have for the previous owner
             self.program.resume(source, opened.progress.position(source).stream_time)
+        self.calls: PendingCalls | None = None
+        """The records that wait for calls; None: no node is asynchronous."""
+        if program.ahead is not None:
+            self.calls = PendingCalls(program, program.ahead, self.program, tally, host)
         self.queues = SourceQueues(
             [(source, opened.progress.position(source)) for source in opened.sources], max_idle_ms
         )
@@ -157,12 +162,36 @@ class Task:
     def _steps(self, now: float, *, single: bool) -> Iterator[Step]:
         """Yield the steps that may be processed now, in order; first the single-record steps that are left."""
         yield from self._left()
-        for step in self.queues.steps(FIRST_STEP if single else self._most, now):
+        most = FIRST_STEP if single else self._most
+        for step in self.queues.steps(most, now) if self.calls is None else self._called(self.calls, most, now):
             if single:
                 self._singles.extend(step.singles())
                 yield from self._left()
             else:
                 yield step
+
+    def _called(self, calls: PendingCalls, most: int, now: float) -> Iterator[Step]:
+        """Yield the steps whose calls have ended; begin the calls of the records behind them, many at a time."""
+        self._begin_calls(calls, now)
+        while calls.first_is_ready:
+            yield from calls.ready(most)
+            self._begin_calls(calls, now)
+
+    def _begin_calls(self, calls: PendingCalls, now: float) -> None:
+        """Begin the calls of as many records as there is room for."""
+        while calls.room and (step := next(self.queues.steps(calls.room, now), None)) is not None:
+            calls.begin(replace(step, columns=self.progress.unseen(step.source, step.columns)))
+
+    def waits_for_calls(self) -> bool:
+        """Begin the calls of records for which there is room; return whether all that came wait for calls."""
+        if self.calls is None or self._singles:
+            return False
+        self._begin_calls(self.calls, self._host.now())
+        return self.calls.oldest is not None and not self.calls.first_is_ready
+
+    def wait_for_calls(self) -> bool:
+        """Block until a call has ended, a second at most; return False if none is under way."""
+        return self.calls is not None and self.calls.wait(1.0)
 
     def _left(self) -> Iterator[Step]:
         while self._singles:
@@ -258,6 +287,12 @@ class Task:
         )
         self.progress.committed()
 
+    def close(self) -> None:
+        """Cancel its calls and close its processors."""
+        if self.calls is not None:
+            self.calls.cancel()
+        self.program.close()
+
     def discard(self) -> None:
         """Forget everything since the last commit. Idempotent.
 
@@ -267,7 +302,7 @@ class Task:
             return  # its database may be closed by now
         self.closed = True
         try:
-            self.program.close()
+            self.close()
         except Exception:
             log.exception("%s: a processor failed while it was closed", self)
         self.state.discard()

@@ -14,6 +14,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 
 from coopstreams.common.host import SYSTEM, Empty, Host, Inbox
@@ -67,7 +68,14 @@ class _Look:
     """Siblings elsewhere may have committed."""
 
 
-_Message = _Open | _Close | _Moved | _Look | tuple[Task, RecordBatch] | None
+@dataclass(frozen=True, slots=True)
+class _Called:
+    """Calls of a task have ended."""
+
+    task: Task
+
+
+_Message = _Open | _Close | _Moved | _Look | _Called | tuple[Task, RecordBatch] | None
 
 
 class StreamThread:
@@ -129,6 +137,8 @@ class StreamThread:
 
     def open(self, task: Task) -> None:
         """Take over a task."""
+        if task.calls is not None:
+            task.calls.tell = partial(self._inbox.put, _Called(task))
         self._inbox.put(_Open(task))
 
     def deliver(self, task: Task, batch: RecordBatch) -> None:
@@ -209,6 +219,8 @@ class StreamThread:
                     self._process(*message)
             elif isinstance(message, _Moved):
                 self._process(message.task, self._taken(message))
+            elif isinstance(message, _Called):
+                self._go_on_with(message.task)
             elif isinstance(message, _Open):
                 self._open(message.task)
             elif isinstance(message, _Close):
@@ -252,9 +264,18 @@ class StreamThread:
             with self._lock:
                 self.backlog -= len(batch.columns)
 
+    def _go_on_with(self, task: Task) -> None:
+        """Process the records whose calls have ended."""
+        try:
+            self._step(task)
+        except (LogError, MembershipLostError) as error:
+            self._abort(error)
+
     def _step(self, task: Task) -> None:
         while not task.closed and not task.leaving:
             self.moved_at = self._host.now()
+            if task.waits_for_calls():
+                break
             self.committer.begin(task)
             began = self._host.now()
             more = task.step(single=self.committer.careful)
@@ -279,12 +300,9 @@ class StreamThread:
     def _go_on(self) -> None:
         """Process the records that have waited long enough for another source."""
         now = self._host.now()
-        try:
-            for task in list(self._tasks):
-                if task.queues.waits_until is not None and task.queues.waits_until <= now:
-                    self._step(task)
-        except (LogError, MembershipLostError) as error:
-            self._abort(error)
+        for task in list(self._tasks):
+            if task.queues.waits_until is not None and task.queues.waits_until <= now:
+                self._go_on_with(task)
 
     def _commit_if_due(self) -> None:
         if self.committer.begun:

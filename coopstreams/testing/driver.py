@@ -122,7 +122,7 @@ class TopologyTestDriver:
         """Close tasks, stores and log. State is lost, except in `state_dir`."""
         self._sayings.close()
         for task in self._all_tasks():
-            task.program.close()
+            task.close()
         self._reader.close()
         self._writer.close()
         for database in self._databases.values():
@@ -401,8 +401,9 @@ class TopologyTestDriver:
         before = sum(task.processed for task in tasks)
         try:
             for task in tasks:
-                while task.progress.position(source).offset < until and task.step(single=True):
-                    pass
+                while task.progress.position(source).offset < until:
+                    if not task.step(single=True) and not task.wait_for_calls():
+                        break
         finally:
             self._fetch()  # of two records with the same time, the existing one goes before one that is written now
             self._collect()

@@ -209,7 +209,7 @@ class Engine:
             task.add(run)
         committer = self.committers[0]
         committer.begin(task)
-        while task.step():
+        while task.step() or task.wait_for_calls():
             pass
         committer.write_outputs(task)
 

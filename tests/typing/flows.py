@@ -37,6 +37,18 @@ class Row(TypedDict):
     name: str
 
 
+async def length(text: str) -> int:
+    return len(text)
+
+
+async def carrier_of(key: str, flight: Flight) -> str:
+    return key + flight.carrier
+
+
+async def swapped(key: str, flight: Flight) -> tuple[int, str]:
+    return flight.time_ms, key
+
+
 builder = StreamsBuilder("types")
 flights = builder.stream(
     "flights", key=serdes.text, value=serdes.json(Flight), timestamp=lambda record: record.value.time_ms
@@ -75,6 +87,12 @@ assert_type(flights.map_values(lambda f: f.time_ms), KStream[str, int])
 assert_type(flights.map_values_with_key(lambda k, f: (k, f.time_ms)), KStream[str, tuple[str, int]])
 assert_type(flights.flat_map_values(lambda f: [f.time_ms]), KStream[str, int])
 assert_type(flights.flat_map_values_with_key(lambda k, f: [k]), KStream[str, str])
+assert_type(builder.stream("texts", key=serdes.raw, value=serdes.text).map_values_async(length), KStream[bytes, int])
+assert_type(flights.map_values_async(lambda f: f.time_ms, order="none"), KStream[str, int])
+assert_type(flights.map_values_with_key_async(lambda k, f: (k, f.time_ms)), KStream[str, tuple[str, int]])
+assert_type(flights.map_values_with_key_async(carrier_of), KStream[str, str])
+assert_type(flights.map_async(swapped, timeout=None), KStream[int, str])
+assert_type(flights.map_async(lambda k, f: (f.time_ms, k)), KStream[int, str])
 assert_type(flights.select_key(lambda _, f: f.time_ms), KStream[int, Flight])
 assert_type(flights.select_key(lambda _, f: f.tail_number, key=serdes.text), KStream[str, Flight])
 assert_type(flights.peek(print), KStream[str, Flight])

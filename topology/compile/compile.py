@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from functools import cache, partial
 from typing import Any, TypeAlias
 
+from coopstreams.topology.compile.calls import ahead_of_calls
 from coopstreams.topology.compile.outputs import Output
 from coopstreams.topology.compile.program import Code, Compiled, Process, Program
 from coopstreams.topology.compile.timestamps import DROPPED, extraction_error, timestamp_column
@@ -24,6 +25,7 @@ from coopstreams.topology.graph.nodes import Aggregate, Filter, MapValues, Node,
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.operators import (
     aggregates,
+    calls,
     choosing,
     foreign_key_joins,
     global_joins,
@@ -37,7 +39,7 @@ from coopstreams.topology.operators import (
 )
 from coopstreams.topology.operators.analysis import Analysis
 from coopstreams.topology.operators.codegen import Function, RecordVariables, Unit
-from coopstreams.topology.operators.compiler import Compiler
+from coopstreams.topology.operators.compiler import Compiler, Operator
 from coopstreams.topology.operators.tables import row_key
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec, TableStore
@@ -46,6 +48,7 @@ OPERATORS = {
     **stateless.OPERATORS,
     **choosing.OPERATORS,
     **processing.OPERATORS,
+    **calls.OPERATORS,
     **tables.OPERATORS,
     **aggregates.OPERATORS,
     **suppressing.OPERATORS,
@@ -72,11 +75,16 @@ def compile_subtopology(topology: Topology, subtopology: SubTopology) -> Program
         if type(node) not in OPERATORS and not isinstance(node, Source):
             raise TopologyError(f'"{node.name}" is a {type(node).__name__}, which cannot be compiled')
     sinks = dict.fromkeys(node.topic for node in subtopology.nodes if isinstance(node, Sink))
+    title = f"{topology.application_id} sub-topology {subtopology.id}"
+    first = ahead_of_calls(subtopology)
     return Program(
         subtopology,
         tuple(sinks),
         {topic: timestamp_column(source) for topic, source in sources.items() if source.timestamp is not None},
-        cache(partial(_compiled, topology.application_id, subtopology)),
+        cache(partial(_compiled, title, subtopology, OPERATORS)),
+        ahead=None
+        if first is None
+        else Program(first, (), {}, cache(partial(_compiled, f"{title} ahead", first, calls.AHEAD))),
     )
 
 
@@ -93,8 +101,14 @@ def _sources(subtopology: SubTopology) -> dict[str, Source]:
     return sources
 
 
-def _compiled(application_id: str, subtopology: SubTopology, caching: bool, shared: bool = False) -> Compiled:
-    compiler = Compiler(Analysis(subtopology), OPERATORS, caching=caching, shared=shared)
+def _compiled(
+    title: str,
+    subtopology: SubTopology,
+    operators: Mapping[type[Node], Operator],
+    caching: bool,
+    shared: bool = False,
+) -> Compiled:
+    compiler = Compiler(Analysis(subtopology), operators, caching=caching, shared=shared)
     functions = {
         source.name: _source_function(compiler, source) for source in subtopology.nodes if isinstance(source, Source)
     }
@@ -102,7 +116,7 @@ def _compiled(application_id: str, subtopology: SubTopology, caching: bool, shar
     for source in {source.name: source for source in _sources(subtopology).values()}.values() if shared else ():
         _tell_time(unit, source)
     text = unit.text({topic: functions[source.name] for topic, source in _sources(subtopology).items()}, flushes)
-    made = _executed(f"{application_id} sub-topology {subtopology.id}", text, unit.constants)["make"]
+    made = _executed(title, text, unit.constants)["make"]
 
     def make(process: Process, stores: Mapping[str, TableStore], outputs: Mapping[str, Output]) -> Code:
         return Code(*made(process, stores, outputs))

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from coopstreams.topology.columns import Columns, Headers, TopicPartition
+from coopstreams.topology.compile.calls import Results, Wanted
 from coopstreams.topology.compile.operator_time import OperatorTimeColumns, operator_time_columns
 from coopstreams.topology.compile.outputs import Output
 from coopstreams.topology.compile.processing import Children, Work
@@ -89,6 +90,13 @@ class Process(Protocol):
     partitions: Callable[[str], int]
     """Returns the partition count of a topic that the program writes."""
 
+    def want(self, node: str, key: Any, value: Any) -> None:
+        """Note that a node is to be called for the record at hand."""
+
+    def result(self, node: str) -> Any:
+        """Return what the call of a node for the record at hand has returned, or raise what it raised."""
+        ...
+
     def task_time(self) -> int:
         """Return the largest timestamp of the records that the task has taken in."""
         ...
@@ -111,6 +119,8 @@ class Program:
     timestamp_of: Mapping[str, TimestampColumn]
     compiled: Callable[[bool, bool], Compiled]
     """(record cache on, partition shared with other tasks) -> the code, generated on the first call."""
+    ahead: Program | None = None
+    """The part that runs ahead and finds out which calls the records need; None: no node is asynchronous."""
 
     def operator_times_of(self, topic: str) -> OperatorTimeColumns | None:
         """Return the function that computes a shared topic's operator times for the reader; None if it has none."""
@@ -201,6 +211,8 @@ class BoundProgram:
             "wall_clock": PunctuationQueue(),
         }
         self._works: list[Work] = []
+        self.wanted: list[Wanted] = []
+        self.results = Results()
         self._code = compiled.make(self, stores, self.outputs)
 
     @property
@@ -380,6 +392,19 @@ class BoundProgram:
         except BaseException as ending:
             self.ending = ending
             raise
+
+    def want(self, node: str, key: Any, value: Any) -> None:
+        """Note in `wanted` that a node is to be called for the record at hand."""
+        self.wanted.append(Wanted(self.at_hand()[2], node, key, value))
+
+    def result(self, node: str) -> Any:
+        """Return what the call of a node for the record at hand has returned.
+
+        Raises:
+            Exception: what it raised.
+        """
+        source, columns, i = self.at_hand()
+        return self.results.take(node, source, columns.offsets[i])
 
     def at_hand(self) -> tuple[TopicPartition, Columns, int]:
         """Return the partition and the batch that are being processed, and the index of the record at hand."""

@@ -21,6 +21,7 @@ from coopstreams.topology.graph.graph import Graph, Part, serde_or_none
 from coopstreams.topology.graph.join_nodes import StreamGlobalJoin, StreamStreamJoin
 from coopstreams.topology.graph.keyed_state import common_key, keys_as_read
 from coopstreams.topology.graph.nodes import (
+    AsyncMap,
     Branch,
     DynamicSink,
     Filter,
@@ -50,7 +51,8 @@ from coopstreams.topology.stores import StoreSpec
 AnySerde: TypeAlias = Serde[Any] | None
 
 _STREAMS = (
-    Branch
+    AsyncMap
+    | Branch
     | Filter
     | FlatMap
     | FlatMapValues

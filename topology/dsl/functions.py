@@ -8,9 +8,10 @@ line).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from coopstreams.topology.calls import is_coroutine_function
 from coopstreams.topology.errors import TopologyError
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -22,13 +23,23 @@ def checked(where: str, function: F, *arguments: str) -> F:
     Raises:
         TopologyError: not callable, takes other arguments, or is a coroutine function; names the operator and the line.
     """
-    called = f"{where} calls {', '.join(arguments).join('()')}"
+    if is_coroutine_function(function):
+        raise TopologyError(
+            f"{_calls(where, arguments)}: {_described(function)} is a coroutine function, which nobody awaits there. "
+            "Use `def`, or an operator such as map_values_async."
+        )
+    return checked_async(where, function, *arguments)
+
+
+def checked_async(where: str, function: F, *arguments: str) -> F:
+    """Return the function, which may be a coroutine function, if it can be called with these positional arguments.
+
+    Raises:
+        TopologyError: not callable, or takes other arguments; names the operator and the line.
+    """
+    called = _calls(where, arguments)
     if not callable(function):
         raise TopologyError(f"{called}: {function!r} cannot be called. Give it a function.")
-    if inspect.iscoroutinefunction(function):
-        raise TopologyError(
-            f"{called}: {_described(function)} is a coroutine function, which nobody awaits there. Use `def`."
-        )
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -41,6 +52,10 @@ def checked(where: str, function: F, *arguments: str) -> F:
             f"`{' '.join(['lambda', ', '.join(arguments)]).strip()}: ...`"
         ) from error
     return function
+
+
+def _calls(where: str, arguments: Sequence[str]) -> str:
+    return f"{where} calls {', '.join(arguments).join('()')}"
 
 
 def _described(function: Callable[..., object]) -> str:

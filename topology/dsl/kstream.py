@@ -5,11 +5,13 @@ Each operator is a method, which attaches a node and returns the flow of its rec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar, Unpack, overload
 
+from coopstreams.topology.calls import CallOptions
 from coopstreams.topology.dsl import attach
+from coopstreams.topology.dsl.attach_calls import async_map
 from coopstreams.topology.dsl.attach_processors import process
 from coopstreams.topology.dsl.branches import BranchedKStream
 from coopstreams.topology.dsl.functions import checked
@@ -91,6 +93,94 @@ class KStream(StreamJoins[K, V]):
         """Replace each value by `mapper(key, value)`."""
         make = partial(MapValues, mapper=checked("map_values_with_key", mapper, "key", "value"), with_key=True)
         return KStream(self._flow.then("KSTREAM-MAPVALUES-", name, make).with_value(value, "map_values_with_key"))
+
+    @overload
+    def map_values_async(
+        self,
+        mapper: Callable[[V], Awaitable[V2]],
+        *,
+        value: Serde[V2] | None = None,
+        name: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> KStream[K, V2]: ...
+
+    @overload
+    def map_values_async(
+        self,
+        mapper: Callable[[V], V2],
+        *,
+        value: Serde[V2] | None = None,
+        name: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> KStream[K, V2]: ...
+
+    def map_values_async(
+        self,
+        mapper: Callable[[V], Any],
+        *,
+        value: Serde[V2] | None = None,
+        name: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> KStream[K, V2]:
+        """Replace each value by what `mapper(value)` returns after a while: an HTTP request, a query, a model.
+
+        A coroutine function is awaited on an event loop, any other function runs on a thread. `options`: see
+        `CallOptions`: `max_in_flight`, `order`, `timeout`, `retry`. Results go on in the order of the partition, so
+        what is below does not depend on how long a call took. Only records that went through the program are committed:
+        after a crash, the calls of the others are made again. An error goes to `processing.exception.handler`.
+
+        The functions above run twice for each record, without those of `peek`, and must answer the same both times.
+
+        Raises:
+            TopologyError: an operator with state above, or another asynchronous one. `repartition()` comes between.
+        """
+        flow = async_map(self._flow, "map_values_async", mapper, name, with_key=False, pairs=False, **options)
+        return KStream(flow.with_value(value, "map_values_async"))
+
+    @overload
+    def map_values_with_key_async(
+        self,
+        mapper: Callable[[K, V], Awaitable[V2]],
+        *,
+        value: Serde[V2] | None = None,
+        name: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> KStream[K, V2]: ...
+
+    @overload
+    def map_values_with_key_async(
+        self,
+        mapper: Callable[[K, V], V2],
+        *,
+        value: Serde[V2] | None = None,
+        name: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> KStream[K, V2]: ...
+
+    def map_values_with_key_async(
+        self,
+        mapper: Callable[[K, V], Any],
+        *,
+        value: Serde[V2] | None = None,
+        name: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> KStream[K, V2]:
+        """Replace each value by what `mapper(key, value)` returns after a while; see `map_values_async`."""
+        flow = async_map(self._flow, "map_values_with_key_async", mapper, name, with_key=True, pairs=False, **options)
+        return KStream(flow.with_value(value, "map_values_with_key_async"))
+
+    def map_async(
+        self,
+        mapper: Callable[[K, V], Awaitable[tuple[K2 | None, V2]] | tuple[K2 | None, V2]],
+        *,
+        key: Serde[K2] | None = None,
+        value: Serde[V2] | None = None,
+        name: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> KStream[K2, V2]:
+        """Replace each record by the pair that `mapper(key, value)` returns after a while; see `map_values_async`."""
+        flow = async_map(self._flow, "map_async", mapper, name, with_key=True, pairs=True, **options)
+        return KStream(flow.with_key(key, "map_async").with_value(value, "map_async"))
 
     def flat_map_values(
         self, mapper: Callable[[V], Iterable[V2]], *, value: Serde[V2] | None = None, name: str | None = None

@@ -4,9 +4,9 @@ It covers the whole program except the functions: operators and their connection
 pattern), sinks, internal topics, stores with their serdes, windows and changelogs, the global tables that are looked
 up, and the partition count.
 
-Not covered: functions (so that a corrected function can be rolled out process by process), names of nodes (an operator
-inserted before others changes generated names), the topics that match a pattern now and their partition counts (each
-process sees them at a time of its own), and the store type.
+Not covered: functions and how asynchronous ones are called (so that a corrected function can be rolled out process by
+process), names of nodes (an operator inserted before others changes generated names), the topics that match a pattern
+now and their partition counts (each process sees them at a time of its own), and the store type.
 
 Invariant: the same program has the same fingerprints in every process: they depend on no address, no module path and
 no order of a set.
@@ -30,7 +30,7 @@ from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.windows import Windows
 
-_LEFT_OUT = {"name", "parents", "store_type"}
+_LEFT_OUT = {"name", "parents", "store_type", "calling"}
 
 
 def fingerprints(topology: Structure, partitions: Sequence[int]) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.join_nodes import StreamGlobalJoin, StreamStreamJoin, stores_of
 from coopstreams.topology.graph.nodes import (
     Aggregate,
+    AsyncMap,
     Branch,
     DropNullKeys,
     Filter,
@@ -71,6 +72,7 @@ def keys_as_read(nodes: Iterable[Node]) -> dict[str, Serde[Any] | None]:
         elif (
             isinstance(node, _KEEP_KEYS)
             or (isinstance(node, Processing) and node.fixed_key)
+            or (isinstance(node, AsyncMap) and not node.pairs)
             or (isinstance(node, Aggregate) and node.windows is None)
         ):
             keys[node.name] = common_key(keys[parent] for parent in node.parents)

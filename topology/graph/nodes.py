@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from re import Pattern
 from typing import Any, TypeAlias
 
+from coopstreams.topology.calls import Calling
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.windows import AnyWindows, SlidingWindows
@@ -102,6 +103,19 @@ class MapValues(Node):
     table: bool = False
     store: StoreSpec | None = None
     """The store of a materialised table."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsyncMap(Node):
+    """Replaces the value by what `mapper(value)`, or `mapper(key, value)`, returns after a while.
+
+    With `pairs`, `mapper(key, value)` returns a new key and a new value.
+    """
+
+    mapper: Function
+    with_key: bool
+    pairs: bool
+    calling: Calling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

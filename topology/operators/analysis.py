@@ -17,6 +17,7 @@ from coopstreams.topology.fields import Condition
 from coopstreams.topology.graph.join_nodes import ForeignKeyResult, StreamGlobalJoin, StreamStreamJoin, TableTableJoin
 from coopstreams.topology.graph.nodes import (
     Aggregate,
+    AsyncMap,
     Branch,
     DropNullKeys,
     DynamicSink,
@@ -140,7 +141,17 @@ class Analysis:
     def _passes_time(self, node: Node) -> bool:
         passes = isinstance(
             node,
-            Source | MapValues | SelectKey | Map | Peek | Merge | ToStream | TableSource | Aggregate | DropNullKeys,
+            Source
+            | MapValues
+            | AsyncMap
+            | SelectKey
+            | Map
+            | Peek
+            | Merge
+            | ToStream
+            | TableSource
+            | Aggregate
+            | DropNullKeys,
         )
         return (passes or (isinstance(node, StreamTableJoin) and node.left)) and self.keeps_time(node)
 
@@ -189,6 +200,8 @@ class Analysis:
             case MapValues(mapper=function, with_key=with_key) | FlatMapValues(mapper=function, with_key=with_key):
                 own = reads_pair(function) if with_key else Reads(key=False, value=reads_argument(function, 0, 1))
                 return own | Reads(self.below(node, key, None).key, value=False)
+            case AsyncMap(pairs=pairs):  # its call, begun before, has read what it needs
+                return Reads(not pairs and self.below(node, key, None).key, value=False)
             case SelectKey(mapper=function):
                 return reads_pair(function) | Reads(key=False, value=self.below(node, None, value).value)
             case Map(mapper=function) | FlatMap(mapper=function):

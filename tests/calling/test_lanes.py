@@ -1,0 +1,196 @@
+"""Lanes: which calls wait for each other, attempts, time-outs, and how calls end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coopstreams.calling.lanes import Call, Lane
+from coopstreams.topology.calls import Retry, calling
+from coopstreams.topology.errors import ProcessingError
+from tests.durations import ms
+
+PATIENCE_S = 60.0
+
+
+def ended(calls: list[Call], **options: Any) -> list[Call]:
+    """Make these calls of one function; return them when all have ended."""
+    left = threading.Semaphore(0)
+    Lane(calling("f", calls[0].function, **options), left.release).begin(calls)
+    while not all(call.ended for call in calls):
+        assert left.acquire(timeout=PATIENCE_S)
+    return calls
+
+
+def one(function: Callable[..., Any], **options: Any) -> Call:
+    return ended([Call(function, (7,), b"k")], **options)[0]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    calls=st.lists(st.tuples(st.sampled_from([None, b"a", b"b", b"c"]), st.integers(0, 3)), min_size=1, max_size=30),
+    order=st.sampled_from(["key", "partition", "none"]),
+    threads=st.booleans(),
+)
+def test_calls_of_a_chain_are_made_one_after_the_other_in_their_order(
+    calls: list[tuple[bytes | None, int]], order: str, threads: bool
+) -> None:
+    under_way: dict[bytes, list[int]] = defaultdict(list)
+    met: dict[bytes, list[int]] = defaultdict(list)
+
+    def begin(number: int) -> bytes:
+        key = calls[number][0] if order == "key" else b"" if order == "partition" else None
+        chain = b"%d alone" % number if key is None else key
+        assert not under_way[chain], "another call of the chain has not ended"
+        under_way[chain].append(number)
+        met[chain].append(number)
+        return chain
+
+    async def awaited(number: int) -> int:
+        chain = begin(number)
+        await asyncio.sleep(calls[number][1] / 1000)
+        under_way[chain].remove(number)
+        return -number
+
+    def on_thread(number: int) -> int:
+        chain = begin(number)
+        time.sleep(calls[number][1] / 1000)
+        under_way[chain].remove(number)
+        return -number
+
+    function = on_thread if threads else awaited
+    made = ended([Call(function, (number,), key) for number, (key, _) in enumerate(calls)], order=order)
+    assert [(call.value, call.error) for call in made] == [(-number, None) for number in range(len(calls))]
+    assert all(numbers == sorted(numbers) for numbers in met.values())
+
+
+def test_calls_of_different_keys_are_under_way_together() -> None:
+    together = asyncio.Barrier(50)
+
+    async def meets(number: int) -> int:
+        await together.wait()
+        return number
+
+    made = ended([Call(meets, (number,), b"%d" % number) for number in range(50)])
+    assert [call.value for call in made] == list(range(50))
+
+
+def test_threads_are_as_many_as_calls_may_be_in_flight() -> None:
+    together = threading.Barrier(8)
+
+    def meets(number: int) -> int:
+        together.wait(PATIENCE_S)
+        return threading.get_ident()
+
+    made = ended([Call(meets, (number,), None) for number in range(64)], max_in_flight=8)
+    assert len({call.value for call in made}) == 8
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_a_call_that_fails_is_made_again_and_the_last_error_counts(threads: bool) -> None:
+    attempts: list[int] = []
+
+    def fails(value: int) -> int:
+        attempts.append(value)
+        raise ConnectionError(f"attempt {len(attempts)}")
+
+    async def fails_later(value: int) -> int:
+        return fails(value)
+
+    call = one(fails if threads else fails_later, retry=Retry(times=2, backoff=ms(1)))
+    assert (str(call.error), call.failed, len(attempts)) == ("attempt 3", 3, 3)
+
+
+def test_a_call_that_succeeds_at_last_has_no_error() -> None:
+    attempts: list[int] = []
+
+    async def fails_twice(value: int) -> int:
+        attempts.append(value)
+        if len(attempts) < 3:
+            raise ConnectionError
+        return value
+
+    call = one(fails_twice, retry=Retry(times=5, backoff=ms(1)))
+    assert (call.value, call.error, call.failed) == (7, None, 2)
+
+
+def test_errors_of_other_kinds_are_not_tried_again() -> None:
+    async def fails(value: int) -> int:
+        raise ValueError("no")
+
+    call = one(fails, retry=Retry(times=5, backoff=ms(1), on=(ConnectionError,)))
+    assert (repr(call.error), call.failed) == ("ValueError('no')", 1)
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_an_attempt_that_takes_too_long_is_a_time_out_that_can_be_tried_again(threads: bool) -> None:
+    attempts: list[int] = []
+    let_go = threading.Event()
+
+    def hangs(value: int) -> int:
+        attempts.append(value)
+        if len(attempts) == 1:
+            let_go.wait(PATIENCE_S)
+        return value
+
+    async def hangs_later(value: int) -> int:
+        attempts.append(value)
+        if len(attempts) == 1:
+            await asyncio.sleep(PATIENCE_S)
+        return value
+
+    call = one(hangs if threads else hangs_later, timeout=ms(50), retry=Retry(backoff=ms(1), on=(TimeoutError,)))
+    assert (call.value, call.error, call.failed) == (7, None, 1)
+    assert "no answer within 0.05 s" in str(one(lambda _: time.sleep(1), timeout=ms(50)).error)
+    let_go.set()
+
+
+def test_a_time_out_of_the_function_itself_keeps_its_words() -> None:
+    async def gives_up(value: int) -> int:
+        raise TimeoutError("the database is slow")
+
+    assert str(one(gives_up).error) == "the database is slow"
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError(), StopIteration(1)])
+@pytest.mark.parametrize("threads", [False, True])
+def test_what_would_end_the_loop_fails_the_call(threads: bool, error: BaseException) -> None:
+    def raises(value: int) -> int:
+        raise error
+
+    async def raises_later(value: int) -> int:
+        raise error
+
+    call = one(raises if threads else raises_later)
+    assert isinstance(call.error, ProcessingError | RuntimeError), call.error
+    assert one(abs).value == 7, "the loop goes on"
+
+
+def test_a_cancelled_lane_is_silent() -> None:
+    begun, said = threading.Event(), []
+    cancelled = threading.Event()
+
+    async def hangs(value: int) -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(PATIENCE_S)
+        finally:
+            cancelled.set()
+
+    lane = Lane(calling("f", hangs), lambda: said.append(1))
+    calls = [Call(hangs, (number,), b"k") for number in range(3)]
+    lane.begin(calls)
+    assert begun.wait(PATIENCE_S)
+    lane.cancel()
+    assert cancelled.wait(PATIENCE_S)
+    lane.begin(calls)
+    assert one(abs).value == 7
+    assert (said, [call.ended for call in calls]) == ([], [False] * 3)

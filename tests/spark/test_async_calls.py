@@ -1,0 +1,45 @@
+"""A backfill makes the calls of a program as a live application does: many at a time, with the same results."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from pyspark.sql import SparkSession
+
+from coopstreams import StreamsBuilder, serdes
+from coopstreams.spark import Options, backfill
+from tests.broker.reading import read_topic
+from tests.conftest import Kafka
+
+pytestmark = pytest.mark.broker
+
+
+async def longer(text: str) -> str:
+    """Take a moment, as a request does."""
+    await asyncio.sleep(0.002)
+    return f"{text}!"
+
+
+def test_results_of_calls_are_those_of_each_record(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
+    source, out = kafka.topic("in", 2), kafka.topic("out", 2)
+    builder = StreamsBuilder(kafka.unique("calls"))
+    read = builder.stream(source, key=serdes.text, value=serdes.text)
+    read.filter(lambda _, value: value != "left out").map_values_async(longer, value=serdes.text).to(out)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "partitioner": "murmur2_random"})
+    for number in range(500):
+        producer.produce(source, "left out" if number % 5 == 0 else f"value {number}", f"key {number % 20}")
+    assert producer.flush(60) == 0
+    backfill(
+        builder.build(),
+        {"bootstrap.servers": kafka.bootstrap},
+        spark=spark,
+        options=Options(ranges=2, outputs="topic", work=str(tmp_path)),
+    )
+    found = Counter((key, value) for key, value, *_ in read_topic(kafka.bootstrap, out))
+    assert found == Counter(
+        (f"key {number % 20}".encode(), f"value {number}!".encode()) for number in range(500) if number % 5
+    )

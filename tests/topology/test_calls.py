@@ -1,0 +1,136 @@
+"""How calls are made: what a program may say, and the pauses between attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coopstreams.topology import serdes
+from coopstreams.topology.calls import Retry, calling
+from coopstreams.topology.dsl.builder import StreamsBuilder
+from coopstreams.topology.dsl.kstream import KStream
+from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.windows import TimeWindows
+from tests.durations import ms
+
+
+async def twice(value: int) -> int:
+    return value * 2
+
+
+class Asked:
+    async def __call__(self, value: int) -> int:
+        return value
+
+
+@given(failed=st.integers(1, 60), chance=st.floats(0, 1), jitter=st.floats(0, 1))
+def test_pauses_double_up_to_the_longest_and_are_only_ever_shortened(failed: int, chance: float, jitter: float) -> None:
+    retry = Retry(times=60, backoff=ms(100), longest=ms(5000), jitter=jitter)
+    full = min(0.1 * 2 ** (failed - 1), 5.0)
+    assert full * (1 - jitter) - 1e-9 <= retry.pause_s(failed, chance) <= full
+
+
+def test_only_so_many_failures_of_the_named_kinds_are_tried_again() -> None:
+    retry = Retry(times=2, on=(ConnectionError, TimeoutError))
+    assert [retry.again(failed, ConnectionError()) for failed in (1, 2, 3)] == [True, True, False]
+    assert not retry.again(1, ValueError())
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: Retry(times=0),
+        lambda: Retry(times=1.5),  # type: ignore[arg-type]
+        lambda: Retry(backoff=1),  # type: ignore[arg-type]
+        lambda: Retry(longest=timedelta(seconds=-1)),
+        lambda: Retry(jitter=2),
+        lambda: Retry(on=ValueError),  # type: ignore[arg-type]
+        lambda: Retry(on=(KeyboardInterrupt,)),  # type: ignore[arg-type]
+    ],
+)
+def test_a_retry_that_makes_no_sense_is_refused(made: Callable[[], Retry]) -> None:
+    with pytest.raises(TopologyError, match="Retry: "):
+        made()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"max_in_flight": 0}, "whole number from 1 on"),
+        ({"order": "offset"}, '"key", "partition" or "none"'),
+        ({"timeout": 5}, "a number without a unit"),
+        ({"timeout": 0}, "at least 1 ms"),
+        ({"retry": 3}, "Retry\\(times=3\\)"),
+        ({"retries": 3}, "takes no retries="),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_where_they_are_given(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(TopologyError, match=f"map_values_async.*{says}"):
+        stream().map_values_async(twice, **options)
+
+
+def test_what_is_not_said_has_sane_values() -> None:
+    assert calling("f", twice) == calling(
+        "f", twice, max_in_flight=100, order="key", timeout=timedelta(seconds=30), retry=None
+    )
+    assert calling("f", twice, timeout=None).timeout_s is None
+
+
+def test_coroutine_functions_are_awaited_and_others_run_on_threads() -> None:
+    assert [calling("f", function).coroutine for function in (twice, Asked(), lambda value: value, str)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_a_coroutine_function_elsewhere_is_an_error_that_names_the_operator_for_it() -> None:
+    with pytest.raises(TopologyError, match="map_values_async"):
+        stream().map_values(twice)
+    with pytest.raises(TopologyError, match="map_values_async"):
+        stream().map_values(Asked())
+
+
+@pytest.mark.parametrize(
+    ("above", "says"),
+    [
+        (lambda stream: stream.group_by_key().count().to_stream(), "KSTREAM-AGGREGATE|KTABLE-TOSTREAM"),
+        (lambda stream: stream.map_values_async(twice, value=serdes.json), "asynchronous, too"),
+        (lambda stream: stream.join(stream.to_table(), lambda left, right: left), "StreamTableJoin"),
+    ],
+)
+def test_state_and_other_calls_above_are_refused_and_a_repartition_cures_it(
+    above: Callable[[KStream[str, int]], KStream[str, int]], says: str
+) -> None:
+    with pytest.raises(TopologyError, match=f"(?s)({says}).*repartition"):
+        above(stream()).filter(lambda *_: True).map_values_async(twice)
+    above(stream()).repartition(value=serdes.json).map_values_async(twice)
+
+
+def test_a_call_with_other_arguments_than_it_will_get_is_refused() -> None:
+    with pytest.raises(TopologyError, match=r"map_values_with_key_async calls \(key, value\)"):
+        stream().map_values_with_key_async(twice)  # type: ignore[arg-type]
+
+
+def test_keys_that_stay_need_no_repartition_and_new_ones_do() -> None:
+    async def swapped(key: str, value: int) -> tuple[str, int]:
+        return str(value), 0
+
+    builder = StreamsBuilder("app")
+    read = builder.stream("in", key=serdes.text, value=serdes.json)
+    read.map_values_async(twice).group_by_key(value=serdes.json).windowed_by(TimeWindows(milliseconds=10)).count()
+    assert len(builder.build().subtopologies) == 1
+    builder = StreamsBuilder("app")
+    read = builder.stream("in", key=serdes.text, value=serdes.json)
+    read.map_async(swapped, key=serdes.text, value=serdes.json).group_by_key().count()
+    assert len(builder.build().subtopologies) == 2
+
+
+def stream() -> KStream[str, Any]:
+    return StreamsBuilder("app").stream("in", key=serdes.text, value=serdes.json)

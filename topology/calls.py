@@ -1,0 +1,120 @@
+"""Functions that wait: how the calls of `map_values_async` and its like are made, and made again.
+
+    orders.map_values_async(price_of, value=serdes.json, max_in_flight=500, timeout=timedelta(seconds=2),
+                            retry=Retry(times=3, on=(ConnectionError, TimeoutError)))
+
+Calls run beside the stream thread, many at a time. Their results go on through the program in the order of the
+partition, so everything below sees exactly what it would have seen with a function that does not wait.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack, get_args
+
+from coopstreams.topology.durations import Duration, checked_ms
+from coopstreams.topology.errors import TopologyError
+
+CallOrder: TypeAlias = Literal["key", "partition", "none"]
+"""Which calls wait for each other.
+
+    key         those of records with the same key, in the order of their offsets
+    partition   all of a task: one at a time
+    none        none
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Which failed calls are made again, how often, and after which pauses.
+
+    Shape: `times` does not count the first call. `on`: the exceptions after which a call is made again; a time-out is
+    a `TimeoutError`. The first pause is `backoff`, each next one twice as long, at most `longest`; each is shortened at
+    random by up to `jitter` of itself, so that callers who failed together do not come back together.
+
+    Raises:
+        TopologyError: a number or duration that makes no sense.
+    """
+
+    times: int = 3
+    backoff: Duration = timedelta(milliseconds=100)
+    longest: Duration = timedelta(seconds=10)
+    jitter: float = 0.5
+    on: tuple[type[Exception], ...] = (Exception,)
+
+    def __post_init__(self) -> None:
+        if type(self.times) is not int or self.times < 1:
+            raise TopologyError(f"Retry: times must be a whole number from 1 on, not {self.times!r}")
+        if not 0.0 <= self.jitter <= 1.0:
+            raise TopologyError(f"Retry: jitter must be between 0 and 1, not {self.jitter!r}")
+        checked_ms(self.backoff, "Retry: backoff")
+        checked_ms(self.longest, "Retry: longest")
+        on: object = self.on  # type checkers are not the only callers
+        if not isinstance(on, tuple) or not all(isinstance(each, type) and issubclass(each, Exception) for each in on):
+            raise TopologyError(f"Retry: on must be a tuple of exception classes, not {on!r}")
+
+    def again(self, failed: int, error: Exception) -> bool:
+        """Return whether a call that has failed so often is made again after this error."""
+        return failed <= self.times and isinstance(error, self.on)
+
+    def pause_s(self, failed: int, chance: float) -> float:
+        """Return the pause before the next call. `chance`: a random number from 0 to 1."""
+        backoff_ms, longest_ms = checked_ms(self.backoff, "backoff"), checked_ms(self.longest, "longest")
+        return min(backoff_ms << min(failed - 1, 30), longest_ms) / 1000 * (1 - self.jitter * chance)
+
+
+class CallOptions(TypedDict, total=False):
+    """How `map_values_async` and its like make their calls.
+
+    Each task has up to `max_in_flight` (100) records whose calls are under way, or have ended and wait for an earlier
+    record. `order`: see `CallOrder`; "key" unless given. `timeout` is that of one attempt: 30 seconds, None for no
+    limit. `retry`: which failed calls are made again; without it, none.
+    """
+
+    max_in_flight: int
+    order: CallOrder
+    timeout: Duration | None
+    retry: Retry | None
+
+
+@dataclass(frozen=True, slots=True)
+class Calling:
+    """How the calls of one node are made.
+
+    Shape: as `CallOptions`. `coroutine`: the function is awaited on the event loop; otherwise it runs on a thread.
+    """
+
+    max_in_flight: int
+    order: CallOrder
+    timeout_s: float | None
+    retry: Retry | None
+    coroutine: bool
+
+
+def calling(where: str, function: Callable[..., Any], **options: Unpack[CallOptions]) -> Calling:
+    """Return how a node calls its function.
+
+    Raises:
+        TopologyError: an unknown option, or one that makes no sense; it names the method `where`.
+    """
+    if unknown := options.keys() - CallOptions.__annotations__.keys():
+        raise TopologyError(f"{where} takes no {min(unknown)}=, but {', '.join(CallOptions.__annotations__)}")
+    most, order = options.get("max_in_flight", 100), options.get("order", "key")
+    retry, timeout = options.get("retry"), options.get("timeout", timedelta(seconds=30))
+    if type(most) is not int or most < 1:
+        raise TopologyError(f"{where}: max_in_flight must be a whole number from 1 on, not {most!r}")
+    if order not in get_args(CallOrder):
+        raise TopologyError(f'{where}: order must be "key", "partition" or "none", not {order!r}')
+    if retry is not None and not isinstance(retry, Retry):
+        raise TopologyError(f"{where}: retry must be a Retry such as Retry(times=3), not {retry!r}")
+    timeout_s = None if timeout is None else checked_ms(timeout, f"{where}: timeout", 1) / 1000
+    return Calling(most, order, timeout_s, retry, is_coroutine_function(function))
+
+
+def is_coroutine_function(function: Callable[..., Any]) -> bool:
+    """Return whether calling it gives a coroutine: `async def`, or an object whose `__call__` is one."""
+    call = getattr(type(function), "__call__", None)  # noqa: B004 the method itself is looked at
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)

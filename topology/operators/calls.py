@@ -1,0 +1,48 @@
+"""The operators of functions that wait, twice: in the code that begins the calls, and in the program that takes their
+results.
+
+The first is the part of the sub-topology above these nodes, run ahead of the program to learn what they will be
+called with. It drops what the program will drop, in silence: the program reports it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from coopstreams.topology.graph.nodes import AsyncMap, Node, Peek
+from coopstreams.topology.operators import choosing, stateless
+from coopstreams.topology.operators.codegen import Function, RecordVariables
+from coopstreams.topology.operators.compiler import Compiler, Operator
+
+
+def take_result(compiler: Compiler, function: Function, node: AsyncMap, record: RecordVariables) -> None:
+    """Write that the result of the record's call goes on. The call has ended; its error fails the record here."""
+    result = compiler.unit.bind("result", "result = process.result")
+    value = function.fresh("value")
+    if not node.pairs:
+        with function.guard("processing", node.name):
+            function.line(f"{value} = {result}({node.name!r})")
+        compiler.forward(function, node, record.with_value(value))
+        return
+    key = function.fresh("key")
+    with function.guard("processing", node.name):
+        function.line(f"{key}, {value} = {result}({node.name!r})")
+    compiler.forward(function, node, record.with_key(key).with_value(value))
+
+
+def begin_call(compiler: Compiler, function: Function, node: AsyncMap, record: RecordVariables) -> None:
+    """Write that a call with this record is wanted."""
+    want = compiler.unit.bind("want", "want = process.want")
+    key = function.key(record) if node.with_key else "None"
+    function.line(f"{want}({node.name!r}, {key}, {function.value(record)})")
+
+
+OPERATORS: Mapping[type[Node], Operator] = {AsyncMap: take_result}
+
+AHEAD: Mapping[type[Node], Operator] = {
+    **stateless.OPERATORS,
+    **choosing.OPERATORS,
+    Peek: stateless.pass_on,
+    AsyncMap: begin_call,
+}
+"""The operators of the code that begins the calls: an action of `peek` is left to the program."""
