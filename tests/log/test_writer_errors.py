@@ -55,7 +55,7 @@ class Losing(Producer):
     def flush(self, timeout: float = -1) -> int:
         return cast(int, self._call("flush", timeout))
 
-    def produce(self, *row: Any) -> None:
+    def produce(self, *row: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         self._call("produce", *row)
 
     def commit_transaction(self, timeout: float = -1) -> None:
