@@ -10,6 +10,7 @@ not fit into the cache are dropped and read again: `behind` notes it.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -80,6 +81,8 @@ class Share:
         """
         if self.behind or next_offset <= self.taken:
             return
+        if len(columns) and columns.offsets[0] < self.taken:  # the reader went back for a sibling
+            columns = columns.slice(bisect_left(columns.offsets, self.taken), len(columns))
         if not len(columns) and not self.waiting:
             self.inflight.hand_out((), (), next_offset)
         elif self.stuck or not self.waiting.ready:

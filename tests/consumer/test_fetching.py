@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from coopstreams.commit.progress import Author, Progress
@@ -103,6 +103,7 @@ steps = st.lists(
     st.integers(1, 50),
     steps,
 )
+@example([0, 0, 0], 1, 300, False, 5, [])  # the reader goes back for a sibling, and comes again with what waits here
 def test_each_key_range_gets_its_records_in_order_once(
     positions: list[int], in_flight: int, cache_bytes: int, reserves: bool, most: int, does: list[str]
 ) -> None:
