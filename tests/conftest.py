@@ -125,9 +125,6 @@ def shared_broker(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixt
         "broker.session.timeout.ms": "60000",
         # Or a test of a compacted topic waits for a quarter of a minute.
         "log.cleaner.backoff.ms": "1000",
-        # Records of tests are of 1970. Changelogs of windows have a retention: every five minutes, the broker would
-        # delete what a window that is still open has written.
-        "log.retention.check.interval.ms": "86400000",
     }
     console = download_kafka(request)
     with KafkaBroker(tmp_path_factory.mktemp("kafka"), settings=settings, console=console) as broker:

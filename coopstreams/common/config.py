@@ -19,6 +19,7 @@ from typing import Any
 from coopstreams.common.nearest import did_you_mean
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.optimizing import parse_optimization
+from coopstreams.topology.graph.partitions import ADDITIONAL_RETENTION_MS
 from coopstreams.topology.keys import GROUPS
 from coopstreams.topology.stores import store_type_of
 
@@ -185,6 +186,12 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
         text,
         None,
         "HOST:PORT under which other instances reach the query server. Default: where it listens.",
+    ),
+    "windowstore.changelog.additional.retention.ms": (
+        integer(0),
+        ADDITIONAL_RETENTION_MS,
+        "How much longer than its store a new changelog of windows keeps records; the broker counts from their "
+        "timestamps. More for history.",
     ),
     "repartition.purge.interval.ms": (
         integer(1000),

@@ -57,7 +57,7 @@ def check_topics(cluster: Log, topology: Topology, config: Config) -> ResolvedTo
     if config["ensure.explicit.internal.resource.naming"]:
         check_names(topology)
     counts = cluster.partitions()
-    resolved = check_partitions(topology, counts)
+    resolved = check_partitions(topology, counts, config["windowstore.changelog.additional.retention.ms"])
     _check_reused(cluster, topology, config)
     dead_letters = config["errors.dead.letter.queue.topic.name"]
     wanted = [*topology.sink_topics, *([dead_letters] if dead_letters else [])]

@@ -19,9 +19,13 @@ from coopstreams.topology.errors import QueryError
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
 
-PATIENT = {"session.timeout.ms": 60_000, "transaction.timeout.ms": 60_000}
+PATIENT = {
+    "session.timeout.ms": 60_000,
+    "transaction.timeout.ms": 60_000,
+    "windowstore.changelog.additional.retention.ms": 100 * 365 * 86_400_000,
+}
 """For tests that are not about these: a machine that stands still for some seconds costs no membership, and no commit
-at the end.
+at the end; and windows of 1970 stay in their changelogs.
 """
 
 

@@ -22,10 +22,7 @@ from coopstreams.topology.graph.nodes import InternalTopic
 from coopstreams.topology.graph.topology import Topology
 
 ADDITIONAL_RETENTION_MS = 24 * 60 * 60 * 1000
-"""How much longer than its store a window changelog keeps records.
-
-Source: Kafka Streams' default of `windowstore.changelog.additional.retention.ms`.
-"""
+"""Source: Kafka Streams' default of `windowstore.changelog.additional.retention.ms`."""
 
 _GENERATED = re.compile(r"-K(STREAM|TABLE)-[A-Z-]+-\d{10}")
 _SEGMENT_BYTES = 50 * 1024 * 1024
@@ -64,8 +61,12 @@ class ResolvedTopics:
         return tuple(plan for plan in self.internal if not plan.exists)
 
 
-def check_partitions(topology: Topology, counts: Mapping[str, int]) -> ResolvedTopics:
+def check_partitions(
+    topology: Topology, counts: Mapping[str, int], additional_retention_ms: int = ADDITIONAL_RETENTION_MS
+) -> ResolvedTopics:
     """Return all partition counts, given those of the existing topics.
+
+    `additional_retention_ms`: as of `topic_config`.
 
     Raises:
         UnknownTopicError: source topics do not exist; the message suggests similar names.
@@ -88,7 +89,9 @@ def check_partitions(topology: Topology, counts: Mapping[str, int]) -> ResolvedT
         if topic.kind == "changelog":
             partitions[topic.name] = max((partitions[source] for source in topic.partitions_from), default=0)
     needed = [topic for topic in topology.internal_topics if partitions[topic.name]]
-    plans = tuple(_plan(topic, partitions[topic.name], counts.get(topic.name)) for topic in needed)
+    plans = tuple(
+        _plan(topic, partitions[topic.name], counts.get(topic.name), additional_retention_ms) for topic in needed
+    )
     ours = {topic.name for topic in topology.internal_topics} | set(topology.source_topics) | set(topology.sink_topics)
     return ResolvedTopics(
         partitions,
@@ -117,14 +120,18 @@ def check_names(topology: Topology) -> None:
         )
 
 
-def topic_config(topic: InternalTopic) -> dict[str, str]:
-    """Return the topic settings with which an internal topic is created."""
+def topic_config(topic: InternalTopic, additional_retention_ms: int = ADDITIONAL_RETENTION_MS) -> dict[str, str]:
+    """Return the topic settings with which an internal topic is created.
+
+    `additional_retention_ms`: how much longer than its store a window changelog keeps records. The broker counts from
+    their timestamps, by its own clock.
+    """
     if topic.kind == "repartition":
         policy = {"cleanup.policy": "delete", "retention.ms": "-1", "segment.bytes": str(_SEGMENT_BYTES)}
     elif topic.retention_ms is None:
         policy = {"cleanup.policy": "compact"}
     else:
-        policy = {"cleanup.policy": "compact,delete", "retention.ms": str(topic.retention_ms + ADDITIONAL_RETENTION_MS)}
+        policy = {"cleanup.policy": "compact,delete", "retention.ms": str(topic.retention_ms + additional_retention_ms)}
     return {**policy, "message.timestamp.type": "CreateTime"}
 
 
@@ -170,7 +177,7 @@ def _check_equal(where: str, topics: tuple[str, ...], partitions: Mapping[str, i
             )
 
 
-def _plan(topic: InternalTopic, partitions: int, existing: int | None) -> TopicPlan:
+def _plan(topic: InternalTopic, partitions: int, existing: int | None, additional_retention_ms: int) -> TopicPlan:
     if existing is not None and existing != partitions:
         raise TopologyError(
             f'the internal topic "{topic.name}" has {existing} partitions, the topology needs {partitions}: it was '
@@ -178,7 +185,7 @@ def _plan(topic: InternalTopic, partitions: int, existing: int | None) -> TopicP
             "the program, or a source topic has grown. Stop all instances and begin anew with `coopstreams reset`, "
             "or give the changed program another application id."
         )
-    return TopicPlan(topic.name, partitions, topic_config(topic), existing is not None)
+    return TopicPlan(topic.name, partitions, topic_config(topic, additional_retention_ms), existing is not None)
 
 
 def looks_internal(topology: Topology, topic: str) -> bool:
