@@ -67,10 +67,10 @@ format: setup ## format, and fix what ruff can fix
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-test: setup ## all tests except the slow ones, about 8 minutes on two cores; starts a real Kafka for itself (ARGS='-k word' picks some)
+test: setup ## all tests except the slow ones, about 12 minutes on two cores; starts a real Kafka for itself (ARGS='-k word' picks some)
 	$(PYTEST) -m "not slow" $(ARGS)
 
-test-slow: setup ## the slow tests, about 40 minutes on two cores: processes killed and stopped, long runs, the other guarantee
+test-slow: setup ## the slow tests: processes killed and stopped, long runs, the other guarantee
 	$(PYTEST) -m slow $(ARGS)
 
 demo: setup-demo ## three processes share one partition of real flights, one is killed (ARGS=--once ends by itself)
