@@ -118,14 +118,11 @@ class _Download:
             workers.put(self, partial(self._fetch_for, futures[-1], pin))
         try:
             done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-            for future in done:
-                future.result()
-        except Exception:
-            self._stopped.set()
-            wait(futures)
-            raise
         finally:
             self._stopped.set()  # Ctrl-C: nobody waits for a repository that says nothing
+        wait(futures)
+        for future in done:
+            future.result()
 
     def _fetch_for(self, future: Future[None], pin: Pin) -> None:
         """Fetch a file; the future raises its error."""
