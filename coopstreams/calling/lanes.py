@@ -126,12 +126,9 @@ class Lane:
 
     async def _make(self, call: Call) -> None:
         """Make a call, with its attempts, then begin the next one of its chain."""
-        try:
-            await self._attempts(call)
-        except asyncio.CancelledError:
-            if self._cancelled:
-                raise
-            call.error = ProcessingError("the function was cancelled, though not by coopstreams")
+        await self._attempts(call)
+        if self._cancelled:  # and the function did not mind
+            return
         chain = self._chain(call)
         if chain is not None:
             if waiting := self._waiting[chain]:
@@ -160,10 +157,12 @@ class Lane:
                 call.error = error
                 if isinstance(error, TimeoutError) and limit.expired():
                     call.error = TimeoutError(f"no answer within {timeout_s:g} s")
-            except (KeyboardInterrupt, SystemExit) as error:  # would end the loop
+            except BaseException as error:  # else the call would not end, or the loop would
+                if self._cancelled:
+                    raise
                 call.error = ProcessingError(f"the function raised {error!r}")
             call.failed += 1
-            if retry is None or not retry.again(call.failed, call.error):
+            if retry is None or self._cancelled or not retry.again(call.failed, call.error):
                 return
             await asyncio.sleep(retry.pause_s(call.failed, random.random()))
             call.error = None

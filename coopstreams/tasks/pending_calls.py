@@ -7,7 +7,8 @@ So a record passes the program when its calls have ended and all records before 
 happened before: its position is not committed, and after a crash it comes again.
 
 Invariant: not more than `max_in_flight` calls of a node have begun and wait to be passed on, unless one record needs
-more.
+more; and not more than `MOST_RECORDS` records wait, those that need no call included. The others stay in the queues,
+where the dispatcher bounds them.
 Turned down: records of other keys that pass one that waits. State, stream time and outputs would then depend on how
 long calls take.
 """
@@ -25,6 +26,8 @@ from coopstreams.tasks.tally import Tally
 from coopstreams.topology.compile.program import BoundProgram, Program
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.graph.nodes import AsyncMap
+
+MOST_RECORDS = 10_000
 
 
 @dataclass(slots=True)
@@ -58,11 +61,11 @@ class PendingCalls:
         self._tally = tally
         self._host = host
         self._waiting: deque[_Waiting] = deque()
-        self._count = 0
+        self._count = self._records = 0
         self._news = host.signal()
         self._told = False
         self.tell: Callable[[], None] = self._news.set
-        """Called on another thread when there may be something in `ready`, once until `first_is_ready` is asked."""
+        """Called on another thread when there may be something in `ready`, once until the next `look`."""
 
     def __len__(self) -> int:
         """Return how many calls have begun whose records have not been passed on."""
@@ -71,7 +74,7 @@ class PendingCalls:
     @property
     def room(self) -> int:
         """How many records may come now."""
-        return max(0, self._most - self._count)
+        return max(0, min(self._most - self._count, MOST_RECORDS - self._records))
 
     @property
     def oldest(self) -> float | None:
@@ -82,6 +85,7 @@ class PendingCalls:
         """Take records in, and begin their calls."""
         waiting = _Waiting(step, self._host.now())
         self._waiting.append(waiting)
+        self._records += _size(step)
         if not len(step.columns) or step.source.topic not in self._topics:
             return
         wanted = self._ahead.wanted
@@ -100,18 +104,18 @@ class PendingCalls:
 
     def ready(self, most: int) -> Iterator[Step]:
         """Yield the records whose turn it is, in steps of at most `most`, and give the program their results."""
-        while self.first_is_ready:
+        while self.look():
             first = self._waiting[0]
             end = min(self._ended_until(first), first.done + most)
             if end == len(first.step.columns):
                 self._waiting.popleft()
+                self._records -= _size(first.step)
             begin, first.done = first.done, end
             self._hand_over(first, end)
             yield first.step.part(begin, end)
 
-    @property
-    def first_is_ready(self) -> bool:
-        """Whether `ready` has a record, or the time that the partition has reached."""
+    def look(self) -> bool:
+        """Return whether `ready` has a record, or the time that the partition has reached; if not, `tell` follows."""
         self._told = False
         if not self._waiting:
             return False
@@ -119,7 +123,7 @@ class PendingCalls:
         return self._ended_until(first) > first.done or not len(first.step.columns)
 
     def wait(self, timeout_s: float) -> bool:
-        """Block until a call has ended since `first_is_ready` was asked; return False if none is under way."""
+        """Block until a call has ended since the last `look`; return False if none is under way."""
         if not self._count:
             return False
         self._news.wait(timeout_s)
@@ -131,7 +135,7 @@ class PendingCalls:
         for lane in self._lanes.values():
             lane.cancel()
         self._waiting.clear()
-        self._count = 0
+        self._count = self._records = 0
 
     def _ended(self) -> None:
         if not self._told:
@@ -145,12 +149,18 @@ class PendingCalls:
 
     def _hand_over(self, waiting: _Waiting, end: int) -> None:
         """Give the program the results of the records before this row."""
+        self._results.clear()
         offsets, calls = waiting.step.columns.offsets, waiting.calls
         while calls and calls[0][0] < end:
             row, name, call = calls.popleft()
             self._count -= 1
             self._tally.retries += call.failed - (call.error is not None)
-            self._results.give(name, waiting.step.source, offsets[row], call)
+            self._results.give(name, offsets[row], call)
+
+
+def _size(step: Step) -> int:
+    """Return what a step counts towards `MOST_RECORDS`: one without records takes a place, too."""
+    return max(1, len(step.columns))
 
 
 def _leave_to_the_program(_failure: Failure) -> None:

@@ -173,7 +173,7 @@ class Task:
     def _called(self, calls: PendingCalls, most: int, now: float) -> Iterator[Step]:
         """Yield the steps whose calls have ended; begin the calls of the records behind them, many at a time."""
         self._begin_calls(calls, now)
-        while calls.first_is_ready:
+        while calls.look():
             yield from calls.ready(most)
             self._begin_calls(calls, now)
 
@@ -187,7 +187,7 @@ class Task:
         if self.calls is None or self._singles:
             return False
         self._begin_calls(self.calls, self._host.now())
-        return self.calls.oldest is not None and not self.calls.first_is_ready
+        return self.calls.oldest is not None and not self.calls.look()
 
     def wait_for_calls(self) -> bool:
         """Block until a call has ended, a second at most; return False if none is under way."""

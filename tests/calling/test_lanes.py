@@ -166,7 +166,13 @@ def test_a_time_out_of_the_function_itself_keeps_its_words() -> None:
     assert str(one(gives_up).error) == "the database is slow"
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError(), StopIteration(1)])
+class Odd(BaseException):
+    """An exception of a library that thinks it is more than an error."""
+
+
+@pytest.mark.parametrize(
+    "error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError(), StopIteration(1), Odd()]
+)
 @pytest.mark.parametrize("threads", [False, True])
 def test_what_would_end_the_loop_fails_the_call(threads: bool, error: BaseException) -> None:
     def raises(value: int) -> int:
@@ -178,6 +184,30 @@ def test_what_would_end_the_loop_fails_the_call(threads: bool, error: BaseExcept
     call = one(raises if threads else raises_later)
     assert isinstance(call.error, ProcessingError | RuntimeError), call.error
     assert one(abs).value == 7, "the loop goes on"
+
+
+def test_a_function_that_does_not_mind_being_cancelled_is_not_called_again(caplog: pytest.LogCaptureFixture) -> None:
+    begun, attempts, over = threading.Event(), [], threading.Event()
+
+    async def minds_not(value: int) -> None:
+        attempts.append(value)
+        begun.set()
+        try:
+            await asyncio.sleep(PATIENCE_S)
+        except asyncio.CancelledError as error:
+            raise ConnectionError from error
+        finally:
+            over.set()
+
+    lane = Lane(calling("f", minds_not, retry=Retry(backoff=ms(1))), lambda: None)
+    lane.begin([Call(minds_not, (1,), b"k"), Call(minds_not, (2,), b"k")])
+    assert begun.wait(PATIENCE_S)
+    lane.cancel()
+    assert over.wait(PATIENCE_S)
+    for _ in range(5):
+        assert one(abs).value == 7
+    assert attempts == [1]
+    assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
 def test_a_cancelled_lane_is_silent() -> None:

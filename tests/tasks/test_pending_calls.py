@@ -183,6 +183,25 @@ def test_who_takes_over_calls_again_only_for_what_has_not_been_processed(guarant
     assert [struct.unpack(">q", value or b"")[0] for value in made.read("out").values] == [1] * 60, "each key once"
 
 
+def test_records_that_need_no_call_do_not_pile_up_behind_one_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They stay in the queue, by which the dispatcher holds the partition."""
+    monkeypatch.setattr("coopstreams.tasks.pending_calls.MOST_RECORDS", 30)
+    gate = Gate(stuck=0)
+    builder = StreamsBuilder("app")
+    read = builder.stream("in", key=serdes.text, value=serdes.json)
+    read.filter(lambda _, value: value == 0).map_values_async(gate, value=serdes.json).to("out")
+    made = Engine(builder.build(), TOPICS)
+    task = made.open(WHOLE)
+    made.write("in", [(b"k", b"%d" % number, number) for number in range(100)])
+    made.start()
+    until(lambda: gate.called[0] == 1 and task.queues.received(SOURCE) == 100, made)
+    assert task.queues.waiting(SOURCE) == 70
+    gate.let_go.set()
+    until(done(made, 100), made)
+    made.stop()
+    assert len(made.read("out")) == 1
+
+
 def test_an_empty_interval_opens_no_transaction() -> None:
     gate = Gate(stuck=0)
     made = Engine(calls_of(gate), TOPICS)

@@ -9,7 +9,6 @@ from collections import deque
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
-from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.nodes import AsyncMap, Branch, Node, Source, SubTopology
 
@@ -53,36 +52,33 @@ def _reads(node: Node, topic: str) -> bool:
 
 
 class Results:
-    """The results of ended calls, by node, in the order in which their records are processed."""
+    """The results of the calls of the records that are processed next, which are of one partition."""
 
     def __init__(self) -> None:
-        self._ended: dict[str, deque[tuple[TopicPartition, int, Ended]]] = {}
+        self._ended: dict[tuple[str, int], deque[Ended]] = {}
 
-    def give(self, node: str, source: TopicPartition, offset: int, call: Ended) -> None:
-        """Add the result of the next record."""
-        self._ended.setdefault(node, deque()).append((source, offset, call))
+    def clear(self) -> None:
+        """Forget results that no record took: a function above answers otherwise than when the call was begun."""
+        self._ended.clear()
 
-    def take(self, node: str, source: TopicPartition, offset: int) -> Any:
+    def give(self, node: str, offset: int, call: Ended) -> None:
+        """Add a result: of one record and node, in the order in which the node is called."""
+        self._ended.setdefault((node, offset), deque()).append(call)
+
+    def take(self, node: str, offset: int) -> Any:
         """Return the result of a record's call.
-
-        Results of records that did not come here, because a function above answers otherwise than when the call was
-        begun, are passed over.
 
         Raises:
             Exception: the call failed.
             TopologyError: no call was made for this record: a function above it answers now one thing, now another.
         """
-        ended = self._ended.get(node, ())
-        while ended and ended[0][:2] != (source, offset):
-            if ended[0][0] == source and ended[0][1] > offset:
-                break
-            ended.popleft()
-        if not ended or ended[0][:2] != (source, offset):
+        ended = self._ended.get((node, offset))
+        if not ended:
             raise TopologyError(
                 f'no call of "{node}" was made for this record. The functions above it run twice for each record, '
                 "before the call and after it: they must answer the same both times."
             )
-        call = ended.popleft()[2]
+        call = ended.popleft()
         if call.error is not None:
             raise call.error
         return call.value

@@ -403,8 +403,8 @@ class BoundProgram:
         Raises:
             Exception: what it raised.
         """
-        source, columns, i = self.at_hand()
-        return self.results.take(node, source, columns.offsets[i])
+        _, columns, i = self.at_hand()
+        return self.results.take(node, columns.offsets[i])
 
     def at_hand(self) -> tuple[TopicPartition, Columns, int]:
         """Return the partition and the batch that are being processed, and the index of the record at hand."""
