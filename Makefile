@@ -7,10 +7,9 @@ STAMP := $(VENV)/.coopstreams
 LIGHT := $(VENV)/.coopstreams-demo
 SITE  := $(VENV)/.coopstreams-site
 ARGS  ?=
-# Tests wait as often as they work, so there is a process more than cores on a small machine: one has the tests that need Spark,
-# and each has a broker of its own as soon as a test needs Kafka. ARGS='-n 0 …' is one process. tests/dealing.py says which process
-# gets which test.
-PYTEST := $(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder
+# Tests wait as often as they work, so there are more processes than cores on a small machine: one has the tests that need Spark,
+# and all share one broker. ARGS='-n 0 …' is one process. tests/dealing.py says which process gets which test.
+PYTEST := $(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder
 
 # Tests and demonstrations start processes by the hundred: each module is compiled once, also where the environment says otherwise.
 export PYTHONDONTWRITEBYTECODE :=
@@ -67,7 +66,7 @@ format: setup ## format, and fix what ruff can fix
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-test: setup ## all tests except the slow ones, about 12 minutes on two cores; starts a real Kafka for itself (ARGS='-k word' picks some)
+test: setup ## all tests except the slow ones, about 10 minutes on two cores; starts a real Kafka for itself (ARGS='-k word' picks some)
 	$(PYTEST) -m "not slow" $(ARGS)
 
 test-slow: setup ## the slow tests: processes killed and stopped, long runs, the other guarantee

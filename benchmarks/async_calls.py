@@ -1,10 +1,15 @@
 """Calls that take 5 ms, of one partition, in one process: `python -m benchmarks.async_calls [--records N]`.
 
-Each record is mapped by a coroutine that sleeps, on its way from one topic to another. One real broker on this machine;
-machines differ, and are noisy.
+Each record is mapped by a coroutine that sleeps, on its way from one topic to another, exactly once, with a commit each
+200 ms. One real broker on this machine; machines differ, and are noisy.
 
     uniform     10,000 keys, each as often as the others
-    zipf        10,000 keys, the n-th 1/n as often as the first: the first has a tenth of the records
+    none        the same, order="none"
+    blocked     the same as uniform, while one key's first call does not end: the rate of all others; what a commit has
+                above that record; how many calls are made again when the application is stopped and started
+    batches     the same keys: 500 of them a call, which takes 5 ms
+    zipf        10,000 keys, the n-th 1/n as often as the first: the first has a tenth of the records. 200 calls a
+                second are all that a key can have; the rate is that of the others
     partition   order="partition": one call at a time, as a program would make them without this
 """
 
@@ -14,9 +19,13 @@ import argparse
 import asyncio
 import random
 import tempfile
+import threading
 import time
+from collections import Counter
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
@@ -25,63 +34,136 @@ from rich.console import Console
 from rich.table import Table
 
 from coopstreams import CoopStreams, StreamsBuilder, Topology, serdes
+from coopstreams.commit.offsets import list_consumer_group_offsets
+from coopstreams.common.memory import tune_memory
 from coopstreams.dev.broker import KafkaBroker
-from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.topology.calls import CallOrder
 from coopstreams.topology.columns import TopicPartition
 
 KEYS = 10_000
 CALL_S = 0.005
+SLOW = b"key-0"
 
 
-async def answer(value: bytes) -> bytes:
-    """Take five milliseconds, as a service on the network does."""
-    await asyncio.sleep(CALL_S)
-    return value
+class Service:
+    """What is called. It counts the calls of each value; `stuck`: the slow key's calls do not end."""
+
+    def __init__(self, *, stuck: bool = False) -> None:
+        self.calls: Counter[bytes] = Counter()
+        self.answered = 0
+        self.of_others = 0
+        self.let_go = threading.Event()
+        if not stuck:
+            self.let_go.set()
+
+    async def one(self, key: bytes, value: bytes) -> bytes:
+        """Take five milliseconds, as a service on the network does."""
+        self.calls[value] += 1
+        await asyncio.sleep(CALL_S)
+        while key == SLOW and not self.let_go.is_set():
+            await asyncio.sleep(0.05)
+        self.answered += 1
+        self.of_others += key != SLOW
+        return value
+
+    async def many(self, values: list[bytes]) -> list[bytes]:
+        """Take as long for all of them."""
+        await asyncio.sleep(CALL_S)
+        self.answered += len(values)
+        return values
 
 
-def fill(bootstrap: str, topic: str, records: int, *, zipf: bool) -> None:
-    """Write the input, to one partition."""
+@dataclass(frozen=True)
+class Case:
+    """One row of the table."""
+
+    name: str
+    topic: str
+    records: int
+    order: CallOrder = "key"
+    in_flight: int = 1000
+
+
+def fill(bootstrap: str, topic: str, records: int, *, zipf: bool) -> Counter[int]:
+    """Write the input, to one partition; return how often each key came."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    for future in admin.create_topics([NewTopic(topic, 1, 1), NewTopic(f"{topic}-out", 1, 1)]).values():
+    for future in admin.create_topics([NewTopic(name, 1, 1) for name in (topic, f"{topic}-out")]).values():
         future.result(30)
     producer, chance = Producer({"bootstrap.servers": bootstrap}), random.Random(1)
     shares = list(accumulate(1 / n if zipf else 1 for n in range(1, KEYS + 1)))
-    for number, key in enumerate(chance.choices(range(KEYS), cum_weights=shares, k=records)):
+    keys = chance.choices(range(KEYS), cum_weights=shares, k=records)
+    for number, key in enumerate(keys):
         producer.produce(topic, b"%d" % number, b"key-%d" % key)
         if number % 10_000 == 0:
             producer.poll(0)
     producer.flush()
+    return Counter(keys)
 
 
-def program(topic: str, order: CallOrder, most: int) -> Topology:
+def program(case: Case, service: Service) -> Topology:
     """Return the program: one call a record, and no state."""
-    builder = StreamsBuilder(f"{topic}-{order}")
-    builder.stream(topic, key=serdes.raw, value=serdes.raw).map_values_async(
-        answer, value=serdes.raw, order=order, max_in_flight=most
-    ).to(f"{topic}-out")
+    builder = StreamsBuilder(f"app-{case.name}")
+    read = builder.stream(case.topic, key=serdes.raw, value=serdes.raw)
+    if case.name == "batches":
+        results = read.map_batches(service.many, value=serdes.raw, order=case.order, max_in_flight=8)
+    else:
+        results = read.map_values_with_key_async(
+            service.one, value=serdes.raw, order=case.order, max_in_flight=case.in_flight, timeout=None
+        )
+    results.to(f"{case.topic}-out")
     return builder.build()
 
 
-def rate(bootstrap: str, topic: str, records: int, order: CallOrder, most: int) -> tuple[float, float]:
-    """Return records a second, from the first result to the last, and CPU seconds a million records."""
-    out, log = TopicPartition(f"{topic}-out", 0), KafkaLog({"bootstrap.servers": bootstrap})
-    before = log.end_offset(out)
-    settings = {
+def settings(bootstrap: str) -> dict[str, Any]:
+    """Return the settings of an application."""
+    return {
         "bootstrap.servers": bootstrap,
         "state.dir": tempfile.mkdtemp(),
-        "commit.interval.ms": 1000,
+        "commit.interval.ms": 200,
+        "processing.guarantee": "exactly_once_v2",
         "auto.offset.reset": "earliest",
     }
-    with CoopStreams(program(topic, order, most), settings):
-        while log.end_offset(out) == before:
-            time.sleep(0.005)
-        start, cpu, first = time.perf_counter(), time.process_time(), log.end_offset(out)
-        while (now := log.end_offset(out)) < before + records:
-            time.sleep(0.02)
+
+
+def committed(bootstrap: str, case: Case) -> tuple[int, int]:
+    """Return how many records are committed, and how many ranges of them above the position."""
+    at = TopicPartition(case.topic, 0)
+    found = list_consumer_group_offsets({"bootstrap.servers": bootstrap}, f"app-{case.name}", [at])[at]
+    if found is None:
+        return 0, 0
+    return found.offset + sum(end - start + 1 for start, end in found.ranges), len(found.ranges)
+
+
+def measure(bootstrap: str, case: Case, others: int) -> tuple[float, float, str]:
+    """Return records a second from the first answer to the last, CPU seconds a million records, and a remark.
+
+    `others`: how many records have another key than the slow one. Where that one is stuck, it is their rate.
+    """
+    stuck, wanted = case.name == "blocked", others if case.name in ("blocked", "zipf") else case.records
+    service = Service(stuck=stuck)
+
+    def done() -> int:
+        return service.of_others if case.name in ("blocked", "zipf") else service.answered
+
+    with CoopStreams(program(case, service), settings(bootstrap)):
+        while not done():
+            time.sleep(0.001)
+        start, cpu, first = time.perf_counter(), time.process_time(), done()
+        while (now := done()) < wanted:
+            time.sleep(0.01)
         seconds, used = time.perf_counter() - start, time.process_time() - cpu
-    log.close()
-    return (now - first) / seconds, used / (now - first) * 1e6
+        remark = ""
+        if stuck:
+            while (at := committed(bootstrap, case))[0] < wanted:
+                time.sleep(0.2)
+            remark = f"{at[0]:,} committed, {at[1]} ranges above the stuck record"
+    if stuck:
+        again = Service()
+        with CoopStreams(program(case, again), settings(bootstrap)):
+            while committed(bootstrap, case) != (case.records, 0):
+                time.sleep(0.2)
+        remark += f"; {sum(again.calls.values())} calls after a restart, {case.records - wanted} records of that key"
+    return (now - first) / seconds, used / (now - first) * 1e6, remark
 
 
 def main() -> None:
@@ -89,20 +171,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=int, default=200_000)
     parser.add_argument("--in-flight", type=int, default=1000)
+    parser.add_argument("--only", nargs="*", default=[])
     given = parser.parse_args()
-    table = Table("keys", "order", "records/s", "CPU s per million")
+    tune_memory()  # as `coopstreams run` does
+    cases = [
+        Case("uniform", "uniform", given.records, in_flight=given.in_flight),
+        Case("blocked", "uniform", given.records, in_flight=given.in_flight),
+        Case("uniform-again", "uniform", given.records, in_flight=given.in_flight),
+        Case("none", "uniform", given.records, "none", given.in_flight),
+        Case("batches", "uniform", given.records),
+        Case("zipf", "zipf", given.records // 4, in_flight=given.in_flight),
+        Case("partition", "few", 1000, "partition"),
+    ]
+    table = Table("case", "records/s", "CPU s per million", "")
+    keys: dict[str, Counter[int]] = {}
     with tempfile.TemporaryDirectory() as folder, KafkaBroker(Path(folder)) as broker:
-        for topic, order, records in (
-            ("uniform", "key", given.records),
-            ("uniform", "none", given.records),
-            ("zipf", "key", given.records // 4),
-            ("few", "partition", 1000),
-        ):
-            if order != "none":
-                fill(broker.bootstrap, topic, records, zipf=topic == "zipf")
-            found, cpu = rate(broker.bootstrap, topic, records, order, given.in_flight)  # type: ignore[arg-type]
-            table.add_row(topic, order, f"{found:,.0f}", f"{cpu:.1f}")
-    Console().print(table)
+        for case in cases:
+            if given.only and case.name not in given.only:
+                continue
+            if case.topic not in keys:
+                keys[case.topic] = fill(broker.bootstrap, case.topic, case.records, zipf=case.topic == "zipf")
+            found, cpu, remark = measure(broker.bootstrap, case, case.records - keys[case.topic][0])
+            table.add_row(case.name, f"{found:,.0f}", f"{cpu:.1f}", remark)
+    Console(width=160).print(table)
 
 
 if __name__ == "__main__":

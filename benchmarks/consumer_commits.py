@@ -25,10 +25,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from coopstreams.commit.inflight import InFlight
 from coopstreams.commit.record import CommitKey, CommitValue, Segment, encode_key, encode_value
 from coopstreams.commit.view import CommitView
 from coopstreams.consumer import ConsumerRecord, CooperativeConsumer
-from coopstreams.consumer.inflight import InFlight
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import TopicSpec

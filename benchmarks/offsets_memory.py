@@ -37,19 +37,19 @@ SHAPES = ((1, 1), (100, 1), (10, 4), (1, 256))
 """Topics, and key ranges of each of their partitions."""
 
 
-def records(entries: int, topics: int, pieces: int) -> Iterator[tuple[bytes, bytes]]:
+def records(entries: int, topics: int, cuts: int) -> Iterator[tuple[bytes, bytes]]:
     """Yield individual commits, neighbours far from each other."""
     generator = random.Random(7)
-    ranges = KeyRange.split(pieces)
+    ranges = KeyRange.split(cuts)
     for turn in range(entries):
         number = turn * STRIDE % entries
-        at, piece = divmod(number, pieces)
+        at, cut = divmod(number, cuts)
         partition, topic = divmod(at, topics)
-        covered = ranges[piece]
-        segment = Segment(covered, generator.randrange(10_000_000_000), 1_700_000_000_000 + number)
+        key_range = ranges[cut]
+        segment = Segment(key_range, generator.randrange(10_000_000_000), 1_700_000_000_000 + number)
         writer = f"accounting-consumer-{partition % WRITERS:032}-commit"
         yield (
-            encode_key(CommitKey("accounting", f"orders-{topic}", partition, covered, 3, 17)),
+            encode_key(CommitKey("accounting", f"orders-{topic}", partition, key_range, 3, 17)),
             encode_value(CommitValue(writer, (segment,))),
         )
 
@@ -59,18 +59,18 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def filled(entries: int, topics: int, pieces: int) -> CommitView:
+def filled(entries: int, topics: int, cuts: int) -> CommitView:
     """Return a view that has read so many entries."""
     view = CommitView("accounting")
-    for key, value in records(entries, topics, pieces):
+    for key, value in records(entries, topics, cuts):
         view.apply(key, value)
     return view
 
 
-def allocated(entries: int, topics: int, pieces: int) -> float:
+def allocated(entries: int, topics: int, cuts: int) -> float:
     """Return the bytes an entry, by Python's allocator."""
     tracemalloc.start()
-    view = filled(entries, topics, pieces)
+    view = filled(entries, topics, cuts)
     gc.collect()
     held = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
@@ -78,17 +78,17 @@ def allocated(entries: int, topics: int, pieces: int) -> float:
     return held / entries
 
 
-def grown(entries: int, topics: int, pieces: int) -> tuple[float, float, float]:
+def grown(entries: int, topics: int, cuts: int) -> tuple[float, float, float]:
     """Return the bytes an entry by which this process grows, and the microseconds of a change and of a question."""
     before = resident()
-    view = filled(entries, topics, pieces)
+    view = filled(entries, topics, cuts)
     size = (resident() - before) / entries
-    some = list(records(10_000, topics, pieces))
+    some = list(records(10_000, topics, cuts))
     start = time.perf_counter()
     for key, value in some:
         view.apply(key, value)
     change = (time.perf_counter() - start) / len(some)
-    partitions = [TopicPartition(f"orders-{n % topics}", n // topics) for n in range(min(1000, entries // pieces))]
+    partitions = [TopicPartition(f"orders-{n % topics}", n // topics) for n in range(min(1000, entries // cuts))]
     start = time.perf_counter()
     for at in partitions:
         view.stable(at, None)
@@ -111,16 +111,16 @@ def main() -> None:
         "us a question",
     ):
         table.add_column(column, justify="right")
-    for topics, pieces in SHAPES:
+    for topics, cuts in SHAPES:
         # Processes of their own: what others freed would hide what is taken.
         with (
-            console.status(f"{topics} topics, {pieces} key ranges a partition"),
+            console.status(f"{topics} topics, {cuts} key ranges a partition"),
             get_context("spawn").Pool(2, maxtasksperchild=1) as pool,
         ):
-            sizes = pool.apply_async(grown, (arguments.entries, topics, pieces))
-            held = pool.apply(allocated, (arguments.entries, topics, pieces))
+            sizes = pool.apply_async(grown, (arguments.entries, topics, cuts))
+            held = pool.apply(allocated, (arguments.entries, topics, cuts))
             size, change, ask = sizes.get()
-        table.add_row(f"{topics}", f"{pieces}", f"{held:.1f}", f"{size:.1f}", f"{change:.1f}", f"{ask:.1f}")
+        table.add_row(f"{topics}", f"{cuts}", f"{held:.1f}", f"{size:.1f}", f"{change:.1f}", f"{ask:.1f}")
     console.print(table)
 
 

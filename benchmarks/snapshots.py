@@ -6,7 +6,7 @@ is timed is what an instance does between the barrier and the first record, with
 rows are compared.
 
     replay      the whole changelog into an empty database
-    pick-up     the published snapshot into an empty database, local disk, checked and with nothing behind it
+    restore     the published snapshot into an empty database, local disk, checked and with nothing behind it
     one of 8    the same for one of eight key ranges
 """
 
@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from coopstreams import StreamsBuilder, Topology, serdes
-from coopstreams.admin.rebuild import Rebuilder, Wanted
+from coopstreams.admin.rebuild import Rebuilder, RebuildScope
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import TopicSpec
@@ -116,16 +116,16 @@ def main() -> None:
             cluster.create_topics([TopicSpec("events", 1), TopicSpec(CHANGELOG, 1, {"cleanup.policy": "compact"})])
             live = fill(broker.bootstrap, options.keys)
             rebuilder = Rebuilder(cluster, topology, "bench", url)
-            (piece,) = rebuilder.pieces(Wanted())
-            rebuilt = timed(lambda: rebuilder.publish(rebuilder.rebuild(piece, lambda *_: None)))
+            (partition,) = rebuilder.to_rebuild(RebuildScope())
+            rebuilt = timed(lambda: rebuilder.publish(rebuilder.rebuild(partition, lambda *_: None)))
             seconds: dict[tuple[str, str], list[float]] = {}
             for _ in range(options.rounds):
                 for name, key_range in cases.items():
                     found = {
                         way: opened(cluster, topology, Path(folder) / "state", key_range, at)
-                        for way, at in (("replay", None), ("pick-up", url))
+                        for way, at in (("replay", None), ("restore", url))
                     }
-                    assert found["replay"][1:] == found["pick-up"][1:], "the rows differ"
+                    assert found["replay"][1:] == found["restore"][1:], "the rows differ"
                     assert name != "all ranges" or found["replay"][1] == live
                     for way, result in found.items():
                         seconds.setdefault((name, way), []).append(result[0])
@@ -135,10 +135,10 @@ def main() -> None:
         title=f"{live:,} keys of {2 * options.keys:,} changelog records; snapshot {size:.0f} MB in {len(files)} files, "
         f"made in {rebuilt:.1f} s"
     )
-    for column in ("", "replay s", "pick-up s", "ratio"):
+    for column in ("", "replay s", "snapshot restore s", "ratio"):
         table.add_column(column, justify="right" if column else "left")
     for name in cases:
-        replay, restored_from_snapshot = (statistics.median(seconds[name, way]) for way in ("replay", "pick-up"))
+        replay, restored_from_snapshot = (statistics.median(seconds[name, way]) for way in ("replay", "restore"))
         table.add_row(name, f"{replay:.2f}", f"{restored_from_snapshot:.2f}", f"{replay / restored_from_snapshot:.0f}")
     Console().print(table)
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from coopstreams.topology.dsl.ktable import KTable
     from coopstreams.topology.dsl.materialized import Materialized
     from coopstreams.topology.dsl.topology_builder import TopologyBuilder
+    from coopstreams.topology.failures import Failure
     from coopstreams.topology.fields import field
     from coopstreams.topology.graph.topology import Topology
     from coopstreams.topology.join_windows import JoinWindows
@@ -49,6 +50,7 @@ __all__ = [
     "Config",
     "CoopStreams",
     "Engine",
+    "Failure",
     "JoinWindows",
     "KGroupedStream",
     "KGroupedTable",
@@ -111,6 +113,7 @@ _HOME = {
         "coopstreams.topology.dsl.ktable": "KTable",
         "coopstreams.topology.dsl.materialized": "Materialized",
         "coopstreams.topology.dsl.topology_builder": "TopologyBuilder",
+        "coopstreams.topology.failures": "Failure",
         "coopstreams.topology.fields": "field",
         "coopstreams.topology.graph.topology": "Topology",
         "coopstreams.topology.join_windows": "JoinWindows",
@@ -123,8 +126,8 @@ _HOME = {
     }.items()
     for name in names.split()
 }
-"""Where each name is. None is loaded before it is asked for: who only builds or tests a topology needs no Kafka client,
-and a command can hear Ctrl-C before it has loaded anything.
+"""The module of each public name. A module is imported when its name is first used: building or testing a topology
+loads no Kafka client, and a command handles Ctrl-C before it has imported anything.
 """
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from coopstreams.topology.errors import StateCorruptError
+from coopstreams.topology.keys import ALL_GROUPS, KeyGroups
 
 NOTHING_OBSERVED = -1
 """The observed window start of a store without windows, or of one that has observed none."""
@@ -48,6 +49,11 @@ class Checkpoint:
     topic_id: str = NO_TOPIC
     """The id of the topic to which the offset belongs."""
 
+    @property
+    def groups(self) -> KeyGroups:
+        """The key groups first..last."""
+        return KeyGroups(self.first, self.last)
+
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
@@ -61,8 +67,9 @@ class Checkpoints:
     def __bool__(self) -> bool:
         return bool(self.runs)
 
-    def within(self, first: int, last: int) -> list[Checkpoint]:
-        """Return the checkpoints of the groups first..last, cut to them."""
+    def within(self, groups: KeyGroups) -> list[Checkpoint]:
+        """Return the checkpoints of some groups, cut to them."""
+        first, last = groups
         return [
             replace(run, first=max(run.first, first), last=min(run.last, last))
             for run in self.runs
@@ -73,32 +80,31 @@ class Checkpoints:
         """Return the checkpoint of a group, None if it has none."""
         return next((run for run in self.runs if run.first <= group <= run.last), None)
 
-    def without(self, first: int, last: int) -> Checkpoints:
-        """Return the checkpoints outside the groups first..last."""
-        return Checkpoints((*self.within(0, first - 1), *self.within(last + 1, 255)))
+    def without(self, groups: KeyGroups) -> Checkpoints:
+        """Return the checkpoints of all other groups."""
+        below, above = KeyGroups(0, groups.first - 1), KeyGroups(groups.last + 1, ALL_GROUPS.last)
+        return Checkpoints((*self.within(below), *self.within(above)))
 
     def put(self, checkpoints: Iterable[Checkpoint]) -> Checkpoints:
         """Return the checkpoints with these in place of those of their groups."""
         result = self
         for new in checkpoints:
-            result = Checkpoints(
-                tuple(sorted((*result.without(new.first, new.last).runs, new), key=lambda run: run.first))
-            )
+            result = Checkpoints(tuple(sorted((*result.without(new.groups).runs, new), key=lambda run: run.first)))
         return Checkpoints(tuple(_joined(result.runs)))
 
-    def offset(self, first: int, last: int) -> int | None:
-        """Return the offset from which the groups first..last are restored; None if one of them has no checkpoint."""
-        runs = self.within(first, last)
-        known = sum(run.last - run.first + 1 for run in runs) == last - first + 1
+    def offset(self, groups: KeyGroups) -> int | None:
+        """Return the offset from which these groups are restored; None if one of them has no checkpoint."""
+        runs = self.within(groups)
+        known = sum(len(run.groups.numbers) for run in runs) == len(groups.numbers)
         return min(run.offset for run in runs) if known else None
 
-    def observed(self, first: int = 0, last: int = 255) -> int:
-        """Return the window start that all of the groups first..last have observed.
+    def observed(self, groups: KeyGroups = ALL_GROUPS) -> int:
+        """Return the window start that all of these groups have observed.
 
         That is the smallest one: a sibling that lags still needs its windows, and a window too many is hidden as soon
         as stream time advances.
         """
-        return min((run.observed for run in self.within(first, last)), default=NOTHING_OBSERVED)
+        return min((run.observed for run in self.within(groups)), default=NOTHING_OBSERVED)
 
     def encode(self) -> bytes:
         """Return the checkpoints as bytes.

@@ -27,6 +27,7 @@ from coopstreams.state import layout
 from coopstreams.state.checkpoints import Checkpoint, Checkpoints
 from coopstreams.state.engine import Change, Engine, Getter, Rows
 from coopstreams.state.engine_stores import EngineStores
+from coopstreams.topology.keys import KeyGroups
 from coopstreams.topology.stores import StoreSpec
 
 _NONE: Mapping[str, Engine] = MappingProxyType({})
@@ -65,9 +66,9 @@ class Database:
         """Return the checkpoints of a store."""
         return self._of[store].checkpoints(store)
 
-    def checkpoint(self, store: str, first: int, last: int) -> int | None:
-        """Return the changelog offset from which the groups first..last are restored; None: from the beginning."""
-        return self.checkpoints(store).offset(first, last)
+    def checkpoint(self, store: str, groups: KeyGroups) -> int | None:
+        """Return the changelog offset from which these groups are restored; None: from the beginning."""
+        return self.checkpoints(store).offset(groups)
 
     def scan(
         self, store: str, groups: Iterable[int], start: bytes | None, end: bytes | None, *, reverse: bool = False
@@ -101,9 +102,9 @@ class Database:
             if here or at:
                 engine_stores.write(here, at)
 
-    def rows(self, store: str, first: int, last: int) -> list[tuple[str, Rows]]:
-        """Return the rows of the groups first..last of a store, by family, with database keys, as of now."""
-        return self._of[store].rows(store, first, last)
+    def rows(self, store: str, groups: KeyGroups) -> list[tuple[str, Rows]]:
+        """Return the rows of some key groups of a store, by family, with database keys, as of now."""
+        return self._of[store].rows(store, groups)
 
     def ingest(self, store: str, checkpoints: Sequence[Checkpoint], files: Mapping[str, Sequence[Path]]) -> None:
         """Replace all keys of a store in the groups of the checkpoints by sorted files (by family).
@@ -113,18 +114,18 @@ class Database:
         """
         self._of[store].ingest(store, checkpoints, files)
 
-    def drop(self, first: int, last: int) -> None:
-        """Delete the key groups first..last of all stores: keys and checkpoints, in one batch of each engine."""
+    def drop(self, groups: KeyGroups) -> None:
+        """Delete these key groups of all stores: keys and checkpoints, in one batch of each engine."""
         for engine_stores in self._engine_stores:
-            engine_stores.drop(first, last)
+            engine_stores.drop(groups)
 
     def wipe(self, store: str, checkpoint: Checkpoint) -> None:
         """Delete all keys of a store in the groups of the checkpoint, and store the checkpoint."""
         self._of[store].wipe(store, checkpoint)
 
-    def has_keys(self, store: str, first: int, last: int) -> bool:
-        """Whether the groups first..last of a store have any key."""
-        return self._of[store].has_keys(store, first, last)
+    def has_keys(self, store: str, groups: KeyGroups) -> bool:
+        """Whether these key groups of a store have any key."""
+        return self._of[store].has_keys(store, groups)
 
     def is_empty(self) -> bool:
         """Whether there is neither a key nor a checkpoint."""

@@ -139,7 +139,7 @@ class StateDirectory:
             database = self._use(at, specs, wipe_corrupt=True)
             try:
                 for key_range in ranges:
-                    database.drop(*groups_of(key_range))
+                    database.drop(groups_of(key_range))
             finally:
                 self._give_back(at)
 
@@ -209,7 +209,7 @@ class StateDirectory:
         try:
             known.database.close()
         except StateError as error:  # its users are gone, and the last writer was told of failed writes
-            log.warning("%s. What it has not kept, the changelogs restore.", error)
+            log.warning("%s. The changelogs restore the writes that it has lost.", error)
         for folder in self._folders(at) if empty else ():
             _remove(folder)
 
@@ -240,7 +240,7 @@ class Databases:
 
     def state(self, task: TaskId, database: Database) -> TaskState:
         """Return the state of a task over its database, after the restore."""
-        return TaskState(database, self.subtopology(task).stores, task.range, self._cache_bytes)
+        return TaskState(database, self.subtopology(task).stores, task.key_range, self._cache_bytes)
 
     def leave(self, task: TaskId) -> None:
         """Leave the database of a task's partition; the last task closes it."""
@@ -248,8 +248,8 @@ class Databases:
 
     def moved_away(self, task: TaskId, wanted: Iterable[TaskId]) -> None:
         """Delete the key ranges of a task that no wanted task owns, so that a moved range leaves no keys behind."""
-        kept = [other.range for other in wanted if other.conflicts(task)]
-        gone, stores = task.range.minus(kept), self.subtopology(task).stores
+        kept = [other.key_range for other in wanted if other.conflicts(task)]
+        gone, stores = task.key_range.minus(kept), self.subtopology(task).stores
         if gone and stores:
             self._directory.drop(task.subtopology, task.partition, gone, stores)
 

@@ -17,7 +17,7 @@ from threading import Lock
 from coopstreams.state import layout
 from coopstreams.state.checkpoints import NOTHING_OBSERVED, Checkpoint, Checkpoints
 from coopstreams.state.engine import Change, Engine, Getter, Ingesting, Rows
-from coopstreams.topology.keys import GROUPS
+from coopstreams.topology.keys import ALL_GROUPS, KeyGroups
 from coopstreams.topology.stores import StoreSpec
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,6 @@ log = logging.getLogger(__name__)
 _META = "meta"
 _CHECKPOINT = b"checkpoint/"
 _SHAPE = b"shape/"
-_LAST = GROUPS - 1
 _BATCH = 10_000
 
 
@@ -82,7 +81,7 @@ class EngineStores:
         with self._lock:  # no write between the iterators: all see the same moment
             families = self._families(store)
             for group in groups:
-                low, high = layout.group_bounds(group, group)
+                low, high = layout.group_bounds(KeyGroups(group, group))
                 if start is not None:
                     low = layout.PREFIXES[group] + start
                 if end is not None:
@@ -123,10 +122,10 @@ class EngineStores:
                 if self.specs[store].kind in layout.SEGMENTED:
                     self._expire(self.specs[store])
 
-    def rows(self, store: str, first: int, last: int) -> list[tuple[str, Rows]]:
-        """Return the rows of the groups first..last of a store, by family, with database keys, as of now."""
+    def rows(self, store: str, groups: KeyGroups) -> list[tuple[str, Rows]]:
+        """Return the rows of some key groups of a store, by family, with database keys, as of now."""
         with self._lock:
-            low, high = layout.group_bounds(first, last)
+            low, high = layout.group_bounds(groups)
             return [(family, self._engine.scan(family, low, high)) for family in self._families(store)]
 
     def ingest(self, store: str, checkpoints: Sequence[Checkpoint], files: Mapping[str, Sequence[Path]]) -> None:
@@ -138,10 +137,10 @@ class EngineStores:
         with self._lock:
             known = self._checkpoints[store]
             for at in checkpoints:
-                known = known.without(at.first, at.last)
+                known = known.without(at.groups)
             families = self._families(store)
             self._write(
-                [self._vanishing(family, at.first, at.last) for at in checkpoints for family in families],
+                [self._vanishing(family, at.groups) for at in checkpoints for family in families],
                 {store: known},
             )
             for family, of_family in files.items():
@@ -149,11 +148,11 @@ class EngineStores:
                 self._ingest(family, of_family)
             self._write([], {store: known.put(checkpoints)})
 
-    def drop(self, first: int, last: int) -> None:
-        """Delete the key groups first..last of all stores: keys and checkpoints, in one batch."""
+    def drop(self, groups: KeyGroups) -> None:
+        """Delete these key groups of all stores: keys and checkpoints, in one batch."""
         with self._lock:
-            changes = [self._vanishing(family, first, last) for family in self._engine.families() if family != _META]
-            self._write(changes, {store: known.without(first, last) for store, known in self._checkpoints.items()})
+            changes = [self._vanishing(family, groups) for family in self._engine.families() if family != _META]
+            self._write(changes, {store: known.without(groups) for store, known in self._checkpoints.items()})
             for spec in self.specs.values():
                 if spec.kind in layout.SEGMENTED:
                     self._expire(spec)
@@ -161,22 +160,21 @@ class EngineStores:
     def wipe(self, store: str, checkpoint: Checkpoint) -> None:
         """Delete all keys of a store in the groups of the checkpoint, and store the checkpoint."""
         with self._lock:
-            first, last = checkpoint.first, checkpoint.last
-            families = [family for family in self._families(store) if self._has_keys(family, first, last)]
+            families = [family for family in self._families(store) if self._has_keys(family, checkpoint.groups)]
             after = self._checkpoints[store].put([checkpoint])
-            self._write([self._vanishing(family, first, last) for family in families], {store: after})
+            self._write([self._vanishing(family, checkpoint.groups) for family in families], {store: after})
 
-    def has_keys(self, store: str, first: int, last: int) -> bool:
-        """Whether the groups first..last of a store have any key."""
+    def has_keys(self, store: str, groups: KeyGroups) -> bool:
+        """Whether these key groups of a store have any key."""
         with self._lock:
-            return any(self._has_keys(family, first, last) for family in self._families(store))
+            return any(self._has_keys(family, groups) for family in self._families(store))
 
     def is_empty(self) -> bool:
         """Whether there is neither a key nor a checkpoint."""
         with self._lock:
             families = [family for family in self._engine.families() if family != _META]
             return not any(self._checkpoints.values()) and not any(
-                self._has_keys(family, 0, _LAST) for family in families
+                self._has_keys(family, ALL_GROUPS) for family in families
             )
 
     def count(self, store: str) -> int:
@@ -260,12 +258,12 @@ class EngineStores:
             self._checkpoints.pop(spec.name, None)
         self._engine.write([Change(_META, [_checkpoint_key(spec.name), key], [None, shape.encode()])])
 
-    def _has_keys(self, family: str, first: int, last: int) -> bool:
-        return next(self._engine.scan(family, *layout.group_bounds(first, last)), None) is not None
+    def _has_keys(self, family: str, groups: KeyGroups) -> bool:
+        return next(self._engine.scan(family, *layout.group_bounds(groups)), None) is not None
 
     @staticmethod
-    def _vanishing(family: str, first: int, last: int) -> Change:
-        return Change(family, vanishing=[layout.group_bounds(first, last)])
+    def _vanishing(family: str, groups: KeyGroups) -> Change:
+        return Change(family, vanishing=[layout.group_bounds(groups)])
 
 
 def _checkpoint_key(store: str) -> bytes:

@@ -47,7 +47,7 @@ def new_engine(store_type: str) -> NewEngine:
 
 
 def check_store_types(specs: Iterable[StoreSpec], default: str) -> None:
-    """Do nothing if there is an engine for the store type of each store.
+    """Check that there is an engine for the store type of each store.
 
     Raises:
         ConfigError: a store type has no engine.

@@ -18,7 +18,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final
 
-from coopstreams.topology.keys import GROUPS, HASH_BITS, KeyRange, key_hash
+from coopstreams.topology.keys import GROUPS, HASH_BITS, KeyGroups, KeyRange, key_hash
 from coopstreams.topology.stores import StoreKind, StoreSpec
 
 GROUP_SHIFT: Final = HASH_BITS - 8
@@ -47,21 +47,20 @@ def database_key(plain_key: bytes, store_key: bytes) -> bytes:
     return PREFIXES[key_hash(plain_key) >> GROUP_SHIFT] + store_key
 
 
-def groups_of(key_range: KeyRange) -> tuple[int, int]:
-    """Return the first and the last key group of a range, both inclusive.
+def groups_of(key_range: KeyRange) -> KeyGroups:
+    """Return the key groups of a range.
 
     Raises:
         ValueError: the range is not cut at key groups, as ranges of tasks with state are.
     """
-    first, last = key_range.first_group, key_range.last_group
-    if key_range != KeyRange.of_groups(first, last):
+    if not key_range.is_cut_at_groups:
         raise ValueError(f"key range {key_range} is not cut at key groups: a task with state cannot own it")
-    return first, last
+    return key_range.groups
 
 
-def group_bounds(first: int, last: int) -> tuple[bytes, bytes | None]:
-    """Return the bounds of the database keys of the groups first..last (inclusive): half-open; None is open."""
-    return PREFIXES[first], PREFIXES[last + 1] if last + 1 < GROUPS else None
+def group_bounds(groups: KeyGroups) -> tuple[bytes, bytes | None]:
+    """Return the bounds of the database keys of these groups: half-open; None is open."""
+    return PREFIXES[groups.first], PREFIXES[groups.last + 1] if groups.last + 1 < GROUPS else None
 
 
 def after(key: bytes) -> bytes:

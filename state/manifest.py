@@ -28,7 +28,7 @@ import msgspec
 from coopstreams.state import layout
 from coopstreams.state.checkpoints import NOTHING_OBSERVED, Checkpoint
 from coopstreams.topology.errors import SnapshotError
-from coopstreams.topology.keys import GROUPS, KeyRange
+from coopstreams.topology.keys import GROUPS, KeyGroups, KeyRange
 from coopstreams.topology.stores import StoreSpec
 
 FORMAT = 1
@@ -87,8 +87,9 @@ class StoreSlices:
     shape: str
     slices: tuple[Slice, ...]
 
-    def of(self, partition: int, first: int, last: int) -> list[Slice]:
-        """Return the slices of a partition that have any of the groups first..last, ascending."""
+    def of(self, partition: int, groups: KeyGroups) -> list[Slice]:
+        """Return the slices of a partition that have any of these groups, ascending."""
+        first, last = groups
         found = [
             each for each in self.slices if each.partition == partition and each.first <= last and first <= each.last
         ]

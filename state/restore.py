@@ -31,7 +31,7 @@ from coopstreams.state.engine import Change
 from coopstreams.state.layout import GROUP_SHIFT, PREFIXES
 from coopstreams.topology.columns import Columns
 from coopstreams.topology.errors import SerdeError
-from coopstreams.topology.keys import GROUPS, KeyRange, key_hashes
+from coopstreams.topology.keys import GROUPS, KeyGroups, KeyRange, key_hashes
 from coopstreams.topology.stores import StoreSpec
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class Bounds:
         """Return why a restore cannot continue from a checkpoint; empty if it can."""
         if self.topic_id == NO_TOPIC:
             return (
-                "the brokers give topics no ids, so nobody knows whether its changelog is still the same "
+                "the brokers give topics no ids, so it is unknown whether its changelog is still the same "
                 "(inter.broker.protocol.version 2.8)"
             )
         if at.topic_id != self.topic_id:
@@ -176,7 +176,7 @@ class Restore:
 
     @property
     def position(self) -> int:
-        """The next offset to read. `retarget` may move it from where the last `feed` ended: seek."""
+        """The next offset to read. If `retarget` has moved it, the caller seeks to it."""
         return self._position
 
     @property
@@ -347,18 +347,17 @@ class Restore:
         return self.bounds.refusal(at)
 
     def _empty(self, groups: Sequence[int], reason: str) -> None:
-        first, last = groups[0], groups[-1]
-        if reason or self.database.has_keys(self.spec.name, first, last):
+        run = KeyGroups(groups[0], groups[-1])
+        if reason or self.database.has_keys(self.spec.name, run):
             log.warning(
-                'store "%s", key groups %d..%d: %s; restoring them from the beginning',
+                'store "%s", key groups %s: %s; restoring them from the beginning',
                 self.spec.name,
-                first,
-                last,
+                run,
                 reason or "keys without a checkpoint",
             )
         bounds = self.bounds
         self.database.wipe(
-            self.spec.name, Checkpoint(first, last, bounds.log_start, true_ms=bounds.asked_ms, topic_id=bounds.topic_id)
+            self.spec.name, Checkpoint(*run, bounds.log_start, true_ms=bounds.asked_ms, topic_id=bounds.topic_id)
         )
         for group in groups:
             self._need[group], self._seen[group], self._true_ms[group] = (
@@ -369,8 +368,7 @@ class Restore:
 
 
 def _groups(key_range: KeyRange) -> range:
-    first, last = layout.groups_of(key_range)
-    return range(first, last + 1)
+    return layout.groups_of(key_range).numbers
 
 
 def _runs(groups: Sequence[int]) -> Iterator[list[int]]:

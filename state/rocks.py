@@ -42,9 +42,9 @@ _MIB = 1 << 20
 BLOCK_CACHE_BYTES = 64 * _MIB
 """The read cache, shared by all databases of the process."""
 WRITE_BUFFERS_BYTES = 64 * _MIB
-"""How much all databases of the process may hold in memory before they write it out."""
+"""The bound on the memtables of all databases of the process together, above which they are flushed."""
 WRITE_BUFFER_BYTES = 16 * _MIB
-"""How much one family may hold in memory before it is written out."""
+"""The size of the memtable of one family at which it is flushed."""
 
 _DAMAGED = "DAMAGED"
 """The name of the file that marks a folder as damaged."""

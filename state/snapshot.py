@@ -61,11 +61,8 @@ class SnapshotWriter:
         Key groups without a checkpoint are left out: their changelog offset is unknown. No thread may write these
         groups meanwhile.
         """
-        runs = database.checkpoints(spec.name).within(*layout.groups_of(key_range))
-        return [
-            self.write(spec.name, partition, piece, database.rows(spec.name, piece.first, piece.last))
-            for piece in cut(runs)
-        ]
+        runs = database.checkpoints(spec.name).within(layout.groups_of(key_range))
+        return [self.write(spec.name, partition, run, database.rows(spec.name, run.groups)) for run in cut(runs)]
 
     def write(self, store: str, partition: int, at: Checkpoint, families: Iterable[tuple[str, Rows]]) -> Slice:
         """Write the key groups first..last of a checkpoint, which must lie in one slice (see `cut`); return the slice.

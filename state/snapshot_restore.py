@@ -28,6 +28,7 @@ from coopstreams.state.snapshot import FetchedFile, current_run, fetch, load
 from coopstreams.state.sst import read_sst, write_sst
 from coopstreams.state.storage import GivenUpError, Heard, Storage
 from coopstreams.topology.errors import SnapshotError
+from coopstreams.topology.keys import KeyGroups
 from coopstreams.topology.stores import StoreSpec
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ def misfit(store: StoreSlices, spec: StoreSpec, changelog: Changelog) -> str:
         return f'it was made by another topology: there the store is "{store.shape}", here "{shape_of(spec)}"'
     if not changelog.topic_id:
         return (
-            f"the brokers give topics no ids, so nobody knows whether {changelog.topic} is still the same "
+            f"the brokers give topics no ids, so it is unknown whether {changelog.topic} is still the same "
             "(inter.broker.protocol.version 2.8)"
         )
     if store.topic_id != changelog.topic_id:
@@ -66,20 +67,20 @@ def misfit(store: StoreSlices, spec: StoreSpec, changelog: Changelog) -> str:
 def choose(store: StoreSlices, partition: int, groups: Sequence[int], bounds: Bounds) -> tuple[list[Slice], str]:
     """Return the slices to take, each cut to the wanted key groups, and a reason why others cannot be taken, or empty.
 
-    Shape: `groups` ascending. The result has wanted groups only, each once; a slice may come in several pieces.
+    Shape: `groups` ascending. The result has wanted groups only, each once; a slice may come in several parts.
     """
     wanted = set(groups)
     taken: list[Slice] = []
     refusal = ""
-    for each in store.of(partition, groups[0], groups[-1]):
+    for each in store.of(partition, KeyGroups(groups[0], groups[-1])):
         inside = [group for group in range(each.first, each.last + 1) if group in wanted]
         reason = bounds.refusal(each.checkpoint(store.topic_id)) if inside else ""
         if reason:
             refusal = reason
             continue
-        pieces = [group for group in inside if group - 1 not in inside]
+        starts = [group for group in inside if group - 1 not in inside]
         ends = [group for group in inside if group + 1 not in inside]
-        taken += [replace(each, first=first, last=last) for first, last in zip(pieces, ends, strict=True)]
+        taken += [replace(each, first=first, last=last) for first, last in zip(starts, ends, strict=True)]
     return taken, refusal
 
 

@@ -19,12 +19,12 @@ from typing import Any, TypeAlias
 from coopstreams.topology.errors import SnapshotError
 
 _BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "az", "oci", "oss"})
-"""Protocols without folders. There, making the first folder would make the bucket, which is the operator's to make."""
+"""Protocols without folders, where creating the first folder would create the bucket: that is left to the operator."""
 
 _CHUNK = 1 << 20
 
 Heard: TypeAlias = Callable[[int], None]
-"""Called with the number of bytes of each piece that has come. Raises `GivenUpError` if the rest is not wanted."""
+"""Called with the number of bytes of each chunk that has come. Raises `GivenUpError` if the rest is not wanted."""
 
 
 class GivenUpError(SnapshotError):
@@ -32,7 +32,7 @@ class GivenUpError(SnapshotError):
 
 
 def nobody(_: int) -> None:
-    """Accept every piece: the `Heard` of a download that is never given up."""
+    """Accept every chunk: the `Heard` of a download that is never given up."""
 
 
 class Storage:
@@ -142,14 +142,14 @@ class Storage:
 
 
 def _callback(heard: Heard) -> Any:
-    """Return the fsspec callback that passes on each piece."""
+    """Return the fsspec callback that passes on each chunk."""
     from fsspec.callbacks import Callback
 
-    class Pieces(Callback):  # type: ignore[misc]
+    class Chunks(Callback):  # type: ignore[misc]
         def relative_update(self, inc: int = 1) -> None:
             heard(inc)
 
-    return Pieces()
+    return Chunks()
 
 
 def _copy(source: Path, target: Path, heard: Heard) -> None:

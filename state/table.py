@@ -24,7 +24,7 @@ from coopstreams.state.database import Database
 from coopstreams.state.engine import Change, Rows
 from coopstreams.state.layout import GROUP_SHIFT, PREFIXES, TIMESTAMP
 from coopstreams.topology.errors import SerdeError, StateError
-from coopstreams.topology.keys import key_hash
+from coopstreams.topology.keys import KeyGroups, key_hash
 from coopstreams.topology.stores import Entry, StoreSpec
 
 ENTRY_BYTES = 200
@@ -64,13 +64,13 @@ class ChangelogBatch:
 
 
 class Table:
-    """A `TableStore` of kind `key_value`, for the key groups first..last of a database. One thread.
+    """A `TableStore` of kind `key_value`, for some key groups of a database. One thread.
 
     Raises:
         SerdeError: a value cannot be serialised, or bytes of the database cannot be deserialised; names the store.
     """
 
-    def __init__(self, database: Database, spec: StoreSpec, first: int, last: int) -> None:
+    def __init__(self, database: Database, spec: StoreSpec, groups: KeyGroups) -> None:
         self.spec = spec
         self.siblings = database.siblings
         self.guard: AbstractContextManager[Any] = database.guard
@@ -78,7 +78,7 @@ class Table:
         self.frozen: list[Change] = []
         """The frozen changes of the interval, which the next commit writes to the database."""
         self._database = database
-        self._first, self._last = first, last
+        self._groups = groups
         self._suffix = layout.suffix_bytes(spec)
         self._dirty: dict[bytes, Entry] = {}
         self._latest: list[bytes] = []
@@ -218,7 +218,7 @@ class Table:
         return PREFIXES[key_hash(key[: -self._suffix] if self._suffix else key) >> GROUP_SHIFT] + key
 
     def _stored_rows(self, start: bytes | None, end: bytes | None) -> Rows:
-        return self._database.scan(self.spec.name, range(self._first, self._last + 1), start, end)
+        return self._database.scan(self.spec.name, self._groups.numbers, start, end)
 
     def _changes(self, places: list[bytes], rows: list[bytes | None]) -> list[Change]:
         """Return the changes that the commit will write to the database."""
@@ -261,10 +261,10 @@ class Table:
             yield key, entry
 
     def _check_groups(self, dirty: list[PlacedEntry]) -> None:
-        if dirty[0].at[0] < self._first or dirty[-1].at[0] > self._last:
-            stray = next(entry.at for entry in dirty if not self._first <= entry.at[0] <= self._last)
+        first, last = self._groups
+        if dirty[0].at[0] < first or dirty[-1].at[0] > last:
+            stray = next(entry.at for entry in dirty if not first <= entry.at[0] <= last)
             raise StateError(
                 f'store "{self.spec.name}": key {stray[1:]!r} is of key group {stray[0]}, this task has '
-                f"{self._first}..{self._last}. "
-                "A store's key must be the key of the record that changes it."
+                f"{self._groups}. A store's key must be the key of the record that changes it."
             )

@@ -21,7 +21,7 @@ from coopstreams.state.checkpoints import NEVER_TRUE, NO_TOPIC, Checkpoint
 from coopstreams.state.database import Database
 from coopstreams.state.table import ChangelogBatch, Table
 from coopstreams.state.window_table import SessionTable, WindowTable
-from coopstreams.topology.keys import KeyRange
+from coopstreams.topology.keys import KeyGroups, KeyRange
 from coopstreams.topology.stores import StoreKind, StoreSpec
 
 __all__ = ["ChangelogBatch", "TaskState"]
@@ -42,9 +42,9 @@ class TaskState:
         self._database = database
         self._budget = cache_bytes
         self._tables: dict[str, Table] = {}
-        self._first, self._last = layout.groups_of(key_range) if specs else (0, 0)  # any range will do without stores
+        self._groups = layout.groups_of(key_range) if specs else KeyGroups(0, 0)  # without stores, any will do
         for spec in specs:
-            self._tables[spec.name] = _KINDS.get(spec.kind, Table)(database, spec, self._first, self._last)
+            self._tables[spec.name] = _KINDS.get(spec.kind, Table)(database, spec, self._groups)
         self._stands: dict[str, list[Checkpoint]] = {}
         """The last checkpoints by store, without `true_ms`."""
         self.topic_ids = {
@@ -116,7 +116,7 @@ class TaskState:
         Raises:
             StateError: nothing was written. The task cannot be used any more: open it again from the log.
         """
-        stands = {name: self._database.checkpoints(name).within(self._first, self._last) for name in self.topic_ids}
+        stands = {name: self._database.checkpoints(name).within(self._groups) for name in self.topic_ids}
         self._database.write([], {name: [replace(run, true_ms=true_ms) for run in at] for name, at in stands.items()})
 
     def discard(self) -> None:
@@ -133,8 +133,7 @@ class TaskState:
         whole = {
             name: [
                 Checkpoint(
-                    self._first,
-                    self._last,
+                    *self._groups,
                     at,
                     self._tables[name].observed,
                     topic_id=self.topic_ids.get(name, NO_TOPIC),
@@ -149,7 +148,7 @@ class TaskState:
 
     def _topic_id(self, store: str) -> str:
         """Return the id of the changelog from which a store was restored; none if its key groups do not agree."""
-        ids = {run.topic_id for run in self._database.checkpoints(store).within(self._first, self._last)}
+        ids = {run.topic_id for run in self._database.checkpoints(store).within(self._groups)}
         return ids.pop() if len(ids) == 1 else NO_TOPIC
 
     def _make_room(self) -> bool:

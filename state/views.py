@@ -57,8 +57,7 @@ class KeyRangeView:
         self.spec = spec
         self.ranges = tuple(ranges)
         self._database = database
-        bounds = [layout.groups_of(owned) for owned in ranges]
-        self._groups = frozenset(group for first, last in bounds for group in range(first, last + 1))
+        self._groups = frozenset(group for owned in ranges for group in layout.groups_of(owned).numbers)
 
     def owns(self, key: bytes) -> bool:
         """Whether a plain key lies in the ranges."""

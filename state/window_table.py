@@ -27,6 +27,7 @@ from coopstreams.state.database import Database
 from coopstreams.state.engine import Change, Getter, Rows
 from coopstreams.state.layout import SESSION_BYTES, TIMESTAMP
 from coopstreams.state.table import ENTRY_BYTES, Table
+from coopstreams.topology.keys import KeyGroups
 from coopstreams.topology.stores import Entry, StoreSpec
 
 _EVER = -(1 << 63)
@@ -58,12 +59,12 @@ class WindowTable(Table):
     _newest_of_all: list[int]
     """The latest time that any task over the database has put: one cell, written under the `guard`."""
 
-    def __init__(self, database: Database, spec: StoreSpec, first: int, last: int) -> None:
+    def __init__(self, database: Database, spec: StoreSpec, groups: KeyGroups) -> None:
         self._step_ms = spec.step_ms or spec.window_ms
         self._by_puts = not self._step_ms or spec.lag_ms > 0
         self._newest_of_all = database.siblings.setdefault(f"newest window of {spec.name}", [NOTHING_OBSERVED])
         self._segment_ms = layout.segment_ms(spec)
-        super().__init__(database, spec, first, last)
+        super().__init__(database, spec, groups)
 
     def load(self, key: bytes) -> Entry:
         """Return the entry of a window from the buffer or the database.
@@ -151,7 +152,7 @@ class WindowTable(Table):
         self._of_key = None
         self._horizon = _EVER
         self._oldest = 0
-        self._observe(self._database.checkpoints(self.spec.name).observed(self._first, self._last))
+        self._observe(self._database.checkpoints(self.spec.name).observed(self._groups))
 
     def _observe(self, observed: int) -> None:
         if observed != NOTHING_OBSERVED:
@@ -225,7 +226,7 @@ class WindowTable(Table):
     def _stored_rows(self, start: bytes | None, end: bytes | None) -> Rows:
         horizon = self._horizon
         kind = self.spec.kind
-        rows = self._database.scan(self.spec.name, range(self._first, self._last + 1), start, end)
+        rows = self._database.scan(self.spec.name, self._groups.numbers, start, end)
         return (row for row in rows if layout.time_of(kind, row[0]) >= horizon)
 
     def _changes(self, places: list[bytes], rows: list[bytes | None]) -> list[Change]:

@@ -1,14 +1,16 @@
-"""Fixtures for the whole suite: a real Kafka, started once in each process that tests run in, and brokers of their own
-for tests that break them.
+"""Fixtures for the whole suite: a real Kafka, started once for all processes of a run, and brokers of their own for
+tests that break them.
 """
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
 import os
+import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from hypothesis import settings
 from rich.console import Console
 
 from coopstreams.dev.broker import KafkaBroker
+from coopstreams.dev.cache import locked
 from coopstreams.dev.jars import KAFKA, kafka_jars
 
 # No test fails because the machine is busy: hypothesis would say so after 200 ms.
@@ -29,6 +32,10 @@ settings.load_profile("untimed")
 
 
 pytest_plugins = ["tests.dealing"]
+
+# What a script starts in the background ignores Ctrl-C, and so would all processes that tests start and press it for.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A connection that a test has not closed goes on when its broker has gone, and its complaints would be in what later
 # tests have logged.
@@ -58,7 +65,14 @@ class Kafka:
     _admin: AdminClient
     replicas: int = 1
     """Of each topic that is made here."""
+    login: Mapping[str, str] = field(default_factory=dict)
+    """The settings on security of who makes topics here."""
     _numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """How to connect, in librdkafka's names."""
+        return {"bootstrap.servers": self.bootstrap, **self.login}
 
     def unique(self, name: str) -> str:
         """Return a name that no other test of this run uses: for topics, groups, transactions, applications."""
@@ -117,9 +131,33 @@ class Kafka:
             answer.result(60)
 
 
+SHARED, TO_BREAK = "shared-kafka", "kafka-to-break"
+"""The folders of the brokers that all processes of a run share."""
+
+
+def folder_of_run(config: pytest.Config) -> Path:
+    """Return the folder that all processes of a run share."""
+    factory: pytest.TempPathFactory = config._tmp_path_factory  # type: ignore[attr-defined]
+    base = factory.getbasetemp()
+    return base.parent if hasattr(config, "workerinput") else base
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from looking through thousands of tests again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Stop the shared brokers: the process that deals the tests is the last one that ends."""
+    if not hasattr(session.config, "workerinput"):
+        for name in (SHARED, TO_BREAK):
+            KafkaBroker(folder_of_run(session.config) / name).stop()
+
+
 @pytest.fixture(scope="session")
-def shared_broker(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[KafkaBroker]:
-    """Return the broker that all tests of a run share."""
+def shared_broker(request: pytest.FixtureRequest) -> KafkaBroker:
+    """Return the broker that all tests of a run share, whichever process started it."""
     settings = {
         # Or a machine that stands still for three seconds has a cluster without brokers.
         "broker.session.timeout.ms": "60000",
@@ -127,14 +165,28 @@ def shared_broker(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixt
         "log.cleaner.backoff.ms": "1000",
     }
     console = download_kafka(request)
-    with KafkaBroker(tmp_path_factory.mktemp("kafka"), settings=settings, console=console) as broker:
-        yield broker
+    broker = KafkaBroker(folder_of_run(request.config) / SHARED, settings=settings, console=console)
+    broker.start()
+    return broker
 
 
 @pytest.fixture(scope="session")
 def kafka(shared_broker: KafkaBroker) -> Kafka:
     admin = AdminClient({"bootstrap.servers": shared_broker.bootstrap, "log_level": 2})
     return Kafka(shared_broker.bootstrap, admin)
+
+
+@pytest.fixture
+def broker_to_break(request: pytest.FixtureRequest) -> Iterator[KafkaBroker]:
+    """Return a broker for this test alone, to be paused, stopped and restarted. It is another test's afterwards: name
+    what you make uniquely.
+    """
+    folder = folder_of_run(request.config) / TO_BREAK
+    with locked(folder.with_suffix(".lock")):
+        broker = KafkaBroker(folder, settings={"broker.session.timeout.ms": "9000"}, console=download_kafka(request))
+        broker.start()
+        yield broker
+        broker.resume()
 
 
 @pytest.fixture

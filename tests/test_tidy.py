@@ -4,6 +4,7 @@ import ast
 import re
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatch
 from functools import cache
@@ -23,6 +24,13 @@ OTHERS = sorted(
 
 MODULE_LINES = 500
 FUNCTION_STATEMENTS = 45
+FOLDER_MODULES = 25
+
+IN_A_CYCLE = {
+    f"coopstreams.topology.dsl.{name}"
+    for name in ("branches", "cogrouped", "grouped", "kstream", "ktable", "stream_joins", "windowed")
+}
+"""The types of the DSL: a method of one returns another, and their annotations name it."""
 
 MAY_IMPORT = {
     "confluent_kafka": ("coopstreams/log/kafka/*.py",),
@@ -71,24 +79,61 @@ def source(path: str) -> str:
 
 
 @cache
-def imported(path: str) -> tuple[str, ...]:
-    """Return the full names that a module imports, wherever in it; a relative import begins with a dot."""
+def parsed(path: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the full names that a module imports, wherever in it, where a relative import begins with a dot, and
+    `from a import b` is `a` and `a.b`; and the functions that have too many statements: how the formatter breaks their
+    lines does not count.
+    """
     names: list[str] = []
+    long: list[str] = []
     for node in ast.walk(ast.parse(source(path))):
         if isinstance(node, ast.Import):
             names += [name.name for name in node.names]
         elif isinstance(node, ast.ImportFrom):
-            names.append("." * node.level + (node.module or ""))
-    return tuple(names)
-
-
-def long_functions(path: str) -> Iterator[str]:
-    """Yield the functions that have too many statements: how the formatter breaks their lines does not count."""
-    for node in ast.walk(ast.parse(source(path))):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            origin = "." * node.level + (node.module or "")
+            names += [origin, *(f"{origin}.{name.name}" for name in node.names)]
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             statements = sum(isinstance(part, ast.stmt) for part in ast.walk(node)) - 1
             if statements > FUNCTION_STATEMENTS:
-                yield f"{path}:{node.lineno} {node.name}: {statements} statements"
+                long.append(f"{path}:{node.lineno} {node.name}: {statements} statements")
+    return tuple(names), tuple(long)
+
+
+def imported(path: str) -> tuple[str, ...]:
+    return parsed(path)[0]
+
+
+def long_functions(path: str) -> tuple[str, ...]:
+    return parsed(path)[1]
+
+
+def module_name(path: str) -> str:
+    name = path.removesuffix(".py").replace("/", ".")
+    return name if name.partition(".")[0] == "coopstreams" else f"coopstreams.{name}"
+
+
+def import_graph() -> dict[str, set[str]]:
+    """Return the modules that each module imports, wherever in it: in functions and for type checking, too.
+
+    Packages are left out: an `__init__` re-exports.
+    """
+    modules = {module_name(path): path for path in LIBRARY if not path.endswith("__init__.py")}
+    return {name: modules.keys() & set(imported(path)) for name, path in modules.items()}
+
+
+def in_cycles(graph: dict[str, set[str]]) -> set[str]:
+    """Return the nodes that can reach themselves."""
+
+    def reached(start: str) -> set[str]:
+        seen: set[str] = set()
+        ahead = [start]
+        while ahead:
+            new = graph[ahead.pop()] - seen
+            seen |= new
+            ahead += new
+        return seen
+
+    return {node for node in graph if node in reached(node)}
 
 
 def found(paths: Iterable[str], look: Callable[[str], Iterable[str]]) -> dict[str, list[str]]:
@@ -100,6 +145,21 @@ def test_a_module_fits_in_one_head() -> None:
     long = {path: lines for path in LIBRARY + OTHERS if (lines := len(source(path).splitlines())) > MODULE_LINES}
     assert long == {}, "split it by idea"
     assert found(LIBRARY + OTHERS, long_functions) == {}
+
+
+def test_a_folder_fits_on_one_screen() -> None:
+    modules = Counter(path.rpartition("/")[0] for path in LIBRARY)
+    assert {folder: count for folder, count in modules.items() if count > FOLDER_MODULES} == {}
+
+
+def test_modules_import_in_one_direction() -> None:
+    graph = import_graph()
+    assert in_cycles(graph) == IN_A_CYCLE
+    folders: dict[str, set[str]] = {}
+    for module, others in graph.items():
+        folder = module.rpartition(".")[0]
+        folders.setdefault(folder, set()).update({other.rpartition(".")[0] for other in others} - {folder})
+    assert in_cycles(folders) == set()
 
 
 def test_nothing_is_left_for_later() -> None:
@@ -150,8 +210,7 @@ def test_every_room_has_its_place_among_the_layers() -> None:
     contracts = tomllib.loads(source("pyproject.toml"))["tool"]["importlinter"]["contracts"]
     [layers] = [contract["layers"] for contract in contracts if contract["id"] == "rooms"]
     placed = tuple(name.strip() for layer in layers for name in layer.split("|"))
-    modules = [path.removesuffix(".py").replace("/", ".") for path in LIBRARY if not path.endswith("__init__.py")]
-    full = [name if name.startswith("coopstreams.") else f"coopstreams.{name}" for name in modules]
+    full = [module_name(path) for path in LIBRARY if not path.endswith("__init__.py")]
     assert [name for name in full if not f"{name}.".startswith(tuple(f"{place}." for place in placed))] == []
 
 

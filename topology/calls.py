@@ -10,10 +10,10 @@ partition, so everything below sees exactly what it would have seen with a funct
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, Literal, TypeAlias, TypedDict, Unpack, get_args
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack, get_args, get_type_hints
 
 from coopstreams.topology.durations import Duration, checked_ms
 from coopstreams.topology.errors import TopologyError
@@ -69,9 +69,8 @@ class Retry:
 class CallOptions(TypedDict, total=False):
     """How `map_values_async` and its like make their calls.
 
-    Each task has up to `max_in_flight` (100) records whose calls are under way, or have ended and wait for an earlier
-    record. `order`: see `CallOrder`; "key" unless given. `timeout` is that of one attempt: 30 seconds, None for no
-    limit. `retry`: which failed calls are made again; without it, none.
+    Each task has up to `max_in_flight` (100) calls under way. `order`: see `CallOrder`; "key" unless given. `timeout`
+    is that of one attempt: 30 seconds, None for no limit. `retry`: which failed calls are made again; without it, none.
     """
 
     max_in_flight: int
@@ -80,11 +79,23 @@ class CallOptions(TypedDict, total=False):
     retry: Retry | None
 
 
+class BatchOptions(CallOptions, total=False):
+    """How `map_batches` makes its calls: as `CallOptions`, of up to `max_records` (500) records at a time.
+
+    A batch goes out when it is full, or when its first record has waited for `max_wait` (10 ms). `max_in_flight`
+    counts batches: 1 unless given.
+    """
+
+    max_records: int
+    max_wait: Duration
+
+
 @dataclass(frozen=True, slots=True)
 class Calling:
     """How the calls of one node are made.
 
     Shape: as `CallOptions`. `coroutine`: the function is awaited on the event loop; otherwise it runs on a thread.
+    `together`: it is given lists, of up to `max_records`; otherwise a record at a time.
     """
 
     max_in_flight: int
@@ -92,6 +103,9 @@ class Calling:
     timeout_s: float | None
     retry: Retry | None
     coroutine: bool
+    together: bool = False
+    max_records: int = 1
+    max_wait_s: float = 0.0
 
 
 def calling(where: str, function: Callable[..., Any], **options: Unpack[CallOptions]) -> Calling:
@@ -100,8 +114,7 @@ def calling(where: str, function: Callable[..., Any], **options: Unpack[CallOpti
     Raises:
         TopologyError: an unknown option, or one that makes no sense; it names the method `where`.
     """
-    if unknown := options.keys() - CallOptions.__annotations__.keys():
-        raise TopologyError(f"{where} takes no {min(unknown)}=, but {', '.join(CallOptions.__annotations__)}")
+    _check_known(where, options, CallOptions)
     most, order = options.get("max_in_flight", 100), options.get("order", "key")
     retry, timeout = options.get("retry"), options.get("timeout", timedelta(seconds=30))
     if type(most) is not int or most < 1:
@@ -112,6 +125,29 @@ def calling(where: str, function: Callable[..., Any], **options: Unpack[CallOpti
         raise TopologyError(f"{where}: retry must be a Retry such as Retry(times=3), not {retry!r}")
     timeout_s = None if timeout is None else checked_ms(timeout, f"{where}: timeout", 1) / 1000
     return Calling(most, order, timeout_s, retry, is_coroutine_function(function))
+
+
+def batching(where: str, function: Callable[..., Any], **options: Unpack[BatchOptions]) -> Calling:
+    """Return how a node calls a function that takes batches.
+
+    Raises:
+        TopologyError: an unknown option, or one that makes no sense; it names the method `where`.
+    """
+    _check_known(where, options, BatchOptions)
+    most, wait = options.get("max_records", 500), options.get("max_wait", timedelta(milliseconds=10))
+    if type(most) is not int or most < 1:
+        raise TopologyError(f"{where}: max_records must be a whole number from 1 on, not {most!r}")
+    max_wait_s = checked_ms(wait, f"{where}: max_wait") / 1000
+    each: CallOptions = {"max_in_flight": 1}
+    for name in get_type_hints(CallOptions).keys() & options.keys():
+        each[name] = options[name]  # type: ignore[literal-required]
+    return replace(calling(where, function, **each), together=True, max_records=most, max_wait_s=max_wait_s)
+
+
+def _check_known(where: str, options: Mapping[str, Any], known: type[CallOptions]) -> None:
+    names = get_type_hints(known)
+    if unknown := options.keys() - names.keys():
+        raise TopologyError(f"{where} takes no {min(unknown)}=, but {', '.join(names)}")
 
 
 def is_coroutine_function(function: Callable[..., Any]) -> bool:

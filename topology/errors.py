@@ -9,12 +9,13 @@
     ├── LogError                 Kafka (or the in-memory log) refused something
     │   ├── UnknownTopicError    a topic that does not exist
     │   ├── OffsetOutOfRangeError  a position that the log no longer has
+    │   ├── AccessDeniedError    Kafka does not let this process in, or an ACL is missing; names it
     │   ├── DeliveryError        a record that could not be written
     │   │   └── RefusedError     a record that the topic does not allow
     │   └── FencedError          another producer or a newer generation took over; the transaction is void
     ├── GroupError               membership
     │   ├── ApplicationStoppedError  an instance had all instances of the application stop
-    │   ├── MembershipLostError  the group went on without this member; what is uncommitted is void
+    │   ├── MembershipLostError  the group has removed this member; uncommitted work is void
     │   ├── CommitConflictError  a commit that expected another offset
     │   └── AssignmentError      key ranges that overlap or leave a hole
     ├── IndividualCommitError    sharing a partition, or committing out of order, is not allowed or not possible;
@@ -85,6 +86,10 @@ class OffsetOutOfRangeError(LogError):
     """The log no longer has this position: retention deleted it, or the topic was deleted and created again."""
 
 
+class AccessDeniedError(LogError):
+    """Kafka does not let this process in, or not do what it asked for: the message names user, mechanism and ACL."""
+
+
 class DeliveryError(LogError):
     """The broker did not take a record. Nothing of this commit counts."""
 
@@ -106,7 +111,7 @@ class ApplicationStoppedError(GroupError):
 
 
 class MembershipLostError(GroupError):
-    """The group went on without this member: everything that it has not committed is void."""
+    """The group has removed this member: all its uncommitted work is void."""
 
 
 class CommitConflictError(GroupError):

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from xxhash import xxh64_intdigest
 
@@ -86,6 +86,25 @@ def partition_of(key: bytes, partitions: int) -> int:
     return (murmur2(key) & 0x7FFFFFFF) % partitions
 
 
+class KeyGroups(NamedTuple):
+    """A run of key groups, as state is kept, restored and shipped. Shape: both ends inclusive."""
+
+    first: int
+    last: int
+
+    @property
+    def numbers(self) -> range:
+        """The numbers of the groups, ascending."""
+        return range(self.first, self.last + 1)
+
+    def __str__(self) -> str:
+        return f"{self.first}..{self.last}"
+
+
+ALL_GROUPS = KeyGroups(0, GROUPS - 1)
+"""All key groups of a partition."""
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class KeyRange:
     """A run of the hash space that one shared task owns.
@@ -121,14 +140,14 @@ class KeyRange:
         return [KeyRange.of_groups(a, b - 1) for a, b in pairwise(cuts)]
 
     @property
-    def first_group(self) -> int:
-        """The key group of the first hash."""
-        return key_group(self.start)
+    def groups(self) -> KeyGroups:
+        """The key groups of which the range has any hash; all hashes of them if it `is_cut_at_groups`."""
+        return KeyGroups(key_group(self.start), key_group(self.end))
 
     @property
-    def last_group(self) -> int:
-        """The key group of the last hash."""
-        return key_group(self.end)
+    def is_cut_at_groups(self) -> bool:
+        """Whether the range is whole key groups, as ranges of tasks with state are."""
+        return self == KeyRange.of_groups(*self.groups)
 
     @property
     def is_whole(self) -> bool:
@@ -152,7 +171,7 @@ class KeyRange:
         return KeyRange(start, end) if start <= end else None
 
     def minus(self, others: Iterable[KeyRange]) -> list[KeyRange]:
-        """Return this range without the others: contiguous pieces, ascending."""
+        """Return this range without the others: contiguous ranges, ascending."""
         left, at = [], self.start
         for other in sorted(others):
             if other.end < at or other.start > self.end:
@@ -166,8 +185,8 @@ class KeyRange:
 
     def __str__(self) -> str:
         """Return the key groups if the range is cut at them (`0..127`), else the hashes."""
-        if self == KeyRange.of_groups(self.first_group, self.last_group):
-            return f"{self.first_group}..{self.last_group}"
+        if self.is_cut_at_groups:
+            return str(self.groups)
         return f"{self.start}..{self.end}"
 
 
@@ -176,17 +195,17 @@ WHOLE = KeyRange(0, MAX_HASH)
 
 
 def check_tiling(ranges: Sequence[KeyRange], where: str) -> None:
-    """Do nothing if the ranges tile the whole hash space.
+    """Check that the ranges tile the whole hash space.
 
     Raises:
         AssignmentError: two ranges overlap, or a hash belongs to no range; names the place.
     """
     at = 0
-    for piece in sorted(ranges):
-        if piece.start < at:
-            raise AssignmentError(f"{where}: key range {piece} overlaps the one before it")
-        if piece.start > at:
-            raise AssignmentError(f"{where}: nobody owns the hashes {at}..{piece.start - 1}")
-        at = piece.end + 1
+    for key_range in sorted(ranges):
+        if key_range.start < at:
+            raise AssignmentError(f"{where}: key range {key_range} overlaps the one before it")
+        if key_range.start > at:
+            raise AssignmentError(f"{where}: no key range has the hashes {at}..{key_range.start - 1}")
+        at = key_range.end + 1
     if at <= MAX_HASH:
-        raise AssignmentError(f"{where}: nobody owns the hashes {at}..{MAX_HASH}")
+        raise AssignmentError(f"{where}: no key range has the hashes {at}..{MAX_HASH}")

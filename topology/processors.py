@@ -146,6 +146,9 @@ def window_store(
 
     A window can be read until a window is put that starts `retention` later. `size` is the length of a window, for
     queries.
+
+    Raises:
+        TopologyError: a size below 1 ms, a retention below the size, or a name or store type that is not legal.
     """
     _check(name, store_type)
     size_ms = duration_ms(size, f'store "{name}": size')

@@ -75,7 +75,7 @@ def store_type_of(value: object) -> str:
 
 
 def check_store_type(store: str, value: str | None) -> None:
-    """Do nothing if `value` is a store type, or None for the default.
+    """Check that `value` is a store type, or None for the default.
 
     Raises:
         TopologyError: it is not a store type.

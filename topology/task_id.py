@@ -9,19 +9,20 @@ from coopstreams.topology.keys import KeyRange
 
 @dataclass(frozen=True, slots=True, order=True)
 class TaskId:
-    """A shared task. Siblings differ in the range only. Printed `0_3[0..127]`."""
+    """A shared task. Siblings differ in the key range only. Printed `0_3[0..127]`."""
 
     subtopology: int
+    """The number of the sub-topology; in a group of consumers, of a topic (`group_assignment.topic_number`)."""
     partition: int
-    range: KeyRange
+    key_range: KeyRange
 
     def __str__(self) -> str:
-        return f"{self.subtopology}_{self.partition}[{self.range}]"
+        return f"{self.subtopology}_{self.partition}[{self.key_range}]"
 
     def conflicts(self, other: TaskId) -> bool:
         """Whether both own a common hash of the same partition and sub-topology, so that they must not run together."""
         return (
             self.subtopology == other.subtopology
             and self.partition == other.partition
-            and self.range.overlaps(other.range)
+            and self.key_range.overlaps(other.key_range)
         )

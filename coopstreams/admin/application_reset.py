@@ -68,7 +68,7 @@ def plan_reset(topology: Topology, counts: Mapping[str, int]) -> Reset:
 
 
 def check_stopped(coordinator: GroupAdmin) -> None:
-    """Do nothing if the application does not run.
+    """Check that the application does not run.
 
     Raises:
         GroupError: it has members. Stop them; a dead member is removed after `session.timeout.ms`.

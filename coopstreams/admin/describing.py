@@ -27,7 +27,7 @@ from coopstreams.topology.task_id import TaskId
 class OwnedRange:
     """A key range of a partition. `offset` None: nothing is committed; `member` None: it has no owner now."""
 
-    range: KeyRange
+    key_range: KeyRange
     offset: int | None
     ranges: Runs
     member: str | None
@@ -97,11 +97,11 @@ def owned_ranges(committed: OffsetAndRanges | None, owners: Sequence[tuple[KeyRa
     stands: Sequence[Segment | None] = [None] if committed is None else committed.key_ranges
     rows = []
     for stand in stands:
-        covered, offset, runs = (WHOLE, None, ()) if stand is None else (stand.range, stand.position, stand.runs)
-        parts = [(both, member) for owned, member in owners if (both := owned.intersect(covered)) is not None]
+        key_range, offset, runs = (WHOLE, None, ()) if stand is None else (stand.key_range, stand.position, stand.runs)
+        parts = [(both, member) for owned, member in owners if (both := owned.intersect(key_range)) is not None]
         rows += [OwnedRange(part, offset, runs, member) for part, member in parts]
-        rows += [OwnedRange(part, offset, runs, None) for part in covered.minus(part for part, _ in parts)]
-    return sorted(rows, key=lambda row: row.range)
+        rows += [OwnedRange(part, offset, runs, None) for part in key_range.minus(part for part, _ in parts)]
+    return sorted(rows, key=lambda row: row.key_range)
 
 
 def _member(id_: str, client: str, host: str, subscription: bytes, assignment: bytes) -> MemberReport:
@@ -126,6 +126,6 @@ def _owned(
         for task in member.tasks:
             if task.subtopology in names:
                 owned.setdefault(TopicPartition(names[task.subtopology], task.partition), []).append(
-                    (task.range, member.id)
+                    (task.key_range, member.id)
                 )
     return owned

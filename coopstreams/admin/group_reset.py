@@ -106,7 +106,10 @@ def _damaged(follower: Follower, targets: Collection[TopicPartition]) -> dict[by
 
 
 def reset_key(group: str, partition: TopicPartition, next_term: int) -> CommitKey:
-    """Return the commit key of a reset: all hashes, one term above the next, which a stalled opener may have chosen."""
+    """Return the commit key of a reset, for the whole hash space.
+
+    Its term is one above the next one, because an opener that has stalled may have chosen the next one.
+    """
     return CommitKey(group, *partition, WHOLE, next_term + 1, NO_GENERATION)
 
 

@@ -1,7 +1,7 @@
 """Makes snapshots from changelogs, without touching the application, which may run meanwhile.
 
-    pieces      the partitions of sub-topologies to rebuild, with their stores: a pure function
-    Rebuilder   one piece: an empty database, the published snapshot into it, then the changelog's tail; slices out of
+    to_rebuild  the partitions of sub-topologies to rebuild, with their stores: a pure function
+    Rebuilder   one of them: an empty database, the published snapshot into it, then the changelog's tail; slices out of
                 it
     assembled   the manifest: the new slices, and those of the published one that remain
 
@@ -49,7 +49,7 @@ OnProgress = Callable[["RebuiltPartition", Sequence[RestoreProgress]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RebuildScope:
     """The scope of a rebuild. None: all.
 
     Shape: `partitions` are those of the stores' sub-topologies. `key_range` is cut at key groups, and widened to whole
@@ -69,7 +69,7 @@ class RebuiltPartition:
     stores: tuple[str, ...]
 
 
-def pieces(topology: Topology, tasks: Sequence[int], wanted: Wanted) -> list[RebuiltPartition]:
+def to_rebuild(topology: Topology, tasks: Sequence[int], wanted: RebuildScope) -> list[RebuiltPartition]:
     """Return the partitions to rebuild, given the partition count of each sub-topology.
 
     Raises:
@@ -152,7 +152,7 @@ class Rebuilder:
         self._ids: dict[str, str] = {}
         """The ids of the changelogs that are rebuilt, taken before anything of them is read."""
 
-    def pieces(self, wanted: Wanted) -> list[RebuiltPartition]:
+    def to_rebuild(self, wanted: RebuildScope) -> list[RebuiltPartition]:
         """Return the partitions to rebuild.
 
         Raises:
@@ -160,8 +160,8 @@ class Rebuilder:
             UnknownTopicError: a changelog does not exist: the application has never run.
         """
         resolved = check_partitions(self._topology, self._log.partitions())
-        result = pieces(self._topology, resolved.tasks, wanted)
-        needed = {self._changelog(self._specs[store]) for piece in result for store in piece.stores}
+        result = to_rebuild(self._topology, resolved.tasks, wanted)
+        needed = {self._changelog(self._specs[store]) for rebuilt in result for store in rebuilt.stores}
         if missing := sorted(needed & {plan.name for plan in resolved.missing}):
             raise UnknownTopicError(
                 f"there is no {', '.join(missing)}: {self._application} has never run here, there is no state to "
@@ -170,22 +170,22 @@ class Rebuilder:
         self._ids = {topic: self._log.topic_id(topic) for topic in needed}
         return result
 
-    def rebuild(self, piece: RebuiltPartition, on_progress: OnProgress) -> dict[str, list[Slice]]:
-        """Return the slices of a piece, by store; they are in the storage, and unused before `publish`.
+    def rebuild(self, rebuilt: RebuiltPartition, on_progress: OnProgress) -> dict[str, list[Slice]]:
+        """Return the slices of a partition, by store; they are in the storage, and unused before `publish`.
 
         Raises:
             LogError: a changelog stood still for two minutes.
             SnapshotError: the storage does not accept them.
         """
-        subtopology = self._subtopology(piece)
+        subtopology = self._subtopology(rebuilt)
         writer = SnapshotWriter(self._url, self._application, self.run)
         with tempfile.TemporaryDirectory(prefix="coopstreams-rebuild-") as folder:
             (Path(folder) / "database").mkdir()
             database = Database(Rocks(Path(folder) / "database"), subtopology.stores)
             try:
-                self._restore(piece, subtopology, database, Path(folder), on_progress)
+                self._restore(rebuilt, subtopology, database, Path(folder), on_progress)
                 return {
-                    spec.name: writer.export(database, spec, piece.task.partition, piece.task.range)
+                    spec.name: writer.export(database, spec, rebuilt.task.partition, rebuilt.task.key_range)
                     for spec in subtopology.stores
                 }
             finally:
@@ -195,7 +195,7 @@ class Rebuilder:
         """Publish these slices, with the remaining ones of the published snapshot; return the manifest.
 
         Raises:
-            SnapshotError: a changelog was created again since `pieces` was called.
+            SnapshotError: a changelog was created again since `to_rebuild` was called.
         """
         try:
             older = snapshot.load(self._url, self._application)
@@ -210,8 +210,8 @@ class Rebuilder:
             each.topic for each in now.values() if self._ids.get(each.topic, each.topic_id) != each.topic_id
         ):
             raise SnapshotError(
-                f"{', '.join(changed)}: deleted and made anew while it was rebuilt; what was read is of no use. "
-                "Rebuild it again."
+                f"{', '.join(changed)}: deleted and made anew during the rebuild; the records read so far are "
+                "useless. Rebuild it again."
             )
         manifest = assembled(self.run, self._application, older, found, specs, now)
         snapshot.publish(self._url, manifest)
@@ -219,7 +219,7 @@ class Rebuilder:
 
     def _restore(
         self,
-        piece: RebuiltPartition,
+        rebuilt: RebuiltPartition,
         subtopology: SubTopology,
         database: Database,
         folder: Path,
@@ -228,14 +228,16 @@ class Rebuilder:
         snapshots = None if self._afresh else Snapshots(self._url, self._application, folder / "snapshots")
         restoring = Restoring(self._log, self._changelog, snapshots)
         try:
-            restoring.add(piece.task, subtopology.stores, database, {})
-            finish(restoring, piece.task, piece.stores, lambda: on_progress(piece, restoring.progress(piece.task)))
+            restoring.add(rebuilt.task, subtopology.stores, database, {})
+            finish(
+                restoring, rebuilt.task, rebuilt.stores, lambda: on_progress(rebuilt, restoring.progress(rebuilt.task))
+            )
         finally:
             restoring.close()
 
-    def _subtopology(self, piece: RebuiltPartition) -> SubTopology:
-        whole = next(each for each in self._topology.subtopologies if each.id == piece.task.subtopology)
-        return replace(whole, stores=tuple(spec for spec in whole.stores if spec.name in piece.stores))
+    def _subtopology(self, rebuilt: RebuiltPartition) -> SubTopology:
+        whole = next(each for each in self._topology.subtopologies if each.id == rebuilt.task.subtopology)
+        return replace(whole, stores=tuple(spec for spec in whole.stores if spec.name in rebuilt.stores))
 
     def _changelog(self, store: StoreSpec) -> str:
         return internal_topic(self._application, changelog_topic(store.name))

@@ -1,13 +1,14 @@
 """Makes the calls of asynchronous operators: coroutines on one event loop, other functions on threads.
 
     lane = Lane(node.calling, ended)    # of one node in one task
-    lane.begin(calls)                   # any thread; `ended()` follows, on another thread
+    lane.begin(calls)                   # any thread; `ended(some of them)` follows, on another thread
     lane.cancel()                       # the task was closed: nothing follows any more
 
 Invariant: calls of a lane with the same chain (`Calling.order`) are made one after the other, in the order in which
-they were begun, each with all of its attempts.
+they were begun, each with all of its attempts. Not more than `max_in_flight` are under way, batches counted as one.
 Invariant: every call of a lane that is not cancelled ends, with a value or an error. Without a time-out, that is up to
 the user's function.
+Invariant: a batch that fails for good is made again record by record, so that only the record that is bad fails.
 Turned down: an event loop for each stream thread (a function that computes would stop the records, too), or for each
 application (a client that is made when the program is loaded belongs to one loop), and `concurrent.futures` (at its
 end, a process waits for its threads).
@@ -28,8 +29,10 @@ from coopstreams.state.worker_pool import WorkerPool
 from coopstreams.topology.calls import Calling
 from coopstreams.topology.errors import ProcessingError
 
-TOGETHER_S = 0.001
+TOGETHER_S = 0.004
 """To wake a stream thread costs as much as several calls: those that end together are told together."""
+LOOKS = 16
+"""How often it is looked for calls that take too long, in the time that they may take."""
 MOST_THREADS = 64
 """The threads of a lane. Functions that wait on more of them at a time are better written as coroutines."""
 
@@ -41,6 +44,8 @@ class Call:
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     key: bytes | None
+    tag: Any = None
+    """Whatever it is known by to who began it."""
     failed: int = 0
     """How many attempts have failed."""
     value: Any = None
@@ -67,10 +72,21 @@ class _EventLoop:
 _event_loop = _EventLoop()
 
 
+@dataclass(slots=True, eq=False)
+class _Attempt:
+    """What is under way: calls made together, one unless the function takes a batch."""
+
+    calls: list[Call]
+    until: float | None = None
+    """Until when the function may take; None: it is not being called now, or has no limit. Units: `loop.time`."""
+    late: bool = False
+    """It was cancelled because it took longer."""
+
+
 class Lane:
     """The calls of one node in one task."""
 
-    def __init__(self, calling: Calling, ended: Callable[[], None]) -> None:
+    def __init__(self, calling: Calling, ended: Callable[[Sequence[Call]], None]) -> None:
         """`ended` is called on another thread, at most `TOGETHER_S` after a call has ended, once for several."""
         self._loop = _event_loop()
         self._calling = calling
@@ -78,9 +94,16 @@ class Lane:
         self._threads = None if calling.coroutine else WorkerPool("call", min(calling.max_in_flight, MOST_THREADS))
         self._waiting: dict[bytes, deque[Call]] = {}
         """The calls that wait for one of their chain that is under way."""
-        self._running: set[asyncio.Task[None]] = set()
+        self._queue: deque[Call] = deque()
+        """The calls that wait for a place among `max_in_flight`, or for a batch to become full."""
+        self._running: dict[asyncio.Task[None], _Attempt] = {}
+        self._gathering: asyncio.TimerHandle | None = None
+        self._full = False
+        """The queue is a batch, although it is short: it has waited long enough."""
+        self._watching = False
         self._cancelled = False
-        self._telling = False
+        self._over: list[Call] = []
+        """The calls that have ended and were not told yet."""
 
     def begin(self, calls: Sequence[Call]) -> None:
         """Begin these calls, as far as none waits for another one."""
@@ -96,16 +119,20 @@ class Lane:
         for call in calls:
             chain = self._chain(call)
             if chain is None:
-                self._start(call)
+                self._queue.append(call)
             elif (waiting := self._waiting.get(chain)) is not None:
                 waiting.append(call)
             else:
                 self._waiting[chain] = deque()
-                self._start(call)
+                self._queue.append(call)
+        self._fill()
 
     def _cancel(self) -> None:
         self._cancelled = True
         self._waiting.clear()
+        self._queue.clear()
+        if self._gathering is not None:
+            self._gathering.cancel()
         for task in self._running:
             task.cancel()
 
@@ -119,67 +146,138 @@ class Lane:
             case "none":
                 return None
 
-    def _start(self, call: Call) -> None:
-        task = self._loop.create_task(self._make(call))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+    def _fill(self) -> None:
+        """Begin the calls in the queue for which there is a place."""
+        most = self._calling.max_records
+        while self._queue and len(self._running) < self._calling.max_in_flight:
+            if len(self._queue) < most and not self._full:
+                if self._gathering is None:
+                    self._gathering = self._loop.call_later(self._calling.max_wait_s, self._waited)
+                return
+            if self._gathering is not None:
+                self._gathering.cancel()
+            self._gathering, self._full = None, False
+            attempt = _Attempt([self._queue.popleft() for _ in range(min(most, len(self._queue)))])
+            task = self._loop.create_task(self._make(attempt))
+            self._running[task] = attempt
+            task.add_done_callback(self._left)
 
-    async def _make(self, call: Call) -> None:
-        """Make a call, with its attempts, then begin the next one of its chain."""
-        await self._attempts(call)
+    def _waited(self) -> None:
+        self._gathering, self._full = None, True
+        self._fill()
+
+    def _left(self, task: asyncio.Task[None]) -> None:
+        """Note that calls are over, and begin others that wait for their place."""
+        del self._running[task]
+        if not self._cancelled:
+            self._fill()
+
+    async def _make(self, attempt: _Attempt) -> None:
+        """Make calls, with all attempts, then begin the next ones of their chains."""
+        calls = attempt.calls
+        await self._attempts(attempt)
+        if len(calls) > 1 and calls[0].error is not None:  # which of them is it?
+            for call in calls:
+                attempt.calls = [call]
+                await self._attempts(attempt)
         if self._cancelled:  # and the function did not mind
             return
-        chain = self._chain(call)
-        if chain is not None:
-            if waiting := self._waiting[chain]:
-                self._start(waiting.popleft())
-            else:
-                del self._waiting[chain]
-        call.ended = True
-        if not self._telling:
-            self._telling = True
+        for call in calls:
+            chain = self._chain(call)
+            if chain is not None:
+                if waiting := self._waiting[chain]:
+                    self._queue.append(waiting.popleft())
+                else:
+                    del self._waiting[chain]
+            call.ended = True
+        if not self._over:
             self._loop.call_later(TOGETHER_S, self._tell)
+        self._over += calls
 
     def _tell(self) -> None:
-        self._telling = False
+        over, self._over = self._over, []
         if not self._cancelled:
-            self._ended()
+            self._ended(over)
 
-    async def _attempts(self, call: Call) -> None:
+    async def _attempts(self, attempt: _Attempt) -> None:
+        """Call the function until it answers or is not tried again, and give each call its value or its error."""
         retry, timeout_s = self._calling.retry, self._calling.timeout_s
+        calls, failed = attempt.calls, 0
         while True:
-            limit = asyncio.timeout(timeout_s)
             try:
-                async with limit:
-                    call.value = await self._attempt(call)
+                if timeout_s is not None:
+                    attempt.until, attempt.late = self._loop.time() + timeout_s, False
+                    self._watch(timeout_s)
+                values = await self._attempt(calls)
+                for call, value in zip(calls, values, strict=True):
+                    call.value, call.error = value, None
                 return
-            except Exception as error:  # noqa: BLE001 the record's failure: its task reports it
-                call.error = error
-                if isinstance(error, TimeoutError) and limit.expired():
-                    call.error = TimeoutError(f"no answer within {timeout_s:g} s")
-            except BaseException as error:  # else the call would not end, or the loop would
+            except Exception as raised:  # noqa: BLE001 the records' failure: their task reports it
+                error = raised
+            except BaseException as raised:  # else the call would not end, or the loop would
                 if self._cancelled:
                     raise
-                call.error = ProcessingError(f"the function raised {error!r}")
-            call.failed += 1
-            if retry is None or self._cancelled or not retry.again(call.failed, call.error):
+                error = ProcessingError(f"the function raised {raised!r}")
+                if attempt.late:
+                    error = TimeoutError(f"no answer within {timeout_s:g} s")
+                    self._uncancel()
+            finally:
+                attempt.until = None
+            failed += 1
+            for call in calls:
+                call.failed, call.error = call.failed + 1, error
+            if retry is None or self._cancelled or not retry.again(failed, error):
                 return
-            await asyncio.sleep(retry.pause_s(call.failed, random.random()))
-            call.error = None
+            await asyncio.sleep(retry.pause_s(failed, random.random()))
 
-    async def _attempt(self, call: Call) -> Any:
+    async def _attempt(self, calls: Sequence[Call]) -> Sequence[Any]:
+        """Return what the function answers: a value for each call."""
+        function = calls[0].function
+        if not self._calling.together:
+            (call,) = calls
+            return [await self._answer(function, call.arguments)]
+        columns = [list(column) for column in zip(*(call.arguments for call in calls), strict=True)]
+        values = await self._answer(function, columns)
+        if not isinstance(values, Sequence) or len(values) != len(calls):
+            got = f"{len(values)} of them" if isinstance(values, Sequence) else f"a {type(values).__name__}"
+            raise ProcessingError(f"for {len(calls)} values the function must return a list of as many, not {got}")
+        return values
+
+    async def _answer(self, function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
         if self._threads is None:
-            return await call.function(*call.arguments)
+            return await function(*arguments)
         answer: asyncio.Future[Any] = self._loop.create_future()
-        self._threads.put(self, partial(self._on_thread, call, answer))
+        self._threads.put(self, partial(self._on_thread, function, arguments, answer))
         return await answer
 
-    def _on_thread(self, call: Call, answer: asyncio.Future[Any]) -> None:
+    def _on_thread(self, function: Callable[..., Any], arguments: Sequence[Any], answer: asyncio.Future[Any]) -> None:
         try:
-            value, error = call.function(*call.arguments), None
+            value, error = function(*arguments), None
         except BaseException as raised:  # noqa: BLE001 whatever it is, it belongs to this call
             value, error = None, raised
         self._loop.call_soon_threadsafe(_settle, answer, value, error)
+
+    def _watch(self, timeout_s: float) -> None:
+        """Look for calls that take too long, from time to time: a timer for each costs as much as half a call."""
+        if not self._watching:
+            self._watching = True
+            self._loop.call_later(timeout_s / LOOKS, self._cancel_late, timeout_s)
+
+    def _cancel_late(self, timeout_s: float) -> None:
+        self._watching = False
+        now = self._loop.time()
+        for task, attempt in self._running.items():
+            if attempt.until is not None:
+                if attempt.until <= now and not attempt.late:
+                    attempt.late = True
+                    task.cancel()
+                self._watch(timeout_s)
+
+    @staticmethod
+    def _uncancel() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.uncancel()
 
 
 def _settle(answer: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:

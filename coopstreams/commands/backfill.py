@@ -14,7 +14,7 @@ from rich.console import Console
 
 from coopstreams.commands.loading import load_topology
 from coopstreams.commands.settings import Pairs, SettingsFile, Verbose, configure_logging, flags
-from coopstreams.commands.task_bars import TaskBars
+from coopstreams.commands.terminal.task_bars import TaskBars
 from coopstreams.common.config import Config, settings_of
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.topology import Topology
@@ -35,28 +35,32 @@ Results: TypeAlias = Annotated[
 ]
 Snapshots: TypeAlias = Annotated[
     str | None,
-    typer.Option(metavar="URL", help="Where the state goes besides the changelogs, for tasks to restore from it."),
+    typer.Option(metavar="URL", help="The storage for a snapshot of the state, from which tasks restore."),
 ]
 Work: TypeAlias = Annotated[
-    str, typer.Option(metavar="FOLDER", help="What goes from one stage to the next, and what --resume needs.")
+    str,
+    typer.Option(metavar="FOLDER", help="The folder for records between stages, and for the plan that --resume reads."),
 ]
 Remote: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        metavar="sc://HOST", envvar="SPARK_REMOTE", help="A Spark Connect server that does it, instead of this machine."
+        metavar="sc://HOST",
+        envvar="SPARK_REMOTE",
+        help="A Spark Connect server that runs the work instead of this machine.",
     ),
 ]
 Reads: TypeAlias = Annotated[
     str,
     typer.Option(
-        metavar="python|jvm", help="What reads Kafka; jvm is spark-sql-kafka-0-10, which the session must have."
+        metavar="python|jvm",
+        help="The connector that reads Kafka; jvm is spark-sql-kafka-0-10, which the session must have.",
     ),
 ]
 
 
 def backfill(
     target: Annotated[
-        str, typer.Argument(metavar="APP", help="Where the topology is: app.py, app.py:NAME or package.module:NAME.")
+        str, typer.Argument(metavar="APP", help="The topology: app.py, app.py:NAME or package.module:NAME.")
     ],
     bootstrap_servers: Annotated[str | None, typer.Option(metavar="HOST:PORT,...", help="The Kafka brokers.")] = None,
     until: Annotated[
@@ -64,12 +68,12 @@ def backfill(
         typer.Option(help="Up to the first record of this time (UTC). Default: up to what is committed now."),
     ] = None,
     ranges: Annotated[
-        int, typer.Option(min=1, max=256, metavar="N", help="Key ranges of each partition, and so tasks.")
+        int, typer.Option(min=1, max=256, metavar="N", help="Key ranges, and so tasks, per partition.")
     ] = 4,
     outputs: Results = "none",
     table: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Where results lie as a table: a folder or a URL that Spark writes to."),
+        typer.Option(metavar="URL", help="The table for the results: a folder or a URL that Spark writes to."),
     ] = None,
     snapshots: Snapshots = None,
     work: Work = WORK,
@@ -78,17 +82,22 @@ def backfill(
     connector: Reads = "python",
     native: Annotated[
         bool,
-        typer.Option("--native", help="Let Spark SQL fold what it can; --dry-run says what, and why not the rest."),
+        typer.Option(
+            "--native", help="Let Spark SQL aggregate where it can; --dry-run shows where, and why not elsewhere."
+        ),
     ] = False,
     resume: Annotated[
         str | None,
-        typer.Option(metavar="RUN", help="Go on with a run that did not come to its end, or publish one that did."),
+        typer.Option(metavar="RUN", help="Resume a run that has not finished, or publish one that has."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be done; nothing is created or written.")
     ] = False,
     publish: Annotated[
-        bool, typer.Option("--publish", help="Let it count when it is done: a live application goes on at the cut.")
+        bool,
+        typer.Option(
+            "--publish", help="Publish the run when it is done: a live application then continues at the cut."
+        ),
     ] = False,
     config: SettingsFile = None,
     set_: Pairs = None,

@@ -30,7 +30,7 @@ def check(
     ],
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     optimization: Annotated[
-        str, typer.Option(metavar="WORDS", help="Two versions as they run with this topology.optimization.")
+        str, typer.Option(metavar="WORDS", help="Compare both versions with this topology.optimization applied.")
     ] = "none",
     bootstrap_servers: Brokers = None,
     config: ConfigFile = None,
@@ -108,5 +108,6 @@ def _print(found: list[TopologyChange], word: str, *, json: bool) -> None:
                 typer.echo(f"  {told}")
     if worst == 2:
         typer.echo(
-            f"`coopstreams run` refuses what would be lost, mixed or misread, unless it is told: --set {ACCEPT}={word}"
+            "`coopstreams run` refuses what would be lost, mixed or misread, unless the change is accepted: --set "
+            f"{ACCEPT}={word}"
         )

@@ -7,6 +7,7 @@ import typer
 from coopstreams.commands.backfill import backfill
 from coopstreams.commands.check import check
 from coopstreams.commands.describe import describe
+from coopstreams.commands.dlq import app as dlq
 from coopstreams.commands.ending import run_command
 from coopstreams.commands.group import app as group
 from coopstreams.commands.pack import pack
@@ -38,6 +39,7 @@ app.command()(reset)
 app.add_typer(snapshots, name="snapshots")
 app.add_typer(group, name="group")
 app.add_typer(policy, name="policy")
+app.add_typer(dlq, name="dlq")
 app.add_typer(dev, name="dev")
 
 

@@ -12,13 +12,13 @@ from coopstreams.topology.errors import ConfigError
 
 def describe(
     target: Annotated[
-        str, typer.Argument(metavar="APP", help="Where the topology is: app.py, app.py:NAME or package.module:NAME.")
+        str, typer.Argument(metavar="APP", help="The topology: app.py, app.py:NAME or package.module:NAME.")
     ],
     format_: Annotated[
         str, typer.Option("--format", metavar="FORMAT", help="text (as Kafka Streams prints it), mermaid, dot or json.")
     ] = "text",
     optimization: Annotated[
-        str, typer.Option(metavar="WORDS", help="As it runs with this topology.optimization: none, all, or a list.")
+        str, typer.Option(metavar="WORDS", help="Apply this topology.optimization first: none, all, or a list.")
     ] = "none",
 ) -> None:
     """Print a topology: its sub-topologies, topics and stores. Contacts nothing."""

@@ -20,7 +20,7 @@ from coopstreams.log.log import Log
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, UnknownTopicError
 
-app = typer.Typer(help="How far a group is, and who is in it; putting a group somewhere else.", no_args_is_help=True)
+app = typer.Typer(help="Show the progress and the members of a group; reset its offsets.", no_args_is_help=True)
 
 _Group = Annotated[str, typer.Argument(metavar="GROUP", help="A group.id, or an application.id.")]
 _SHOWN = 3
@@ -47,10 +47,8 @@ def describe(group: _Group, bootstrap_servers: Brokers = None, config: ConfigFil
 @app.command()
 def reset(
     group: _Group,
-    topic: Annotated[
-        str, typer.Option(metavar="TOPIC", help="The topic whose partitions the group shall read from elsewhere.")
-    ],
-    to: Annotated[str, typer.Option(metavar="earliest|latest|OFFSET", help="Where it goes on.")],
+    topic: Annotated[str, typer.Option(metavar="TOPIC", help="The topic in which the group's positions are reset.")],
+    to: Annotated[str, typer.Option(metavar="earliest|latest|OFFSET", help="The new position.")],
     partition: Annotated[
         list[int] | None, typer.Option(metavar="N", help="Only this partition; may be repeated.")
     ] = None,
@@ -112,7 +110,9 @@ def partitions_table(report: GroupReport) -> Table:
             _number(one.lag),
         ]
         for owned in one.key_ranges:
-            table.add_row(*heading, str(owned.range), _number(owned.offset), _runs(owned.ranges), owned.member or "-")
+            table.add_row(
+                *heading, str(owned.key_range), _number(owned.offset), _runs(owned.ranges), owned.member or "-"
+            )
             heading = [""] * len(heading)
     return table
 
@@ -136,7 +136,8 @@ def _told(member: MemberReport, topics: dict[int, str]) -> tuple[str, str, str]:
         return "-", "-", "(no member of ours)"
     version = version_of(member.state.info)
     tasks = [
-        f"{topics[t.subtopology]}-{t.partition}[{t.range}]" if t.subtopology in topics else str(t) for t in member.tasks
+        f"{topics[t.subtopology]}-{t.partition}[{t.key_range}]" if t.subtopology in topics else str(t)
+        for t in member.tasks
     ]
     shares = "yes" if member.state.info.allow_key_share else "no"
     return (

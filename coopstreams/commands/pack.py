@@ -34,7 +34,7 @@ def pack(
         typer.Option(
             "--with",
             metavar="REQUIREMENT",
-            help="What pip installs besides: a name, a folder, a wheel; may be repeated.",
+            help="A further requirement for pip: a name, a folder, a wheel; may be repeated.",
         ),
     ] = None,
 ) -> None:
@@ -49,7 +49,7 @@ def pack(
         venv.create(made, symlinks=True)
         install = [sys.executable, "-m", "pip", "--python", str(made / "bin" / "python"), "install", "--no-compile"]
         if subprocess.run([*install, _ourselves(Path(folder) / "source"), *(with_ or [])], check=False).returncode != 0:
-            raise ConfigError("pip could not install what the workers need; its words are above")
+            raise ConfigError("pip could not install the packages of the workers; its output is above")
         with tarfile.open(archive, "w:gz", compresslevel=1) as packed:
             packed.add(made, arcname=".")
     typer.echo(f"{archive}: {archive.stat().st_size / 1e6:.0f} MB. Submit a backfill with it:\n\n{command(archive)}")

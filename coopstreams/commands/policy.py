@@ -15,7 +15,7 @@ from coopstreams.consumer.policy import CLUSTER, TOPICS, Policy, read_policy, se
 from coopstreams.topology.errors import ConfigError
 
 app = typer.Typer(
-    help="What the cluster and its topics allow: committing out of order, and sharing partitions by key range.",
+    help="The policy of the cluster and its topics: commits out of order, and partitions shared by key range.",
     no_args_is_help=True,
 )
 

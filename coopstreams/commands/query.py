@@ -30,9 +30,11 @@ def query(
         ),
     ] = None,
     prefix: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Only entries whose key begins so; without KEY.")
+        str | None, typer.Option(metavar="TEXT", help="Only entries whose key has this prefix; without KEY.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="At most so many entries, windows or sessions.")] = 100,
+    limit: Annotated[
+        int, typer.Option(min=1, metavar="N", help="The most entries, windows or sessions to print.")
+    ] = 100,
     first: Annotated[
         int | None, typer.Option("--from", min=0, metavar="MS", help="Windows, sessions or versions from this time on.")
     ] = None,
@@ -40,7 +42,7 @@ def query(
         int | None, typer.Option("--to", min=0, metavar="MS", help="Windows, sessions or versions up to this time.")
     ] = None,
     as_of: Annotated[
-        int | None, typer.Option(min=0, metavar="MS", help="What the row of a versioned store was at this time.")
+        int | None, typer.Option(min=0, metavar="MS", help="The row of a versioned store as of this time.")
     ] = None,
 ) -> None:
     """Print the value of a key, its windows or sessions, or the entries of a store: a line of JSON each.

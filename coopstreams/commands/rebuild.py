@@ -12,11 +12,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from coopstreams.admin.rebuild import Rebuilder, RebuiltPartition, Wanted
+from coopstreams.admin.rebuild import Rebuilder, RebuildScope, RebuiltPartition
 from coopstreams.commands.loading import load_topology
 from coopstreams.commands.settings import Pairs, SettingsFile, Verbose, configure_logging, flags
 from coopstreams.commands.snapshots import megabytes
-from coopstreams.commands.task_bars import TaskBars
+from coopstreams.commands.terminal.task_bars import TaskBars
 from coopstreams.common.config import Config, settings_of
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.state.manifest import Manifest, Slice
@@ -33,18 +33,21 @@ if TYPE_CHECKING:
 From: TypeAlias = Annotated[
     str,
     typer.Option(
-        "--from", metavar="changelog|source", help="What the state comes from; source: the application must be stopped."
+        "--from",
+        metavar="changelog|source",
+        help="Rebuild from the changelogs, or from the source topics; for the latter, stop the application.",
     ),
 ]
 
 
 def rebuild(
     target: Annotated[
-        str, typer.Argument(metavar="APP", help="Where the topology is: app.py, app.py:NAME or package.module:NAME.")
+        str, typer.Argument(metavar="APP", help="The topology: app.py, app.py:NAME or package.module:NAME.")
     ],
     from_: From = "changelog",
     snapshots: Annotated[
-        str | None, typer.Option(metavar="URL", help="Where snapshots lie: a folder or an fsspec URL (snapshots.dir).")
+        str | None,
+        typer.Option(metavar="URL", help="The storage of snapshots: a folder or an fsspec URL (snapshots.dir)."),
     ] = None,
     bootstrap_servers: Annotated[str | None, typer.Option(metavar="HOST:PORT,...", help="The Kafka brokers.")] = None,
     store: Annotated[
@@ -73,16 +76,16 @@ def rebuild(
         typer.Option(min=1, max=256, metavar="N", help="From the source: key ranges of each partition. Default: 4."),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="From the source: say how the changelogs differ, and write nothing.")
+        bool, typer.Option("--dry-run", help="From the source: report how the changelogs differ; write nothing.")
     ] = False,
     incomplete: Annotated[
-        bool, typer.Option("--incomplete", help="From the source: also where topics have lost records.")
+        bool, typer.Option("--incomplete", help="From the source: rebuild although topics have lost records.")
     ] = False,
     work: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="From the source: what goes from one stage to the next.")
+        str | None, typer.Option(metavar="FOLDER", help="From the source: the folder for records between stages.")
     ] = None,
     resume: Annotated[
-        str | None, typer.Option(metavar="RUN", help="From the source: go on with a run that did not come to its end.")
+        str | None, typer.Option(metavar="RUN", help="From the source: resume a run that has not finished.")
     ] = None,
     config: SettingsFile = None,
     set_: Pairs = None,
@@ -93,7 +96,7 @@ def rebuild(
     What is not rebuilt is kept from the snapshot that was published before. Run it from time to time: each reads only
     what came since.
 
-    With --from source, make the changelogs of a stopped application what its source topics say, by Spark. No offset
+    With --from source, recompute the changelogs of a stopped application from its source topics, by Spark. No offset
     moves.
     """
     configure_logging(verbose)
@@ -102,7 +105,7 @@ def rebuild(
     )
     topology = load_topology(target)
     checked = Config.of(settings, topology.application_id)
-    wanted = Wanted(store or None, _numbers(partitions), _key_range(groups))
+    wanted = RebuildScope(store or None, _numbers(partitions), _key_range(groups))
     if _is_source(from_):
         if afresh:
             raise ConfigError("--afresh is for a rebuild from the changelogs; from the source there is no other")
@@ -126,7 +129,7 @@ def rebuild(
             "source"
         )
     if checked["snapshots.dir"] is None:
-        raise ConfigError("say where the snapshot is to lie: --snapshots URL, or snapshots.dir in the settings")
+        raise ConfigError("no storage is set for the snapshot: give --snapshots URL, or snapshots.dir in the settings")
     manifest = (
         _alone(topology, checked, wanted, afresh=afresh)
         if cores is None
@@ -139,14 +142,14 @@ def rebuild(
     )
 
 
-def _alone(topology: Topology, config: Config, wanted: Wanted, *, afresh: bool) -> Manifest:
+def _alone(topology: Topology, config: Config, wanted: RebuildScope, *, afresh: bool) -> Manifest:
     with closing(KafkaLog(config.client, timeout_s=config["connect.timeout.ms"] / 1000)) as cluster:
         running = as_it_runs(topology, cluster.partitions(), config)
         rebuilder = Rebuilder(cluster, running, config["application.id"], config["snapshots.dir"], afresh=afresh)
-        return rebuilder.publish(_rebuilt(rebuilder, rebuilder.pieces(wanted)))
+        return rebuilder.publish(_rebuilt(rebuilder, rebuilder.to_rebuild(wanted)))
 
 
-def _in_spark(topology: Topology, config: Config, wanted: Wanted, cores: str, *, afresh: bool) -> Manifest:
+def _in_spark(topology: Topology, config: Config, wanted: RebuildScope, cores: str, *, afresh: bool) -> Manifest:
     try:
         from coopstreams.spark import rebuild as rebuild_in_spark
         from coopstreams.spark.session import session_or_local
@@ -158,19 +161,19 @@ def _in_spark(topology: Topology, config: Config, wanted: Wanted, cores: str, *,
         return rebuild_in_spark(topology, config, spark=spark, wanted=wanted, afresh=afresh)
 
 
-def _rebuilt(rebuilder: Rebuilder, pieces: Iterable[RebuiltPartition]) -> dict[str, list[Slice]]:
-    """Rebuild the pieces, one after the other, with a bar for each."""
+def _rebuilt(rebuilder: Rebuilder, partitions: Iterable[RebuiltPartition]) -> dict[str, list[Slice]]:
+    """Rebuild the partitions, one after the other, with a bar for each."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     found: dict[str, list[Slice]] = {}
     with Progress(*columns, console=Console(stderr=True)) as bars:
-        for piece in pieces:
-            bar = bars.add_task(f"{piece.task} {', '.join(piece.stores)}", total=None)
+        for rebuilt in partitions:
+            bar = bars.add_task(f"{rebuilt.task} {', '.join(rebuilt.stores)}", total=None)
 
             def show(_: RebuiltPartition, stores: Sequence[RestoreProgress], bar: object = bar) -> None:
                 total, done = sum(one.target for one in stores), sum(one.position for one in stores)
                 bars.update(bar, total=total or None, completed=done)  # type: ignore[arg-type]
 
-            for name, slices in rebuilder.rebuild(piece, show).items():
+            for name, slices in rebuilder.rebuild(rebuilt, show).items():
                 found.setdefault(name, []).extend(slices)
             done = bars.tasks[-1].total or 1
             bars.update(bar, total=done, completed=done)
@@ -201,7 +204,7 @@ def _key_range(text: str) -> KeyRange:
 class SourceRebuildRequest:
     """The options of a rebuild from the source."""
 
-    wanted: Wanted
+    wanted: RebuildScope
     ranges: int
     dry_run: bool
     incomplete: bool

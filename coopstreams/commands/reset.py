@@ -26,18 +26,18 @@ from coopstreams.topology.errors import ConfigError
 
 def reset(
     target: Annotated[
-        str, typer.Argument(metavar="APP", help="Where the topology is: app.py, app.py:NAME or package.module:NAME.")
+        str, typer.Argument(metavar="APP", help="The topology: app.py, app.py:NAME or package.module:NAME.")
     ],
     to: Annotated[
         str,
         typer.Option(
-            metavar="earliest|latest|TIME", help="Where it goes on: TIME as 2026-01-31T08:00Z, or in ms since 1970."
+            metavar="earliest|latest|TIME", help="The new position: TIME as 2026-01-31T08:00Z, or in ms since 1970."
         ),
     ] = "earliest",
     state_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Delete its local state in this folder, too.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     bootstrap_servers: Brokers = None,
     config: ConfigFile = None,

@@ -94,7 +94,7 @@ def describe_end(status: int, why: str) -> str:
     if status < 0:
         return f"was killed by {_signal(-status)}"
     if status == 0:
-        return "ended well, asked by somebody else"
+        return "ended normally after a signal from outside"
     return f"ended with status {status}" + (f": {why}" if why else "")
 
 

@@ -16,9 +16,9 @@ from rich.console import Console
 from coopstreams.commands.ending import run_command
 from coopstreams.commands.loading import load_topology
 from coopstreams.commands.restarts import MOST_RESTARTS
-from coopstreams.commands.screen import Screen, report
 from coopstreams.commands.settings import Pairs, SettingsFile, Verbose, configure_logging, flags
 from coopstreams.commands.supervisor import Supervisor
+from coopstreams.commands.terminal.screen import Screen, report
 from coopstreams.commands.worker import end_with_supervisor, past
 from coopstreams.common.config import Config, settings_of
 from coopstreams.common.interrupts import drain_by, end
@@ -30,7 +30,7 @@ log = logging.getLogger("coopstreams")
 
 def run(
     target: Annotated[
-        str, typer.Argument(metavar="APP", help="Where the topology is: app.py, app.py:NAME or package.module:NAME.")
+        str, typer.Argument(metavar="APP", help="The topology: app.py, app.py:NAME or package.module:NAME.")
     ],
     bootstrap_servers: Annotated[str | None, typer.Option(metavar="HOST:PORT,...", help="The Kafka brokers.")] = None,
     processes: Annotated[

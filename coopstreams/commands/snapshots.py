@@ -20,7 +20,7 @@ PIPE_WIDTH = 160
 
 app = typer.Typer(help="Snapshots of state: list, check, publish, clean up.", no_args_is_help=True)
 
-Url = Annotated[str, typer.Argument(metavar="URL", help="Where snapshots lie: a folder or an fsspec URL.")]
+Url = Annotated[str, typer.Argument(metavar="URL", help="The storage of snapshots: a folder or an fsspec URL.")]
 Application = Annotated[str, typer.Argument(metavar="APPLICATION", help="The application id.")]
 
 
@@ -68,7 +68,7 @@ def verify(
 def publish(
     url: Url,
     application: Application,
-    run: Annotated[str, typer.Argument(metavar="RUN", help="The run that is to count.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The run to publish.")],
 ) -> None:
     """Let another snapshot count: an earlier one, say. Tasks that open from now on begin with it and replay what came
     since.
@@ -83,9 +83,9 @@ def gc(
     url: Url,
     application: Application,
     keep: Annotated[
-        int, typer.Option(min=1, metavar="N", help="How many of the newest runs stay, besides the published one.")
+        int, typer.Option(min=1, metavar="N", help="How many of the newest runs are kept, besides the published one.")
     ] = 1,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would go.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the files that would be deleted.")] = False,
 ) -> None:
     """Delete files that no kept run mentions. What may still be at work stays: files newer than the published run."""
     gone = snapshot.sweep(url, application, keep=keep, doing=not dry_run)

@@ -12,8 +12,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from coopstreams.commands.figures import behind, dropped, lag, number, written
 from coopstreams.commands.settings import say_waiting
+from coopstreams.commands.terminal.figures import behind, dropped, lag, number, written
 from coopstreams.query.extra import need_http
 
 

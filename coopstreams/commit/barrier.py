@@ -11,12 +11,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from coopstreams.commit.follower import Follower
+from coopstreams.commit.record import Committed
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.group.holdings import Assigned
+from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
+from coopstreams.topology.task_id import TaskId
 
 log = logging.getLogger(__name__)
 
@@ -48,13 +52,22 @@ class Group(Protocol):
         """See `GroupMember.end_transaction`."""
 
 
-class Waiter(Protocol):
-    """An opening that waits at the barrier. `barrier` is None until it is taken."""
+@dataclass(slots=True, eq=False)
+class Opening:
+    """A task, or a key range of a consumer, that waits for the barrier and then for its positions."""
 
-    barrier: int | None
+    id: TaskId
+    epoch: int
+    """The epoch of the membership under which it opens."""
+    barrier: int | None = None
+    """None: to be taken, or to be taken again."""
+    doubted_at: float | None = None
+    """Since when (`Host.now`) its plain offsets name commits that are not known; None: they do not."""
+    plain: dict[TopicPartition, Committed | None] = field(default_factory=dict)
+    """The plain offsets fetched behind the barrier that no open transaction can change."""
 
 
-W = TypeVar("W", bound=Waiter)
+T = TypeVar("T", bound=Opening)
 
 
 class Barrier:
@@ -92,7 +105,7 @@ class Barrier:
         self.generation, self.epoch = assigned.generation, assigned.epoch
         self._hunt_at = self._host.now()
 
-    def passed(self, waiting: Sequence[W]) -> list[W]:
+    def passed(self, waiting: Sequence[T]) -> list[T]:
         """Return the openings whose barrier is passed; take the barrier for those that have none yet."""
         if any(one.barrier is None for one in waiting):
             end = self._follower.barrier()
@@ -150,4 +163,4 @@ class Barrier:
         try:
             self._settle(lambda name: self._ours(name) and name not in living)
         except LogError as error:
-            log.warning("what transactions of dead members left open cannot be ended yet: %s", error)
+            log.warning("hanging transactions of dead members cannot be ended yet: %s", error)

@@ -86,7 +86,7 @@ class Follower:
         self._reader.assign({self.partition: Position(self._tail)})
 
     def check_policy(self) -> None:
-        """Do nothing if the topic is compacted: it keeps the last record of each key for ever.
+        """Check that the topic is compacted: it keeps the last record of each key for ever.
 
         Raises:
             ConfigError: its `cleanup.policy` is not `compact`: another program created it, or the setting was changed.
@@ -104,7 +104,7 @@ class Follower:
             )
 
     def check(self, rows: Mapping[TopicPartition, tuple[int, str] | None]) -> None:
-        """Do nothing if the group has always used this partition of the commit topic.
+        """Check that the group has always used this partition of the commit topic.
 
         The group's fences leave a plain offset in the partition they used; `rows` are these offsets.
 
@@ -189,7 +189,7 @@ class Follower:
         )
 
     def check_readable(self) -> None:
-        """Do nothing if all records of this group so far could be read.
+        """Check that all records of this group so far could be read.
 
         Raises:
             LogError: one could not; the message names it and the cure.
@@ -207,9 +207,9 @@ class Follower:
         end = self._log.end_offset(self.partition)
         if end < self._tail:
             raise LogError(
-                f"{self.partition} ends at offset {end}, and was read up to {self._tail}: a broker answered that was "
-                f"its leader before; or, if this stays so, {COMMIT_TOPIC} was made anew while group {self.group!r} "
-                "was running: start this process again, it says then what is missing",
+                f"{self.partition} ends at offset {end}, but was read up to {self._tail}: a former leader of the "
+                f"partition answered. If this persists, {COMMIT_TOPIC} was made anew while group {self.group!r} "
+                "was running: restart this process, which then reports the commits that are missing",
                 retryable=True,
             )
         return end
@@ -240,11 +240,11 @@ class Follower:
         return ids
 
     def open(
-        self, partition: TopicPartition, covered: KeyRange, committed: Committed | None, reset: Position
+        self, partition: TopicPartition, key_range: KeyRange, committed: Committed | None, reset: Position
     ) -> PartitionStart:
         """See `CommitView.open`. Only when the barrier is `passed`, with a plain offset fetched after it."""
         with self._lock:
-            return self._view.open(partition, covered, committed, reset)
+            return self._view.open(partition, key_range, committed, reset)
 
     def stable(
         self, partition: TopicPartition, committed: Committed | None, own: Sequence[Segment] = ()
@@ -253,10 +253,10 @@ class Follower:
         with self._lock:
             return self._view.stable(partition, committed, own)
 
-    def resolve(self, partition: TopicPartition, covered: KeyRange) -> list[Winner | Hole]:
+    def resolve(self, partition: TopicPartition, key_range: KeyRange) -> list[Winner | Hole]:
         """See `CommitView.resolve`."""
         with self._lock:
-            return self._view.resolve(partition, covered)
+            return self._view.resolve(partition, key_range)
 
     def mirror(self, partition: TopicPartition, committed: Committed | None) -> Committed | None:
         """See `CommitView.mirror`; also None while a record is unreadable."""
@@ -318,6 +318,6 @@ class Follower:
 def _writer(key: bytes, value: bytes) -> set[str]:
     """Return the transactional id in a record; none if it is unreadable: `_take` reports it once it is committed."""
     try:
-        return {decode_value(value, decode_key(key).range).transactional_id}
+        return {decode_value(value, decode_key(key).key_range).transactional_id}
     except LogError:
         return set()

@@ -144,10 +144,10 @@ def offset_and_ranges(
     Shape: `plain` is the plain offset with its metadata.
     """
     committed = None if plain is None else Committed.parse(*plain)
-    pieces = [Hole(WHOLE)] if follower is None else follower.resolve(partition, WHOLE)
-    if committed is None and any(isinstance(piece, Hole) for piece in pieces):
+    resolved = [Hole(WHOLE)] if follower is None else follower.resolve(partition, WHOLE)
+    if committed is None and any(isinstance(one, Hole) for one in resolved):
         return None
-    segments = combine(pieces, committed, Position(0))
+    segments = combine(resolved, committed, Position(0))
     live = [] if follower is None else follower.live(partition)
     metadata = plain[1] if plain and committed and committed.term is None else live[-1].metadata if live else ""
     offset, ranges = done_by_all(segments)

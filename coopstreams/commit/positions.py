@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
+from coopstreams.commit.barrier import Opening
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.progress import Author, Progress
 from coopstreams.commit.record import Committed
@@ -37,26 +38,7 @@ class OffsetStore(Protocol):
         ...
 
 
-class Asking(Protocol):
-    """A task that has passed its barrier and asks for its positions."""
-
-    @property
-    def id(self) -> TaskId:
-        """The task."""
-        ...
-
-    @property
-    def plain(self) -> dict[TopicPartition, Committed | None]:
-        """The plain offsets it has learned so far; discarded with the opening."""
-        ...
-
-    barrier: int | None
-    """None: to be taken, or to be taken again."""
-    doubted_at: float | None
-    """Since when (`Host.now`) its plain offsets name commits that are not known; None: they do not."""
-
-
-class Begun(Protocol):
+class BegunCheck(Protocol):
     """Checks whether a task without a position has ever begun: `opening.begun.Begun`."""
 
     def check(
@@ -69,7 +51,7 @@ class Begun(Protocol):
 
 
 def check_beside(follower: Follower, committed: Mapping[TopicPartition, Committed | None]) -> None:
-    """Do nothing if the individual commits that these plain offsets name are known.
+    """Check that the individual commits that these plain offsets name are known.
 
     Raises:
         ConfigError: they are gone; the message has the cure.
@@ -80,15 +62,15 @@ def check_beside(follower: Follower, committed: Mapping[TopicPartition, Committe
             raise ConfigError(
                 f"{partition}: key ranges of group {follower.group!r} had committed more than the plain offset "
                 f"{plain.offset} says, and these commits are no longer in {follower.partition}: "
-                f"{follower.partition.topic} was made anew, or its records were deleted. Everything below "
-                f"{plain.offset} is done, and of some keys what lies above. Restore the topic; or begin anew "
-                "(`coopstreams reset`); or do some of it again: stop all instances and run `coopstreams group reset "
-                f"{follower.group} --topic {topic} --partition {number} --to {plain.offset}`"
+                f"{follower.partition.topic} was made anew, or its records were deleted. All records below "
+                f"{plain.offset} are done, and those of some keys above. Restore the topic; or begin anew "
+                "(`coopstreams reset`); or process some records twice: stop all instances and run `coopstreams group "
+                f"reset {follower.group} --topic {topic} --partition {number} --to {plain.offset}`"
             )
 
 
 def check_named(group: str, openings: Mapping[TopicPartition, PartitionStart], ids: Mapping[str, str]) -> None:
-    """Do nothing if the individual commits name the current topic ids (`ids`). Commits of older versions name none.
+    """Check that the individual commits name the current topic ids (`ids`). Commits of older versions name none.
 
     Raises:
         ConfigError: a topic was recreated since.
@@ -101,8 +83,8 @@ def check_named(group: str, openings: Mapping[TopicPartition, PartitionStart], i
 def made_anew(group: str, partition: TopicPartition, offset: int) -> ConfigError:
     """Return the error for a source topic that was recreated since the group committed in it, with the cure."""
     return ConfigError(
-        f"{partition}: the topic was deleted and made anew since group {group!r} was at offset {offset} of it. What "
-        "the new one has there is other records, and those below were never processed. Begin anew (`coopstreams "
+        f"{partition}: the topic was deleted and made anew since group {group!r} was at offset {offset} of it. "
+        "The new topic has other records there, and those below were never processed. Begin anew (`coopstreams "
         "reset`); or read it from its beginning, on top of the state that is there: stop all instances and run "
         f"`coopstreams group reset {group} --topic {partition.topic} --to earliest`"
     )
@@ -121,7 +103,7 @@ class Positions:
         author: str,
         *,
         alone: bool = False,
-        begun: Begun | None = None,
+        begun: BegunCheck | None = None,
         host: Host = SYSTEM,
     ) -> None:
         """`begun`: for applications only. It checks each task without a position; commits then name their topics' ids.
@@ -146,7 +128,7 @@ class Positions:
         self._checked = False
         self._doubted_at: float | None = None
 
-    def resolve(self, asking: Sequence[Asking], generation: int) -> dict[TaskId, Progress]:
+    def resolve(self, asking: Sequence[Opening], generation: int) -> dict[TaskId, Progress]:
         """Return the progress of the tasks whose positions are known now; the others ask again.
 
         Call it only behind the barrier.
@@ -170,17 +152,17 @@ class Positions:
         progress = {}
         for one in filter(self._trusted, ready):
             openings = {
-                source: self._follower.open(source, one.id.range, one.plain[source], resets[source])
+                source: self._follower.open(source, one.id.key_range, one.plain[source], resets[source])
                 for source in self.sources(one.id)
             }
             if self._begun is not None:
                 check_named(self._follower.group, openings, ids)
                 self._begun.check(one.id, openings, self._follower.sources)
-            progress[one.id] = Progress(one.id.range, openings, author, ids)
+            progress[one.id] = Progress(one.id.key_range, openings, author, ids)
         self._check(progress.values())
         return progress
 
-    def _trusted(self, one: Asking) -> bool:
+    def _trusted(self, one: Opening) -> bool:
         """Return whether all commits that a task's plain offsets name are known; if not, have its barrier taken again.
 
         A sibling that opens at the same time may have committed between the barrier and the fetch of the offsets; and a
@@ -209,7 +191,7 @@ class Positions:
             f": an open transaction keeps back that of {', '.join(kept)}" if kept else ""
         )
 
-    def _learn(self, asking: Sequence[Asking]) -> None:
+    def _learn(self, asking: Sequence[Opening]) -> None:
         """Fetch the plain offsets that are not yet known, in one request."""
         missing = {source for one in asking for source in self.sources(one.id) if source not in one.plain}
         if not missing:

@@ -1,7 +1,7 @@
 """The progress of one task, the records of a batch that it still has to process, and the commit of several tasks.
 
-A consumer that finishes records out of order counts them itself (`consumer.inflight`) and notes its segments with
-`stand`.
+Records that are done out of order are counted by `inflight.InFlight`: a consumer notes the segments with `stand`, a
+task with asynchronous calls has them asked for (`follow`).
 
 A task opens with segments (`view.PartitionStart`): after a merge of ranges, parts of its range may be further than
 others. The reader begins at the lowest position; `unseen` drops the records that are done already; once the reader is
@@ -18,7 +18,7 @@ Turned down: skipping done runs in the reader (the stream time at the end of a r
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -86,17 +86,20 @@ class _Source:
     said: tuple[Segment, ...] = ()
     """The segments of this task's own individual commit; empty: it has written none."""
     staged_said: tuple[Segment, ...] = ()
+    follows: Callable[[], tuple[Segment, ...]] | None = None
 
     def now(self) -> tuple[Segment, ...]:
         """Return the segments, advanced to what was reached and joined; kept, so that the next call is short."""
-        if any(segment.position < self.reached for segment in self.segments):
+        if self.follows is not None:
+            self.segments = self.follows()
+        elif any(segment.position < self.reached for segment in self.segments):
             self.segments = tuple(join([self._moved(segment) for segment in self.segments]))
         return self.segments
 
     def _moved(self, segment: Segment) -> Segment:
         if segment.position >= self.reached:
             return segment
-        return Segment(segment.range, self.reached, self.stream_time, above(segment.runs, self.reached))
+        return Segment(segment.key_range, self.reached, self.stream_time, above(segment.runs, self.reached))
 
 
 class Progress:
@@ -104,12 +107,12 @@ class Progress:
 
     def __init__(
         self,
-        covered: KeyRange,
+        key_range: KeyRange,
         openings: Mapping[TopicPartition, PartitionStart],
         author: Author,
         topic_ids: Mapping[str, str] | None = None,
     ) -> None:
-        self.range = covered
+        self.key_range = key_range
         self.author = author
         self.topic_ids = topic_ids or {}
         """The topic ids that go into the commits, by topic name; a topic without an entry goes without."""
@@ -131,11 +134,11 @@ class Progress:
         }
 
     @staticmethod
-    def beginning(covered: KeyRange, positions: Mapping[TopicPartition, Position]) -> Progress:
+    def beginning(key_range: KeyRange, positions: Mapping[TopicPartition, Position]) -> Progress:
         """Return the progress of a task that begins at these positions and commits to no group."""
-        segments = {source: (Segment(covered, at.offset, at.stream_time),) for source, at in positions.items()}
+        segments = {source: (Segment(key_range, at.offset, at.stream_time),) for source, at in positions.items()}
         return Progress(
-            covered,
+            key_range,
             {source: PartitionStart(0, at, None, claim=False) for source, at in segments.items()},
             Author("", 0, ""),
         )
@@ -159,7 +162,7 @@ class Progress:
         source = self._sources[partition]
         if not columns or columns.offsets[0] >= source.until:
             return columns
-        segments, ends = source.now(), [segment.range.end for segment in source.segments]
+        segments, ends = source.now(), [segment.key_range.end for segment in source.segments]
         again = bisect_left(columns.offsets, source.until)
         # With one segment the hash does not matter.
         hashes = key_hashes(columns.keys[:again], columns.offsets[:again]) if len(segments) > 1 else [0] * again
@@ -198,6 +201,10 @@ class Progress:
         """Set the segments of a source whose records are done out of order; in the place of `advance`."""
         self._sources[partition].segments = tuple(join(list(segments)))
 
+    def follow(self, partition: TopicPartition, segments: Callable[[], tuple[Segment, ...]]) -> None:
+        """Ask for the segments of a source from now on, in the place of `unseen` and `advance`."""
+        self._sources[partition].follows = segments
+
     @property
     def parted(self) -> bool:
         """Whether parts of the range are at different offsets: earlier owners have done some of the next records."""
@@ -220,7 +227,7 @@ class Progress:
             needed = True
         elif claim:
             needed = source.claim
-        elif self.range.is_whole:
+        elif self.key_range.is_whole:
             # Also when nothing moved: the plain offset is written at this term and outranks individual commits of older
             # terms that are above it. Where other tasks have individual commits, this task writes its own as well:
             # if the plain offset goes away, older terms would count again.
@@ -230,7 +237,7 @@ class Progress:
         source.staged_said = segments if needed else source.said
         if not needed:
             return None
-        key = CommitKey(self.author.group, *partition, self.range, source.term, self.author.generation)
+        key = CommitKey(self.author.group, *partition, self.key_range, source.term, self.author.generation)
         beside = self.metadata or self.topic_ids.get(partition.topic, "")
         return encode_key(key), encode_value(CommitValue(self.author.transactional_id, segments, beside))
 
@@ -240,9 +247,9 @@ class Progress:
         A task of the whole range writes its own position; the owner of hash 0 mirrors the stable offset.
         """
         source = self._sources[partition]
-        if self.range.start:
+        if self.key_range.start:
             return None
-        if self.range.is_whole:
+        if self.key_range.is_whole:
             position = self.position(partition)
             beside = source.term if _parted(source.staged) else 0
             source.staged_mirror = Committed(position.offset, position.stream_time, source.term, beside)
@@ -287,7 +294,7 @@ class Progress:
                 f"{partition}: records were done out of order, so no offset says what is in a table that is restored "
                 "from this topic"
             )
-        return {segment.range: segment.position for segment in segments}
+        return {segment.key_range: segment.position for segment in segments}
 
     def stream_time(self, partition: TopicPartition) -> int:
         """Return the stream time of the latest commit, staged or durable: the database is not newer. Any thread."""
@@ -296,12 +303,12 @@ class Progress:
     def stable(self, partition: TopicPartition) -> int | None:
         """Return the stable offset as this task last committed it; None unless it owns hash 0. Any thread."""
         mirrored = self._sources[partition].mirrored
-        return mirrored.offset if mirrored is not None and not self.range.start else None
+        return mirrored.offset if mirrored is not None and not self.key_range.start else None
 
     @property
     def mirrors(self) -> bool:
         """Whether this task writes the stable offset for its siblings: it owns hash 0, but not all. Any thread."""
-        return not self.range.start and not self.range.is_whole
+        return not self.key_range.start and not self.key_range.is_whole
 
     def mirror_due(self, commits: Commits) -> bool:
         """Whether siblings moved the stable offset since this task last wrote it.
@@ -353,7 +360,7 @@ def plan(tasks: Iterable[Progress], commits: Commits, *, claim: bool = False) ->
     mine: dict[TopicPartition, list[KeyRange]] = {}
     for task in tasks:
         for partition in task.partitions:
-            mine.setdefault(partition, []).append(task.range)
+            mine.setdefault(partition, []).append(task.key_range)
             record = task.record(partition, claim=claim)
             if record:
                 records.append(record)

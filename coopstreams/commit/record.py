@@ -23,7 +23,7 @@ beside it. A group without a commit of that term has lost commits.
 Invariant: a key has one writer for ever; its positions only grow.
 Turned down: one record per run, as the proposal has it (a commit would need an id and a count to be atomic, and a
 tombstone per absorbed run).
-Source: `notes/ic-commit.md` section 1.
+Source: the proposal's individual commits (docs/proposals.md), with one record for all runs of a commit.
 """
 
 from __future__ import annotations
@@ -81,12 +81,12 @@ class CommitKey:
     group: str
     topic: str
     partition: int
-    range: KeyRange
+    key_range: KeyRange
     term: int
     generation: int
 
     def __str__(self) -> str:
-        return f"{self.topic}-{self.partition}[{self.range}]@{self.term}"
+        return f"{self.topic}-{self.partition}[{self.key_range}]@{self.term}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Segment:
     Shape: everything below `position` is done, and the offsets in `runs` (inclusive, at or above the position).
     """
 
-    range: KeyRange
+    key_range: KeyRange
     position: int
     stream_time: int = NO_STREAM_TIME
     runs: Runs = ()
@@ -154,7 +154,7 @@ def encode_key(key: CommitKey) -> bytes:
 
 def tail_of(key: CommitKey) -> bytes:
     """Return the last `TAIL_BYTES` bytes of a key: all but version, group and topic."""
-    return _KEY_TAIL.pack(key.partition, key.range.start, key.range.end, key.term, key.generation)
+    return _KEY_TAIL.pack(key.partition, key.key_range.start, key.key_range.end, key.term, key.generation)
 
 
 def key_of(group: str, topic: str, tail: bytes) -> CommitKey:
@@ -188,10 +188,10 @@ def encode_value(value: CommitValue) -> bytes:
     out += encode_text(value.transactional_id)
     _uvar(out, len(value.segments))
     for i, segment in enumerate(value.segments):
-        if i and segment.range.start != value.segments[i - 1].range.end + 1:
-            raise ValueError(f"segments {value.segments[i - 1].range} and {segment.range} are not neighbours")
+        if i and segment.key_range.start != value.segments[i - 1].key_range.end + 1:
+            raise ValueError(f"segments {value.segments[i - 1].key_range} and {segment.key_range} are not neighbours")
         if i < len(value.segments) - 1:
-            out += _U64.pack(segment.range.end)
+            out += _U64.pack(segment.key_range.end)
         _uvar(out, segment.position)
         _uvar(out, segment.stream_time << 1 ^ segment.stream_time >> 63)
         _uvar(out, len(segment.runs))
@@ -205,7 +205,7 @@ def encode_value(value: CommitValue) -> bytes:
     return bytes(out)
 
 
-def decode_value(data: bytes, covered: KeyRange) -> CommitValue:
+def decode_value(data: bytes, key_range: KeyRange) -> CommitValue:
     """Return the decoded value; its segments tile the range of its key.
 
     Raises:
@@ -214,25 +214,25 @@ def decode_value(data: bytes, covered: KeyRange) -> CommitValue:
     _check_version(data)
     try:
         transactional_id, at = _read_text(data, 1)
-        return CommitValue(transactional_id, *_read_said(data, at, covered))
+        return CommitValue(transactional_id, *_read_said(data, at, key_range))
     except _DAMAGED as problem:
         raise _damaged("value", data, problem) from problem
 
 
-def payload_of(data: bytes, covered: KeyRange) -> bytes:
+def payload_of(data: bytes, key_range: KeyRange) -> bytes:
     """Return the bytes of a value after the writer's id: they do not depend on the writer.
 
     Raises:
         LogError: another version, or not a value at all.
     """
-    decode_value(data, covered)
+    decode_value(data, key_range)
     length, at = _read_uvar(data, 1)
     return data[at + length :]
 
 
-def decode_payload(said: bytes, covered: KeyRange) -> tuple[tuple[Segment, ...], str]:
+def decode_payload(said: bytes, key_range: KeyRange) -> tuple[tuple[Segment, ...], str]:
     """Return the segments and the metadata in a `payload_of` a value."""
-    return _read_said(said, 0, covered)
+    return _read_said(said, 0, key_range)
 
 
 def encode_text(text: str) -> bytes:
@@ -242,11 +242,11 @@ def encode_text(text: str) -> bytes:
     return bytes(out) + raw
 
 
-def _read_said(data: bytes, at: int, covered: KeyRange) -> tuple[tuple[Segment, ...], str]:
+def _read_said(data: bytes, at: int, key_range: KeyRange) -> tuple[tuple[Segment, ...], str]:
     count, at = _read_uvar(data, at)
-    start, segments = covered.start, []
+    start, segments = key_range.start, []
     for i in range(count):
-        end = covered.end
+        end = key_range.end
         if i < count - 1:
             (end,) = _U64.unpack_from(data, at)
             at += 8
@@ -254,12 +254,12 @@ def _read_said(data: bytes, at: int, covered: KeyRange) -> tuple[tuple[Segment, 
         segments.append(segment)
         start = end + 1
     metadata, at = _read_text(data, at) if at < len(data) else ("", at)
-    if at != len(data) or not segments or segments[-1].range.end != covered.end:
+    if at != len(data) or not segments or segments[-1].key_range.end != key_range.end:
         raise ValueError("segments do not fill the range of the key")
     return tuple(segments), metadata
 
 
-def _read_segment(data: bytes, at: int, covered: KeyRange) -> tuple[Segment, int]:
+def _read_segment(data: bytes, at: int, key_range: KeyRange) -> tuple[Segment, int]:
     position, at = _read_uvar(data, at)
     zigzag, at = _read_uvar(data, at)
     count, at = _read_uvar(data, at)
@@ -269,7 +269,7 @@ def _read_segment(data: bytes, at: int, covered: KeyRange) -> tuple[Segment, int
         length, at = _read_uvar(data, at)
         runs.append((below + gap, below + gap + length - 1))
         below += gap + length
-    return Segment(covered, position, zigzag >> 1 ^ -(zigzag & 1), tuple(runs)), at
+    return Segment(key_range, position, zigzag >> 1 ^ -(zigzag & 1), tuple(runs)), at
 
 
 def _uvar(out: bytearray, number: int) -> None:
@@ -311,5 +311,6 @@ def _check_version(data: bytes) -> None:
 
 def _damaged(part: str, data: bytes, problem: Exception) -> LogError:
     return LogError(
-        f"a record of {COMMIT_TOPIC} has a {part} that nobody of this group wrote ({problem}): {data[:80].hex()}"
+        f"a record of {COMMIT_TOPIC} has a {part} that no member of this group can have written ({problem}): "
+        f"{data[:80].hex()}"
     )

@@ -88,7 +88,7 @@ Invariant: `live` holds the last value of each key and no tombstoned key; which 
 only with the keys.
 Turned down: "last in the log wins" (one unfenced zombie is enough to go back); collecting what lies below the stable
 offset (terms would start again at 1, and an old zombie would win).
-Source: `notes/ic-commit.md` section 2, with the plain offset brought under the same rule.
+Source: docs/architecture.md, "Progress" and "A commit".
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ from coopstreams.topology.keys import WHOLE, KeyRange
 class Hole(NamedTuple):
     """Hashes without an individual commit."""
 
-    range: KeyRange
+    key_range: KeyRange
 
 
 class Winner(NamedTuple):
@@ -131,9 +131,9 @@ class Winner(NamedTuple):
     term: int
 
     @property
-    def range(self) -> KeyRange:
+    def key_range(self) -> KeyRange:
         """The hashes of the segment."""
-        return self.segment.range
+        return self.segment.key_range
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +207,7 @@ class CommitView:
         self._mirrors.clear()
         live = self._live.setdefault(parsed.topic, Packed(TAIL_BYTES))
         tail = tail_of(parsed)
-        changed = live.remove(tail) if value is None else live.put(tail, payload_of(value, parsed.range))
+        changed = live.remove(tail) if value is None else live.put(tail, payload_of(value, parsed.key_range))
         if changed:
             self._tilings.pop(TopicPartition(parsed.topic, parsed.partition), None)
 
@@ -221,28 +221,28 @@ class CommitView:
     def live(self, partition: TopicPartition) -> list[LiveCommit]:
         """Return every individual commit that is neither tombstoned nor replaced, highest rank last."""
         return sorted(
-            (LiveCommit(key, *decode_payload(said, key.range)) for key, said in self._entries(partition)),
+            (LiveCommit(key, *decode_payload(said, key.key_range)) for key, said in self._entries(partition)),
             key=lambda said: _rank(said.key),
         )
 
-    def resolve(self, partition: TopicPartition, covered: KeyRange) -> list[Winner | Hole]:
-        """Return the individual commits that count for a range: pieces that tile it, ascending."""
-        pieces: list[Winner | Hole] = []
+    def resolve(self, partition: TopicPartition, key_range: KeyRange) -> list[Winner | Hole]:
+        """Return the individual commits that count for a range. Shape: winners and holes that tile it, ascending."""
+        resolved: list[Winner | Hole] = []
         for tile, key in self._tiling(partition).tiles:
-            part = tile.intersect(covered)
+            part = tile.intersect(key_range)
             if part is None:
                 continue
             said = self._live[partition.topic].get(tail_of(key)) if key else None
             if key is None or said is None:
-                pieces.append(Hole(part))
+                resolved.append(Hole(part))
                 continue
-            for segment in decode_payload(said, key.range)[0]:
-                common = segment.range.intersect(part)
+            for segment in decode_payload(said, key.key_range)[0]:
+                common = segment.key_range.intersect(part)
                 if common is not None:
-                    pieces.append(
-                        Winner(segment if common == segment.range else replace(segment, range=common), key.term)
+                    resolved.append(
+                        Winner(segment if common == segment.key_range else replace(segment, key_range=common), key.term)
                     )
-        return pieces
+        return resolved
 
     def next_term(self, partition: TopicPartition, committed: Committed | None) -> int:
         """Return the term for a task that opens now."""
@@ -265,20 +265,20 @@ class CommitView:
         )
 
     def open(
-        self, partition: TopicPartition, covered: KeyRange, committed: Committed | None, reset: Position
+        self, partition: TopicPartition, key_range: KeyRange, committed: Committed | None, reset: Position
     ) -> PartitionStart:
         """Return where a task with this range begins. Only behind the barrier, with a plain offset fetched after it."""
-        pieces = self.resolve(partition, covered)
-        segments = combine(pieces, committed, reset)
-        claim = not covered.is_whole or any(self._entries(partition))
-        begins = committed is None and any(isinstance(piece, Hole) for piece in pieces)
+        resolved = self.resolve(partition, key_range)
+        segments = combine(resolved, committed, reset)
+        claim = not key_range.is_whole or any(self._entries(partition))
+        begins = committed is None and any(isinstance(one, Hole) for one in resolved)
         return PartitionStart(
             self.next_term(partition, committed),
             tuple(segments),
             committed,
             claim,
             begins,
-            self._named(partition, covered),
+            self._named(partition, key_range),
         )
 
     def stable(
@@ -290,12 +290,12 @@ class CommitView:
 
         Shape: `own` are the segments of the caller that are committed, whether read back or not.
         """
-        others = WHOLE.minus(segment.range for segment in own)
-        pieces = [piece for covered in others for piece in self.resolve(partition, covered)]
-        if committed is None and any(isinstance(piece, Hole) for piece in pieces):
+        others = WHOLE.minus(segment.key_range for segment in own)
+        resolved = [one for key_range in others for one in self.resolve(partition, key_range)]
+        if committed is None and any(isinstance(one, Hole) for one in resolved):
             return None
         lowest = min(
-            [*combine(pieces, committed, Position(0)), *own],
+            [*combine(resolved, committed, Position(0)), *own],
             key=lambda segment: (segment.position, -segment.stream_time),
         )
         return Position(lowest.position, lowest.stream_time)
@@ -316,8 +316,8 @@ class CommitView:
         if stable is None:
             return None
         if committed and committed.term is None:
-            for piece in self.resolve(partition, WHOLE):
-                if isinstance(piece, Hole) or piece.segment.position < committed.offset:
+            for one in self.resolve(partition, WHOLE):
+                if isinstance(one, Hole) or one.segment.position < committed.offset:
                     return None
         beside = max(self.highest(partition), committed.beside if committed else 0)
         return Committed(stable.offset, stable.stream_time, committed.term or 0 if committed else 0, beside)
@@ -330,16 +330,16 @@ class CommitView:
         return [
             encode_key(key)
             for key in self._tiling(partition).silent
-            if any(key.range.start in covered for covered in mine)
+            if any(key.key_range.start in key_range for key_range in mine)
         ]
 
-    def _named(self, partition: TopicPartition, covered: KeyRange) -> frozenset[str]:
+    def _named(self, partition: TopicPartition, key_range: KeyRange) -> frozenset[str]:
         """Return the metadata of the individual commits that count for some of these hashes."""
-        keys = {key for tile, key in self._tiling(partition).tiles if key and tile.overlaps(covered)}
+        keys = {key for tile, key in self._tiling(partition).tiles if key and tile.overlaps(key_range)}
         return frozenset(
             metadata
             for key, said in self._entries(partition)
-            if key in keys and (metadata := decode_payload(said, key.range)[1])
+            if key in keys and (metadata := decode_payload(said, key.key_range)[1])
         )
 
     def _entries(self, partition: TopicPartition) -> Iterator[tuple[CommitKey, bytes]]:
@@ -367,7 +367,7 @@ def _tiled(keys: Iterable[CommitKey]) -> _Tiling:
         left: list[KeyRange] = []
         heard = False
         for gap in free:
-            part = gap.intersect(key.range)
+            part = gap.intersect(key.key_range)
             if part is None:
                 left.append(gap)
             else:
@@ -382,12 +382,12 @@ def _tiled(keys: Iterable[CommitKey]) -> _Tiling:
 
 
 def _rank(key: CommitKey) -> tuple[int, int, KeyRange]:
-    return key.term, key.generation, key.range
+    return key.term, key.generation, key.key_range
 
 
-def combine(pieces: Sequence[Winner | Hole], committed: Committed | None, reset: Position) -> list[Segment]:
-    """Return a segment for each piece, the plain offset taken into account; equal neighbours are joined."""
-    return join([_combined(piece, committed, reset) for piece in pieces])
+def combine(resolved: Sequence[Winner | Hole], committed: Committed | None, reset: Position) -> list[Segment]:
+    """Return a segment for each winner or hole, the plain offset taken into account; equal neighbours are joined."""
+    return join([_combined(one, committed, reset) for one in resolved])
 
 
 def join(segments: Sequence[Segment]) -> list[Segment]:
@@ -396,25 +396,25 @@ def join(segments: Sequence[Segment]) -> list[Segment]:
     for segment in segments:
         last = joined[-1] if joined else None
         if last and (last.position, last.runs) == (segment.position, segment.runs):
-            covered = KeyRange(last.range.start, segment.range.end)
-            joined[-1] = replace(last, range=covered, stream_time=max(last.stream_time, segment.stream_time))
+            key_range = KeyRange(last.key_range.start, segment.key_range.end)
+            joined[-1] = replace(last, key_range=key_range, stream_time=max(last.stream_time, segment.stream_time))
         else:
             joined.append(segment)
     return joined
 
 
-def _combined(piece: Winner | Hole, committed: Committed | None, reset: Position) -> Segment:
-    if isinstance(piece, Hole):
+def _combined(one: Winner | Hole, committed: Committed | None, reset: Position) -> Segment:
+    if isinstance(one, Hole):
         if committed is None:
-            return Segment(piece.range, reset.offset, reset.stream_time)
-        return Segment(piece.range, committed.offset, committed.stream_time)
-    segment, term = piece
+            return Segment(one.key_range, reset.offset, reset.stream_time)
+        return Segment(one.key_range, committed.offset, committed.stream_time)
+    segment, term = one
     if committed is None:
         return segment
     if committed.term is not None and committed.term != term:
-        return segment if committed.term < term else Segment(segment.range, committed.offset, committed.stream_time)
+        return segment if committed.term < term else Segment(segment.key_range, committed.offset, committed.stream_time)
     # A position's stream time covers all records below it, so the larger one belongs to the larger position.
     position = max(segment.position, committed.offset)
     return Segment(
-        segment.range, position, max(segment.stream_time, committed.stream_time), above(segment.runs, position)
+        segment.key_range, position, max(segment.stream_time, committed.stream_time), above(segment.runs, position)
     )

@@ -1,8 +1,8 @@
 """Settings: Kafka's dotted names, checked before anything starts.
 
 A setting comes from a TOML file, then the environment (`COOPSTREAMS_COMMIT_INTERVAL_MS`), then flags; the later one
-wins. Connection and security settings carry librdkafka's names and are given once; the group's own client translates
-them.
+wins. Connection and security settings carry librdkafka's names and are given once, for all clients (`security`). Any
+value may refer to a file or an environment variable (`references`).
 
 Invariant: a `Config` is complete and consistent, so no code beyond it has defaults.
 Turned down: an object with a class per client (a user copies dotted names from Kafka's documentation).
@@ -10,18 +10,24 @@ Turned down: an object with a class per client (a user copies dotted names from 
 
 from __future__ import annotations
 
+import logging
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from coopstreams.common.nearest import did_you_mean
+from coopstreams.common.references import resolved
+from coopstreams.common.security import Security, is_security
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.optimizing import parse_optimization
 from coopstreams.topology.graph.partitions import ADDITIONAL_RETENTION_MS
 from coopstreams.topology.keys import GROUPS
 from coopstreams.topology.stores import store_type_of
+
+log = logging.getLogger(__name__)
 
 AT_LEAST_ONCE = "at_least_once"
 EXACTLY_ONCE = "exactly_once_v2"
@@ -52,6 +58,22 @@ def one_of(*words: str) -> Callable[[Any], str]:
         return str(value)
 
     return read
+
+
+def handler(value: Any) -> Any:
+    """Return a failure handler: one of `HANDLERS`, or the function that is given or named `package.module:function`."""
+    if value in HANDLERS or callable(value):
+        return value
+    module, colon, name = str(value).partition(":")
+    if not colon:
+        raise ValueError(f"one of {', '.join(HANDLERS)}, or a function, package.module:function")
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"a function that can be imported: {error}") from None
+    if not callable(found):
+        raise ValueError(f"a function; {value} is a {type(found).__name__}")
+    return found
 
 
 def boolean(value: Any) -> bool:
@@ -169,16 +191,20 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
         "A stream thread that makes no progress for so long takes its process out of the group.",
     ),
     "transaction.timeout.ms": (integer(1000), 15_000, "The broker aborts a transaction that is open for longer."),
-    "deserialization.exception.handler": (one_of(*HANDLERS), "fail", "For records whose bytes do not parse."),
-    "processing.exception.handler": (
-        one_of(*HANDLERS),
+    "deserialization.exception.handler": (
+        handler,
         "fail",
-        "For records on which a function of the topology raises.",
+        "For records whose bytes do not parse: `fail`, `continue`, `dead-letter`, or package.module:function.",
+    ),
+    "processing.exception.handler": (
+        handler,
+        "fail",
+        "For records on which a function of the topology raises, likewise.",
     ),
     "production.exception.handler": (
-        one_of(*HANDLERS),
+        handler,
         "fail",
-        "For results that cannot be serialised, or that Kafka refuses.",
+        "For results that cannot be serialised, or that Kafka refuses, likewise.",
     ),
     "errors.dead.letter.queue.topic.name": (text, None, "Where `dead-letter` puts records, with headers that say why."),
     "http.listen": (_listen, "127.0.0.1:0", "HOST:PORT of the query server; port 0 takes a free one; empty: none."),
@@ -203,10 +229,6 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
 """Every setting of coopstreams: its parser, its default, its meaning."""
 
 _PASSED_ON = (
-    "security.",
-    "sasl.",
-    "ssl.",
-    "enable.ssl.",
     "consumer.",
     "producer.",
     "admin.",
@@ -217,7 +239,7 @@ _PASSED_ON = (
     "topic.metadata.",
     "reconnect.",
 )
-"""Prefixes of librdkafka's connection settings, and of settings for a single client."""
+"""Prefixes of librdkafka's connection settings, and of settings for a single client; those on security besides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,10 +277,10 @@ class Config:
             return settings
         values = {name: default for name, (_, default, _) in SETTINGS.items()}
         client: dict[str, Any] = {}
-        for name, value in settings.items():
+        for name, value in resolved(settings).items():
             if name in SETTINGS:
                 values[name] = _read(name, value)
-            elif name.startswith(_PASSED_ON):
+            elif name.startswith(_PASSED_ON) or is_security(name):
                 client[name] = value
             else:
                 raise ConfigError(
@@ -271,8 +293,12 @@ class Config:
                 "`coopstreams dev`"
             )
         client["bootstrap.servers"] = values["bootstrap.servers"]
+        check_security(client)
         _check_application(values["application.id"], application_id)
         values["application.id"] = values["application.id"] or application_id
+        if values["application.id"] is not None:
+            # librdkafka asks for the coordinator of a reader's group, and an ACL may allow this one only.
+            client.setdefault("consumer.group.id", values["application.id"])
         _check_together(values)
         if values["commit.interval.ms"] is None:
             values["commit.interval.ms"] = 100 if values["processing.guarantee"] == EXACTLY_ONCE else 1000
@@ -290,6 +316,16 @@ def check_heartbeat(values: Mapping[str, Any]) -> None:
             "heartbeat.interval.ms must be at most a third of session.timeout.ms, or one lost heartbeat costs the "
             "membership"
         )
+
+
+def check_security(client: Mapping[str, Any]) -> None:
+    """Do nothing if the settings on security can be used by all clients; warn of what is hardly meant.
+
+    Raises:
+        ConfigError: a value that cannot work, or one that is missing.
+    """
+    for warning in Security.of(client).warnings:
+        log.warning(warning)
 
 
 def _check_application(given: str | None, of_topology: str | None) -> None:

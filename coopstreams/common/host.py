@@ -28,7 +28,7 @@ from queue import Empty
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
-__all__ = ["SYSTEM", "Condition", "Empty", "Host", "HostThread", "Inbox", "Signal", "System", "Timed"]
+__all__ = ["SYSTEM", "Empty", "Host", "HostCondition", "HostThread", "Inbox", "Signal", "System", "Timed"]
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """Linux has the first. On macOS the second includes the time asleep, which `time.monotonic` does not."""
@@ -77,7 +77,7 @@ class Signal(Protocol):
         ...
 
 
-class Condition(Protocol):
+class HostCondition(Protocol):
     """A condition variable with its lock: `threading.Condition`."""
 
     def __enter__(self) -> bool: ...
@@ -146,7 +146,7 @@ class Host(Protocol):
         """Return an event flag that is not set."""
         ...
 
-    def condition(self) -> Condition:
+    def condition(self) -> HostCondition:
         """Return a condition variable."""
         ...
 
@@ -188,7 +188,7 @@ class System:
         """Return an event flag that is not set."""
         return threading.Event()
 
-    def condition(self) -> Condition:
+    def condition(self) -> HostCondition:
         """Return a condition variable."""
         return threading.Condition()
 

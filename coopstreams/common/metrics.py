@@ -87,7 +87,7 @@ class Metrics:
             "call_retries", "Calls of asynchronous operators that failed and were made again.", "subtopology"
         )
         self._calls = self._gauge(
-            "calls_in_flight", "Calls of asynchronous operators whose records have not been processed.", "task"
+            "calls_in_flight", "Calls of asynchronous operators that have begun and not ended.", "task"
         )
         self._oldest_call = self._gauge(
             "oldest_call_seconds", "How long the first of these records has waited.", "task"
@@ -113,7 +113,7 @@ class Metrics:
         self._tasks = self._gauge("tasks", "Tasks of this instance, by state.", "state")
         self._commits = self._counter("commits", "Commits that counted, by stream thread.", "thread")
         self._aborts = self._counter(
-            "aborts", "Commits given up, by stream thread; what they held is done again.", "thread"
+            "aborts", "Aborted commits, by stream thread; their records are processed again.", "thread"
         )
         self._failed_threads = self._counter(
             "failed_stream_threads", "Stream threads that died of an error, by number.", "thread"

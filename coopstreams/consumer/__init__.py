@@ -5,7 +5,7 @@ from coopstreams.consumer.assignors import Subscription, key_range_range, key_ra
 from coopstreams.consumer.committing import CommitResult
 from coopstreams.consumer.consumer import CooperativeConsumer
 from coopstreams.consumer.cooperative_fetch import CooperativeFetch
-from coopstreams.consumer.filters import Filter
+from coopstreams.consumer.filters import RecordFilter
 from coopstreams.consumer.policy import Policy, read_policy, set_policy
 from coopstreams.consumer.share import ConsumerRecord
 from coopstreams.log.kafka.share import AcquiredRecord
@@ -29,7 +29,6 @@ __all__ = [
     "ConsumerRecord",
     "CooperativeConsumer",
     "CooperativeFetch",
-    "Filter",
     "IndividualCommitError",
     "IndividualCommitNotAllowedError",
     "IndividualCommitTooOldError",
@@ -37,6 +36,7 @@ __all__ = [
     "MaxIndividualCommitReachedError",
     "OffsetAndRanges",
     "Policy",
+    "RecordFilter",
     "Subscription",
     "TopicPartition",
     "TopicRangeFetchNotAllowedError",

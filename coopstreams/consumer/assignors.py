@@ -130,7 +130,7 @@ def sticky(partitions: Mapping[str, int], members: Members, shareable: Collectio
         layout = Layout(partitions[topic], dict.fromkeys(readers, 1), share=share)
         for member, tasks in settle(layout, index[topic], promised, claims, load).items():
             for task in tasks:
-                assigned.give(topic, task.partition, member, task.range)
+                assigned.give(topic, task.partition, member, task.key_range)
     return checked(partitions, members, shareable, assigned.ranges())
 
 
@@ -155,20 +155,20 @@ def checked(
     for member, held in assigned.items():
         if member not in members:
             raise AssignmentError(f"the assignor assigns to {member}, which is no member")
-        for topic, pieces in held.items():
-            for partition, piece in pieces:
-                _check_piece(topic, partition, piece, member, members[member], partitions, shareable)
-                owned.setdefault((topic, partition), []).append(piece)
+        for topic, ranges in held.items():
+            for partition, key_range in ranges:
+                _check_assigned(topic, partition, key_range, member, members[member], partitions, shareable)
+                owned.setdefault((topic, partition), []).append(key_range)
     for topic, _, _ in _topics(partitions, members, shareable):
         for partition in range(partitions[topic]):
             check_tiling(owned.get((topic, partition), []), f"{topic}/{partition}")
     return assigned
 
 
-def _check_piece(
+def _check_assigned(
     topic: str,
     partition: int,
-    piece: KeyRange,
+    key_range: KeyRange,
     id_: str,
     member: Subscription,
     partitions: Mapping[str, int],
@@ -180,10 +180,10 @@ def _check_piece(
         raise AssignmentError(
             f"{id_} is assigned {topic}/{partition}; {topic} has {partitions.get(topic, 0)} partitions"
         )
-    if not piece.is_whole and not (topic in shareable and member.allow_key_share):
+    if not key_range.is_whole and not (topic in shareable and member.allow_key_share):
+        who = "it" if topic in shareable else topic
         raise AssignmentError(
-            f"{id_} is assigned the part {piece} of {topic}/{partition}, and {'it' if topic in shareable else topic} "
-            "does not share"
+            f"{id_} is assigned the part {key_range} of {topic}/{partition}, and {who} does not share"
         )
 
 
@@ -193,18 +193,18 @@ class _Assigned:
     def __init__(self, members: Iterable[str]) -> None:
         self._of: dict[str, dict[str, list[tuple[int, KeyRange]]]] = {member: {} for member in members}
 
-    def give(self, topic: str, partition: int, member: str, piece: KeyRange = WHOLE) -> None:
-        self._of[member].setdefault(topic, []).append((partition, piece))
+    def give(self, topic: str, partition: int, member: str, key_range: KeyRange = WHOLE) -> None:
+        self._of[member].setdefault(topic, []).append((partition, key_range))
 
     def share(self, topic: str, partition: int, members: list[str]) -> None:
         """Cut a partition for these members, in their order. Members beyond the number of key groups get none of it."""
         members = members[:GROUPS]
-        for member, piece in zip(members, KeyRange.split(len(members)), strict=True):
-            self.give(topic, partition, member, piece)
+        for member, key_range in zip(members, KeyRange.split(len(members)), strict=True):
+            self.give(topic, partition, member, key_range)
 
     def ranges(self) -> dict[str, Held]:
         return {
-            member: {topic: tuple(sorted(pieces)) for topic, pieces in sorted(of.items())}
+            member: {topic: tuple(sorted(ranges)) for topic, ranges in sorted(of.items())}
             for member, of in self._of.items()
         }
 
@@ -232,8 +232,8 @@ def _blocks(items: int, parts: int) -> Iterator[tuple[int, int]]:
 
 def _tasks(held: Held, index: Mapping[str, int]) -> tuple[TaskId, ...]:
     return tuple(
-        TaskId(index[topic], partition, piece)
-        for topic, pieces in held.items()
+        TaskId(index[topic], partition, key_range)
+        for topic, ranges in held.items()
         if topic in index
-        for partition, piece in pieces
+        for partition, key_range in ranges
     )

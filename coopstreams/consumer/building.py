@@ -17,7 +17,7 @@ from coopstreams.commit.positions import Positions
 from coopstreams.consumer.assignors import Assignor
 from coopstreams.consumer.committing import Committing
 from coopstreams.consumer.fetching import Fetching
-from coopstreams.consumer.filters import Filter
+from coopstreams.consumer.filters import RecordFilter
 from coopstreams.consumer.group_assignment import assign_consumers, topic_number, topic_numbers
 from coopstreams.consumer.ownership import Alone, Openings, Shared
 from coopstreams.consumer.policy import Policies
@@ -49,16 +49,19 @@ def transactional_ids(group: str) -> tuple[str, str]:
 
 
 def alone(
-    config: ConsumerConfig, log: KafkaLog, wanted: Mapping[TopicPartition, tuple[KeyRange, ...]], filter_: Filter | None
+    config: ConsumerConfig,
+    log: KafkaLog,
+    wanted: Mapping[TopicPartition, tuple[KeyRange, ...]],
+    filter_: RecordFilter | None,
 ) -> ConsumerSession:
     """Return a session for these key ranges; see `CooperativeConsumer.assign`."""
     policies = Policies(log, config["replication.factor"])
     _check(config, log, policies, wanted)
     topics = topic_numbers(sorted({at.topic for at in wanted}))
     ids = [
-        TaskId(topic_number(at.topic), at.partition, piece)
-        for at, pieces in wanted.items()
-        for piece in pieces or (WHOLE,)
+        TaskId(topic_number(at.topic), at.partition, key_range)
+        for at, ranges in wanted.items()
+        for key_range in ranges or (WHOLE,)
     ]
     ownership = Alone(GroupAdmin(config.client, config["group.id"], timeout_s=config["connect.timeout.ms"] / 1000))
     # The id depends on the key ranges only: a replacement that reads the same fences its predecessor, and ends the
@@ -82,7 +85,7 @@ def shared(
     assignor: Assignor,
     topics: Sequence[str],
     transactional: tuple[str, str],
-    filter_: Filter | None,
+    filter_: RecordFilter | None,
     listeners: Mapping[str, RangesCallback | None],
     *,
     parts: bool,
@@ -148,7 +151,7 @@ def _session(
     ownership: Alone | Shared,
     topics: Mapping[int, str],
     transactional_id: str,
-    filter_: Filter | None,
+    filter_: RecordFilter | None,
     policies: Policies,
     listeners: Mapping[str, RangesCallback | None],
     inbox: queue.SimpleQueue[GroupEvent],
@@ -190,13 +193,15 @@ def _check(
 ) -> None:
     counts = log.partitions(sorted({at.topic for at in wanted}))
     policies.watch([at.topic for at in wanted if at.topic in counts])
-    for at, pieces in wanted.items():
+    for at, ranges in wanted.items():
         if at.partition not in range(counts.get(at.topic, 0)):
             raise UnknownTopicError(f"there is no {at}: create the topic first, or correct the name")
-        for i, piece in enumerate(pieces):
-            if any(piece.overlaps(other) for other in pieces[:i]):
-                raise ValueError(f"{at}: key range {piece} overlaps another one: a record would be handed out twice")
-        if all(piece.is_whole for piece in pieces):
+        for i, key_range in enumerate(ranges):
+            if any(key_range.overlaps(other) for other in ranges[:i]):
+                raise ValueError(
+                    f"{at}: key range {key_range} overlaps another one: a record would be handed out twice"
+                )
+        if all(key_range.is_whole for key_range in ranges):
             continue
         if not config["allow.individual.commit"]:
             raise ConsumerRangeFetchNotAcceptedError(

@@ -78,7 +78,11 @@ class Committing:
             LogError: it is unknown whether the claim counted.
         """
         for share in shares:
-            found = [said.metadata for said in self._follower.live(share.at) if said.key.range.overlaps(share.id.range)]
+            found = [
+                said.metadata
+                for said in self._follower.live(share.at)
+                if said.key.key_range.overlaps(share.id.key_range)
+            ]
             share.progress.metadata = found[-1] if found else ""
         self._in_own_transaction(shares, ownership, claim=True)
         for share in shares:
@@ -176,7 +180,7 @@ class Committing:
     def _others_stable(self, at: TopicPartition, shares: Sequence[Share]) -> int | None:
         """Return the stable offset of a partition, with this consumer's own key ranges counted as done."""
         mine = [share for share in shares if share.at == at]
-        own = [Segment(share.id.range, 1 << 62) for share in mine]
+        own = [Segment(share.id.key_range, 1 << 62) for share in mine]
         stable = self._follower.stable(at, mine[0].progress.plain_offset(at), own)
         return None if stable is None else stable.offset
 

@@ -24,7 +24,7 @@ from coopstreams.commit.ranges import Runs, normalise
 from coopstreams.consumer.assignors import ASSIGNORS, Assignor
 from coopstreams.consumer.building import alone, shared, transactional_ids
 from coopstreams.consumer.committing import CommitResult
-from coopstreams.consumer.filters import Filter
+from coopstreams.consumer.filters import RecordFilter
 from coopstreams.consumer.ownership import Shared
 from coopstreams.consumer.session import ConsumerSession, Ranges, RangesCallback, by_partition
 from coopstreams.consumer.settings import ConsumerConfig
@@ -57,7 +57,7 @@ class CooperativeConsumer:
         self,
         config: Mapping[str, Any],
         *,
-        filter: Filter | None = None,  # noqa: A002
+        filter: RecordFilter | None = None,  # noqa: A002
         assignor: Assignor | None = None,
     ) -> None:
         """Check the settings; connect to nothing yet.
@@ -280,8 +280,7 @@ class CooperativeConsumer:
                 shares = sorted(session.shares.values(), key=lambda share: share.id)
                 if not all_here or not shares:
                     raise MembershipLostError(
-                        "key ranges that this transaction is about are somebody else's by now; what is uncommitted is "
-                        "void"
+                        "key ranges of this transaction have another owner by now; what is uncommitted is void"
                     )
                 session.committing.commit_in(transaction, shares, session.ownership)
             except BaseException:

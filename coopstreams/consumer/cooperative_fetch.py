@@ -227,7 +227,7 @@ class CooperativeFetch:
 
 
 def check_allowed(policy: Policy, topics: Sequence[str]) -> None:
-    """Do nothing if the records of these topics may be processed in any order.
+    """Check that the records of these topics may be processed in any order.
 
     Raises:
         IndividualCommitNotAllowedError | TopicRangeFetchNotAllowedError: the cluster, or a topic, does not allow it.

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from coopstreams.consumer.filters import Filter
+from coopstreams.consumer.filters import RecordFilter
 from coopstreams.consumer.refetching import Refetch, Refetching
 from coopstreams.consumer.share import ConsumerRecord, Share
 from coopstreams.log.log import Position, Reader
@@ -37,7 +37,7 @@ class Fetching:
         make_reader: Callable[[], Reader],
         most_bytes: int,
         reserves: Callable[[str], bool],
-        filter_: Filter | None,
+        filter_: RecordFilter | None,
     ) -> None:
         """`reserves`: whether the values of a topic's records may be kept."""
         self._reader = make_reader()
@@ -139,6 +139,6 @@ class Fetching:
                 partition.at = min(share.taken for share in partition.shares)
         self._reader.assign({at: Position(partition.at or 0) for at, partition in self._partitions.items()})
         for at in touched & self._partitions.keys():
-            self._reader.route(at, [share.id.range for share in self._partitions[at].shares])
+            self._reader.route(at, [share.id.key_range for share in self._partitions[at].shares])
             if any(share.paused for share in self._partitions[at].shares):
                 self._reader.hold(at, True)

@@ -15,7 +15,7 @@ from coopstreams.topology.columns import Columns
 
 
 @dataclass(frozen=True, slots=True)
-class Filter:
+class RecordFilter:
     """Passes a record that meets every condition that is set.
 
     Units: the size of a record is that of its key and value, in bytes.

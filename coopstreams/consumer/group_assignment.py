@@ -92,14 +92,14 @@ def _held(tasks: Iterable[TaskId], topics: Mapping[int, str]) -> Held:
     for task in tasks:
         if task.subtopology in topics:
             held.setdefault(topics[task.subtopology], []).append(task)
-    return {topic: tuple((task.partition, task.range) for task in sorted(some)) for topic, some in held.items()}
+    return {topic: tuple((task.partition, task.key_range) for task in sorted(some)) for topic, some in held.items()}
 
 
 def _tasks(held: Held) -> tuple[TaskId, ...]:
     return tuple(
         sorted(
-            TaskId(topic_number(topic), partition, piece)
-            for topic, pieces in held.items()
-            for partition, piece in pieces
+            TaskId(topic_number(topic), partition, key_range)
+            for topic, ranges in held.items()
+            for partition, key_range in ranges
         )
     )

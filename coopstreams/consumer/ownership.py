@@ -16,11 +16,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from coopstreams.commit.barrier import Barrier
+from coopstreams.commit.barrier import Barrier, Opening
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.positions import Positions
 from coopstreams.commit.progress import CommitPlan, Progress
-from coopstreams.commit.record import Committed
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.group.holdings import Assigned
 from coopstreams.group.membership import GroupMember
@@ -36,14 +35,9 @@ COMPLAIN_S = 5.0
 
 
 @dataclass(slots=True, eq=False)
-class Opening:
+class RangeOpening(Opening):
     """A key range that is wanted and not open yet."""
 
-    id: TaskId
-    epoch: int
-    barrier: int | None = None
-    doubted_at: float | None = None
-    plain: dict[TopicPartition, Committed | None] = field(default_factory=dict)
     said_at: float = field(default_factory=time.monotonic)
     """When it was first wanted, or last logged as waiting."""
 
@@ -55,7 +49,7 @@ class Openings:
         self.barrier = barrier
         self._follower = follower
         self._positions = positions
-        self._waiting: dict[TaskId, Opening] = {}
+        self._waiting: dict[TaskId, RangeOpening] = {}
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -63,7 +57,7 @@ class Openings:
     def want(self, ids: Iterable[TaskId], epoch: int) -> None:
         """Open these as soon as the barrier lets them pass."""
         for id_ in ids:
-            self._waiting[id_] = Opening(id_, epoch)
+            self._waiting[id_] = RangeOpening(id_, epoch)
 
     def drop(self, ids: Iterable[TaskId]) -> list[TaskId]:
         """Cancel these openings; return those that were waiting."""
@@ -88,7 +82,7 @@ class Openings:
             self._complain([one for one in ready if one.id not in opened])
         return [(progress, self._waiting.pop(id_)) for id_, progress in opened.items()]
 
-    def _complain(self, waiting: Iterable[Opening]) -> None:
+    def _complain(self, waiting: Iterable[RangeOpening]) -> None:
         """Log the key ranges that have waited for long, and what they wait for."""
         now = time.monotonic()
         for one in waiting:

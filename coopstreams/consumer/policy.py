@@ -223,7 +223,8 @@ class PolicyTopic:
                     self._values[topic, name] = bool(orjson.loads(value))
             except (ValueError, TypeError) as error:
                 raise LogError(
-                    f"{_PARTITION} has a record at offset {offset} that is no setting ({error}): who wrote it?"
+                    f"{_PARTITION} has a record at offset {offset} that is no setting ({error}). Another program wrote "
+                    "it: set the policy again, and let only administrators write the topic (kafka-acls)"
                 ) from error
 
 

@@ -16,12 +16,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 
+from coopstreams.commit.barrier import Opening
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.progress import Progress
 from coopstreams.commit.view import Winner
 from coopstreams.consumer.committing import CommitResult, Committing
 from coopstreams.consumer.fetching import Fetching
-from coopstreams.consumer.ownership import Alone, Opening, Openings, Shared
+from coopstreams.consumer.ownership import Alone, Openings, Shared
 from coopstreams.consumer.policy import Policies
 from coopstreams.consumer.revocation import Revocations
 from coopstreams.consumer.settings import ConsumerConfig
@@ -29,6 +30,7 @@ from coopstreams.consumer.share import ConsumerRecord, Share
 from coopstreams.group.holdings import Assigned, GroupEvent, Lost, Refused
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import (
+    AccessDeniedError,
     ConsumerRangeFetchNotAcceptedError,
     FencedError,
     GroupError,
@@ -45,7 +47,7 @@ log = logging.getLogger(__name__)
 SLICE_S = 0.05
 """The longest wait for records between two looks at the group's events."""
 OPENING_S = 0.005
-"""The same, while a key range waits to be opened."""
+"""The longest wait for records while a key range waits to be opened."""
 AGAIN_S = 0.1
 MOST_IN_VAIN = 5
 """How often a commit is tried again that was fenced because the group has a new generation."""
@@ -154,7 +156,7 @@ class ConsumerSession:
         return not gone
 
     def check_overtaken(self, shares: Collection[Share]) -> None:
-        """Do nothing unless another consumer has opened the same hashes later; only after `assign` can that happen.
+        """Check that no other consumer has opened the same hashes later, as it can after `assign`.
 
         Raises:
             IndividualCommitTooOldError: one has: uncommitted work here does not count. The key range is opened again
@@ -166,10 +168,12 @@ class ConsumerSession:
         for share in shares:
             rank = share.progress.term(share.at), self.openings.barrier.generation
             keys = [said.key for said in self.follower.live(share.at)]
-            louder = [key for key in keys if key.range.overlaps(share.id.range) and (key.term, key.generation) > rank]
+            louder = [
+                key for key in keys if key.key_range.overlaps(share.id.key_range) and (key.term, key.generation) > rank
+            ]
             if louder:
-                pieces = self.follower.resolve(share.at, share.id.range)
-                stable = min(piece.segment.position for piece in pieces if isinstance(piece, Winner))
+                resolved = self.follower.resolve(share.at, share.id.key_range)
+                stable = min(one.segment.position for one in resolved if isinstance(one, Winner))
                 self.fetching.close([share])
                 del self.shares[share.id]
                 self.openings.want([share.id], share.epoch)
@@ -196,7 +200,7 @@ class ConsumerSession:
             if self.shares:
                 self.commit(list(self.shares.values()))
         except (LogError, GroupError) as error:
-            log.warning("closing: what was not committed is done again elsewhere: %s", error)
+            log.warning("closing: uncommitted records are processed again elsewhere: %s", error)
         finally:
             self.openings.clear()
             self.ownership.close()
@@ -229,7 +233,7 @@ class ConsumerSession:
                 log.warning("%s cannot be given up yet: %s; trying again", names, error)
                 self.revocations.ask(given_up, time.monotonic())
                 return
-            log.warning("giving up %s: what was not committed is done again elsewhere: %s", names, error)
+            log.warning("giving up %s: uncommitted records are processed again elsewhere: %s", names, error)
         self._gone(given_up)
 
     def _obey(self) -> None:
@@ -253,7 +257,7 @@ class ConsumerSession:
                     self._refused = error
                 case Lost():
                     log.warning(
-                        "the group went on without this consumer; what was not committed is done again elsewhere"
+                        "the group has removed this consumer; uncommitted records are processed again elsewhere"
                     )
                     self.openings.clear()
                     self._lose(list(self.shares.values()))
@@ -264,7 +268,7 @@ class ConsumerSession:
         assert isinstance(self.ownership, Shared)
         self.ownership.assigned = event
         self.openings.barrier.follow_generation(event)
-        cut = [id_ for id_ in event.added if not id_.range.is_whole]
+        cut = [id_ for id_ in event.added if not id_.key_range.is_whole]
         if cut and not self._parts:
             raise ConsumerRangeFetchNotAcceptedError(
                 f"this consumer does not share, and was assigned a part of a partition: {cut[0]}"
@@ -295,7 +299,7 @@ class ConsumerSession:
             ]
             if fresh:
                 self.committing.claim(fresh, self.ownership)
-        except OffsetOutOfRangeError:
+        except (OffsetOutOfRangeError, AccessDeniedError):
             raise
         except (LogError, GroupError) as error:
             log.warning("opening key ranges: %s; trying again", error)
@@ -351,5 +355,5 @@ def by_partition(shares: Iterable[Share]) -> Ranges:
     """Return the key ranges of each partition, ascending."""
     ranges: dict[TopicPartition, list[KeyRange]] = {}
     for share in shares:
-        ranges.setdefault(share.at, []).append(share.id.range)
+        ranges.setdefault(share.at, []).append(share.id.key_range)
     return {at: tuple(sorted(some)) for at, some in sorted(ranges.items())}

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from coopstreams.common.config import boolean, check_heartbeat, integer, one_of, text
+from coopstreams.common.config import boolean, check_heartbeat, check_security, integer, one_of, text
+from coopstreams.common.references import resolved
 from coopstreams.topology.errors import ConfigError
 
 SETTINGS: Mapping[str, tuple[Callable[[Any], Any], Any, str]] = {
@@ -17,8 +18,8 @@ SETTINGS: Mapping[str, tuple[Callable[[Any], Any], Any, str]] = {
     "group.instance.id": (
         text,
         None,
-        "Makes this a static member: started again within `session.timeout.ms`, it has what it had, and nobody else is "
-        "disturbed.",
+        "Makes this a static member: started again within `session.timeout.ms`, it gets its key ranges back, and "
+        "the other members are not disturbed.",
     ),
     "auto.offset.reset": (one_of("earliest", "latest"), "earliest", "Where a group without a committed offset begins."),
     "isolation.level": (
@@ -111,6 +112,7 @@ class ConsumerConfig:
             ConfigError: an invalid value, or no `group.id`.
         """
         values = {name: default for name, (_, default, _) in SETTINGS.items()}
+        settings = resolved(settings)
         for name in settings.keys() & SETTINGS.keys():
             try:
                 values[name] = SETTINGS[name][0](settings[name])
@@ -120,5 +122,7 @@ class ConsumerConfig:
             raise ConfigError("group.id is not set: name the group whose progress is kept")
         check_heartbeat(values)
         client = {name: value for name, value in settings.items() if name not in SETTINGS}
+        check_security(client)
+        client.setdefault("consumer.group.id", values["group.id"])  # as `Config` does
         client["producer.transaction.timeout.ms"] = values["transaction.timeout.ms"]
         return ConsumerConfig(values, client)

@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
+from coopstreams.commit.inflight import InFlight
 from coopstreams.commit.progress import Progress
 from coopstreams.commit.ranges import Runs, above, common
 from coopstreams.commit.record import Segment
-from coopstreams.consumer.inflight import InFlight
 from coopstreams.consumer.waiting import WaitingRecords
 from coopstreams.topology.columns import Columns, Headers
 from coopstreams.topology.keys import KeyRange
@@ -42,7 +42,7 @@ class ConsumerRecord:
     @property
     def key_range(self) -> KeyRange:
         """The key range that owned the record when it was handed out."""
-        return self.share.id.range
+        return self.share.id.key_range
 
 
 class Share:
@@ -67,7 +67,7 @@ class Share:
         self.waiting = WaitingRecords()
 
     def __str__(self) -> str:
-        return f"{self.at}[{self.id.range}]"
+        return f"{self.at}[{self.id.key_range}]"
 
     @property
     def stuck(self) -> bool:
@@ -143,7 +143,9 @@ class Share:
 
     def _committed_runs(self, segment: Segment) -> Runs:
         """Return the done runs that are committed already: a later commit must not take them back."""
-        before = [done for done in self.progress.committed_segments(self.at) if done.range.overlaps(segment.range)]
+        before = [
+            done for done in self.progress.committed_segments(self.at) if done.key_range.overlaps(segment.key_range)
+        ]
         return reduce(common, (above(done.runs, segment.position) for done in before))
 
     def _records(self, columns: Columns, picked: list[int]) -> list[ConsumerRecord]:

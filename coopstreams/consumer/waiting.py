@@ -22,9 +22,9 @@ from coopstreams.topology.columns import NO_RECORDS, Columns
 RECORD_BYTES = 200
 """The approximate memory of a record beside its key and value."""
 BARE_BYTES = 64
-"""The same for a bare record, beside its key: an object, a reference, an offset."""
+"""The approximate memory of a bare record beside its key: an object, a reference, an offset."""
 BARE_RECORDS = 1000
-"""The most bare neighbours that are kept in one batch and asked for together."""
+"""The most neighbouring bare records that are kept in one batch and read again together."""
 
 
 @dataclass(slots=True)

@@ -129,7 +129,7 @@ class Demo:
                 parts = self._process(log, workers, tally)
             url = workers.living[0].url
             equal = self._screen.compare(url, tally)
-            self._screen.say("\nWho has which of the 256 key groups, and answers for them:")
+            self._screen.say("\nThe owners of the 256 key groups, which answer queries for them:")
             self.console.print(owners(workers.all, parts, STAGES, ascii_only=self.console.options.ascii_only))
             self._screen.say_times()
             if not once:
@@ -185,7 +185,7 @@ class Demo:
         at, killed_at = run.fraction, time.monotonic()
         workers.kill(victim)
         self._screen.say(
-            f"[red]{at:.0%} done: {victim.name} is killed (SIGKILL)[/]; nobody has {lost} until its session ends "
+            f"[red]{at:.0%} done: {victim.name} is killed (SIGKILL)[/]; no process has {lost} until its session ends "
             f"({SESSION_MS / 1000:g} s)"
         )
         yield False

@@ -104,7 +104,7 @@ class Workers:
         worker.process.wait()
 
     def check(self) -> None:
-        """Do nothing while all processes run that were not killed.
+        """Check that all processes run that were not killed.
 
         Raises:
             DevError: one ended by itself; the message has its last log lines.

@@ -18,7 +18,7 @@ import uuid
 from base64 import urlsafe_b64encode
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 
@@ -39,6 +39,9 @@ from coopstreams.dev.process import (
 from coopstreams.dev.settings import broker_settings, properties_text
 from coopstreams.topology.errors import DevError
 
+if TYPE_CHECKING:
+    from coopstreams.dev.secured import Secured
+
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 30.0
 
@@ -48,6 +51,7 @@ _LOGGING = (
     "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd HH:mm:ss.SSS",
     "-Dorg.slf4j.simpleLogger.log.org.apache.kafka.clients=warn",
 )
+_SECURITY = "security"
 _IN_USE = "Address already in use"
 _OF_A_NEWER = "errors.UnsupportedVersionException"
 
@@ -66,10 +70,14 @@ class KafkaBroker:
         java: Java | None = None,
         console: Console | None = None,
         version: str = KAFKA,
+        secure: bool = False,
     ) -> None:
         """For one node of several, pass `controller_port`, `cluster` (an id, see `cluster_id`) and `settings`.
 
-        The settings must have `node.id` and `controller.quorum.voters`.
+        The settings must have `node.id` and `controller.quorum.voters`. `secure`: TLS, users and ACLs, see `secured`.
+
+        Raises:
+            DevError: a secured broker needs cryptography.
         """
         self.folder = folder.expanduser().resolve()
         self.log_file = self.folder / "kafka.log"
@@ -80,6 +88,8 @@ class KafkaBroker:
         self._java = java
         self._console = console or Console(stderr=True)
         self._version = version
+        self.secured = _secured(self.folder) if secure or (self.folder / _SECURITY).exists() else None
+        """Keys, certificates and the super user, if the broker is secured."""
         self._process: subprocess.Popen[bytes] | None = None
         self._starting = False
 
@@ -109,6 +119,15 @@ class KafkaBroker:
         if last is None:
             raise DevError(f"no broker was started in {self.folder} yet. Call start(), or run: coopstreams dev")
         return f"127.0.0.1:{last.port}"
+
+    def answers(self, timeout_s: float = 2.0) -> bool:
+        """Return whether the broker answers requests, and takes part in its cluster."""
+        last = recorded(self.folder)
+        if last is None:
+            return False
+        if self.secured is None:
+            return answers(last.port, timeout_s)
+        return answers(last.inner_port, timeout_s, self.secured.context())
 
     def start(self) -> bool:
         """Start a broker, or use the one that runs on the folder; return whether a new process was started.
@@ -179,21 +198,27 @@ class KafkaBroker:
     def _launch(self, java: Java, classpath: str) -> bool:
         """Start a process on the folder; return False if the chosen free port is taken by now."""
         port, controller_port = self._ports()
+        inner_port, settings = 0, self._settings
+        if self.secured is not None:
+            self._check_kept(self.secured)
+            self.secured.make()
+            inner_port = self._inner_port()
+            settings = self.secured.broker_settings(port, inner_port, controller_port) | settings
         config = self.folder / "server.properties"
-        config.write_text(properties_text(broker_settings(self.folder, port, controller_port, self._settings)))
+        config.write_text(properties_text(broker_settings(self.folder, port, controller_port, settings)))
         if not (self.folder / "log" / "meta.properties").exists():
             self._format(java, classpath, config)
         beginning = self.log_file.stat().st_size if self.log_file.exists() else 0
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                java.command(*_JVM, *_LOGGING, "-cp", classpath, "kafka.Kafka", str(config)),
+                java.command(*_JVM, *_LOGGING, *self._java_options(), "-cp", classpath, "kafka.Kafka", str(config)),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 cwd=self.folder,
                 start_new_session=True,  # Ctrl-C in the terminal ends the caller, not the broker
             )
-        broker = BrokerProcess(self._process.pid, port, controller_port)
+        broker = BrokerProcess(self._process.pid, port, controller_port, inner_port)
         record(self.folder, broker)
         self._starting = True
         try:
@@ -217,6 +242,21 @@ class KafkaBroker:
         controller = last.controller_port if last and port_is_free(last.controller_port) else free_port()
         return wanted, self._controller_port or controller
 
+    def _inner_port(self) -> int:
+        last = recorded(self.folder)
+        return last.inner_port if last and last.inner_port and port_is_free(last.inner_port) else free_port()
+
+    def _java_options(self) -> tuple[str, ...]:
+        return self.secured.java_options if self.secured is not None else ()
+
+    def _check_kept(self, secured: Secured) -> None:
+        """Do nothing unless the folder has the data of a broker without security: it has no super user."""
+        if not secured.made and (self.folder / "log" / "meta.properties").exists():
+            raise DevError(
+                f"{self.folder} has the data of a broker without security, which has no users. Use another folder "
+                "(--data), or delete it."
+            )
+
     def _format(self, java: Java, classpath: str, config: Path) -> None:
         cluster = self._cluster or cluster_id(uuid.uuid4())
         done = subprocess.run(
@@ -230,6 +270,7 @@ class KafkaBroker:
                 cluster,
                 "--config",
                 str(config),
+                *(self.secured.format_arguments() if self.secured is not None else ()),
             ),
             capture_output=True,
             text=True,
@@ -242,7 +283,7 @@ class KafkaBroker:
 
     def _await_answer(self, broker: BrokerProcess, log_beginning: int = 0) -> None:
         with self._console.status(f"waiting for Kafka {self._version} at 127.0.0.1:{broker.port}"):
-            answered = wait_until(lambda: self.running is None or answers(broker.port), START_TIMEOUT_S)
+            answered = wait_until(lambda: self.running is None or self.answers(), START_TIMEOUT_S)
         if self.running is None:
             said = self._said_since(log_beginning)
             newer = (
@@ -261,6 +302,12 @@ class KafkaBroker:
         with self.log_file.open("rb") as log:
             log.seek(position)
             return log.read().decode(errors="replace")
+
+
+def _secured(folder: Path) -> Secured:
+    from coopstreams.dev.secured import Secured  # only a secured broker needs cryptography
+
+    return Secured(folder / _SECURITY)
 
 
 def _reason(said: str) -> str:

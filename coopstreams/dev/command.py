@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -13,16 +14,16 @@ from coopstreams.common.java import find_java
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.dev.cache import cache_folder
 from coopstreams.dev.jars import KAFKA
-from coopstreams.dev.process import answers, memory_mb, port_is_free, recorded
+from coopstreams.dev.process import memory_mb, port_is_free, recorded
 from coopstreams.topology.errors import DevError
 
-USUAL_PORT = 9092
+USUAL_PORT, USUAL_SECURE_PORT = 9092, 9093
 
 _Data = Annotated[
     Path | None,
     typer.Option(
-        help="The folder that keeps the broker's data, log and address. Default: `dev` in the cache folder "
-        "(COOPSTREAMS_CACHE, else ~/.cache/coopstreams)."
+        help="The folder that keeps the broker's data, log and address. Default: `dev`, or `dev-secure`, in the cache "
+        "folder (COOPSTREAMS_CACHE, else ~/.cache/coopstreams)."
     ),
 ]
 
@@ -42,39 +43,54 @@ def start(
     port: Annotated[
         int | None,
         typer.Option(
-            help=f"The port to listen on. Default: the last one of this folder, {USUAL_PORT}, or a free one.",
+            help=f"The port to listen on. Default: the last one of this folder, {USUAL_PORT} ({USUAL_SECURE_PORT} with "
+            "--secure), or a free one.",
             min=1,
             max=65535,
         ),
     ] = None,
     data: _Data = None,
+    secure: Annotated[
+        bool,
+        typer.Option(
+            "--secure", help="TLS, users who log in (SCRAM, OAUTHBEARER, certificates), and only what ACLs allow."
+        ),
+    ] = False,
 ) -> None:
     """Start the broker and leave it running; one that already runs is used as it is."""
+    folder = _folder(data, secure)
+    option = _option(data, secure)
     if context.invoked_subcommand is not None:
-        context.obj = data
+        context.obj = _Chosen(folder, option)
         return
     console = Console()
-    folder = _folder(data)
-    if port is None and recorded(folder) is None and port_is_free(USUAL_PORT):
-        port = USUAL_PORT
-    broker = KafkaBroker(folder, port=port, console=console)
+    usual = USUAL_SECURE_PORT if secure else USUAL_PORT
+    if port is None and recorded(folder) is None and port_is_free(usual):
+        port = usual
     with _told(console):
+        broker = KafkaBroker(folder, port=port, console=console, secure=secure)
         new = broker.start()
     console.print(
         f"Kafka {KAFKA} {'is up' if new else 'was already running'} at [bold]{broker.bootstrap}[/]", highlight=False
     )
     console.print(
-        f"  data and log in {folder}\n  stop it with: coopstreams dev stop{_option(data)}",
+        f"  data and log in {folder}\n  stop it with: coopstreams dev{option} stop",
         highlight=False,
         soft_wrap=True,
     )
+    if broker.secured is not None:
+        console.print(
+            f"  settings of the super user: --config {broker.secured.folder / 'admin.toml'}",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 @app.command()
 def stop(context: typer.Context, data: _Data = None) -> None:
     """Stop the broker; its data are kept."""
     console = Console()
-    folder = _folder(data or context.obj)
+    folder = _chosen(context, data).folder
     with _told(console), console.status("stopping Kafka"):
         stopped = KafkaBroker(folder, console=console).stop()
     console.print("Kafka is stopped" if stopped else f"no broker runs on {folder}", highlight=False, soft_wrap=True)
@@ -84,16 +100,17 @@ def stop(context: typer.Context, data: _Data = None) -> None:
 def status(context: typer.Context, data: _Data = None) -> None:
     """Say whether the broker runs, where, and with which Java. Exit code 0 when it answers, 1 otherwise."""
     console = Console()
-    folder = _folder(data or context.obj)
-    broker = KafkaBroker(folder, console=console).running
+    chosen = _chosen(context, data)
+    folder, known = chosen.folder, KafkaBroker(chosen.folder, console=console)
+    broker = known.running
     if broker is None:
         console.print(
-            f"no broker runs on {folder}; start one with: coopstreams dev{_option(data or context.obj)}",
+            f"no broker runs on {folder}; start one with: coopstreams dev{chosen.option}",
             highlight=False,
             soft_wrap=True,
         )
         raise typer.Exit(1)
-    up = answers(broker.port, timeout_s=10)
+    up = known.answers(timeout_s=10)
     console.print(
         f"Kafka {KAFKA} {'answers' if up else 'does not answer'} at [bold]127.0.0.1:{broker.port}[/]", highlight=False
     )
@@ -119,9 +136,26 @@ def _told(console: Console) -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
-def _folder(data: Path | None) -> Path:
-    return data.expanduser().resolve() if data is not None else cache_folder() / "dev"
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """The folder that a command is about, and the options that name it."""
+
+    folder: Path
+    option: str
 
 
-def _option(data: Path | None) -> str:
-    return f" --data {data}" if data is not None else ""
+def _chosen(context: typer.Context, data: Path | None) -> _Chosen:
+    """Return the folder of a sub-command: its own option wins over that in front of it."""
+    if data is not None:
+        return _Chosen(_folder(data, False), _option(data, False))
+    found: _Chosen = context.obj
+    return found
+
+
+def _folder(data: Path | None, secure: bool) -> Path:
+    default = cache_folder() / ("dev-secure" if secure else "dev")
+    return data.expanduser().resolve() if data is not None else default
+
+
+def _option(data: Path | None, secure: bool) -> str:
+    return (f" --data {data}" if data is not None else "") + (" --secure" if secure else "")

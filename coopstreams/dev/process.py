@@ -4,8 +4,10 @@ A process id alone is no proof: after a crash or a reboot another process may ha
 process must also contain the broker's folder.
 """
 
+import contextlib
 import secrets
 import socket
+import ssl
 import struct
 import subprocess
 import time
@@ -26,6 +28,8 @@ class BrokerProcess:
     pid: int
     port: int
     controller_port: int
+    inner_port: int = 0
+    """Of the listener SSL of a secured broker; 0: it is not secured."""
 
 
 def recorded(folder: Path) -> BrokerProcess | None:
@@ -114,8 +118,8 @@ def free_port() -> int:
     return port
 
 
-def answers(port: int, timeout_s: float = 2.0) -> bool:
-    """Return whether a Kafka broker answers requests on the port, and takes part in its cluster.
+def answers(port: int, timeout_s: float = 2.0, context: ssl.SSLContext | None = None) -> bool:
+    """Return whether a Kafka broker answers requests on the port, and takes part in its cluster. `context`: by TLS.
 
     A broker that has just started answers before its controller has unfenced it; until then no topic can be created on
     it.
@@ -125,7 +129,10 @@ def answers(port: int, timeout_s: float = 2.0) -> bool:
     client = b"coopstreams-dev"
     request = struct.pack(">hhih", 3, 1, 1, len(client)) + client + struct.pack(">i", 0)
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=timeout_s) as connection:
+        with contextlib.ExitStack() as closing:
+            connection = closing.enter_context(socket.create_connection(("127.0.0.1", port), timeout=timeout_s))
+            if context is not None:
+                connection = closing.enter_context(context.wrap_socket(connection, server_hostname="127.0.0.1"))
             connection.sendall(struct.pack(">i", len(request)) + request)
             answer = b""
             while len(answer) < 12:

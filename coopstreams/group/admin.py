@@ -114,16 +114,17 @@ def connected(settings: Mapping[str, Any], timeout_s: float) -> Connection:
 
     Raises:
         ConfigError: a connection or security setting that this client does not have.
-        GroupError: no brokers in this time.
+        GroupError: no brokers in this time, or they do not let this process in.
     """
     connection = Connection(kafka_python_settings(settings), int(timeout_s * 1000))
     connection.start(_nothing)
     give_up = time.monotonic() + timeout_s
     while (reason := connection.run(connection.find_brokers, give_up)) is not None:
-        if time.monotonic() > give_up:
+        shut = requests.not_let_in(reason, connection.login)
+        if shut is not None or time.monotonic() > give_up:
             servers = connection.servers
             connection.close()
-            raise GroupError(
+            raise shut or GroupError(
                 f"cannot reach the brokers at {servers}: {reason}. Are they running, and is bootstrap.servers right?"
             )
     return connection

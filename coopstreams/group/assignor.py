@@ -109,9 +109,9 @@ def settle(
         tasks = _balanced(layout, subtopology, claims, load)
         if problem := problem_of(layout, subtopology, tasks):
             raise AssignmentError(f"sub-topology {subtopology}: {problem}")
-    pieces = _pieces(tasks)
+    cuts = _cuts(tasks)
     for member, mine in tasks.items():
-        load[member] += sum((Fraction(1, pieces[task.partition]) for task in mine), Fraction(0))
+        load[member] += sum((Fraction(1, cuts[task.partition]) for task in mine), Fraction(0))
     return tasks
 
 
@@ -129,18 +129,18 @@ def _balanced(
     }
     balanced = balance(layout, held, load)
     return {
-        member: [TaskId(subtopology, cell.partition, piece) for cell in cells for piece in cell.ranges]
+        member: [TaskId(subtopology, cell.partition, key_range) for cell in cells for key_range in cell.ranges]
         for member, cells in balanced.items()
     }
 
 
-def _pieces(tasks: Mapping[str, Iterable[TaskId]]) -> dict[int, int]:
+def _cuts(tasks: Mapping[str, Iterable[TaskId]]) -> dict[int, int]:
     """Return into how many key ranges each partition is cut."""
-    pieces: dict[int, int] = {}
+    cuts: dict[int, int] = {}
     for mine in tasks.values():
         for task in mine:
-            pieces[task.partition] = pieces.get(task.partition, 0) + 1
-    return pieces
+            cuts[task.partition] = cuts.get(task.partition, 0) + 1
+    return cuts
 
 
 def problem_of(layout: Layout, subtopology: int, tasks: Mapping[str, Iterable[TaskId]]) -> str | None:
@@ -150,8 +150,8 @@ def problem_of(layout: Layout, subtopology: int, tasks: Mapping[str, Iterable[Ta
         for task in mine:
             if task.partition not in by_partition:
                 return f"there is no partition {task.partition}"
-            by_partition[task.partition].append(task.range)
-    allowed = {layout.pieces(slots) for slots in layout.counts}
+            by_partition[task.partition].append(task.key_range)
+    allowed = {layout.ranges_of(slots) for slots in layout.counts}
     for partition, cut in by_partition.items():
         try:
             check_tiling(cut, f"{subtopology}_{partition}")
@@ -167,20 +167,18 @@ def problem_of(layout: Layout, subtopology: int, tasks: Mapping[str, Iterable[Ta
     )
 
 
-def _unfair(layout: Layout, tasks: Mapping[str, list[TaskId]], pieces: Mapping[int, int]) -> str | None:
+def _unfair(layout: Layout, tasks: Mapping[str, list[TaskId]], cuts: Mapping[int, int]) -> str | None:
     """Return a sentence on a member with too few or too many partitions; None: the target is fair."""
     small, large = layout.sizes
     for member, mine in tasks.items():
         low, high = layout.quotas[member]
-        load = sum((Fraction(1, pieces[task.partition]) for task in mine), Fraction(0))
+        load = sum((Fraction(1, cuts[task.partition]) for task in mine), Fraction(0))
         if not low * small <= load <= high * large:
             return (
                 f"member {member} has {float(load):.3f} partitions; with {layout.threads[member]} threads, "
                 f"{float(low * small):.3f} to {float(high * large):.3f} are fair"
             )
         together = Counter(task.partition for task in mine)
-        if layout.slots == layout.partitions and any(
-            pieces[partition] != count for partition, count in together.items()
-        ):
+        if layout.slots == layout.partitions and any(cuts[partition] != count for partition, count in together.items()):
             return f"member {member} has tasks without their siblings, although partitions need not be shared"
     return None

@@ -53,7 +53,9 @@ def balance(layout: Layout, held: _Held, load: Mapping[str, Fraction]) -> dict[s
         for cell, member in _match(free[partition], shares, held)[0].items():
             if member is not None:
                 balanced[member].append(cell)
-    return {member: sorted(mine, key=lambda cell: (cell.partition, cell.span)) for member, mine in balanced.items()}
+    return {
+        member: sorted(mine, key=lambda cell: (cell.partition, cell.key_range)) for member, mine in balanced.items()
+    }
 
 
 def _slot_counts(layout: Layout, held: _Held) -> list[int]:
@@ -84,7 +86,7 @@ def _overlaps(cells: Iterable[Cell], members: Iterable[str], held: _Held) -> Ite
     members = tuple(members)
     for cell in cells:
         for member in members:
-            overlap = common(held.get(member, {}).get(cell.partition, ()), cell.span)
+            overlap = common(held.get(member, {}).get(cell.partition, ()), cell.key_range)
             if overlap:
                 yield overlap, cell, member
 
@@ -96,7 +98,7 @@ def _complete(cells: Mapping[int, list[Cell]], held: _Held) -> dict[str, list[Ce
             cell
             for partition in sorted(mine)
             for cell in cells.get(partition, ())
-            if any(piece.covers(cell.span) for piece in mine[partition])
+            if any(key_range.covers(cell.key_range) for key_range in mine[partition])
         ]
         for member, mine in held.items()
     }
@@ -113,11 +115,11 @@ def _quotas(
     odd = layout.slots - sum(quota.values())
 
     def order(member: str) -> tuple[int, int, Fraction, str]:
-        pieces = [piece for mine in held.get(member, {}).values() for piece in mine]
+        ranges = [key_range for mine in held.get(member, {}).values() for key_range in mine]
         stays = min(len(kept.get(member, ())), layout.quotas[member][1])
         return (
             -stays,
-            -sum(piece.end - piece.start + 1 for piece in pieces),
+            -sum(key_range.end - key_range.start + 1 for key_range in ranges),
             load[member] / layout.threads[member],
             member,
         )
@@ -130,7 +132,7 @@ def _quotas(
 def _best_kept(cells: list[Cell], quota: int) -> list[Cell]:
     """Return the cells to keep, if there are more than the quota: those of partitions where the member has most."""
     together = Counter(cell.partition for cell in cells)
-    return sorted(cells, key=lambda cell: (-together[cell.partition], cell.partition, cell.span))[:quota]
+    return sorted(cells, key=lambda cell: (-together[cell.partition], cell.partition, cell.key_range))[:quota]
 
 
 def _fill(
@@ -196,7 +198,7 @@ def _match(cells: list[Cell], limits: Mapping[str, int], held: _Held) -> tuple[d
     overlaps = {(cell, member): overlap for overlap, cell, member in _overlaps(cells, limits, held)}
     owners: dict[Cell, str | None] = dict.fromkeys(cells)
     left = dict(limits)
-    for (cell, member), _ in sorted(overlaps.items(), key=lambda x: (-x[1], x[0][0].span, x[0][1])):
+    for (cell, member), _ in sorted(overlaps.items(), key=lambda x: (-x[1], x[0][0].key_range, x[0][1])):
         if owners[cell] is None and left[member]:
             left[member] -= 1
             owners[cell] = member

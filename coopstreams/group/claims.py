@@ -29,17 +29,17 @@ def task_partition_of(task: TaskId) -> TaskPartition:
 def merge(ranges: Iterable[KeyRange]) -> list[KeyRange]:
     """Return the same hashes in as few ranges as possible, ascending."""
     merged: list[KeyRange] = []
-    for piece in sorted(ranges):
-        if merged and piece.start <= merged[-1].end + 1:
-            merged[-1] = KeyRange(merged[-1].start, max(merged[-1].end, piece.end))
+    for key_range in sorted(ranges):
+        if merged and key_range.start <= merged[-1].end + 1:
+            merged[-1] = KeyRange(merged[-1].start, max(merged[-1].end, key_range.end))
         else:
-            merged.append(piece)
+            merged.append(key_range)
     return merged
 
 
-def common(ranges: Iterable[KeyRange], span: KeyRange) -> int:
-    """Return how many hashes of the span lie in these (disjoint) ranges."""
-    overlaps = (piece.intersect(span) for piece in ranges)
+def common(ranges: Iterable[KeyRange], key_range: KeyRange) -> int:
+    """Return how many hashes of a key range lie in these (disjoint) ranges."""
+    overlaps = (one.intersect(key_range) for one in ranges)
     return sum(both.end - both.start + 1 for both in overlaps if both is not None)
 
 
@@ -51,35 +51,37 @@ def claims_of(members: Mapping[str, MemberState]) -> Claims:
         held: dict[TaskPartition, list[KeyRange]] = {}
         for task in members[member].tasks:
             held.setdefault(task_partition_of(task), []).extend(
-                task.range.minus(taken.get(task_partition_of(task), ()))
+                task.key_range.minus(taken.get(task_partition_of(task), ()))
             )
-        claims[member] = {task_partition: merge(pieces) for task_partition, pieces in held.items() if pieces}
-        for task_partition, pieces in claims[member].items():
-            taken.setdefault(task_partition, []).extend(pieces)
+        claims[member] = {task_partition: merge(ranges) for task_partition, ranges in held.items() if ranges}
+        for task_partition, ranges in claims[member].items():
+            taken.setdefault(task_partition, []).extend(ranges)
     return claims
 
 
 def grant(target: Mapping[str, Iterable[TaskId]], claims: Claims) -> dict[str, tuple[TaskId, ...]]:
     """Return the part of each member's target that no other member holds.
 
-    A task of which others hold a part is granted in pieces.
+    A task of which others hold a part is granted in parts.
     """
     holders: dict[TaskPartition, list[tuple[str, KeyRange]]] = {}
     for member, held in claims.items():
-        for task_partition, pieces in held.items():
-            holders.setdefault(task_partition, []).extend((member, piece) for piece in pieces)
+        for task_partition, ranges in held.items():
+            holders.setdefault(task_partition, []).extend((member, key_range) for key_range in ranges)
     granted: dict[str, tuple[TaskId, ...]] = {}
     for member, tasks in target.items():
-        pieces_of: list[TaskId] = []
+        grants: list[TaskId] = []
         for task in tasks:
-            others = [piece for other, piece in holders.get(task_partition_of(task), ()) if other != member]
-            pieces_of += [TaskId(task.subtopology, task.partition, piece) for piece in task.range.minus(others)]
-        granted[member] = tuple(sorted(pieces_of))
+            others = [key_range for other, key_range in holders.get(task_partition_of(task), ()) if other != member]
+            grants += [
+                TaskId(task.subtopology, task.partition, key_range) for key_range in task.key_range.minus(others)
+            ]
+        granted[member] = tuple(sorted(grants))
     return granted
 
 
 def check_granted(granted: Mapping[str, Iterable[TaskId]], claims: Claims) -> None:
-    """Do nothing if the grants overlap neither each other nor ranges that other members rightly hold.
+    """Check that the grants overlap neither each other nor ranges that other members rightly hold.
 
     Raises:
         AssignmentError: two members would own the same hashes; names both.
@@ -87,20 +89,20 @@ def check_granted(granted: Mapping[str, Iterable[TaskId]], claims: Claims) -> No
     owners: dict[TaskPartition, list[tuple[KeyRange, str]]] = {}
     for member, tasks in granted.items():
         for task in tasks:
-            owners.setdefault(task_partition_of(task), []).append((task.range, member))
+            owners.setdefault(task_partition_of(task), []).append((task.key_range, member))
     for member, held in claims.items():
-        for task_partition, pieces in held.items():
-            owners.setdefault(task_partition, []).extend((piece, member) for piece in pieces)
+        for task_partition, ranges in held.items():
+            owners.setdefault(task_partition, []).extend((key_range, member) for key_range in ranges)
     for task_partition, entries in owners.items():
         _check_disjoint(task_partition, entries)
 
 
 def _check_disjoint(task_partition: TaskPartition, entries: list[tuple[KeyRange, str]]) -> None:
     reach: dict[str, int] = {}
-    for piece, member in sorted(entries):
+    for key_range, member in sorted(entries):
         for other, end in reach.items():
-            if other != member and end >= piece.start:
+            if other != member and end >= key_range.start:
                 raise AssignmentError(
-                    f"{task_partition}: members {other} and {member} would both own hashes of key range {piece}"
+                    f"{task_partition}: members {other} and {member} would both own hashes of key range {key_range}"
                 )
-        reach[member] = max(reach.get(member, -1), piece.end)
+        reach[member] = max(reach.get(member, -1), key_range.end)

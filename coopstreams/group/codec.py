@@ -215,10 +215,9 @@ def _tasks(tasks: Iterable[TaskId]) -> tuple[_Task, ...]:
 
 
 def _task(task: TaskId) -> _Task:
-    first, last = task.range.first_group, task.range.last_group
-    if task.range == KeyRange.of_groups(first, last):
-        return (task.subtopology, task.partition, first, last)
-    return (task.subtopology, task.partition, task.range.start, task.range.end, 0)
+    if task.key_range.is_cut_at_groups:
+        return (task.subtopology, task.partition, *task.key_range.groups)
+    return (task.subtopology, task.partition, task.key_range.start, task.key_range.end, 0)
 
 
 def _task_ids(wire: Iterable[_Task]) -> tuple[TaskId, ...]:

@@ -15,6 +15,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -24,6 +25,8 @@ from kafka.net.compat import KafkaNetClient
 from kafka.net.sasl.oauth import AbstractTokenProvider
 from kafka.net.wakeup_notifier import WakeupNotifier
 
+from coopstreams.common.acls import Attempt, Login
+from coopstreams.common.tokens import Token, TokenError, Tokens
 from coopstreams.group import requests
 from coopstreams.group.requests import Exchange
 from coopstreams.log.log import UNKNOWN_FOR_S
@@ -48,7 +51,12 @@ class Connection:
     """The brokers. Other threads call `run`, `soon` and `close`; `async` methods run on the I/O thread."""
 
     def __init__(self, settings: Mapping[str, Any], request_ms: int) -> None:
-        self.client = KafkaNetClient(**_client_settings(settings))
+        plain = dict(settings)
+        self.login: Login = plain.pop("login", Login())
+        """Who this process is to the brokers."""
+        source = plain.pop("token_source", None)
+        self._tokens = None if source is None else Tokens(source)
+        self.client = KafkaNetClient(**_client_settings(plain, self._tokens))
         self._net: Any = self.client._net
         self._manager: Any = self.client._manager
         self._wakeup = WakeupNotifier(self._net)
@@ -103,6 +111,8 @@ class Connection:
         self.closed = True
         self._net.stop(2000)
         self.client.close()
+        if self._tokens is not None:
+            self._tokens.close()
 
     async def idle(self, seconds: float) -> None:
         """Wait for `wake`, for at most `seconds`. One at a time."""
@@ -173,7 +183,7 @@ class Connection:
                 else:
                     passes = requests.passes(error)
                 if not passes:
-                    raise requests.translated(exchange.what, error) from error
+                    raise requests.translated(exchange.what, error, self._of_us(exchange.attempt)) from error
                 # A time-out says less than the answer before it.
                 if answer is None or not isinstance(error, errors.KafkaTimeoutError):
                     answer = error
@@ -230,6 +240,9 @@ class Connection:
             with suppress(errors.KafkaTimeoutError):
                 await self._manager.wait_for(done, timeout_ms)
         return dict(answers), dict(failed)
+
+    def _of_us(self, attempt: Attempt) -> Attempt:
+        return replace(attempt, login=self.login)
 
     def look_again(self) -> None:
         """Request a metadata update: which brokers there are."""
@@ -299,28 +312,27 @@ class Connection:
 
 
 class _TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has no types
-    """librdkafka's `oauth_cb` as kafka-python's token provider. A token is used until shortly before it expires."""
+    """`Tokens` as kafka-python asks for them."""
 
-    def __init__(self, callback: Callable[[str], tuple[Any, ...]], config: str) -> None:
+    def __init__(self, tokens: Tokens) -> None:
         super().__init__()
-        self._callback = callback
-        self._config = config
-        self._token = ""
-        self._until = 0.0
-        self._extensions: dict[str, str] = {}
+        self._tokens = tokens
 
     def token(self) -> str:
-        if time.time() > self._until - 10:
-            token, until, *rest = self._callback(self._config)
-            self._token, self._until = str(token), float(until)
-            self._extensions = dict(rest[1]) if len(rest) > 1 else {}
-        return self._token
+        return str(self._current()[0])
 
     def extensions(self) -> dict[str, str]:
-        return self._extensions
+        token = self._current()
+        return dict(token[3]) if len(token) > 3 else {}
+
+    def _current(self) -> Token:
+        try:
+            return self._tokens.current()
+        except TokenError as error:  # as if the broker did not answer: there may be one later
+            raise errors.KafkaConnectionError(str(error)) from error
 
 
-def _client_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _client_settings(settings: Mapping[str, Any], tokens: Tokens | None) -> dict[str, Any]:
     """Return our defaults, overridden by the user's settings."""
     arguments: dict[str, Any] = {
         "client_id": "coopstreams",
@@ -331,7 +343,6 @@ def _client_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
         **settings,
     }
     arguments.setdefault("socket_connection_setup_timeout_max_ms", arguments["socket_connection_setup_timeout_ms"])
-    callback, config = arguments.pop("oauth_cb", None), arguments.pop("oauth_config", "")
-    if callback is not None:
-        arguments["sasl_oauth_token_provider"] = _TokenProvider(callback, config)
+    if tokens is not None:
+        arguments["sasl_oauth_token_provider"] = _TokenProvider(tokens)
     return arguments

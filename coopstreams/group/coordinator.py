@@ -63,7 +63,8 @@ class _Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no typ
         kafka-python's own clock stops while the machine sleeps.
         """
         self._beat_at = self._joined_at = 0.0
-        self.fenced: errors.KafkaError | None = None
+        self.shut_out: errors.KafkaError | None = None
+        """Why the group does not take heartbeats of this member, for good."""
         super().__init__(connection.client, api_version=connection.broker_version, **config)
 
     def protocol_type(self) -> str:
@@ -124,8 +125,8 @@ class _Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no typ
         except errors.RebalanceInProgressError:
             self.heard_at = self._beat_at
             raise
-        except errors.FencedInstanceIdError as error:
-            self.fenced = error
+        except (errors.FencedInstanceIdError, errors.GroupAuthorizationFailedError) as error:
+            self.shut_out = error
             self._connection.wake()
             raise
         self.heard_at = self._beat_at
@@ -207,7 +208,9 @@ class GroupCoordinator:
     def heard_at(self) -> float:
         """When the last answered request of this member was sent: `Host.elapsed`; 0: no member."""
         member = self._member
-        return 0.0 if member is None or member.state is State.UNJOINED or member.fenced is not None else member.heard_at
+        return (
+            0.0 if member is None or member.state is State.UNJOINED or member.shut_out is not None else member.heard_at
+        )
 
     def rejoin(self) -> None:
         """Rebalance soon; join again if this process has left."""
@@ -328,8 +331,8 @@ class GroupCoordinator:
 
     async def _step(self, member: _Member) -> GroupError | None:
         """Do one step of the membership, then wait for more work. Return the error that ends it for good."""
-        if member.fenced is not None:
-            return self._refusal(member.fenced)
+        if member.shut_out is not None:
+            return self._refusal(member.shut_out)
         wanted = self._hooks.alive() and not self._out
         try:
             if wanted:
@@ -416,4 +419,4 @@ class GroupCoordinator:
             self._member.coordinator_dead("it does not answer, or says that it is another")
 
     def _refusal(self, error: errors.KafkaError) -> GroupError | None:
-        return requests.refusal(error, self._group, self._instance, self._timings.session)
+        return requests.refusal(error, self._group, self._instance, self._timings.session, self._connection.login)

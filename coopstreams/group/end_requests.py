@@ -58,6 +58,7 @@ def find_views(topics: Collection[str]) -> Exchange[Views]:
                 frozenset(partition.replica_nodes),
                 frozenset(partition.offline_replicas),
                 str(topic.topic_id),
+                frozenset(partition.isr_nodes),
             )
             for topic in response.topics
             for partition in topic.partitions

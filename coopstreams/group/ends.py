@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from kafka import errors
 
+from coopstreams.common.acls import Attempt
 from coopstreams.group import end_requests, requests
 from coopstreams.group.connection import Connection
 from coopstreams.group.end_requests import EndsThere, Views
-from coopstreams.group.leadership import Choice, Choices, choose_each
+from coopstreams.group.leadership import BrokerView, Choice, Choices, choose_each, silent_replicas
 from coopstreams.topology.columns import TopicPartition
 
 log = logging.getLogger(__name__)
@@ -62,33 +63,56 @@ class Ends:
         """
         return self._connection.run(self._ask, frozenset(partitions), time.monotonic() + timeout_s)
 
+    def silent(self, partitions: Collection[TopicPartition], timeout_s: float) -> dict[TopicPartition, frozenset[int]]:
+        """Return the brokers of in-sync replicas of these partitions that do not answer in this time.
+
+        Raises:
+            LogError: this principal may not describe a topic.
+        """
+        return self._connection.run(self._silent, frozenset(partitions), time.monotonic() + timeout_s)
+
+    async def _silent(
+        self, partitions: frozenset[TopicPartition], give_up: float
+    ) -> dict[TopicPartition, frozenset[int]]:
+        topics = {at.topic for at in partitions}
+
+        def enough(answers: Mapping[int, Views]) -> bool:
+            return bool(answers) and not silent_replicas(_of(answers), partitions)
+
+        views = await self._views(topics, give_up, enough)
+        return silent_replicas(_of(views), partitions)
+
     async def _ask(self, partitions: frozenset[TopicPartition], give_up: float) -> EndsAnswer:
         topics = {at.topic for at in partitions}
         await self._learn_min_isr(topics, give_up)
-        views = await self._views(partitions, topics, give_up)
-        choices = self._choose(views, partitions)
-        ends, refused = await self._ends(choices.certain, give_up)
-        return EndsAnswer(ends, {**choices.reasons, **refused}, choices.unknown if views else frozenset(), bool(views))
-
-    async def _views(self, partitions: frozenset[TopicPartition], topics: set[str], give_up: float) -> dict[int, Views]:
-        """Return the views of the brokers, as soon as they are enough for all of these partitions."""
 
         def enough(answers: Mapping[int, Views]) -> bool:
             return self._choose(answers, partitions).certain.keys() == partitions
 
+        views = await self._views(topics, give_up, enough)
+        choices = self._choose(views, partitions)
+        ends, refused = await self._ends(choices.certain, give_up)
+        return EndsAnswer(ends, {**choices.reasons, **refused}, choices.unknown if views else frozenset(), bool(views))
+
+    async def _views(
+        self, topics: set[str], give_up: float, enough: Callable[[Mapping[int, Views]], bool]
+    ) -> dict[int, Views]:
+        """Return the views of the brokers, as soon as they are enough."""
         asked = {broker: end_requests.find_views(topics) for broker in self._connection.brokers()}
         answers, _ = await self._connection.ask_each(asked, _left_ms(give_up), enough)
         if hidden := frozenset().union(*(views.hidden for views in answers.values())):
+            topics_said = ", ".join(sorted(hidden))
             raise requests.translated(
-                "asking where a partition ends", errors.TopicAuthorizationFailedError(", ".join(sorted(hidden)))
+                "asking where a partition ends",
+                errors.TopicAuthorizationFailedError(topics_said),
+                Attempt(self._connection.login, "Describe", topics_said),
             )
         if not frozenset().union(*(views.brokers for views in answers.values())) <= asked.keys():
             self._connection.look_again()  # for brokers that have joined since
         return answers
 
     def _choose(self, answers: Mapping[int, Views], partitions: frozenset[TopicPartition]) -> Choices:
-        views = {broker: known.of for broker, known in answers.items()}
-        return choose_each(views, partitions, {topic: known for topic, (known, _) in self._min_isr.items()})
+        return choose_each(_of(answers), partitions, {topic: known for topic, (known, _) in self._min_isr.items()})
 
     async def _ends(
         self, chosen: Mapping[TopicPartition, Choice], give_up: float
@@ -130,6 +154,10 @@ class Ends:
         if choice.epoch < 0 and not self._old:
             self._old = True
             log.warning("the brokers tell no leader epochs: one that stood still, and wakes, may tell an end of before")
+
+
+def _of(answers: Mapping[int, Views]) -> dict[int, Mapping[TopicPartition, BrokerView]]:
+    return {broker: views.of for broker, views in answers.items()}
 
 
 def _left_ms(give_up: float) -> float:

@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from coopstreams.common.acls import Login
 from coopstreams.topology.columns import TopicPartition
 
 COMMITTED = "CompleteCommit"
@@ -110,14 +111,15 @@ def refusal(
     missing: Mapping[TopicPartition, Marker],
     open_: Mapping[TopicPartition, Sequence[Open]],
     why: str,
+    login: Login,
 ) -> str:
     """Return the message on a hanging transaction that may not be ended: the problem, the danger, and the cure."""
     starts = {at: min(one.start_offset for one in open_[at] if one.producer == told.producer) for at in missing}
     ended = "committed" if told.state == COMMITTED else "aborted"
     where = ", ".join(f"{at} (from offset {starts[at]})" for at in sorted(missing))
     grant = (
-        "kafka-acls.sh --bootstrap-server … --add --cluster --operation ClusterAction for the principal of this "
-        "process, start it again, and take the permission back"
+        f"kafka-acls.sh --bootstrap-server <HOST:PORT> --add --allow-principal {login.principal or 'User:<USER>'} "
+        "--operation ClusterAction --cluster, start it again, and take the permission back"
     )
     text = (
         f'the last transaction of "{transactional_id}" (producer {told.producer}, epoch {told.epoch}) was {ended}, but '

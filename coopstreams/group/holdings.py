@@ -2,7 +2,7 @@
 
     assigned    tasks that are not in the assignment are closing, new ones are added
     released    a closing task is closed: no thread of this process touches it again
-    lost        the group went on without us: everything is void, and the epoch is another one
+    lost        the group has removed this member: all its work is void, and the epoch is another one
 
 Invariant: every task that may still be open here is in `held`, so the leader grants it to no other member (revoked is
 not released).

@@ -88,7 +88,10 @@ class Coordinator(Protocol):
         ...
 
     def settled_in(self, generation: int) -> bool:
-        """Whether this is a member in that generation and not joining the next one, which cannot begin without it."""
+        """Whether this is a member in that generation, and is not joining the next one.
+
+        The next generation cannot begin before this member joins it.
+        """
         ...
 
     @property

@@ -53,6 +53,7 @@ class BrokerView:
     replicas: frozenset[int]
     offline: frozenset[int] = frozenset()
     topic_id: str = ""
+    in_sync: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,21 @@ def choose_each(
         {at: choice.why_not for at, choice in known.items() if choice.why_not},
         frozenset(choices.keys() - known.keys()),
     )
+
+
+def silent_replicas(
+    views: Mapping[int, Mapping[TopicPartition, BrokerView]], partitions: Collection[TopicPartition]
+) -> dict[TopicPartition, frozenset[int]]:
+    """Return the brokers of in-sync replicas that have not answered; partitions without one are left out.
+
+    `views`: by broker that has answered. A replica is in sync if all of them say so: one may know better already.
+    """
+    found = {}
+    for at in partitions:
+        in_sync = [known[at].in_sync for known in views.values() if at in known]
+        if in_sync and (silent := frozenset.intersection(*in_sync).difference(views)):
+            found[at] = silent
+    return found
 
 
 def choose(answers: Mapping[int, BrokerView | None], min_isr: int) -> Choice | None:

@@ -203,7 +203,7 @@ class GroupMember:
             generation, member = self._coordinator.identity()  # before the epoch: see the module's invariants
             if self.epoch != epoch or generation < 0 or not member:
                 raise MembershipLostError(
-                    f"group {self.group} went on without this process since epoch {epoch}; what is uncommitted is void"
+                    f"group {self.group} has removed this process since epoch {epoch}; uncommitted work is void"
                 )
             yield GroupFence(self.group, generation, member, self._instance, coordinator)
         except (FencedError, MembershipLostError):

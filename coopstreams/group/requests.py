@@ -20,9 +20,17 @@ from kafka.protocol.consumer import LeaveGroupRequest, OffsetCommitRequest, Offs
 from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka.protocol.producer import InitProducerIdRequest
 
+from coopstreams.common.acls import NEEDS_NOTHING, Attempt, Login
 from coopstreams.log.log import GroupFence
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import CoopStreamsError, GroupError, LogError, MembershipLostError, UnknownTopicError
+from coopstreams.topology.errors import (
+    AccessDeniedError,
+    CoopStreamsError,
+    GroupError,
+    LogError,
+    MembershipLostError,
+    UnknownTopicError,
+)
 
 Offsets = dict[TopicPartition, tuple[int, str] | None]
 """Committed offset and metadata of each partition; None: nothing was ever committed."""
@@ -86,6 +94,8 @@ class Exchange(Generic[_T]):
     what: str
     request: Any
     read: Callable[[Any], _T]
+    attempt: Attempt = NEEDS_NOTHING
+    """Which ACLs it needs; the connection knows who asks."""
 
 
 def commit_offsets(fence: GroupFence, offsets: Mapping[TopicPartition, tuple[int, str]]) -> Exchange[None]:
@@ -112,7 +122,8 @@ def commit_offsets(fence: GroupFence, offsets: Mapping[TopicPartition, tuple[int
             for partition in topic.partitions:
                 _raise(partition.error_code, f"{topic.name}-{partition.partition_index}")
 
-    return Exchange(f"committing offsets of group {fence.group}", request, read)
+    needs = Attempt(operation="Read", topics=", ".join(by_topic), group=fence.group)
+    return Exchange(f"committing offsets of group {fence.group}", request, read, needs)
 
 
 def fetch_offsets(
@@ -152,14 +163,17 @@ def fetch_offsets(
                 offsets[partition] = (entry.committed_offset, metadata) if entry.committed_offset >= 0 else None
         return FetchedOffset(offsets, frozenset(unstable))
 
-    return Exchange(f"reading offsets of group {group}", request, read)
+    needs = Attempt(operation="Describe", topics=", ".join(by_topic), group=group)
+    return Exchange(f"reading offsets of group {group}", request, read, needs)
 
 
 def leave_group(group: str, member: str) -> Exchange[None]:
     """Ask the group coordinator to remove a member."""
     identity = LeaveGroupRequest.MemberIdentity(member_id=member, group_instance_id=None, reason="closed")
     request = LeaveGroupRequest(group_id=group, member_id=member, members=[identity])
-    return Exchange(f"leaving group {group}", request, lambda response: _raise(response.error_code, group))
+    return Exchange(
+        f"leaving group {group}", request, lambda response: _raise(response.error_code, group), Attempt(group=group)
+    )
 
 
 def transaction_coordinator(transactional_id: str) -> Exchange[int]:
@@ -180,7 +194,8 @@ def _coordinator(key: str, kind: int, of: str) -> Exchange[int]:
         _raise(answer.error_code, key)
         return int(answer.node_id)
 
-    return Exchange(f"looking for the coordinator of {of} {key}", request, read)
+    needs = Attempt(group=key) if kind == _GROUP else Attempt(transactional_id=key)
+    return Exchange(f"looking for the coordinator of {of} {key}", request, read, needs)
 
 
 def describe_group(group: str) -> Exchange[DescribedGroup]:
@@ -205,6 +220,7 @@ def describe_group(group: str) -> Exchange[DescribedGroup]:
         f"describing group {group}",
         DescribeGroupsRequest(max_version=5, groups=[group], include_authorized_operations=False),
         read,
+        Attempt(group=group),
     )
 
 
@@ -221,6 +237,7 @@ def new_producer(transactional_id: str, timeout_ms: int) -> Exchange[None]:
         f"ending transaction {transactional_id}",
         request,
         lambda response: _raise(response.error_code, transactional_id),
+        Attempt(transactional_id=transactional_id),
     )
 
 
@@ -242,6 +259,11 @@ def _raise(code: int, about: str) -> None:
         raise error(about)
 
 
+def _name(error: errors.KafkaError) -> str:
+    """Return Kafka's name of an error; empty: no broker has answered."""
+    return str(getattr(error, "message", ""))
+
+
 def passes(error: errors.KafkaError) -> bool:
     """Whether the same request may succeed in a moment, without any change by a user."""
     if isinstance(error, errors.UnknownTopicOrPartitionError):
@@ -254,20 +276,24 @@ def coordinator_moved(error: errors.KafkaError) -> bool:
     return isinstance(error, _STALE_COORDINATOR)
 
 
-def translated(what: str, error: errors.KafkaError) -> CoopStreamsError:
-    """Return our error for an error of kafka-python that is final."""
+def translated(what: str, error: errors.KafkaError, attempt: Attempt = NEEDS_NOTHING) -> CoopStreamsError:
+    """Return our error for an error of kafka-python that is final; `attempt`: which ACLs it needs."""
     text = f"{what}: {error}"
+    if missing := attempt.missing(_name(error)):
+        return AccessDeniedError(f"{text}. {missing}")
     if isinstance(error, LOST):
-        return MembershipLostError(f"{text}. The group went on without this member; what is uncommitted is void")
+        return MembershipLostError(f"{text}. The group has removed this member; uncommitted work is void")
     if isinstance(error, errors.UnknownTopicOrPartitionError):
         return UnknownTopicError(f"{text}. The topic, or this partition of it, does not exist")
-    if isinstance(error, errors.AuthorizationError):
-        return LogError(f"{text}. Allow it (kafka-acls) for the principal of this process")
     return LogError(text)
 
 
-def refusal(error: errors.KafkaError, group: str, instance: str | None, session_ms: int) -> GroupError | None:
+def refusal(
+    error: errors.KafkaError, group: str, instance: str | None, session_ms: int, login: Login
+) -> GroupError | None:
     """Return why Kafka refuses this member for good, with the cure; None: a later attempt may succeed."""
+    if missing := Attempt(login, group=group).missing(_name(error)):
+        return GroupError(f"group {group}: {error}. {missing}")
     if isinstance(error, errors.FencedInstanceIdError):
         return GroupError(
             f"another process has taken over group.instance.id {instance!r} in group {group}. Give every process one "
@@ -284,13 +310,25 @@ def refusal(error: errors.KafkaError, group: str, instance: str | None, session_
         )
     if isinstance(error, errors.GroupMaxSizeReachedError):
         return GroupError(f"group {group} has as many members as the brokers allow (their group.max.size).")
-    if isinstance(error, (errors.GroupAuthorizationFailedError, errors.InvalidGroupIdError)):
-        return GroupError(f"group {group}: {error}. Allow READ on it (kafka-acls) for the principal of this process.")
-    if isinstance(error, (errors.SaslAuthenticationFailedError, errors.UnsupportedSaslMechanismError)):
-        return GroupError(
-            f"the brokers do not accept the credentials: {error}. Check sasl.mechanism, sasl.username and "
-            "sasl.password."
-        )
+    if isinstance(error, errors.InvalidGroupIdError):
+        return GroupError(f"group {group}: {error}. Choose another id.")
+    if (shut := not_let_in(error, login)) is not None:
+        return shut
     if isinstance(error, errors.UnsupportedVersionError):
         return GroupError(f"the brokers are too old: {error}. Kafka 3.0 or later is needed.")
+    return None
+
+
+def not_let_in(error: errors.KafkaError, login: Login) -> GroupError | None:
+    """Return why the brokers do not let this process in, or it does not trust them, with the cure; None: they do."""
+    if isinstance(error, (errors.SaslAuthenticationFailedError, errors.UnsupportedSaslMechanismError)):
+        return GroupError(
+            f"the brokers do not let in {login}: {error}. Check sasl.mechanism, and the user with its password, token "
+            "or certificate."
+        )
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return GroupError(
+            f"a broker is not trusted: {error}. Check ssl.ca.location (the authority that signed the brokers' "
+            "certificates), and that bootstrap.servers has the names that are in them."
+        )
     return None

@@ -27,7 +27,7 @@ class Cell:
     ranges: tuple[KeyRange, ...]
 
     @property
-    def span(self) -> KeyRange:
+    def key_range(self) -> KeyRange:
         """All of its ranges as one."""
         return KeyRange(self.ranges[0].start, self.ranges[-1].end)
 
@@ -74,19 +74,19 @@ class Layout:
             for member, threads in self.threads.items()
         }
 
-    def pieces(self, slots: int) -> int:
+    def ranges_of(self, slots: int) -> int:
         """Return into how many key ranges a partition with this number of slots is cut."""
         return max(self.ranges, slots) if self.share else 1
 
     def cells(self, partition: int, slots: int) -> list[Cell]:
         """Return the cell of each slot of a partition, in the order of the hash space."""
-        ranges = KeyRange.split(self.pieces(slots))
+        ranges = KeyRange.split(self.ranges_of(slots))
         cuts = [i * len(ranges) // slots for i in range(slots + 1)]
         return [Cell(partition, tuple(ranges[a:b])) for a, b in pairwise(cuts)]
 
     @cached_property
     def sizes(self) -> tuple[Fraction, Fraction]:
         """The smallest and the largest size a cell can have, in partitions."""
-        small = min(Fraction(self.pieces(k) // k, self.pieces(k)) for k in self.counts)
-        large = max(Fraction(-(-self.pieces(k) // k), self.pieces(k)) for k in self.counts)
+        small = min(Fraction(self.ranges_of(k) // k, self.ranges_of(k)) for k in self.counts)
+        large = max(Fraction(-(-self.ranges_of(k) // k), self.ranges_of(k)) for k in self.counts)
         return small, large

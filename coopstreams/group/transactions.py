@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from kafka import errors
 
+from coopstreams.common.acls import Attempt
 from coopstreams.group import requests, transaction_requests
 from coopstreams.group.connection import Connection
 from coopstreams.group.hanging import (
@@ -247,8 +248,11 @@ class Transactions:
     def _say_hidden(self, topics: Collection[str]) -> None:
         if new := set(topics) - self._hidden:
             self._hidden |= new
+            attempt = Attempt(self._connection.login, "Read", ", ".join(sorted(new)))
             log.warning(
-                "hanging transactions cannot be seen in %s: allow READ on it (kafka-acls)", ", ".join(sorted(new))
+                "hanging transactions cannot be seen in %s: %s",
+                attempt.topics,
+                attempt.missing("TOPIC_AUTHORIZATION_FAILED"),
             )
 
     async def _write(
@@ -278,7 +282,9 @@ class Transactions:
                 )
             for reason in refused.values():
                 if isinstance(reason, errors.AuthorizationError):
-                    raise LogError(refusal(transactional_id, told, missing, answers.open, str(reason)))
+                    raise LogError(
+                        refusal(transactional_id, told, missing, answers.open, str(reason), self._connection.login)
+                    )
                 last = reason
         if time.monotonic() > give_up:
             what = (

@@ -335,7 +335,8 @@ class Components:
         )
         purge_every_s = self.config["repartition.purge.interval.ms"] / 1000
         rests_s = self.config.commit_interval_s + max(0, self.config["max.task.idle.ms"]) / 1000
-        looked_at = self.watching, self.metrics, self.tallies, self.sayings, registry, tasks
+        # The replicas are asked over the connections that the opener has already: so they are known in an outage, too.
+        looked_at = self.watching, self.log.silent_replicas, self.metrics, self.tallies, self.sayings, registry, tasks
         return Watcher(*looked_at, purged, purge_every_s, rests_s, emit, self.changelog, self.host)
 
     def task(self, opened: Incarnation, dead_letter: Committer) -> Task:
@@ -349,6 +350,7 @@ class Components:
             on_failure,
             tally,
             caching=caching,
+            by_key=True,
             latency=partial(self.metrics.latency, opened.id.subtopology),
             partitions=cache(self._partitions),
             max_idle_ms=self.config["max.task.idle.ms"],

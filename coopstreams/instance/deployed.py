@@ -60,7 +60,7 @@ class Deployed:
         self._config = config
         self.topic = topology_topic(config["application.id"])
         self.begun = frozenset[str]()
-        """The repartition topics that the last version was the first to read: they may have no positions yet."""
+        """The repartition topics that this version reads and the one before did not: they may have no positions yet."""
 
     def last(self) -> Outline | None:
         """Return the version that had tasks last; None if there is no record.
@@ -82,7 +82,7 @@ class Deployed:
         return last
 
     def check(self, topology: Topology) -> None:
-        """Do nothing if this version loses, mixes or misreads nothing, or if an operator has accepted the change.
+        """Check that this version loses, mixes or misreads nothing, or that an operator has accepted the change.
 
         Raises:
             TopologyChangedError: it would; the message has the changes and the cures.

@@ -54,7 +54,7 @@ class _Partition:
     at_end: bool = False
     held: bool = False
     record_bytes: int = RECORD_BYTES
-    """The size of a record, by the last batch."""
+    """The average size of a record in the last batch."""
 
 
 class Dispatcher:
@@ -141,7 +141,7 @@ class Dispatcher:
                 continue
             partition.routes.sort(key=lambda route: route.task.id)
             first = min((route.next for route in partition.routes), key=lambda at: at.offset)
-            # forward, too: the next owner of the records in between may have deleted them
+            # Seek forward, too: the owner of the records in between may have processed and deleted them.
             if partition.at is None or first.offset != partition.at.offset:
                 partition.at, partition.at_end = first, False
         self._reader.assign(
@@ -151,7 +151,7 @@ class Dispatcher:
             partition = self._partitions.get(source)
             if partition is None:
                 continue
-            ranges = [route.task.id.range for route in partition.routes]
+            ranges = [route.task.id.key_range for route in partition.routes]
             for route in partition.routes:
                 route.task.program.elsewhere = bool(WHOLE.minus(ranges))
             operator_times = (

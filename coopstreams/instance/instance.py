@@ -134,7 +134,7 @@ class Instance:
         """Return a sentence for each stream thread that rests because its predecessor has died. Any thread."""
         now = self._host.now()
         return [
-            f"stream thread {number} has died, and another goes on in {until - now:.1f} s: {why}"
+            f"stream thread {number} has died and is replaced in {until - now:.1f} s: {why}"
             for number, (until, why) in list(self._resting.items())
             if until > now
         ]
@@ -206,9 +206,7 @@ class Instance:
         """
         counts, void = self._doubts.settle(self.member.confirmed)
         for failure in void:
-            log.warning(
-                "%s: that was an error of tasks that this process does not have any more; it goes on", failure.where
-            )
+            log.warning("%s: ignored, because the tasks of this error belong to another process by now", failure.where)
             if failure.thread is not None:
                 self._replace(failure)
         return counts
@@ -258,7 +256,7 @@ class Instance:
                 return Failed(error, "group")
             case Lost(epoch):
                 self._doubts.epoch = epoch
-                log.warning("the group went on without this process; what was not committed is done again")
+                log.warning("the group has removed this process; uncommitted records are processed again")
                 self._do(self.registry.lost())
             case Opened(incarnation):
                 self._opened[incarnation.id] = incarnation
@@ -400,7 +398,7 @@ class Instance:
         for thread in self._threads:
             if not thread.stop(max(0.1, deadline - self._host.now())):
                 log.error(
-                    "stream thread %d did not stop in time; what it has not committed is done again elsewhere",
+                    "stream thread %d did not stop in time; its uncommitted records are processed again elsewhere",
                     thread.number,
                 )
         self._subscription.stop()

@@ -52,7 +52,7 @@ class TaskView:
         self._serving = serving
         self._opened = task
         self._database: Database = serving.pin(task.id)
-        self.store = KeyRangeView(self._database, spec, [task.id.range])
+        self.store = KeyRangeView(self._database, spec, [task.id.key_range])
 
     def stream_time(self, topic: str) -> int:
         """Return the committed stream time of a topic of the task: the view is not newer."""
@@ -118,7 +118,7 @@ class Serving:
         """Return an open view of the local task that holds this key hash, or why there is none."""
         subtopology = self.stores()[store].subtopology
         for task, state in list(self._instance.registry.states.items()):
-            if task.subtopology == subtopology and task.partition == partition and hash_ in task.range:
+            if task.subtopology == subtopology and task.partition == partition and hash_ in task.key_range:
                 return self._open(store, task, state)
         return NotOpen(
             "not owned", f"this instance has no task for partition {partition} and key hash {hash_}", partition
@@ -208,14 +208,14 @@ class Serving:
         return TaskView(self, task, self._specs[store], sample.lag if sample is not None else None)
 
     def _not_open(self, task: TaskId, state: State) -> NotOpen:
-        range_: KeyRange = task.range
+        key_range: KeyRange = task.key_range
         match state:
             case State.CLOSING:
-                return NotOpen("closing", self._why(task, state), task.partition, range_)
+                return NotOpen("closing", self._why(task, state), task.partition, key_range)
             case State.WAITING:
-                return NotOpen("waiting", self._why(task, state), task.partition, range_)
+                return NotOpen("waiting", self._why(task, state), task.partition, key_range)
             case _:
-                return NotOpen("restoring", self._why(task, state), task.partition, range_)
+                return NotOpen("restoring", self._why(task, state), task.partition, key_range)
 
     def _why(self, task: TaskId, state: State) -> str:
         if state is State.OPENING:

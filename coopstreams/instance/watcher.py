@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from coopstreams.commit.positions import made_anew
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.common.metrics import Metrics
+from coopstreams.instance.quiet import QuietSources
 from coopstreams.instance.task_registry import State, TaskRegistry
 from coopstreams.log.kafka import outage
 from coopstreams.log.log import Log
@@ -40,7 +41,7 @@ log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
 MOST_S = 2.0
-"""How long one look asks leaders that did not answer before."""
+"""How long one look asks leaders, if some do not answer: the others are asked by the next looks."""
 COMPARE_EVERY_S = 60.0
 """Time between two comparisons of topic ids."""
 
@@ -79,7 +80,8 @@ class StallDetector:
     slow_s: float = SLOW_S
     samples: dict[TaskId, LagSample] = field(default_factory=dict)
     unanswered: dict[TopicPartition, float] = field(default_factory=dict)
-    """Sources whose leader does not report their end, and since when."""
+    """Sources whose leader does not report their end, and since when; the one that was asked last is the last."""
+    quiet: QuietSources = field(default_factory=QuietSources)
     made_anew: dict[TaskId, str] = field(default_factory=dict)
     """Running tasks whose changelog was recreated or deleted since their state was restored, in words."""
 
@@ -116,20 +118,22 @@ class StallDetector:
         }
 
     def slow(self, now: float) -> dict[TaskId, str]:
-        """Return the tasks that commit late, or whose leaders do not answer, each with the known reason."""
+        """Return the tasks that commit late, or whose brokers do not answer, each with the known reasons."""
         said = {}
         for task, sample in list(self.samples.items()):
-            since = {
-                source: at for source in sample.committed if (at := self.unanswered.get(source, now)) < now - SLOW_S
-            }
+            why = [reason for source in sample.committed if (reason := self._brokers_of(source, now))]
             waited = now - sample.moved_at
-            if since:
-                said[task] = ", ".join(
-                    f"the leader of {source} has not answered for {now - at:.0f} s" for source, at in since.items()
-                )
-            elif sample.lag > 0 and self.slow_s < waited <= self.stalled_s:
-                said[task] = f"no commit for {waited:.0f} s with {sample.lag} records waiting"
+            if sample.lag > 0 and self.slow_s < waited <= self.stalled_s:
+                why.append(f"no commit for {waited:.0f} s with {sample.lag} records waiting")
+            if why:
+                said[task] = ", ".join(why)
         return said
+
+    def _brokers_of(self, source: TopicPartition, now: float) -> str:
+        waited = now - self.unanswered.get(source, now)
+        if waited > self.slow_s:
+            return f"the leader of {source} has not answered for {waited:.0f} s"
+        return self.quiet.why(source, now, self.slow_s)
 
 
 class Watcher:
@@ -138,6 +142,7 @@ class Watcher:
     def __init__(
         self,
         cluster: Log,
+        silent_replicas: Callable[[Collection[TopicPartition]], Mapping[TopicPartition, Collection[int]]],
         metrics: Metrics,
         tallies: Tallies,
         sayings: Sayings,
@@ -155,6 +160,7 @@ class Watcher:
         self._ends: dict[TopicPartition, int] = {}
         """The last reported ends of the sources."""
         self._log = cluster
+        self._silent_replicas = silent_replicas
         self._metrics = metrics
         self._tallies = tallies
         self._sayings = sayings
@@ -186,7 +192,7 @@ class Watcher:
                 try:
                     self._look()
                 except LogError as error:
-                    log.warning("cannot measure lags: %s", error)
+                    log.warning("cannot measure lags, or delete repartition records that are done: %s", error)
         # any error: the control thread must hear of it, since without a watcher no problem is reported
         except BaseException as error:
             log.debug("the watcher ends", exc_info=True)
@@ -201,6 +207,7 @@ class Watcher:
             id_: {source: task.progress.durable(source) for source in task.sources} for id_, task in tasks.items()
         }
         self._measure(sources)
+        self._look_for_silence({at: self._ends[at] for at in sources if at in self._ends})
         if sources and not self.stall_detector.unanswered:
             outage.answered(asked_at)
         self._watch_tasks(tasks, committed, self._ends, asked_at)
@@ -257,20 +264,29 @@ class Watcher:
             return NO_TOPIC
 
     def _measure(self, sources: set[TopicPartition]) -> None:
-        """Fetch the ends of these sources. A leader that does not answer does not delay the others."""
+        """Fetch the ends of these sources: those first whose leaders answered, then each of the others in its turn."""
         unanswered, give_up = self.stall_detector.unanswered, self._host.now() + MOST_S
-        for source in sorted(sources, key=lambda source: unanswered.get(source, 0.0)):
-            if source in unanswered and self._host.now() > give_up:
-                break
+        for gone in unanswered.keys() - sources:
+            del unanswered[gone]
+        for source in [*sorted(sources - unanswered.keys()), *unanswered]:
             try:
                 self._ends[source] = self._log.reported_end(source)
                 unanswered.pop(source, None)
             except LogError as error:
                 if source not in unanswered:
-                    unanswered[source] = self._host.now()
                     log.log(logging.DEBUG if error.retryable else logging.WARNING, "cannot measure lags: %s", error)
-        for gone in [source for source in unanswered if source not in sources]:
-            del unanswered[gone]
+                unanswered[source] = unanswered.pop(source, self._host.now())
+                if self._host.now() > give_up:
+                    break
+
+    def _look_for_silence(self, ends: Mapping[TopicPartition, int]) -> None:
+        """Ask the replicas of busy sources that stand still."""
+        quiet = self.stall_detector.quiet
+        still = quiet.look(ends, self._host.now())
+        try:
+            quiet.silent = self._silent_replicas(still) if still else {}
+        except LogError as error:
+            log.debug("which replicas answer is not known: %s", error)
 
     def _watch_tasks(
         self,

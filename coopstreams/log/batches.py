@@ -44,7 +44,9 @@ class Routes:
             ValueError: no ranges at all, or two that overlap.
         """
         if not ranges:
-            raise ValueError("a route needs at least one key range; a partition that nobody wants is not assigned")
+            raise ValueError(
+                "a route needs at least one key range; a partition without key ranges must not be assigned"
+            )
         self.timestamps = timestamps
         self.whole = len(ranges) == 1 and ranges[0].is_whole
         self.now: list[int] = []
@@ -53,7 +55,7 @@ class Routes:
         self._ranges = list(ranges)
         self._bounds, self._by_bound = _bounds(self._ranges)
         self._by_group: list[int] | None = None
-        if all(piece == KeyRange.of_groups(piece.first_group, piece.last_group) for piece in ranges):
+        if all(key_range.is_cut_at_groups for key_range in ranges):
             self._by_group = [
                 self._by_bound[bisect_right(self._bounds, group << _GROUP_SHIFT)] for group in range(GROUPS)
             ]
@@ -148,14 +150,14 @@ def _bounds(ranges: list[KeyRange]) -> tuple[list[int], list[int]]:
     """
     nobody = len(ranges)
     bounds, slots = [0], [nobody, nobody]
-    for slot, piece in sorted(enumerate(ranges), key=lambda item: item[1]):
-        if piece.start < bounds[-1]:
-            raise ValueError(f"key range {piece} overlaps another one: a record would be given out twice")
-        if piece.start == bounds[-1]:
+    for slot, key_range in sorted(enumerate(ranges), key=lambda item: item[1]):
+        if key_range.start < bounds[-1]:
+            raise ValueError(f"key range {key_range} overlaps another one: a record would be given out twice")
+        if key_range.start == bounds[-1]:
             slots[-1] = slot
         else:
-            bounds.append(piece.start)
+            bounds.append(key_range.start)
             slots.append(slot)
-        bounds.append(piece.end + 1)
+        bounds.append(key_range.end + 1)
         slots.append(nobody)
     return bounds, slots

@@ -134,7 +134,7 @@ class GroupFence:
     """The broker that coordinates the group, as this member knows it. None: unknown."""
 
     def check(self, offsets: Mapping[TopicPartition, tuple[int, str]]) -> None:
-        """Do nothing if the coordinator will check this identity when it gets these offsets.
+        """Check that sending these offsets makes the coordinator verify this identity.
 
         Raises:
             ValueError: no offsets, or one below 0: nothing would be sent, and a stale member would commit unseen.
@@ -295,6 +295,16 @@ class Log(Protocol):
 
     def reported_end(self, partition: TopicPartition) -> int:
         """Return the high watermark as a broker reports it, maybe an old one: for lags. Cheaper than `end_offset`."""
+        ...
+
+    def silent_replicas(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, frozenset[int]]:
+        """Return the brokers of in-sync replicas of these partitions that do not answer now.
+
+        Nothing new can be read from such a partition before that broker answers, or is out of the in-sync replicas.
+
+        Raises:
+            LogError: the other brokers cannot be asked.
+        """
         ...
 
     def delete_before(self, partition: TopicPartition, offset: int) -> None:

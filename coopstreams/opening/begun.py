@@ -52,7 +52,7 @@ class Begun:
         openings: Mapping[TopicPartition, PartitionStart],
         individual: Callable[[], Iterable[TopicPartition]],
     ) -> None:
-        """Do nothing if a task has a position, or has never begun.
+        """Check that a task has a position, or has never begun.
 
         `individual`: returns the partitions that have individual commits.
 
@@ -114,6 +114,6 @@ class Begun:
             f"group {self.group!r} has lost its positions: {what}. Its offsets were deleted, or they expired while no "
             "instance ran (offsets.retention.minutes of the brokers), or the topic was made anew (Kafka deletes its "
             "offsets with it). Begin anew: stop all instances and run `coopstreams reset`. Or, if you know where the "
-            f"state stands (topic made anew: earliest), say so: {commands}. What lies between is done twice, or left "
-            "out"
+            f"state stands (topic made anew: earliest), say so: {commands}. Records in between are processed twice, "
+            "or left out"
         )

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from coopstreams.commit.barrier import Barrier
+from coopstreams.commit.barrier import Barrier, Opening
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.positions import Positions
 from coopstreams.commit.progress import Progress
-from coopstreams.commit.record import Committed
 from coopstreams.common.host import SYSTEM, Empty, Host, Inbox
 from coopstreams.group.holdings import Assigned
 from coopstreams.group.membership import GroupMember
@@ -29,8 +28,7 @@ from coopstreams.state.restore import RestoreProgress
 from coopstreams.state.snapshot_download import DownloadProgress
 from coopstreams.tasks.events import Cancelled, Event, Failed, Opened
 from coopstreams.tasks.task import Incarnation, committed_positions
-from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import GroupError, LogError, OffsetOutOfRangeError
+from coopstreams.topology.errors import AccessDeniedError, GroupError, LogError, OffsetOutOfRangeError
 from coopstreams.topology.task_id import TaskId
 
 log = logging.getLogger(__name__)
@@ -38,9 +36,9 @@ log = logging.getLogger(__name__)
 IDLE_S = 1.0
 """Longest wait for commits of the group while no task waits for them; a request ends it."""
 LOOK_S = 0.1
-"""The same while tasks wait for them, or transactions of members that have left are to be ended."""
+"""Longest wait for commits while tasks wait for them, or transactions of members that have left are to be ended."""
 BUSY_S = 0.01
-"""The same while tasks wait for answers of the brokers."""
+"""Longest wait for commits while tasks wait for answers of the brokers."""
 RETRY_S = 0.3
 """How long to wait after a request that failed."""
 
@@ -54,15 +52,8 @@ class TaskWait:
     downloads: Sequence[DownloadProgress] = ()
 
 
-@dataclass(slots=True)
-class _Opening:
-    id: TaskId
-    epoch: int
-    since: float
-    barrier: int | None = None
-    doubted_at: float | None = None
-    plain: dict[TopicPartition, Committed | None] = field(default_factory=dict)
-    """The plain offsets fetched behind the barrier that no open transaction can change."""
+@dataclass(slots=True, eq=False)
+class _TaskOpening(Opening):
     progress: Progress | None = None
     """Set once the positions are known."""
     database: Database | None = None
@@ -101,10 +92,10 @@ class Opener:
         """The epoch in which `take_over` last ran; None: another version of the topology may have had tasks since."""
         self._databases = databases
         self._emit = emit
-        self._requests: Inbox[_Opening | TaskId | Assigned | None] = host.inbox()
-        self._openings: dict[TaskId, _Opening] = {}
+        self._requests: Inbox[_TaskOpening | TaskId | Assigned | None] = host.inbox()
+        self._openings: dict[TaskId, _TaskOpening] = {}
         self._trouble = ""
-        """Why the last turn failed, in words; empty: it did not."""
+        """Why the last pass of the loop failed, in words; empty: it did not."""
         self._thread = host.thread(self._run, "opener")
 
     def start(self) -> None:
@@ -117,7 +108,7 @@ class Opener:
 
     def open(self, task: TaskId, epoch: int) -> None:
         """Open a task under this epoch of the membership; `Opened` follows, unless it is cancelled."""
-        self._ask(_Opening(task, epoch, self._host.now()))
+        self._ask(_TaskOpening(task, epoch))
 
     def cancel(self, task: TaskId) -> None:
         """Stop opening a task; `Cancelled` follows if it was not yet open."""
@@ -170,6 +161,8 @@ class Opener:
             self._doubt, self._trouble = None, ""
         except OffsetOutOfRangeError as error:
             self._heed(error)
+        except AccessDeniedError:
+            raise  # a user must allow it
         except (LogError, GroupError) as error:
             self._trouble = str(error)
             log.warning("opening tasks: %s; trying again", error)
@@ -192,7 +185,7 @@ class Opener:
             raise error
         self._host.sleep(RETRY_S)
 
-    def _ask(self, request: _Opening | TaskId | Assigned | None) -> None:
+    def _ask(self, request: _TaskOpening | TaskId | Assigned | None) -> None:
         self._requests.put(request)
         self._follower.wake()
 
@@ -207,7 +200,7 @@ class Opener:
             if isinstance(request, Assigned):
                 self._barrier.follow_generation(request)
                 self._taken = None if request.waits else self._taken
-            elif isinstance(request, _Opening):
+            elif isinstance(request, _TaskOpening):
                 self._openings[request.id] = request
             elif (opening := self._openings.pop(request, None)) is not None:
                 self._restoring.cancel(opening.id)
@@ -259,6 +252,6 @@ class Opener:
         if len(opened) < len(waiting) or self._restoring.stuck():
             self._barrier.hunt_later()
 
-    def _leave(self, opening: _Opening) -> None:
+    def _leave(self, opening: _TaskOpening) -> None:
         if opening.database is not None:
             self._databases.leave(opening.id)

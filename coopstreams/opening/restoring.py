@@ -105,7 +105,7 @@ class _Job:
     @property
     def ranges(self) -> list[KeyRange]:
         """The ranges of the waiting tasks."""
-        return [task.range for task in self.tasks]
+        return [task.key_range for task in self.tasks]
 
     @property
     def stops(self) -> dict[KeyRange, int]:
@@ -289,7 +289,7 @@ class Restoring:
     ) -> None:
         job = self._jobs.get(changelog)
         if job is None:
-            job = _Job(Restore(database, spec, [task.range], bounds, stops=stops), self._host.now(), {task: stops})
+            job = _Job(Restore(database, spec, [task.key_range], bounds, stops=stops), self._host.now(), {task: stops})
             if job.restore.done:
                 return
             self._listener.on_restore_start(changelog, spec.name, job.restore.position, bounds.target)
@@ -306,7 +306,7 @@ class Restoring:
         """Return the key groups whose checkpoints no restore can continue from: a snapshot may have them."""
         if self._snapshots is None or spec.source is not None:  # a snapshot ends where a changelog does
             return []
-        return lacking(database.checkpoints(spec.name), task.range, bounds)
+        return lacking(database.checkpoints(spec.name), task.key_range, bounds)
 
     def _begin(
         self,
@@ -376,7 +376,7 @@ class Restoring:
     @staticmethod
     def _begin_anew(changelog: TopicPartition, job: _Job, bounds: Bounds) -> None:
         what = (
-            "has forgotten what was read next"
+            "no longer has the next offset to read"
             if bounds.topic_id == job.restore.bounds.topic_id
             else "was deleted and made anew"
         )

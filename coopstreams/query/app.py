@@ -240,7 +240,7 @@ class QueryApp:
         status = error.status_code if isinstance(error, HTTPException) else 500
         code = "UNKNOWN_PATH" if status == 404 else "METHOD_NOT_ALLOWED"
         response = _failure(
-            QueryError(code, f"{request.method} {request.url.path}: see /openapi.json for what there is", status=status)
+            QueryError(code, f"{request.method} {request.url.path}: see /openapi.json for the paths", status=status)
         )
         response.headers[INSTANCE] = self._backend.placement().here
         return response
@@ -250,7 +250,7 @@ def _page_body(store: StoreInfo, page: Page) -> bytes:
     ranges = [
         {
             "partition": cover.partition,
-            "key_range": str(cover.range),
+            "key_range": str(cover.key_range),
             "owner": cover.owner,
             "epoch": cover.epoch,
             "lag": cover.lag,

@@ -143,12 +143,12 @@ class OpenView(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NotOpen:
-    """Why a range cannot be read here now. `range` is this instance's part of it, None if it has none."""
+    """Why a key range cannot be read here now. `key_range` is this instance's part of it; None: it has no part."""
 
     reason: Literal["not owned", "waiting", "restoring", "closing"]
     message: str
     partition: int
-    range: KeyRange | None = None
+    key_range: KeyRange | None = None
     retry_after_ms: int = 200
 
 

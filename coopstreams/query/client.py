@@ -21,7 +21,7 @@ from urllib.parse import quote
 import httpx
 import orjson
 
-from coopstreams.query.paths import key_batches, piece, store_path
+from coopstreams.query.paths import key_batches, path_text, store_path
 from coopstreams.query.problems import bad_request, error_of, moving
 from coopstreams.topology.errors import QueryError
 
@@ -113,7 +113,7 @@ class QueryClient:
             QueryError: unknown store or unparsable key, or no instance could answer before the deadline.
         """
         try:
-            answer = self._ask(store_path(store, f"keys/{piece(self._text(store, key))}"))
+            answer = self._ask(store_path(store, f"keys/{path_text(self._text(store, key))}"))
         except QueryError as error:
             if error.code == "KEY_NOT_FOUND":
                 return None
@@ -150,7 +150,7 @@ class QueryClient:
         Raises:
             QueryError: FORGOTTEN: the whole time lies before the history that is kept.
         """
-        path = store_path(store, f"versions/{piece(self._text(store, key))}?from={start_ms}&to={end_ms}")
+        path = store_path(store, f"versions/{path_text(self._text(store, key))}?from={start_ms}&to={end_ms}")
         return [
             VersionFound(version["since"], version["until"], version["value"])
             for version in self._ask(path)["versions"]
@@ -205,7 +205,7 @@ class QueryClient:
 
     def owner(self, store: str, key: Any) -> dict[str, Any]:
         """Return the partition and owner of a key; `owner` is None while it moves."""
-        return self._ask(f"/v1/metadata/{piece(store)}/{piece(self._text(store, key))}")
+        return self._ask(f"/v1/metadata/{path_text(store)}/{path_text(self._text(store, key))}")
 
     def status(self) -> dict[str, Any]:
         """Return the status of the instances."""
@@ -224,7 +224,7 @@ class QueryClient:
         self.close()
 
     def _timed(self, what: str, store: str, key: Any, query: str) -> list[WindowFound]:
-        found = self._ask(store_path(store, f"{what}/{piece(self._text(store, key))}?{query}"))[what]
+        found = self._ask(store_path(store, f"{what}/{path_text(self._text(store, key))}?{query}"))[what]
         return [WindowFound(one["start"], one["end"], one["value"], one["timestamp"]) for one in found]
 
     def _ask(self, path: str) -> dict[str, Any]:

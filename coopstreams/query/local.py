@@ -25,7 +25,7 @@ from coopstreams.topology.versions import versions_within
 CHECK_EVERY = 256
 """Rows between two looks at the clock."""
 
-Wanted: TypeAlias = tuple[str, bytes, KeyLocation]
+Lookup: TypeAlias = tuple[str, bytes, KeyLocation]
 """A key as the request gave it, its bytes, and its location."""
 
 Times: TypeAlias = tuple[int, int]
@@ -40,7 +40,7 @@ class LocalReader:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
-    def point(self, store: StoreInfo, wanted: Wanted) -> bytes:
+    def point(self, store: StoreInfo, wanted: Lookup) -> bytes:
         """Return the JSON of a key.
 
         Raises:
@@ -51,7 +51,7 @@ class LocalReader:
             raise key_not_found(store.name, wanted[0], {"store": store.name} | fields)
         return to_json({"store": store.name} | fields | found, _where(store, wanted[0]))
 
-    def points(self, store: StoreInfo, wanted: Sequence[Wanted]) -> list[bytes]:
+    def points(self, store: StoreInfo, wanted: Sequence[Lookup]) -> list[bytes]:
         """Return the JSON of several keys; a missing one has `found` false."""
         entries = []
         for one in wanted:
@@ -59,7 +59,7 @@ class LocalReader:
             entries.append(to_json(fields | {"found": found is not None} | (found or {}), _where(store, one[0])))
         return entries
 
-    def windows(self, store: StoreInfo, wanted: Wanted, times: Times, limit: int) -> bytes:
+    def windows(self, store: StoreInfo, wanted: Lookup, times: Times, limit: int) -> bytes:
         """Return the JSON of a key's windows that start within `times`, ascending; `more`: the limit cut some off."""
         text, key, at = wanted
         with self._reading(store, at) as view:
@@ -70,7 +70,7 @@ class LocalReader:
             about = self._about(view)
         return _timed(store, text, key, "windows", found, limit, about)
 
-    def sessions(self, store: StoreInfo, wanted: Wanted, times: Times, limit: int) -> bytes:
+    def sessions(self, store: StoreInfo, wanted: Lookup, times: Times, limit: int) -> bytes:
         """Return the JSON of a key's sessions that overlap `times`, ascending; `more`: the limit cut some off."""
         text, key, at = wanted
         with self._reading(store, at) as view:
@@ -81,7 +81,7 @@ class LocalReader:
             about = self._about(view)
         return _timed(store, text, key, "sessions", found, limit, about)
 
-    def versions(self, store: StoreInfo, wanted: Wanted, times: Times) -> bytes:
+    def versions(self, store: StoreInfo, wanted: Lookup, times: Times) -> bytes:
         """Return the JSON of the versions of a key that were valid at some moment of `times`, ascending.
 
         Raises:
@@ -139,7 +139,7 @@ class LocalReader:
                 sizes[name] = sum(view.store.approximate_count() for view in views)
         return sizes
 
-    def _look_up(self, store: StoreInfo, wanted: Wanted) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    def _look_up(self, store: StoreInfo, wanted: Lookup) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """Return the fields about key and owner, and those about value and timestamp, None if the key is missing."""
         text, key, at = wanted
         if store.kind == "global":
@@ -186,7 +186,7 @@ class LocalReader:
     def _about(self, view: OpenView) -> dict[str, Any]:
         return {
             "partition": view.task.partition,
-            "key_range": str(view.task.range),
+            "key_range": str(view.task.key_range),
             "owner": self._backend.placement().here,
             "epoch": view.epoch,
             "lag": view.lag,
@@ -195,7 +195,12 @@ class LocalReader:
     def _cover(self, view: OpenView) -> Cover:
         task = view.task
         return Cover(
-            task.partition, task.range.start, task.range.end, self._backend.placement().here, view.epoch, view.lag
+            task.partition,
+            task.key_range.start,
+            task.key_range.end,
+            self._backend.placement().here,
+            view.epoch,
+            view.lag,
         )
 
 

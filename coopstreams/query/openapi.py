@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Schema = dict[str, Any]
 
 _RETRY = (
-    "Nobody can answer now: a task moves or is restored, or its owner does not answer. Ask again after "
+    "No instance can answer now: a task moves or is restored, or its owner does not answer. Ask again after "
     "`retry_after_ms`."
 )
 

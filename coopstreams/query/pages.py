@@ -35,7 +35,7 @@ class Cover(msgspec.Struct, array_like=True, frozen=True):
     lag: int | None
 
     @property
-    def range(self) -> KeyRange:
+    def key_range(self) -> KeyRange:
         """The key range."""
         return KeyRange(self.start, min(self.end, MAX_HASH))
 

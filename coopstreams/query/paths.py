@@ -12,14 +12,14 @@ KEYS_A_REQUEST = 500
 CHARACTERS_A_REQUEST = 30_000
 
 
-def piece(text: str) -> str:
+def path_text(text: str) -> str:
     """Return a text as one segment of a path. Dots are percent-encoded, because clients would resolve `..`."""
     return quote(text, safe="").replace(".", "%2E")
 
 
 def store_path(store: str, rest: str) -> str:
     """Return the path of a resource of a store."""
-    return f"/v1/stores/{piece(store)}/{rest}"
+    return f"/v1/stores/{path_text(store)}/{rest}"
 
 
 def key_batches(texts: Sequence[str]) -> Iterator[str]:

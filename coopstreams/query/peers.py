@@ -53,7 +53,7 @@ class Peers:
         try:
             response = await self._client.get(f"{target.url}{path}", headers=headers, timeout=timeout)
         except httpx.InvalidURL as error:
-            raise bad_request("BAD_PARAMETER", f"what was asked does not fit into an address: {error}") from error
+            raise bad_request("BAD_PARAMETER", f"the request does not fit into a URL: {error}") from error
         except httpx.TransportError as error:
             raise moving(
                 f"instance {target.id} at {target.url} does not answer: {str(error) or type(error).__name__}"
@@ -73,7 +73,7 @@ class Peers:
 
 
 def check_hop(headers: Mapping[str, str], placement: Placement, application: str) -> None:
-    """Do nothing if a forwarded request is for this instance, and this instance knows the sender's generation.
+    """Check that a forwarded request is for this instance, which knows the sender's generation.
 
     Raises:
         QueryError: TASK_MOVING: the sender retries with a new placement.

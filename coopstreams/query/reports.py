@@ -125,7 +125,7 @@ def _task(status: TaskStatus) -> Report:
         "stream_time": status.stream_time,
         "behind_ms": status.behind_ms,
         "lag": _lag(status),
-        "shared": not status.task.range.is_whole,
+        "shared": not status.task.key_range.is_whole,
         "sources": [
             {
                 "topic": source.source.topic,
@@ -162,7 +162,12 @@ def _task(status: TaskStatus) -> Report:
 
 
 def _task_place(task: TaskId) -> Report:
-    return {"id": str(task), "subtopology": task.subtopology, "partition": task.partition, "key_range": str(task.range)}
+    return {
+        "id": str(task),
+        "subtopology": task.subtopology,
+        "partition": task.partition,
+        "key_range": str(task.key_range),
+    }
 
 
 def _lag(status: TaskStatus) -> int | None:
@@ -177,7 +182,7 @@ def _owner(owner: Owner) -> Report:
         "id": owner.instance.id,
         "url": owner.instance.url,
         "task": str(owner.task),
-        "key_range": str(owner.task.range),
+        "key_range": str(owner.task.key_range),
     }
 
 

@@ -72,7 +72,7 @@ def locate(store: StoreInfo, key: bytes) -> KeyLocation:
 
 def owner_of(placement: Placement, store: StoreInfo, at: KeyLocation) -> Owner | None:
     """Return the owner of a key, or None if there is none or more than one."""
-    claims = [owner for owner in _owners(placement, store, at.partition) if at.hash in owner.task.range]
+    claims = [owner for owner in _owners(placement, store, at.partition) if at.hash in owner.task.key_range]
     return claims[0] if len(claims) == 1 else None
 
 
@@ -80,7 +80,7 @@ def route(placement: Placement, store: StoreInfo, at: KeyLocation, asked: Asked 
     """Return the route of a query by key."""
     owner = owner_of(placement, store, at)
     if placement.waits:
-        return Moving(f"instance {placement.here} cannot say who owns the key: {placement.waits}")
+        return Moving(f"instance {placement.here} does not know the owner of the key: {placement.waits}")
     if owner is None:
         return Moving(
             f"no instance owns the key in partition {at.partition} of {store.name} in generation "
@@ -101,9 +101,9 @@ def route(placement: Placement, store: StoreInfo, at: KeyLocation, asked: Asked 
 def scatter(placement: Placement, store: StoreInfo) -> Sequence[Peer] | Moving:
     """Return the instances that together own a store, this one first."""
     owners = [owner for partition in range(store.partitions) for owner in _owners(placement, store, partition)]
-    missing = coverage_gap(store, ((owner.task.partition, owner.task.range) for owner in owners))
+    missing = coverage_gap(store, ((owner.task.partition, owner.task.key_range) for owner in owners))
     if placement.waits:
-        return Moving(f"instance {placement.here} cannot say who owns {store.name}: {placement.waits}")
+        return Moving(f"instance {placement.here} does not know the owners of {store.name}: {placement.waits}")
     if missing is not None:
         return Moving(f"{missing} in generation {placement.generation}: being handed over")
     instances = {owner.instance.id: owner.instance for owner in owners}
@@ -115,10 +115,10 @@ def scatter(placement: Placement, store: StoreInfo) -> Sequence[Peer] | Moving:
 
 def coverage_gap(store: StoreInfo, ranges: Iterable[tuple[int, KeyRange]]) -> str | None:
     """Return why these (partition, range) do not cover the store, each hash exactly once; None if they do."""
-    pieces: dict[int, list[KeyRange]] = {partition: [] for partition in range(store.partitions)}
-    for partition, piece in ranges:
-        pieces.setdefault(partition, []).append(piece)
-    for partition, found in pieces.items():
+    by_partition: dict[int, list[KeyRange]] = {partition: [] for partition in range(store.partitions)}
+    for partition, key_range in ranges:
+        by_partition.setdefault(partition, []).append(key_range)
+    for partition, found in by_partition.items():
         if partition >= store.partitions:
             return (
                 f"{store.name} has {store.partitions} partitions here, but another instance has partition {partition}"

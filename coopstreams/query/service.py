@@ -25,7 +25,7 @@ from coopstreams.query.backend import Backend, Kind, Peer, StoreInfo
 from coopstreams.query.formats import parse_key
 from coopstreams.query.local import LocalReader, Times
 from coopstreams.query.pages import Page, PartialPage, Query, page_of
-from coopstreams.query.paths import key_batches, piece, store_path
+from coopstreams.query.paths import key_batches, path_text, store_path
 from coopstreams.query.peers import Peers
 from coopstreams.query.problems import bad_request, moving, not_owner, unknown_store
 from coopstreams.query.router import (
@@ -98,7 +98,7 @@ class QueryService:
         """Return the JSON of one key."""
         _expect(store, *WITH_VALUES)
         key = parse_key(store.key, text)
-        path = store_path(store.name, f"keys/{piece(text)}")
+        path = store_path(store.name, f"keys/{path_text(text)}")
         at = locate(store, key)
         return await self._by_key(store, at, asked, path, lambda: self._local.point(store, (text, key, at)))
 
@@ -106,7 +106,7 @@ class QueryService:
         """Return the JSON of one key's windows."""
         _expect(store, "window")
         key = parse_key(store.key, text)
-        path = store_path(store.name, f"windows/{piece(text)}?from={times[0]}&to={times[1]}&limit={limit}")
+        path = store_path(store.name, f"windows/{path_text(text)}?from={times[0]}&to={times[1]}&limit={limit}")
         at = locate(store, key)
         return await self._by_key(
             store, at, asked, path, lambda: self._local.windows(store, (text, key, at), times, limit)
@@ -116,7 +116,7 @@ class QueryService:
         """Return the JSON of one key's sessions."""
         _expect(store, "session")
         key = parse_key(store.key, text)
-        path = store_path(store.name, f"sessions/{piece(text)}?from={times[0]}&to={times[1]}&limit={limit}")
+        path = store_path(store.name, f"sessions/{path_text(text)}?from={times[0]}&to={times[1]}&limit={limit}")
         at = locate(store, key)
         return await self._by_key(
             store, at, asked, path, lambda: self._local.sessions(store, (text, key, at), times, limit)
@@ -126,7 +126,7 @@ class QueryService:
         """Return the JSON of one key's versions."""
         _expect(store, "versioned")
         key = parse_key(store.key, text)
-        path = store_path(store.name, f"versions/{piece(text)}?from={times[0]}&to={times[1]}")
+        path = store_path(store.name, f"versions/{path_text(text)}?from={times[0]}&to={times[1]}")
         at = locate(store, key)
         return await self._by_key(store, at, asked, path, lambda: self._local.versions(store, (text, key, at), times))
 
@@ -321,7 +321,7 @@ def _put_together(store: StoreInfo, query: Query, answers: Sequence[PartialPage 
     parts = [
         msgspec.msgpack.decode(answer, type=PartialPage) if isinstance(answer, bytes) else answer for answer in answers
     ]
-    gap = coverage_gap(store, ((cover.partition, cover.range) for part in parts for cover in part.covers))
+    gap = coverage_gap(store, ((cover.partition, cover.key_range) for part in parts for cover in part.covers))
     if gap is not None:
         raise moving(f"{gap}: moving or being restored")
     return page_of(parts, query)

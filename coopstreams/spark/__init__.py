@@ -1,6 +1,6 @@
 """Spark: a topology over history, and Kafka as a source and sink of DataFrames. Needs the extra `spark`."""
 
-from coopstreams.admin.rebuild import Wanted
+from coopstreams.admin.rebuild import RebuildScope
 from coopstreams.spark.history.history import KafkaHistory, TableHistory
 from coopstreams.spark.history.kafka_source import KafkaSource, read_options, write_options
 from coopstreams.spark.preparing import Options
@@ -16,10 +16,10 @@ __all__ = [
     "KafkaHistory",
     "KafkaSource",
     "Options",
+    "RebuildScope",
     "RebuiltFromSource",
     "TableHistory",
     "TaskProgress",
-    "Wanted",
     "backfill",
     "local_session",
     "publish",

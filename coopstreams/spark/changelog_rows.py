@@ -11,11 +11,10 @@ from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.stores import StoreSpec
 
 
-def visible(database: Database, spec: StoreSpec, covered: KeyRange, observed: int) -> Rows:
+def visible(database: Database, spec: StoreSpec, key_range: KeyRange, observed: int) -> Rows:
     """Yield the store keys of a range with their rows, in order, without windows that expired by the observed start."""
     horizon = layout.horizon(spec, observed) if spec.kind in layout.SEGMENTED and observed != NOTHING_OBSERVED else None
-    first, last = layout.groups_of(covered)
-    for key, row in database.scan(spec.name, range(first, last + 1), None, None):
+    for key, row in database.scan(spec.name, layout.groups_of(key_range).numbers, None, None):
         if horizon is None or layout.time_of(spec.kind, key) >= horizon:
             yield key, row
 

@@ -52,13 +52,13 @@ class Rebuild:
         """Return the hashes of a task that are rebuilt; None: none."""
         if self.partitions is not None and task.partition not in self.partitions:
             return None
-        return self.key_range.intersect(task.range)
+        return self.key_range.intersect(task.key_range)
 
 
 class SegmentRange(NamedTuple):
     """The hashes that a task and a segment have in common. `slot` is the number of the task's range."""
 
-    range: KeyRange
+    key_range: KeyRange
     slot: int
     segment: Segment
 
@@ -78,9 +78,9 @@ def aligned(wanted: int, stands: Iterable[Sequence[Segment]]) -> int | None:
 
     None: there is none; a segment begins within a key group, which only tasks without state allow.
     """
-    starts = {segment.range.start for segments in stands for segment in segments}
+    starts = {segment.key_range.start for segments in stands for segment in segments}
     for count in range(wanted, GROUPS + 1):
-        if starts <= {piece.start for piece in KeyRange.split(count)}:
+        if starts <= {key_range.start for key_range in KeyRange.split(count)}:
             return count
     return None
 
@@ -97,14 +97,15 @@ class Cut:
     """The records of one partition, in offset order, for the tasks of these ranges. `segments` tile the hash space."""
 
     def __init__(self, ranges: Sequence[KeyRange], segments: Sequence[Segment]) -> None:
-        self.pieces = [
+        self.segment_ranges = [
             SegmentRange(common, slot, segment)
             for slot, key_range in enumerate(ranges)
             for segment in segments
-            if (common := key_range.intersect(segment.range)) is not None
+            if (common := key_range.intersect(segment.key_range)) is not None
         ]
         self._until = [
-            min(piece.segment.position for piece in self.pieces if piece.slot == slot) for slot in range(len(ranges))
+            min(segment_range.segment.position for segment_range in self.segment_ranges if segment_range.slot == slot)
+            for slot in range(len(ranges))
         ]
         self.ends: list[Now | None] = [None] * len(ranges)
         """By slot, the time at which the task ends; None: before the first record."""
@@ -121,8 +122,8 @@ class Cut:
                 self.ends[slot] = now
 
     def committed(self, number: int, columns: Columns) -> Columns:
-        """Return the committed records of a piece."""
-        segment = self.pieces[number].segment
+        """Return the committed records of a segment range, by its number."""
+        segment = self.segment_ranges[number].segment
         if not len(columns) or columns.offsets[-1] < segment.position:
             return columns
         return columns.pick([i for i, offset in enumerate(columns.offsets) if is_done(segment, offset)])

@@ -27,7 +27,7 @@ _FETCHES = 300
 
 
 def check_stopped(config: Config) -> None:
-    """Do nothing if no instance of the application runs.
+    """Check that no instance of the application runs.
 
     Raises:
         GroupError: some do; the message has their number.
@@ -60,8 +60,8 @@ def committed(
             check_beside(follower, plain)
         resolved = {at: [Hole(WHOLE)] if follower is None else follower.resolve(at, WHOLE) for at in wanted}
         return {
-            at: tuple(combine(pieces, plain.get(at), Position(cluster.start_offset(at))))
-            for at, pieces in resolved.items()
+            at: tuple(combine(ranges, plain.get(at), Position(cluster.start_offset(at))))
+            for at, ranges in resolved.items()
         }
 
 
@@ -89,6 +89,6 @@ def unread(cluster: KafkaLog, place: TopicPartition, segments: Sequence[Segment]
                     batch.columns.offsets, key_hashes(batch.columns.keys, batch.columns.offsets), strict=True
                 ):
                     count += offset < end and not any(
-                        hash_ in segment.range and is_done(segment, offset) for segment in segments
+                        hash_ in segment.key_range and is_done(segment, offset) for segment in segments
                     )
     return count

@@ -61,10 +61,9 @@ GROUP: Final = (
 )
 """The columns of a group: its identity, and how many records were taken, dropped, in doubt."""
 
-_DROPS: Final = ("null key", "null value", "late")
+_DROPS: Final = ("null-key", "null-value", "late")
 _GOES_ON: Final = (
-    "sub-topology %d goes on in Python: SQL may understand %d of its records in another way, or adds up to more than "
-    "64 bits"
+    "sub-topology %d runs in Python instead: SQL may treat %d of its records differently, or a sum exceeds 64 bits"
 )
 _ROW: Final = (1 << 33) - 1
 """The bits of `monotonically_increasing_id` that count the rows within a Spark partition."""
@@ -159,11 +158,7 @@ def _slot(key: Column, ranges: int) -> Column:
 
     A record without a key is dropped, and counted by the first task of its partition.
     """
-    slots = [
-        slot
-        for slot, piece in enumerate(KeyRange.split(ranges))
-        for _ in range(piece.first_group, piece.last_group + 1)
-    ]
+    slots = [slot for slot, key_range in enumerate(KeyRange.split(ranges)) for _ in key_range.groups.numbers]
     group = F.shiftrightunsigned(F.xxhash64(key), 64 - (GROUPS - 1).bit_length()).cast("int")
     return (
         F.lit(0)
@@ -220,8 +215,8 @@ def counts(made: DataFrame) -> list[Row]:
         F.sum("doubts").alias("doubts"),
         F.max("newest").alias("newest"),
         F.max(F.when(keyed, F.col("newest"))).alias("clock"),
-        F.sum("keyless").alias("null key"),
-        F.sum("valueless").alias("null value"),
+        F.sum("keyless").alias("null-key"),
+        F.sum("valueless").alias("null-value"),
         F.sum("late").alias("late"),
     )
     return told.collect()

@@ -179,7 +179,7 @@ class Plan:
 
 
 def check(topology: Topology) -> None:
-    """Do nothing if a backfill can run the topology.
+    """Check that a backfill can run the topology.
 
     Raises:
         TopologyError: no topic matches its patterns, or a topic feeds itself.

@@ -201,7 +201,7 @@ def _histories(
 
 
 def check_unused(cluster: KafkaLog, offsets: KafkaOffsets, topology: Topology, partitions: Mapping[str, int]) -> None:
-    """Do nothing if the application has never run; otherwise its state and progress would mix with the backfill's.
+    """Check that the application has never run; otherwise its state and progress would mix with the backfill's.
 
     Raises:
         ConfigError: it has run, or another backfill has begun; the message has the evidence and the cure.
@@ -230,7 +230,7 @@ def check_unused(cluster: KafkaLog, offsets: KafkaOffsets, topology: Topology, p
         if Committed.parse(offset, metadata).term != BACKFILLED:
             raise ConfigError(
                 f"the group has committed offset {offset} of {place}: the application has run, or was reset. Give the "
-                "program another application id: what key ranges have committed under this one goes on to count"
+                "program another application id: the individual commits under this one stay valid"
             )
 
 

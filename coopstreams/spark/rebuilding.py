@@ -19,7 +19,7 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from coopstreams.admin.rebuild import Rebuilder, RebuiltPartition, Wanted
+from coopstreams.admin.rebuild import Rebuilder, RebuildScope, RebuiltPartition
 from coopstreams.common.config import Config
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.spark.session import session_or_local
@@ -31,7 +31,7 @@ from coopstreams.topology.graph.topology import Topology
 
 Batches = Iterable[pa.RecordBatch]
 
-_MADE = pa.schema([("piece", pa.int32()), ("made", pa.string())])
+_MADE = pa.schema([("rebuilt", pa.int32()), ("made", pa.string())])
 
 
 def rebuild(
@@ -39,7 +39,7 @@ def rebuild(
     settings: Config | Mapping[str, Any],
     *,
     spark: SparkSession | None = None,
-    wanted: Wanted | None = None,
+    wanted: RebuildScope | None = None,
     afresh: bool = False,
 ) -> Manifest:
     """Make a snapshot at `snapshots.dir` from the changelogs and publish it; return its manifest.
@@ -53,13 +53,13 @@ def rebuild(
     """
     config = Config.of(settings, topology.application_id)
     if config["snapshots.dir"] is None:
-        raise ConfigError("say where the snapshot is to lie: snapshots.dir")
+        raise ConfigError("no storage is set for the snapshot: give snapshots.dir")
     with closing(_cluster(config)) as cluster:
         running = as_it_runs(topology, cluster.partitions(), config)
         rebuilder = Rebuilder(cluster, running, config["application.id"], config["snapshots.dir"], afresh=afresh)
-        pieces = rebuilder.pieces(wanted or Wanted())
+        partitions = rebuilder.to_rebuild(wanted or RebuildScope())
         with session_or_local(spark, f"rebuild of {config['application.id']}") as session:
-            found = _made(session, _Work(ship(running), config, rebuilder.run, afresh, tuple(pieces)))
+            found = _made(session, _Work(ship(running), config, rebuilder.run, afresh, tuple(partitions)))
         return rebuilder.publish(found)
 
 
@@ -71,32 +71,34 @@ class _Work:
     config: Config
     run: str
     afresh: bool
-    pieces: tuple[RebuiltPartition, ...]
+    partitions: tuple[RebuiltPartition, ...]
 
     def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
-        """Rebuild the pieces that these rows name; yield a row for each."""
+        """Rebuild the partitions that these rows name; yield a row for each."""
         topology = unship(self.shipped)
         url, application = self.config["snapshots.dir"], self.config["application.id"]
         with closing(_cluster(self.config)) as cluster:
             rebuilder = Rebuilder(cluster, topology, application, url, afresh=self.afresh, run=self.run)
             for number in (number for batch in batches for number in batch.column(0).to_pylist()):
-                made = rebuilder.rebuild(self.pieces[number], lambda *_: None)
+                made = rebuilder.rebuild(self.partitions[number], lambda *_: None)
                 yield pa.RecordBatch.from_pydict(
-                    {"piece": [number], "made": [msgspec.json.encode(made).decode()]}, _MADE
+                    {"rebuilt": [number], "made": [msgspec.json.encode(made).decode()]}, _MADE
                 )
 
 
 def _made(spark: SparkSession, work: _Work) -> dict[str, list[Slice]]:
-    """Return the slices of all pieces, by store."""
-    if not work.pieces:
+    """Return the slices of all partitions, by store."""
+    if not work.partitions:
         return {}
-    rows = spark.createDataFrame([(number,) for number in range(len(work.pieces))], "piece int")
+    rows = spark.createDataFrame([(number,) for number in range(len(work.partitions))], "rebuilt int")
     answers = (
-        rows.repartitionById(len(work.pieces), "piece").mapInArrow(_function(work), "piece int, made string").collect()
+        rows.repartitionById(len(work.partitions), "rebuilt")
+        .mapInArrow(_function(work), "rebuilt int, made string")
+        .collect()
     )
-    if sorted(row.piece for row in answers) != list(range(len(work.pieces))):
+    if sorted(row.rebuilt for row in answers) != list(range(len(work.partitions))):
         raise RuntimeError(
-            f"of {len(work.pieces)} partitions Spark answered for {len(answers)}: the run {work.run} is of no use"
+            f"of {len(work.partitions)} partitions Spark answered for {len(answers)}: the run {work.run} is of no use"
         )
     found: dict[str, list[Slice]] = {}
     for row in answers:

@@ -130,17 +130,19 @@ class Repair:
             GroupError: the application runs.
             LogError: a changelog stood still for two minutes, or its retention would delete a row at once.
         """
-        covered, specs, result = self.rebuild.covered(rebuilt.task), self._specs(rebuilt), dict[str, Differences]()
-        if covered is None:
+        key_range, specs, result = self.rebuild.covered(rebuilt.task), self._specs(rebuilt), dict[str, Differences]()
+        if key_range is None:
             return result
         with (
             tempfile.TemporaryDirectory(prefix="coopstreams-rebuild-") as folder,
             closing(Database(Rocks(Path(folder)), specs)) as present,
         ):
-            self._restore(config, replace(rebuilt.task, range=covered), specs, present)
+            self._restore(config, replace(rebuilt.task, key_range=key_range), specs, present)
             for spec in specs:
                 counted, observed = Differences(), rebuilt.observed[spec.name]
-                found, right = (visible(database, spec, covered, observed) for database in (present, rebuilt.database))
+                found, right = (
+                    visible(database, spec, key_range, observed) for database in (present, rebuilt.database)
+                )
                 changes = differences(found, right, counted)
                 if outbox is None:
                     deque(changes, maxlen=0)
@@ -156,12 +158,18 @@ class Repair:
 
         Replaying the differences behind those ends does not change it.
         """
-        covered, partition, now_ms = self.rebuild.covered(rebuilt.task), rebuilt.task.partition, int(time.time() * 1000)
-        if covered is None:
+        key_range, partition, now_ms = (
+            self.rebuild.covered(rebuilt.task),
+            rebuilt.task.partition,
+            int(time.time() * 1000),
+        )
+        if key_range is None:
             return {}
         return {
             spec.name: list(
-                placed(writer.export(rebuilt.database, spec, partition, covered), self.rebuild.ends[spec.name], now_ms)
+                placed(
+                    writer.export(rebuilt.database, spec, partition, key_range), self.rebuild.ends[spec.name], now_ms
+                )
             )
             for spec in self._specs(rebuilt)
         }
@@ -170,7 +178,9 @@ class Repair:
         return [spec for spec in rebuilt.specs if spec.name in self.stores]
 
     def _restore(self, config: Config, task: TaskId, specs: Sequence[StoreSpec], present: Database) -> None:
-        ends = {spec.name: {task.range: end} for spec in specs if (end := self.rebuild.ends[spec.name][task.partition])}
+        ends = {
+            spec.name: {task.key_range: end} for spec in specs if (end := self.rebuild.ends[spec.name][task.partition])
+        }
         with closing(cluster_of(config)) as cluster:
             restoring = Restoring(cluster, partial(changelog_of, config))
             with closing(restoring):

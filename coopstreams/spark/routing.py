@@ -63,8 +63,12 @@ class Routing:
             return
         partition, stream_time, next_offset = _only_partition(first), NO_STREAM_TIME, 0
         cut = Cut(KeyRange.split(self.ranges), ALL if self.committed is None else self.committed[partition.partition])
-        operator_times = program.operator_times_of(self.topic) if len(cut.pieces) > 1 else None
-        routes = Routes([piece.range for piece in cut.pieces], program.timestamp_of.get(self.topic), operator_times)
+        operator_times = program.operator_times_of(self.topic) if len(cut.segment_ranges) > 1 else None
+        routes = Routes(
+            [segment_range.key_range for segment_range in cut.segment_ranges],
+            program.timestamp_of.get(self.topic),
+            operator_times,
+        )
         reporter = self._reporter(partition)
         for rows in chain([first], filled):
             if (at := _only_partition(rows)) != partition:
@@ -95,7 +99,10 @@ class Routing:
                     counted = cut.committed(fetched.slot, fetched.columns)
                     if len(counted):
                         yield self._records(
-                            source, partition.partition * self.ranges + cut.pieces[fetched.slot].slot, counted, places
+                            source,
+                            partition.partition * self.ranges + cut.segment_ranges[fetched.slot].slot,
+                            counted,
+                            places,
                         )
             reporter.took(0, rows.num_rows, next_offset)
         reporter.end()

@@ -44,6 +44,7 @@ def local_session(
         "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
         "spark.speculation": "false",  # two attempts of a task would fence each other
         "spark.executorEnv.PYTHONPATH": path,
+        "spark.python.daemon.module": "coopstreams.spark.worker_daemon",
     }
     for key, value in {**own, **(settings or {})}.items():
         builder = builder.config(key, value)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 
-from coopstreams.admin.rebuild import Wanted, logged, pieces
+from coopstreams.admin.rebuild import RebuildScope, logged, to_rebuild
 from coopstreams.commit.record import Segment
 from coopstreams.common.config import Config
 from coopstreams.log.kafka.log import KafkaLog
@@ -42,7 +42,7 @@ _NOTHING = (Segment(WHOLE, 0),)
 
 
 def begin_rebuild(
-    built: Topology, config: Config, wanted: Wanted, *, ranges: int, dry_run: bool, incomplete: bool, work: str
+    built: Topology, config: Config, wanted: RebuildScope, *, ranges: int, dry_run: bool, incomplete: bool, work: str
 ) -> Plan:
     """Return the plan of a new run, stored in its folder.
 
@@ -55,8 +55,8 @@ def begin_rebuild(
     """
     if config["auto.offset.reset"] != "earliest":
         raise ConfigError(
-            "auto.offset.reset=latest: the application began where its topics ended at the time, and nobody knows "
-            "where that was. Its state cannot be rebuilt from the source, but from the changelogs."
+            "auto.offset.reset=latest: the application began at the ends of its topics at that time, which are "
+            "unknown now. Rebuild its state from the changelogs instead of the source."
         )
     check_stopped(config)
     with (
@@ -137,9 +137,9 @@ def stages_of(topology: Topology, partitions: Mapping[str, int], rebuild: Rebuil
             stage = replace(stage, ranges=count)
         stage = replace(stage, first=first)
         if not needed[stage.subtopology]:
-            pieces = KeyRange.split(stage.ranges)
+            key_ranges = KeyRange.split(stage.ranges)
             tasks = [
-                TaskId(stage.subtopology, number // stage.ranges, pieces[number % stage.ranges])
+                TaskId(stage.subtopology, number // stage.ranges, key_ranges[number % stage.ranges])
                 for number in range(stage.tasks)
             ]
             stage = replace(
@@ -162,16 +162,16 @@ def stands(config: Config, cluster: KafkaLog, partitions: Mapping[str, int]) -> 
 
 
 def _rebuild(
-    topology: Topology, config: Config, cluster: KafkaLog, resolved: ResolvedTopics, wanted: Wanted
+    topology: Topology, config: Config, cluster: KafkaLog, resolved: ResolvedTopics, wanted: RebuildScope
 ) -> Rebuild:
-    found = pieces(topology, resolved.tasks, wanted)
-    stores = tuple(dict.fromkeys(store for piece in found for store in piece.stores))
+    found = to_rebuild(topology, resolved.tasks, wanted)
+    stores = tuple(dict.fromkeys(store for rebuilt in found for store in rebuilt.stores))
     topics = [topic for part in planning.leading_to(topology, stores) for topic in topology.subtopologies[part].topics]
     specs, known, ends = logged(topology), cluster.partitions(), dict[str, dict[int, int]]()
-    for piece in found:
-        for store in piece.stores:
-            changelog = TopicPartition(changelog_of(config, specs[store]), piece.task.partition)
-            ends.setdefault(store, {})[piece.task.partition] = (
+    for rebuilt in found:
+        for store in rebuilt.stores:
+            changelog = TopicPartition(changelog_of(config, specs[store]), rebuilt.task.partition)
+            ends.setdefault(store, {})[rebuilt.task.partition] = (
                 cluster.end_offset(changelog) if changelog.topic in known else 0
             )
     return Rebuild(
@@ -212,16 +212,16 @@ def _check_whole(cut: Mapping[str, Mapping[int, tuple[int, int]]]) -> None:
     ]
     if lost:
         raise OffsetOutOfRangeError(
-            f"records are gone: {', '.join(lost)}. What they left in the state would be deleted. If none of it "
-            "matters any more, as where all windows of then are over, say so with --incomplete (incomplete=True); "
-            "else rebuild from the changelogs."
+            f"records are gone: {', '.join(lost)}. Their effects on the state would be deleted. If that "
+            "is harmless, for example because all their windows are closed, pass --incomplete (incomplete=True); "
+            "otherwise rebuild from the changelogs."
         )
 
 
 def _check_read(
     cluster: KafkaLog, offsets: KafkaOffsets, stages: Iterable[Stage], cut: Mapping[str, object], committed: Stands
 ) -> None:
-    """Do nothing if the sub-topologies have read all that was forwarded to them.
+    """Check that the sub-topologies have read all that was forwarded to them.
 
     What the first forwarded is part of its committed records, so it must be in the state of the second.
     """

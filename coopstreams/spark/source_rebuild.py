@@ -21,7 +21,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from coopstreams.admin.rebuild import Rebuilder, Wanted
+from coopstreams.admin.rebuild import Rebuilder, RebuildScope
 from coopstreams.common.config import Config
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.spark.committed_positions import check_stopped
@@ -56,7 +56,7 @@ def rebuild_from_source(
     settings: Config | Mapping[str, Any],
     *,
     spark: SparkSession | None = None,
-    wanted: Wanted | None = None,
+    wanted: RebuildScope | None = None,
     ranges: int = 4,
     dry_run: bool = False,
     incomplete: bool = False,
@@ -83,7 +83,7 @@ def rebuild_from_source(
     plan = plan_rebuild(
         topology,
         config,
-        wanted or Wanted(),
+        wanted or RebuildScope(),
         ranges=ranges,
         dry_run=dry_run,
         incomplete=incomplete,
@@ -97,7 +97,7 @@ def rebuild_from_source(
 def plan_rebuild(
     topology: Topology,
     config: Config,
-    wanted: Wanted,
+    wanted: RebuildScope,
     *,
     ranges: int,
     dry_run: bool,

@@ -119,7 +119,7 @@ class TaskWork:
     cut: Cut = field(default_factory=dict)
     """Of the topics read from Kafka: by partition the offsets [start, end)."""
     global_tables: Cut = field(default_factory=dict)
-    """The same of the topics of global tables."""
+    """The offsets [start, end) of the topics of global tables, by partition."""
     reports: str | None = None
     """The folder for the tasks' progress reports; None: no reports."""
     round: int = 1
@@ -173,7 +173,7 @@ class TaskAttempt:
             Rocks(Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="coopstreams-backfill-")))), self._specs
         )
         closing.callback(self._database.close)
-        self._state = TaskState(self._database, self._specs, self.id.range, BUFFER_BYTES)
+        self._state = TaskState(self._database, self._specs, self.id.key_range, BUFFER_BYTES)
         self._read, self._dropped = Counter[str](), Counter[str]()
         self._stream_times, self._times = dict[str, int](), dict[str, int]()
         self._now = -1
@@ -189,7 +189,7 @@ class TaskAttempt:
         rows = read_rows(work.config.client, tables_of(topology, program.subtopology), work.global_tables, on_failure)
         for each in rows.values():
             closing.callback(each.close)
-        progress = Progress.beginning(self.id.range, dict.fromkeys(self._topics, Position(0)))
+        progress = Progress.beginning(self.id.key_range, dict.fromkeys(self._topics, Position(0)))
         self._task = Task(
             Incarnation(self.id, tuple(self._topics), self._state, progress),
             program,
@@ -214,12 +214,12 @@ class TaskAttempt:
         """Process rows of this task; yield the records that it forwards."""
         self._check(rows)
         offsets, times = rows.column("offset").to_pylist(), rows.column("time").to_pylist()
-        pieces = [
+        markers = [
             (source, offset == BEGIN, offset == END)
             for source, offset in zip(rows.column("source").to_pylist(), offsets, strict=True)
         ]
-        for start, end in runs_of(pieces):
-            source, part = self._topics[pieces[start][0]], rows.slice(start, end - start)
+        for start, end in runs_of(markers):
+            source, part = self._topics[markers[start][0]], rows.slice(start, end - start)
             self._now, self._at_hand = times[end - 1], (offsets[start:end], times[start:end])
             if offsets[start] == BEGIN:
                 continue
@@ -229,7 +229,7 @@ class TaskAttempt:
             while self._task.step() or self._task.wait_for_calls():
                 pass
             if offsets[start] != END:
-                self._reporter.took(pieces[start][0], end - start, offsets[end - 1] + 1)
+                self._reporter.took(markers[start][0], end - start, offsets[end - 1] + 1)
         yield from self._forward()
         yield from self._relieve()
 
@@ -388,7 +388,7 @@ class TaskAttempt:
                     )
                     seeded[spec.name] = self._outbox.seed(Seeds(changelog, self._changelog_rows(spec)))
                 if writer is not None and spec.logged:  # a store without a changelog is in no snapshot
-                    slices[spec.name] = writer.export(self._database, spec, self.id.partition, self.id.range)
+                    slices[spec.name] = writer.export(self._database, spec, self.id.partition, self.id.key_range)
         dropped = self._task.program.dropped | self._task.tally.failed
         self._dropped.update({f"{node}: {reason}": count for (node, reason), count in dropped.items()})
         counts = dict(self._read), dict(self._task.tally.written), dict(self._dropped)
@@ -406,7 +406,7 @@ class TaskAttempt:
 
     def _changelog_rows(self, spec: StoreSpec) -> Iterator[tuple[bytes, bytes, int]]:
         oldest = dict(self._work.oldest_ms).get(spec.name, 0)
-        for key, row in visible(self._database, spec, self.id.range, self._state.stores[spec.name].observed):
+        for key, row in visible(self._database, spec, self.id.key_range, self._state.stores[spec.name].observed):
             yield record_of(spec, key, row, oldest, internal_topic(self._application, changelog_topic(spec.name)))
 
     def _partitions(self, topic: str) -> int:

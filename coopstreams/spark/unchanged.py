@@ -24,7 +24,7 @@ def ids_of(cluster: KafkaLog, topology: Topology) -> dict[str, str]:
 
 
 def check_topics(cluster: KafkaLog, plan: Plan) -> None:
-    """Do nothing if the topics of a plan are still the same.
+    """Check that the topics of a plan are still the same.
 
     Raises:
         ConfigError: some are gone, or were created again.
@@ -32,13 +32,13 @@ def check_topics(cluster: KafkaLog, plan: Plan) -> None:
     known = cluster.partitions()
     if changed := [name for name, found in plan.ids.items() if name not in known or cluster.topic_id(name) != found]:
         raise ConfigError(
-            f"{', '.join(changed)}: deleted, or made anew, since run {plan.run} was planned; what it has done is of no "
-            "use. Start a new run."
+            f"{', '.join(changed)}: deleted, or made anew, since run {plan.run} was planned, which can "
+            "therefore not be resumed. Start a new run."
         )
 
 
 def check_resumable(config: Config, plan: Plan, *, finished: bool) -> None:
-    """Do nothing if a run can be resumed. `finished`: all its stages have run, so it can only be published (again).
+    """Check that a run can be resumed. `finished`: all its stages have run, so it can only be published (again).
 
     Raises:
         ConfigError: its topics were created again, or it has been given up.

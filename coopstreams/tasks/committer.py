@@ -276,7 +276,7 @@ class Committer:
                 self._host.sleep(RETRY_S)
 
     def check_topics(self) -> None:
-        """Do nothing if all topics that the application writes to exist, or if the brokers do not answer.
+        """Check that all topics that the application writes to exist; return if the brokers do not answer.
 
         A client that cannot deliver does not always report a missing topic.
 
@@ -368,7 +368,7 @@ class Committer:
     def _check_taken(
         self, topic: str, key: bytes | None, value: bytes | None, headers: Headers | None, timestamp: int, what: str
     ) -> None:
-        """Do nothing if the topic takes a record that must not be left out.
+        """Check that the topic takes a record that must not be left out.
 
         Raises:
             DeliveryError: it does not.
@@ -394,14 +394,14 @@ class Committer:
         return checkpoints
 
     def _check_sure(self, epoch: int) -> None:
-        """Do nothing if this member certainly has its tasks: under at-least-once brokers do not fence records.
+        """Check that this member certainly has its tasks: under at-least-once brokers do not fence records.
 
         Raises:
             MembershipLostError: the group may have gone on. A successor's records would be covered by older ones.
         """
         if not self._transactional and not self._member.sure(epoch):
             raise MembershipLostError(
-                f"group {self._follower.group} has not answered this process lately; somebody else may have its tasks"
+                f"group {self._follower.group} has not answered this process lately; another member may have its tasks"
             )
 
     def _write_plan(self, commit: CommitPlan) -> None:

@@ -1,4 +1,5 @@
-"""Failure handlers: what happens to a record that fails. The configuration says `fail`, `continue` or `dead-letter`.
+"""Failure handlers: what happens to a record that fails. The configuration says `fail`, `continue` or `dead-letter`, or
+names a function that says so of each failure.
 
 Invariant: no failure is silent: it stops the instance, or it is counted and logged, or it becomes a record in the
 dead-letter topic, written in the same transaction as the results around it. Of similar failures the first are logged
@@ -15,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from coopstreams.common.config import Config
+from coopstreams.common.config import HANDLERS, Config
 from coopstreams.tasks.repeats import Sayings
 from coopstreams.topology.columns import Headers
 from coopstreams.topology.errors import ProcessingError
@@ -102,8 +103,8 @@ def handler(
     """
 
     def on_failure(failure: Failure) -> None:
-        answer = config[f"{failure.phase}.exception.handler"]
         message = describe_failure(task, failure)
+        answer = _answer(config, failure, message)
         if answer == "fail":
             cure = (
                 f"Mend the data or the function, or set {failure.phase}.exception.handler to continue or dead-letter."
@@ -115,6 +116,29 @@ def handler(
             dead_letter(failure, dead_letter_headers(task, failure))
 
     return on_failure
+
+
+def _answer(config: Config, failure: Failure, message: str) -> Literal["fail"] | Answer:
+    """Return what the handler of the phase says.
+
+    Raises:
+        ProcessingError: it is a function that raises, or answers something else.
+    """
+    said = config[f"{failure.phase}.exception.handler"]
+    if not callable(said):
+        return said  # type: ignore[no-any-return]
+    name = f"{failure.phase}.exception.handler ({getattr(said, '__qualname__', said)})"
+    try:
+        answer = said(failure)
+    except Exception as error:
+        raise ProcessingError(f"{message}. {name} raised {type(error).__name__}: {error}{place_of(error)}") from error
+    if answer not in HANDLERS:
+        raise ProcessingError(f"{message}. {name} answered {answer!r}: it must be one of {', '.join(HANDLERS)}")
+    if answer == "dead-letter" and config["errors.dead.letter.queue.topic.name"] is None:
+        raise ProcessingError(
+            f"{message}. {name} answered dead-letter, but errors.dead.letter.queue.topic.name is not set: name it"
+        )
+    return answer  # type: ignore[no-any-return]
 
 
 def _shortened(text: str) -> str:

@@ -18,7 +18,7 @@ from coopstreams.common.config import Config
 
 MOST_TIMES = 3
 FORGOTTEN_AFTER_S = 3600.0
-"""After so long, or three times its own duration if that is more, a slow call is counted from one again."""
+"""The least time without a slow call after which its count begins again; three times the call's duration, if longer."""
 
 
 @dataclass(slots=True)

@@ -1,44 +1,104 @@
-"""The records of a task whose calls are under way, in the order in which they are processed.
+"""The records of a task with asynchronous nodes, from the queue to their turn.
 
-    begin    records come: the part of the program above the asynchronous nodes finds their calls, which are begun
-    ready    yields records, from the first on, as far as all of their calls have ended
+    begin     records come: the part of the program above the asynchronous nodes finds their calls, which are begun
+    ready     yields records whose turn it is
+    passed    notes that these were processed, and yields the times that the partition has reached by it
 
-So a record passes the program when its calls have ended and all records before it have passed. Nothing of it has
-happened before: its position is not committed, and after a crash it comes again.
+It is a record's turn when its calls have ended and every earlier record of its *line* has passed. Each key is a line,
+where keys suffice (`calls.keys_suffice`); otherwise all records of the task are one. So nothing of a record happens
+before its turn, and effects per key come in the order of offsets, however long calls take. A commit has everything that
+has passed: positions, and done runs above them (`commit.inflight`). After a crash only the others come again.
 
-Invariant: not more than `max_in_flight` calls of a node have begun and wait to be passed on, unless one record needs
-more; and not more than `MOST_RECORDS` records wait, those that need no call included. The others stay in the queues,
-where the dispatcher bounds them.
-Turned down: records of other keys that pass one that waits. State, stream time and outputs would then depend on how
-long calls take.
+Invariant: time does not run ahead of a record that waits. Where records pass each other, each has the operator times
+that the reader worked out for it, and windows expire by the time up to which every record has passed.
+Invariant: not more than `MOST_RECORDS` records with `MOST_BYTES` wait, plus one step, however many others pass one that
+is stuck. The rest stays in the queues, where the dispatcher bounds it.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import attrgetter
 
 from coopstreams.calling.lanes import Call, Lane
+from coopstreams.commit.inflight import InFlight
+from coopstreams.commit.progress import Progress
+from coopstreams.commit.record import Segment
 from coopstreams.common.host import Host
 from coopstreams.tasks.queues import Step
 from coopstreams.tasks.tally import Tally
+from coopstreams.topology.columns import NO_RECORDS, Columns, TopicPartition, joined
 from coopstreams.topology.compile.program import BoundProgram, Program
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.graph.nodes import AsyncMap
 
 MOST_RECORDS = 10_000
+MOST_BYTES = 64 << 20
+"""Of values."""
+STEPS = 64
+"""Below so many steps, none are joined."""
+_ALL = b""
 
 
-@dataclass(slots=True)
-class _Waiting:
-    """A step, less the first `done` records, which have been passed on."""
+@dataclass(slots=True, eq=False)
+class _Taken:
+    """A step that was taken in. `left`: how many of its records have not passed."""
 
     step: Step
     began: float
-    done: int = 0
-    calls: deque[tuple[int, str, Call]] = field(default_factory=deque)
-    """Row in the step, node and call, of the records that have not been passed on."""
+    left: int
+
+
+@dataclass(slots=True, eq=False)
+class _Record:
+    """A record that has not passed. `waits_for`: how many of its calls have not ended."""
+
+    taken: _Taken
+    row: int
+    offset: int
+    waits_for: int
+    before: int
+    """The stream time before it."""
+    calls: list[tuple[str, Call]] = field(default_factory=list)
+    line: deque[_Record] | None = None
+    """The records of its line, in order, from the first that has not been released; None: it is in none."""
+
+
+@dataclass(slots=True)
+class _Source:
+    """What is in flight of one source partition."""
+
+    inflight: InFlight
+    stream_time: int
+    """Before the first record that has not passed, if none waits."""
+    taken_time: int
+    waiting: dict[int, _Record] = field(default_factory=dict)
+    """The records that have not passed, in the order of their offsets."""
+    segments: tuple[Segment, ...] | None = None
+    """None: to be worked out."""
+
+    def now(self) -> tuple[Segment, ...]:
+        """Return the progress of each part of the range."""
+        if self.segments is None:
+            first = next(iter(self.waiting.values()), None)
+            self.segments = self.inflight.segments(self.stream_time if first is None else first.before)
+        return self.segments
+
+    def passed(self, record: _Record) -> None:
+        """Note that a record was processed."""
+        self.inflight.done(record.offset)
+        self.stream_time = max(self.stream_time, record.taken.step.columns.stream_times[record.row])
+        del self.waiting[record.offset]
+        self.segments = None
+
+    def reached(self, step: Step) -> None:
+        """Note that a step is over, and everything before it."""
+        self.inflight.hand_out((), (), step.next_offset)
+        self.stream_time = max(self.stream_time, step.stream_time)
+        self.segments = None
 
 
 class PendingCalls:
@@ -49,82 +109,141 @@ class PendingCalls:
         program: Program,
         ahead: Program,
         bound: BoundProgram,
+        progress: Progress,
         tally: Tally,
         host: Host,
+        *,
+        by_key: bool,
     ) -> None:
         self._nodes = {node.name: node for node in program.subtopology.nodes if isinstance(node, AsyncMap)}
         self._lanes = {name: Lane(node.calling, self._ended) for name, node in self._nodes.items()}
-        self._most = min(node.calling.max_in_flight for node in self._nodes.values())
         self._ahead = ahead.bind({}, _leave_to_the_program, caching=False)
         self._topics = frozenset(ahead.subtopology.topics)
         self._results = bound.results
         self._tally = tally
         self._host = host
-        self._waiting: deque[_Waiting] = deque()
-        self._count = self._records = 0
+        self._by_key = by_key
+        self._sources = {}
+        for source in progress.partitions:
+            at = progress.position(source).stream_time
+            self._sources[source] = _Source(InFlight(progress.segments(source), MOST_RECORDS), at, at)
+            progress.follow(source, self._sources[source].now)
+        self._steps: deque[_Taken] = deque()
+        """In the order in which they were taken in, from the first that has records or times left."""
+        self._lines: dict[bytes, deque[_Record]] = {}
+        self._ready: deque[_Record] = deque()
+        """Released: it is their turn."""
+        self._given: deque[_Record] = deque()
+        """Yielded by `ready`, not yet `passed`."""
+        self._calls = self._records = self._bytes = 0
+        self._most_steps = STEPS
+        self._done: deque[Call] = deque()
+        """Calls that have ended since the last `look`. Any thread may add."""
         self._news = host.signal()
         self._told = False
         self.tell: Callable[[], None] = self._news.set
         """Called on another thread when there may be something in `ready`, once until the next `look`."""
 
     def __len__(self) -> int:
-        """Return how many calls have begun whose records have not been passed on."""
-        return self._count
+        """Return how many calls have not ended."""
+        return self._calls
 
     @property
     def room(self) -> int:
         """How many records may come now."""
-        return max(0, min(self._most - self._count, MOST_RECORDS - self._records))
+        full = self._bytes >= MOST_BYTES or len(self._steps) >= MOST_RECORDS
+        return 0 if full else max(0, MOST_RECORDS - self._records)
 
     @property
     def oldest(self) -> float | None:
         """Since when the first record waits; None if none does. Units: `Host.now`."""
-        return self._waiting[0].began if self._waiting else None
+        return self._steps[0].began if self._steps else None
 
     def begin(self, step: Step) -> None:
         """Take records in, and begin their calls."""
-        waiting = _Waiting(step, self._host.now())
-        self._waiting.append(waiting)
-        self._records += _size(step)
-        if not len(step.columns) or step.source.topic not in self._topics:
-            return
-        wanted = self._ahead.wanted
-        wanted.clear()
-        self._ahead.process(step.source, step.columns)
-        keys = step.columns.keys
+        source = self._sources[step.source]
+        columns, end = step.columns, step.columns.offsets[-1] + 1 if len(step.columns) else 0
+        columns = columns.pick(source.inflight.hand_out(columns.keys, columns.offsets, end))
+        taken = _Taken(replace(step, columns=columns), self._host.now(), len(columns))
+        self._steps.append(taken)
+        self._shorten()
+        self._records += len(columns)
+        self._bytes += sum(map(len, filter(None, columns.values)))
+        source.segments = None
+        calls = self._wanted(step.source, columns)
+        before = source.taken_time
+        for row, (key, offset, timestamp, stream_time) in enumerate(
+            zip(columns.keys, columns.offsets, columns.timestamps, columns.stream_times, strict=True)
+        ):
+            made = calls.get(row, [])
+            # A record below the stream time did not raise it.
+            at = stream_time if timestamp < stream_time else before
+            record = _Record(taken, row, offset, len(made), at, made)
+            for _, call in record.calls:
+                call.tag = record
+            source.waiting[offset] = record
+            self._line_up(record, key if self._by_key else _ALL)
+            before = stream_time
+        source.taken_time = max(source.taken_time, step.stream_time)
         begun: dict[str, list[Call]] = {}
-        for row, name, key, value in wanted:
-            node = self._nodes[name]
-            call = Call(node.mapper, (key, value) if node.with_key else (value,), keys[row])
-            waiting.calls.append((row, name, call))
-            begun.setdefault(name, []).append(call)
-        self._count += len(wanted)
-        for name, calls in begun.items():
-            self._lanes[name].begin(calls)
+        for made in calls.values():
+            for name, call in made:
+                begun.setdefault(name, []).append(call)
+        for name, each in begun.items():
+            self._calls += len(each)
+            self._lanes[name].begin(each)
 
     def ready(self, most: int) -> Iterator[Step]:
-        """Yield the records whose turn it is, in steps of at most `most`, and give the program their results."""
+        """Yield the records whose turn it is, in steps of at most `most`, and give the program their results.
+
+        Each step must have `passed` before the next. One without records is the time that a partition has reached.
+        """
         while self.look():
-            first = self._waiting[0]
-            end = min(self._ended_until(first), first.done + most)
-            if end == len(first.step.columns):
-                self._waiting.popleft()
-                self._records -= _size(first.step)
-            begin, first.done = first.done, end
-            self._hand_over(first, end)
-            yield first.step.part(begin, end)
+            records: list[_Record] = []
+            if not self._over():  # else that comes first
+                while self._ready and len(records) < most and self._fits(records):
+                    records.append(self._ready.popleft())
+            if self._by_key:
+                records.sort(key=_offset)
+            self._given.extend(records)
+            self._hand_over(records)
+            step = records[0].taken.step if records else self._steps[0].step
+            yield replace(step, columns=_gathered(records))
+
+    def passed(self, count: int) -> Iterator[tuple[TopicPartition, int, Sequence[int]]]:
+        """Note that so many records of `ready` were processed.
+
+        Yield the times that are reached by it: source, stream time and operator times.
+        """
+        for _ in range(count):
+            record = self._given.popleft()
+            taken = record.taken
+            taken.left -= 1
+            self._sources[taken.step.source].passed(record)
+            self._records -= 1
+            self._bytes -= len(taken.step.columns.values[record.row] or b"")
+        while self._over():
+            taken = self._steps.popleft()
+            step = taken.step
+            self._sources[step.source].reached(step)
+            yield step.source, step.stream_time, step.operator_times
 
     def look(self) -> bool:
         """Return whether `ready` has a record, or the time that the partition has reached; if not, `tell` follows."""
         self._told = False
-        if not self._waiting:
-            return False
-        first = self._waiting[0]
-        return self._ended_until(first) > first.done or not len(first.step.columns)
+        while self._done:
+            call = self._done.popleft()
+            record: _Record = call.tag
+            call.tag = None  # else they would hold each other, for the garbage collector
+            self._calls -= 1
+            record.waits_for -= 1
+            if not record.waits_for:
+                self._release(record)
+        return bool(self._ready) or self._over()
 
     def wait(self, timeout_s: float) -> bool:
         """Block until a call has ended since the last `look`; return False if none is under way."""
-        if not self._count:
+        if not self._calls:
             return False
         self._news.wait(timeout_s)
         self._news.clear()
@@ -134,33 +253,116 @@ class PendingCalls:
         """Cancel all calls, and forget the records."""
         for lane in self._lanes.values():
             lane.cancel()
-        self._waiting.clear()
-        self._count = self._records = 0
+        for each in (self._steps, self._ready, self._given, self._done):
+            each.clear()
+        self._lines.clear()
+        self._calls = self._records = self._bytes = 0
 
-    def _ended(self) -> None:
+    def _shorten(self) -> None:
+        """Join steps whose records have passed, from time to time: behind a record that is stuck, many may come."""
+        if len(self._steps) < self._most_steps:
+            return
+        kept: list[_Taken] = []
+        over: dict[TopicPartition, _Taken] = {}
+        """The steps at the end of `kept` whose records have all passed; where the order of all counts, the last."""
+        for taken in self._steps:
+            source = taken.step.source
+            if taken.left:
+                kept.append(taken)
+                over = {}
+            elif (before := over.get(source)) is not None:
+                times = taken.step.operator_times or before.step.operator_times
+                before.step = replace(taken.step, columns=NO_RECORDS, operator_times=times)
+            else:
+                taken.step = replace(taken.step, columns=NO_RECORDS)
+                kept.append(taken)
+                over = {**over, source: taken} if self._by_key else {source: taken}
+        self._steps = deque(kept)
+        self._most_steps = 2 * len(kept) + STEPS
+
+    def _wanted(self, source: TopicPartition, columns: Columns) -> Mapping[int, list[tuple[str, Call]]]:
+        """Return the calls that records need, by their rows."""
+        calls: dict[int, list[tuple[str, Call]]] = {}
+        if len(columns) and source.topic in self._topics:
+            wanted = self._ahead.wanted
+            wanted.clear()
+            self._ahead.process(source, columns)
+            keys = columns.keys
+            for row, name, key, value in wanted:
+                node = self._nodes[name]
+                call = Call(node.mapper, (key, value) if node.with_key else (value,), keys[row])
+                calls.setdefault(row, []).append((name, call))
+        return calls
+
+    def _line_up(self, record: _Record, line: bytes | None) -> None:
+        """Have a record wait for those before it in its line, and for its calls. None: for its calls only."""
+        if line is None:
+            if not record.waits_for:
+                self._ready.append(record)
+            return
+        before = self._lines.get(line)
+        if before is None:
+            if not record.waits_for:
+                self._ready.append(record)
+                return
+            before = self._lines[line] = deque()
+        before.append(record)
+        record.line = before
+
+    def _release(self, record: _Record) -> None:
+        """Release a record whose calls have ended, and those behind it, if it is the first of its line."""
+        line = record.line
+        if line is None:
+            self._ready.append(record)
+            return
+        while line and not line[0].waits_for:
+            self._ready.append(line.popleft())
+        if not line:
+            del self._lines[self._line_of(record)]
+
+    def _line_of(self, record: _Record) -> bytes:
+        key = record.taken.step.columns.keys[record.row] if self._by_key else _ALL
+        assert key is not None
+        return key
+
+    def _over(self) -> bool:
+        """Whether all records of the first step have passed."""
+        return bool(self._steps) and not self._steps[0].left
+
+    def _fits(self, records: Sequence[_Record]) -> bool:
+        """Whether the next record that is ready can be in one step with these.
+
+        Where the order of all is kept, times that other sources have reached may lie between steps.
+        """
+        if not records:
+            return True
+        before, then = records[0].taken, self._ready[0].taken
+        return before.step.source == then.step.source if self._by_key else before is then
+
+    def _ended(self, calls: Iterable[Call]) -> None:
+        self._done.extend(calls)
         if not self._told:
             self._told = True
             self.tell()
 
-    @staticmethod
-    def _ended_until(waiting: _Waiting) -> int:
-        """Return the row of the first record with a call that has not ended; the end of the step if there is none."""
-        return next((row for row, _, call in waiting.calls if not call.ended), len(waiting.step.columns))
-
-    def _hand_over(self, waiting: _Waiting, end: int) -> None:
-        """Give the program the results of the records before this row."""
+    def _hand_over(self, records: Iterable[_Record]) -> None:
+        """Give the program the results of these records."""
         self._results.clear()
-        offsets, calls = waiting.step.columns.offsets, waiting.calls
-        while calls and calls[0][0] < end:
-            row, name, call = calls.popleft()
-            self._count -= 1
-            self._tally.retries += call.failed - (call.error is not None)
-            self._results.give(name, offsets[row], call)
+        for record in records:
+            for name, call in record.calls:
+                self._tally.retries += call.failed - (call.error is not None)
+                self._results.give(name, record.offset, call)
 
 
-def _size(step: Step) -> int:
-    """Return what a step counts towards `MOST_RECORDS`: one without records takes a place, too."""
-    return max(1, len(step.columns))
+_offset = attrgetter("offset")
+
+
+def _gathered(records: Iterable[_Record]) -> Columns:
+    """Return records of one partition, in the order of their offsets, as columns."""
+    return joined(
+        taken.step.columns.pick([record.row for record in each])
+        for taken, each in groupby(records, attrgetter("taken"))
+    )
 
 
 def _leave_to_the_program(_failure: Failure) -> None:

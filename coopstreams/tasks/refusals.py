@@ -82,7 +82,7 @@ class TopicLimits:
                 f"allows {seconds(self.before_ms)}"
             )
         if self.most_bytes is not None and (size := batch_bytes(key, value, headers)) > self.most_bytes:
-            return f"it has {size} bytes with what Kafka adds, max.message.bytes allows {self.most_bytes}"
+            return f"it has {size} bytes with Kafka's overhead, max.message.bytes allows {self.most_bytes}"
         return None
 
 

@@ -56,8 +56,7 @@ class Counting(Protocol):
 
 def dropped(task: Counting) -> dict[Drop, int]:
     """Return the records that a task left out, by node and reason: dropped by its program, or failed."""
-    found = {(node, reason.replace(" ", "-")): count for (node, reason), count in task.program.dropped.items()}
-    return found | dict(task.tally.failed)
+    return task.program.dropped | dict(task.tally.failed)
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from coopstreams.commit.progress import Progress
 from coopstreams.common.host import SYSTEM, Host
@@ -24,7 +24,7 @@ from coopstreams.state.task_state import ChangelogBatch, TaskState
 from coopstreams.tasks.pending_calls import PendingCalls
 from coopstreams.tasks.queues import SourceQueues, Step
 from coopstreams.tasks.tally import Tally
-from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.compile.outputs import Output
 from coopstreams.topology.compile.program import BoundProgram, Program
 from coopstreams.topology.failures import Failure, OnFailure
@@ -38,6 +38,8 @@ STEP_S = 0.05
 
 It is far below a commit interval and far above the cost of the check.
 """
+MOST_TAKEN = 1000
+"""Records whose calls are begun at once: the bytes of those that wait are looked at in between."""
 FIRST_STEP = 1
 """Records of the first step, before the functions' speed is known; doubled while a step fits into the time."""
 
@@ -84,12 +86,15 @@ class Task:
         *,
         caching: bool,
         partitions: Callable[[str], int],
+        by_key: bool = False,
         latency: Callable[[float], None] = lambda _: None,
         max_idle_ms: int = 0,
         global_tables: Mapping[str, TableStore] | None = None,
         output: Callable[[str], Output] = Output,
         host: Host = SYSTEM,
     ) -> None:
+        """`by_key`: records may pass others that wait for calls, where the order of each key suffices."""
+        by_key = by_key and program.keys_suffice
         self._host = host
         self.id = opened.id
         self.sources = opened.sources
@@ -100,21 +105,21 @@ class Task:
             {**opened.state.stores, **(global_tables or {})},
             on_failure,
             caching=caching,
-            shared=not opened.id.range.is_whole
+            shared=not opened.id.key_range.is_whole
             or opened.progress.parted,  # then it skips some records, at least at first
+            by_key=by_key,
             output=output,
             clock=host.wall_ms,
             partitions=partitions,
         )
         for source in opened.sources:  # windows close as they would have for the previous owner
             self.program.resume(source, opened.progress.position(source).stream_time)
+        positions = [(source, opened.progress.position(source)) for source in opened.sources]
         self.calls: PendingCalls | None = None
         """The records that wait for calls; None: no node is asynchronous."""
         if program.ahead is not None:
-            self.calls = PendingCalls(program, program.ahead, self.program, tally, host)
-        self.queues = SourceQueues(
-            [(source, opened.progress.position(source)) for source in opened.sources], max_idle_ms
-        )
+            self.calls = PendingCalls(program, program.ahead, self.program, self.progress, tally, host, by_key=by_key)
+        self.queues = SourceQueues(positions, max_idle_ms)
         self.closed = False
         self.leaving = False
         self.processed = 0
@@ -141,15 +146,18 @@ class Task:
         first_ms, more = -1, False
         for step in self._steps(now, single=single):
             self._at = step
-            # Without the records that an earlier owner of part of the range has done.
-            columns = self.progress.unseen(step.source, step.columns)
+            columns = step.columns if self.calls is not None else self._unseen(step)
             if len(columns):
                 self.program.process(step.source, columns)
                 self.processed += len(columns)
                 if first_ms < 0:
                     first_ms = columns.timestamps[0]
-            self.program.advance(step.source, step.stream_time, step.operator_times)
-            self.progress.advance(step.source, step.next_offset, step.stream_time)
+            if self.calls is None:
+                self.program.advance(step.source, step.stream_time, step.operator_times)
+                self.progress.advance(step.source, step.next_offset, step.stream_time)
+            else:
+                for reached in self.calls.passed(len(columns)):
+                    self.program.advance(*reached)
             before, now = now, self._host.now()
             self._pace(len(step.columns), now - before)
             if single or now - began > STEP_S:
@@ -158,6 +166,10 @@ class Task:
         if first_ms >= 0:  # once a batch: the clock and the histogram cost as much as a few records
             self._latency(max(0, self._host.wall_ms() - first_ms) / 1000)
         return more
+
+    def _unseen(self, step: Step) -> Columns:
+        """Return its records without those that an earlier owner of part of the range has done."""
+        return self.progress.unseen(step.source, step.columns)
 
     def _steps(self, now: float, *, single: bool) -> Iterator[Step]:
         """Yield the steps that may be processed now, in order; first the single-record steps that are left."""
@@ -179,8 +191,8 @@ class Task:
 
     def _begin_calls(self, calls: PendingCalls, now: float) -> None:
         """Begin the calls of as many records as there is room for."""
-        while calls.room and (step := next(self.queues.steps(calls.room, now), None)) is not None:
-            calls.begin(replace(step, columns=self.progress.unseen(step.source, step.columns)))
+        while (room := min(calls.room, MOST_TAKEN)) and (step := next(self.queues.steps(room, now), None)) is not None:
+            calls.begin(step)
 
     def waits_for_calls(self) -> bool:
         """Begin the calls of records for which there is room; return whether all that came wait for calls."""

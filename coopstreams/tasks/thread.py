@@ -25,6 +25,7 @@ from coopstreams.tasks.outlasting import Outlasting
 from coopstreams.tasks.task import Task
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import (
+    AccessDeniedError,
     DeliveryError,
     FencedError,
     LogError,
@@ -245,7 +246,7 @@ class StreamThread:
             self._abort(error)
 
     def _taken(self, message: _Moved) -> RecordBatch:
-        """Return the batch of a message; later batches make another message."""
+        """Return the batch of a message and forget the message: the next batch without records makes a new one."""
         with self._lock:
             waiting = self._moved.get(message.task, {})
             if waiting.get(message.batch.partition) is message:
@@ -284,7 +285,7 @@ class StreamThread:
             self.committer.write_outputs(task)
             if not more:
                 break
-            # with slow functions, commits, heartbeats and revocations do not wait for the end of the batch
+            # After each step: commits, heartbeats and revocations must not wait until slow functions end the batch.
             self._commit_if_due()
 
     def _note_slow(self, seconds: float, call: str) -> None:
@@ -349,7 +350,7 @@ class StreamThread:
             f" Record by record, to find which are refused: they are among {self._uncommitted()}." if refused else ""
         )
         log.warning(
-            "stream thread %d: what was done since the last commit is done again: %s%s", self.number, error, one_by_one
+            "stream thread %d: records since the last commit are processed again: %s%s", self.number, error, one_by_one
         )
         tasks = tuple(self._tasks)
         self._abandon()
@@ -360,7 +361,7 @@ class StreamThread:
             self.committer.check_topics()  # the tasks are opened again meanwhile
 
     def _check_hope(self, error: LogError | MembershipLostError) -> None:
-        """Do nothing if repetition may cure the error.
+        """Check that repetition may cure the error.
 
         Raises:
             LogError: it cannot.
@@ -378,7 +379,7 @@ class StreamThread:
                 raise RefusedError(
                     f"{error} The settings of the topics do not explain it. It was made from {self._uncommitted()}."
                 ) from error
-        elif isinstance(error, DeliveryError) or len(self._in_vain) >= MOST_IN_VAIN:
+        elif isinstance(error, (AccessDeniedError, DeliveryError)) or len(self._in_vain) >= MOST_IN_VAIN:
             raise error
 
     def _uncommitted(self) -> str:

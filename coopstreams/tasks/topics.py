@@ -57,10 +57,12 @@ def check_topics(cluster: Log, topology: Topology, config: Config) -> ResolvedTo
     if config["ensure.explicit.internal.resource.naming"]:
         check_names(topology)
     counts = cluster.partitions()
-    resolved = check_partitions(topology, counts, config["windowstore.changelog.additional.retention.ms"])
-    _check_reused(cluster, topology, config)
     dead_letters = config["errors.dead.letter.queue.topic.name"]
     wanted = [*topology.sink_topics, *([dead_letters] if dead_letters else [])]
+    # By name: a topic that this user may not describe is another error than one that does not exist.
+    cluster.partitions([topic for topic in (*topology.source_topics, *wanted) if topic not in counts])
+    resolved = check_partitions(topology, counts, config["windowstore.changelog.additional.retention.ms"])
+    _check_reused(cluster, topology, config)
     missing = [topic for topic in wanted if topic not in counts and topic not in resolved.partitions]
     if missing:
         raise UnknownTopicError(
@@ -70,7 +72,7 @@ def check_topics(cluster: Log, topology: Topology, config: Config) -> ResolvedTo
     for orphan in resolved.orphans:
         log.warning(
             "%s looks like an internal topic of this application, which has none of that name: if another version of "
-            "the program left it behind, what was kept in it is not in the new stores. Give stores names that stay, "
+            "the program left it behind, its rows are not in the new stores. Give stores names that stay, "
             "or delete the topic.",
             orphan,
         )
@@ -88,9 +90,8 @@ def _check_reused(cluster: Log, topology: Topology, config: Config) -> None:
     if reused and config["auto.offset.reset"] != "earliest":
         raise ConfigError(
             f'the table "{reused[0][0]}" is restored from its topic "{reused[0][1]}" (topology.optimization), from the '
-            "beginning, but "
-            "auto.offset.reset=latest leaves out what is there before the first start. Set it to earliest, or leave "
-            "out reuse.ktable.source.topics."
+            "beginning, but auto.offset.reset=latest skips the records from before the first start. Set it to "
+            "earliest, or leave out reuse.ktable.source.topics."
         )
     for store, topic in reused:
         settings = cluster.topic_config(topic)

@@ -17,7 +17,7 @@ from coopstreams.topology.naming import backfill_runs
 
 
 def check_published(config: Config, counts: Mapping[str, int], sources: Mapping[str, int]) -> None:
-    """Do nothing if no backfill of the application waits to be published.
+    """Check that no backfill of the application waits to be published.
 
     `counts`, `sources`: all topics, and the source topics, with their partition counts.
 
@@ -34,8 +34,8 @@ def check_published(config: Config, counts: Mapping[str, int], sources: Mapping[
         ):
             return
     raise ConfigError(
-        f'run {runs[-1]} of a backfill of "{application}" is not published: started now, it would process again what '
-        "is in its state. Publish it "
+        f'run {runs[-1]} of a backfill of "{application}" is not published: an application that starts now would '
+        "process the records of the backfill a second time. Publish it "
         f"(coopstreams backfill ... --resume {runs[-1]} --publish); or, to begin without it, `coopstreams reset` the "
         "application"
     )

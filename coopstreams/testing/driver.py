@@ -201,14 +201,15 @@ class TopologyTestDriver:
         specs = {spec.name: (part.id, spec) for part in self.topology.subtopologies for spec in part.stores}
         number, spec = specs[one_of(name, list(specs), "has no store")]
         return StoreView(
-            spec, [[(task.id.range, task.state.stores[name]) for task in siblings] for siblings in self._parts[number]]
+            spec,
+            [[(task.id.key_range, task.state.stores[name]) for task in siblings] for siblings in self._parts[number]],
         )
 
     @property
     def dropped(self) -> dict[tuple[str, str], int]:
         """The number of dropped records, by (node name, reason).
 
-        The reason is `null key`, `null value`, `late`, `timestamp` or `no partition`.
+        The reason is `null-key`, `null-value`, `late`, `timestamp`, `no-partition`, `not-the-latest` or `stale-answer`.
         """
         total = Counter(self._dropped_before)
         for task in self._all_tasks():
@@ -262,7 +263,7 @@ class TopologyTestDriver:
         for source in self._tasks.keys() - read:
             self._route(source)
         for source in (source for source, at in positions.items() if at.offset == self._log.end_offset(source)):
-            # the reader says it once, and may have said it to tasks that are no more
+            # The reader reports the end of a partition once, perhaps to tasks that are closed by now.
             for slot, task in enumerate(self._tasks[source]):
                 task.add(RecordBatch.ended(source, slot, positions[source]))
 
@@ -311,8 +312,8 @@ class TopologyTestDriver:
                 source: known[source].position(source) if source in known else Position(0) for source in sources
             }
             tasks = [
-                self._task(TaskId(part.id, partition, piece), positions, self._database(part, partition))
-                for piece in self._pieces(part)
+                self._task(TaskId(part.id, partition, key_range), positions, self._database(part, partition))
+                for key_range in self._ranges_of(part)
             ]
             self._parts[part.id].append(tasks)
             self._tasks |= dict.fromkeys(sources, tasks)
@@ -331,10 +332,10 @@ class TopologyTestDriver:
     def _task(self, task_id: TaskId, positions: Mapping[TopicPartition, Position], database: Database) -> Task:
         program = self._programs[task_id.subtopology]
         state = TaskState(
-            database, program.subtopology.stores, task_id.range, _CACHE_BYTES if self._state_dir is None else 0
+            database, program.subtopology.stores, task_id.key_range, _CACHE_BYTES if self._state_dir is None else 0
         )
         task = Task(
-            Incarnation(task_id, tuple(positions), state, Progress.beginning(task_id.range, positions)),
+            Incarnation(task_id, tuple(positions), state, Progress.beginning(task_id.key_range, positions)),
             program,
             self._on_failure(task_id),
             Tally(),
@@ -357,12 +358,12 @@ class TopologyTestDriver:
 
         return on_failure
 
-    def _pieces(self, part: SubTopology) -> list[KeyRange]:
+    def _ranges_of(self, part: SubTopology) -> list[KeyRange]:
         return self._ranges if part.divisible else KeyRange.split(1)
 
     def _route(self, source: TopicPartition) -> None:
         program = self._programs[self._tasks[source][0].id.subtopology]
-        ranges = [task.id.range for task in self._tasks[source]]
+        ranges = [task.id.key_range for task in self._tasks[source]]
         operator_times = program.operator_times_of(source.topic) if self._tasks[source][0].program.shared else None
         self._reader.route(source, ranges, program.timestamp_of.get(source.topic), operator_times)
 

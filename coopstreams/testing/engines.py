@@ -22,7 +22,7 @@ Families: TypeAlias = dict[str, Rows]
 
 
 def check_engine(new_engine: Callable[[Path], Engine], folder: Path, *, seed: int = 1) -> None:
-    """Do nothing if an engine fulfils `Engine`. `folder`: an empty one for it.
+    """Check that an engine fulfils `Engine`. `folder`: an empty one for it.
 
     Raises:
         AssertionError: it does not; the message has the call, its result, and the expected one.

@@ -214,4 +214,4 @@ class StoreView:
     def _table(self, key: bytes) -> TableStore:
         hash_ = key_hash(key)
         siblings = self._partitions[partition_of(key, len(self._partitions))]
-        return next(table for range_, table in siblings if hash_ in range_)
+        return next(table for key_range, table in siblings if hash_ in key_range)

@@ -39,13 +39,13 @@ def test_what_is_told_tiles_the_hash_space_and_agrees_with_both_sides(
     positions: Sequence[int], owners: Sequence[int]
 ) -> None:
     segments = tuple(
-        Segment(covered, at) for covered, at in zip(KeyRange.split(len(positions)), positions, strict=True)
+        Segment(key_range, at) for key_range, at in zip(KeyRange.split(len(positions)), positions, strict=True)
     )
-    owned = [(covered, f"m{who}") for covered, who in zip(KeyRange.split(len(owners)), owners, strict=True) if who]
+    owned = [(key_range, f"m{who}") for key_range, who in zip(KeyRange.split(len(owners)), owners, strict=True) if who]
     rows = owned_ranges(OffsetAndRanges(min(positions), key_ranges=segments), owned)
-    check_tiling([row.range for row in rows], "told")
+    check_tiling([row.key_range for row in rows], "told")
     for row in rows:
-        assert [segment.position for segment in segments if segment.range.covers(row.range)] == [row.offset]
-        assert [member for covered, member in owned if covered.covers(row.range)] == (
+        assert [segment.position for segment in segments if segment.key_range.covers(row.key_range)] == [row.offset]
+        assert [member for key_range, member in owned if key_range.covers(row.key_range)] == (
             [row.member] if row.member else []
         )

@@ -1,4 +1,4 @@
-"""What a rebuild decides: which pieces there are, and what the new manifest keeps of the old one."""
+"""What a rebuild decides: which partitions there are, and what the new manifest keeps of the old one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from coopstreams import StreamsBuilder, TimeWindows, Topology, serdes
-from coopstreams.admin.rebuild import Rebuilder, Wanted, assembled, logged, pieces
+from coopstreams.admin.rebuild import Rebuilder, RebuildScope, assembled, logged, to_rebuild
 from coopstreams.log.log import TopicSpec
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.state.manifest import Manifest, Slice, StoreSlices, shape_of
@@ -37,12 +37,12 @@ def older(name: str = "counts", topic_id: str = "id-1", **slices: Slice) -> Mani
 
 
 def test_all_stores_of_all_partitions_are_rebuilt_unless_some_are_named() -> None:
-    everything = [(str(piece.task), piece.stores) for piece in pieces(topology(), [2, 3], Wanted())]
+    everything = [(str(rebuilt.task), rebuilt.stores) for rebuilt in to_rebuild(topology(), [2, 3], RebuildScope())]
     assert everything == [(f"0_{number}[0..255]", ("counts", "windows")) for number in range(2)] + [
         (f"1_{number}[0..255]", ("by-word",)) for number in range(3)
     ]
-    some = pieces(topology(), [2, 3], Wanted(["windows", "by-word"], [0, 2], KeyRange.of_groups(9, 16)))
-    assert [(str(piece.task), piece.stores) for piece in some] == [
+    some = to_rebuild(topology(), [2, 3], RebuildScope(["windows", "by-word"], [0, 2], KeyRange.of_groups(9, 16)))
+    assert [(str(rebuilt.task), rebuilt.stores) for rebuilt in some] == [
         ("0_0[8..23]", ("windows",)),
         ("1_0[8..23]", ("by-word",)),
         ("1_2[8..23]", ("by-word",)),
@@ -54,20 +54,20 @@ def test_all_stores_of_all_partitions_are_rebuilt_unless_some_are_named() -> Non
     [(0, 255, WHOLE), (8, 15, KeyRange.of_groups(8, 15)), (255, 255, KeyRange.of_groups(248, 255))],
 )
 def test_a_range_is_widened_to_whole_slices_and_no_further(first: int, last: int, widened: KeyRange) -> None:
-    (piece,) = pieces(topology(), [1, 1], Wanted(["counts"], None, KeyRange.of_groups(first, last)))
-    assert piece.task.range == widened
+    (rebuilt,) = to_rebuild(topology(), [1, 1], RebuildScope(["counts"], None, KeyRange.of_groups(first, last)))
+    assert rebuilt.task.key_range == widened
 
 
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [
-        (Wanted(["count"]), "there are by-word, counts, windows"),
-        (Wanted(None, [3, 9]), "there is no partition 3, 9; sub-topologies have \\[2, 3\\]"),
+        (RebuildScope(["count"]), "there are by-word, counts, windows"),
+        (RebuildScope(None, [3, 9]), "there is no partition 3, 9; sub-topologies have \\[2, 3\\]"),
     ],
 )
-def test_what_does_not_exist_is_refused_in_words(wanted: Wanted, words: str) -> None:
+def test_what_does_not_exist_is_refused_in_words(wanted: RebuildScope, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        pieces(topology(), [2, 3], wanted)
+        to_rebuild(topology(), [2, 3], wanted)
 
 
 def test_the_new_manifest_keeps_what_still_fits_and_nothing_else() -> None:
@@ -94,10 +94,12 @@ def test_a_changelog_that_is_made_anew_meanwhile_does_not_get_the_slices_of_the_
     names = [f"app-{store}-changelog" for store in logged(rebuilt)]
     log.create_topics([TopicSpec(name, 1) for name in ["words", "app-by-word-repartition", *names]])
     rebuilder = Rebuilder(log, rebuilt, "app", str(tmp_path))
-    pieces = rebuilder.pieces(Wanted(["counts"]))
-    slices = {store: made for piece in pieces for store, made in rebuilder.rebuild(piece, lambda *_: None).items()}
+    partitions = rebuilder.to_rebuild(RebuildScope(["counts"]))
+    slices = {
+        store: made for rebuilt in partitions for store, made in rebuilder.rebuild(rebuilt, lambda *_: None).items()
+    }
     assert list(rebuilder.publish(slices).stores) == ["counts"]
     log.delete_topics(["app-counts-changelog"])
     log.create_topics([TopicSpec("app-counts-changelog", 1)])
-    with pytest.raises(SnapshotError, match="app-counts-changelog: deleted and made anew while it was rebuilt"):
+    with pytest.raises(SnapshotError, match="app-counts-changelog: deleted and made anew during the rebuild"):
         rebuilder.publish(slices)

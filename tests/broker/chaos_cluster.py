@@ -274,13 +274,14 @@ def report(run: Run, found: dict[str, Found], *, exactly: bool) -> list[str]:
     return wrong
 
 
-def chaos(folder: Path, minutes: float, guarantee: str, seed: int) -> list[str]:
-    """Run it; return what is wrong."""
+def chaos(folder: Path, minutes: float, guarantee: str, seed: int, *, calls: bool = False) -> list[str]:
+    """Run it; return what is wrong. `calls`: orders go through a slow service first."""
     with ExitStack() as running:
         cluster = running.enter_context(ThreeBrokers(folder))
         topics = topics_of(cluster)
         app = Path(__file__).with_name("chaos_app.py")
-        application = Application(app, cluster.bootstrap, folder, topics.environment, settings_of(topics, guarantee))
+        environment = topics.environment | ({"TEST_CALLS": "1"} if calls else {})
+        application = Application(app, cluster.bootstrap, folder, environment, settings_of(topics, guarantee))
         running.callback(application.clean_up)
         run = Run(cluster, topics, application, seed)
         feeder = Feeder(
@@ -309,6 +310,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--guarantee", choices=[EXACTLY_ONCE, "at_least_once"], default=EXACTLY_ONCE)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--calls", action="store_true", help="Orders go through a slow service first.")
     parser.add_argument(
         "--folder",
         type=Path,
@@ -318,7 +320,7 @@ def main() -> int:
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
     print(f"logs and data: {folder}", flush=True)
-    wrong = chaos(folder, arguments.minutes, arguments.guarantee, arguments.seed)
+    wrong = chaos(folder, arguments.minutes, arguments.guarantee, arguments.seed, calls=arguments.calls)
     print("\n" + ("\n".join(["WRONG:", *wrong]) if wrong else "all is well"))
     return 1 if wrong else 0
 

@@ -23,7 +23,9 @@ class Orders:
 
     def __init__(self, kafka: Kafka | KafkaBroker, partitions: int = 1) -> None:
         self.kafka = kafka
-        self.log = KafkaLog({"bootstrap.servers": kafka.bootstrap})
+        self.login = kafka.settings if isinstance(kafka, Kafka) else {"bootstrap.servers": kafka.bootstrap}
+        """How the consumers connect."""
+        self.log = KafkaLog(self.login)
         self.topic = f"orders-{uuid.uuid4().hex[:8]}"
         self.group = f"group-{uuid.uuid4().hex[:8]}"
         self.at = TopicPartition(self.topic, 0)
@@ -50,7 +52,7 @@ class Orders:
     def make(self, **config: Any) -> CooperativeConsumer:
         named = {name.replace("_", "."): value for name, value in config.items()}
         settings = {
-            "bootstrap.servers": self.kafka.bootstrap,
+            **self.login,
             "group.id": self.group,
             "heartbeat.interval.ms": 200,
             "session.timeout.ms": 60_000,
@@ -71,8 +73,8 @@ class Orders:
         consumer.subscribe([self.topic])
         return consumer
 
-    def offsets_of(self, covered: KeyRange) -> list[int]:
-        return [n for n in range(self.written) if key_hash(b"%d" % n) in covered]
+    def offsets_of(self, key_range: KeyRange) -> list[int]:
+        return [n for n in range(self.written) if key_hash(b"%d" % n) in key_range]
 
     def close(self) -> None:
         for consumer in self.consumers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,11 +56,21 @@ class Counting:
         """The topic behind the store."""
         return f"{self.application}-counts-changelog"
 
-    def app(self, folder: Path, number: int = 0, heard: Any = None, **settings: Any) -> CoopStreams:
-        """Return an instance, not yet running; `heard`: listeners; settings by name, dots written as underscores."""
+    def app(
+        self,
+        folder: Path,
+        number: int = 0,
+        heard: Any = None,
+        login: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> CoopStreams:
+        """Return an instance, not yet running.
+
+        `heard`: listeners; `login`: how to connect, if not as the test does; settings by name, dots as underscores.
+        """
         given = {name.replace("_", "."): value for name, value in settings.items()}
         shared = {
-            "bootstrap.servers": self.kafka.bootstrap,
+            **(login or self.kafka.settings),
             "state.dir": str(folder),
             "instance": number,
             "commit.interval.ms": 100,
@@ -73,7 +83,7 @@ class Counting:
         written: Counter[str] = Counter()
         producer = Producer(
             {
-                "bootstrap.servers": self.kafka.bootstrap,
+                **self.kafka.settings,
                 "linger.ms": 5,
                 "partitioner": "murmur2_random",
                 "enable.idempotence": True,
@@ -155,7 +165,7 @@ def _whole(states: list[dict[Any, Any]]) -> bool:
     held: Counter[tuple[int, int]] = Counter()
     for mine in states:
         for task in mine:
-            held[task.subtopology, task.partition] += task.range.end - task.range.start + 1
+            held[task.subtopology, task.partition] += task.key_range.end - task.key_range.start + 1
     return set(held.values()) == {1 << 63}
 
 
@@ -178,7 +188,7 @@ def groups_on_disk(app: CoopStreams, store: str = "counts") -> Counter[int]:
 def groups_owned(app: CoopStreams) -> set[int]:
     """Return the key groups of the tasks of an instance."""
     tasks = list(instance_of(app).registry.states)
-    return {group for task in tasks for group in range(task.range.first_group, task.range.last_group + 1)}
+    return {group for task in tasks for group in task.key_range.groups.numbers}
 
 
 def metric(app: CoopStreams, name: str) -> float:

@@ -15,7 +15,7 @@ import orjson
 
 from tests.broker.waiting import eventually
 
-PAUSE_S = 0.01
+PAUSE_S = 0.03
 
 
 @dataclass(slots=True)

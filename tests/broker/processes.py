@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +24,8 @@ class Workers:
     folder: Path
     environment: dict[str, str]
     settings: dict[str, str]
+    options: Sequence[str] = ()
+    """Of `coopstreams run`, besides the settings."""
     running: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     _began: dict[int, int] = field(default_factory=dict)
     """Where the log of the present life of a worker begins."""
@@ -39,7 +41,7 @@ class Workers:
         flags = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
         self._began[number] = len(self.log(number))
         with (self.folder / f"worker-{number}.log").open("ab") as log:
-            command = [sys.executable, "-m", "coopstreams", "run", str(self.app), *flags]
+            command = [sys.executable, "-m", "coopstreams", "run", str(self.app), *flags, *self.options]
             self.running[number] = subprocess.Popen(
                 command, env=os.environ | {"PYTHONFAULTHANDLER": "1"} | self.environment, stdout=log, stderr=log
             )

@@ -15,10 +15,11 @@ from tests.broker.stalls import Said, Stall, stalls, waits
 @pytest.mark.broker
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("calls", [False, True])
 @pytest.mark.parametrize("guarantee", [EXACTLY_ONCE, "at_least_once"])
-def test_brokers_and_workers_come_and_go(tmp_path: Path, guarantee: str) -> None:
+def test_brokers_and_workers_come_and_go(tmp_path: Path, guarantee: str, calls: bool) -> None:
     seed = random.SystemRandom().randrange(1, 1_000_000)
-    assert chaos(tmp_path, 1, guarantee, seed) == []
+    assert chaos(tmp_path, 1, guarantee, seed, calls=calls) == []
 
 
 def record(key: str, value: int, second: float, partition: int = 0) -> Record:

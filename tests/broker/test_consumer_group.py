@@ -140,7 +140,7 @@ def test_five_consumers_share_three_partitions(
     group = members(5, kafka.unique("five"), [topic], partition_assignment_strategy=strategy)
 
     def shared() -> bool:
-        pieces = [[range_ for ranges in member.has.values() for range_ in ranges] for member in group]
+        pieces = [[key_range for ranges in member.has.values() for key_range in ranges] for member in group]
         return sorted(readers(group).values()) == [1, 2, 2] and sorted(pieces) == sorted(
             [[LEFT], [LEFT], [RIGHT], [RIGHT], [WHOLE]]
         )

@@ -186,6 +186,6 @@ def test_results_of_records_that_were_lost_are_aborted(orders: Orders, out: str)
                 producer.produce(out, record.value, record.key, 0)
                 consumer.done(record)
 
-    with pytest.raises(MembershipLostError, match="somebody else's"):
+    with pytest.raises(MembershipLostError, match="have another owner"):
         write()
     assert read_topic(orders.kafka.bootstrap, out) == []

@@ -87,8 +87,8 @@ class Reading:
     def seen(self) -> list[tuple[int, bytes | None, bytes | None, int]]:
         return [
             (record.offset, record.key, record.value, record.timestamp)
-            for covered in (LEFT, RIGHT)
-            for record in self.got[covered]
+            for key_range in (LEFT, RIGHT)
+            for record in self.got[key_range]
         ]
 
 

@@ -74,7 +74,9 @@ def topic(kafka: Kafka) -> str:
 
 
 def test_three_members_share_one_partition_and_each_record_is_done_once(kafka: Kafka, topic: str) -> None:
-    """Records are written until each member had some, so that it does not count who begins late."""
+    """Records are written, as fast as they are done, until each member had some, so that it does not count who begins
+    late.
+    """
     group, records = kafka.unique("share"), 0
     done: Counter[int] = Counter()
     shares: Counter[str] = Counter()
@@ -91,15 +93,18 @@ def test_three_members_share_one_partition_and_each_record_is_done_once(kafka: K
             assert consumer.commit() == {}
         consumer.close()
 
+    def drained() -> bool:
+        return len(done) >= records
+
     threads = [threading.Thread(target=work, args=[name]) for name in "abc"]
     for thread in threads:
         thread.start()
     give_up = time.monotonic() + PATIENCE_S
-    while records < 5000 or (len(shares) < len(threads) and time.monotonic() < give_up):
-        write(kafka.bootstrap, topic, 500)
-        records += 500
     try:
-        eventually(lambda: len(done) >= records, PATIENCE_S, lambda: f"{len(done)} of {records}: {shares}")
+        while records < 5000 or (len(shares) < len(threads) and time.monotonic() < give_up):
+            write(kafka.bootstrap, topic, 500)
+            records += 500
+            eventually(drained, PATIENCE_S, lambda: f"not all is done: {shares}")
     finally:
         over.set()
         for thread in threads:

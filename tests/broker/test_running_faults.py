@@ -26,7 +26,11 @@ pytestmark = pytest.mark.broker
 
 GUARANTEES = ("exactly_once_v2", "at_least_once")
 AWAY_S = 30
-AS_BY_DEFAULT = {"session_timeout_ms": 10_000, "transaction_timeout_ms": 15_000, "statestore_cache_max_bytes": 0}
+AS_BY_DEFAULT: dict[str, Any] = {
+    "session_timeout_ms": 10_000,
+    "transaction_timeout_ms": 15_000,
+    "statestore_cache_max_bytes": 0,
+}
 """Shorter than the broker is away."""
 
 

@@ -13,6 +13,7 @@ from confluent_kafka.admin import AdminClient
 
 from coopstreams import CoopStreams, StreamsBuilder, serdes
 from coopstreams.dev.broker import KafkaBroker
+from coopstreams.tasks.task import STEP_S
 from coopstreams.topology.errors import ProcessingError
 from tests.broker.counting import failure_of
 from tests.broker.reading import read_topic
@@ -60,7 +61,8 @@ def test_a_call_that_always_outlasts_its_transaction_is_named_with_the_setting(
     kafka_that_ends_transactions: Kafka, tmp_path: Path
 ) -> None:
     kafka = kafka_that_ends_transactions
-    app, source, sink = slow(kafka, tmp_path, {b"slow": 6.0, b"quick": 0.03}.__getitem__)
+    # A quick call outlasts a step, so that each record is one: the message names one record.
+    app, source, sink = slow(kafka, tmp_path, {b"slow": 6.0, b"quick": 1.2 * STEP_S}.__getitem__)
     # Results of others are in the transaction when it is called, unless it is just then that a commit is due: one of
     # them will do.
     write(kafka, source, [*[b"quick"] * 10, b"slow"] * 6)

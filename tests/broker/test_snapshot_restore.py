@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import Producer
 
 from coopstreams import CoopStreams
-from coopstreams.admin.rebuild import Rebuilder, RebuiltPartition, Wanted, logged, pieces
+from coopstreams.admin.rebuild import Rebuilder, RebuildScope, RebuiltPartition, logged, to_rebuild
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.opening.restoring import Restoring, Uncounted
 from coopstreams.query.client import QueryClient
@@ -50,15 +50,15 @@ def cluster(kafka: Kafka) -> Iterator[KafkaLog]:
 
 
 def rebuilt(
-    cluster: KafkaLog, counting: Counting, url: str, wanted: Wanted | None = None, *, afresh: bool = False
+    cluster: KafkaLog, counting: Counting, url: str, wanted: RebuildScope | None = None, *, afresh: bool = False
 ) -> tuple[Manifest, int]:
     """Rebuild and publish; return the manifest and how many changelog records were read."""
     rebuilder = Rebuilder(cluster, counting.topology, counting.application, url, afresh=afresh)
     found: dict[str, list[Slice]] = {}
     read: dict[RebuiltPartition, int] = {}
-    for piece in rebuilder.pieces(wanted or Wanted()):
+    for rebuilt in rebuilder.to_rebuild(wanted or RebuildScope()):
         for store, slices in rebuilder.rebuild(
-            piece, lambda at, stores: read.update({at: max((s.read for s in stores), default=read.get(at, 0))})
+            rebuilt, lambda at, stores: read.update({at: max((s.read for s in stores), default=read.get(at, 0))})
         ).items():
             found.setdefault(store, []).extend(slices)
     return rebuilder.publish(found), sum(read.values())
@@ -132,7 +132,7 @@ def test_what_is_rebuilt_in_part_keeps_the_rest_of_what_was_published(
     counting, url = Counting.make(kafka, 2), str(tmp_path / "snapshots")
     written = ran(counting, tmp_path / "first", KEYS)
     whole, _ = rebuilt(cluster, counting, url)
-    part, _ = rebuilt(cluster, counting, url, Wanted(["counts"], [1], KeyRange.of_groups(16, 47)))
+    part, _ = rebuilt(cluster, counting, url, RebuildScope(["counts"], [1], KeyRange.of_groups(16, 47)))
     slices = part.stores["counts"].slices
     assert holes(slices, 2) == []
     assert {
@@ -177,11 +177,11 @@ def test_what_cannot_be_rebuilt_is_said_before_anything_is_read(
     counting = Counting.make(kafka)
     rebuilder = Rebuilder(cluster, counting.topology, counting.application, str(tmp_path))
     with pytest.raises(UnknownTopicError, match="has never run here"):
-        rebuilder.pieces(Wanted())
+        rebuilder.to_rebuild(RebuildScope())
     with pytest.raises(ConfigError, match="there are counts"):
-        pieces(counting.topology, [1], Wanted(["count"]))
+        to_rebuild(counting.topology, [1], RebuildScope(["count"]))
     with pytest.raises(ConfigError, match="there is no partition 1, 7"):
-        pieces(counting.topology, [1], Wanted(None, [0, 1, 7]))
+        to_rebuild(counting.topology, [1], RebuildScope(None, [0, 1, 7]))
 
 
 def test_windows_sessions_and_what_waits_are_picked_up_as_they_are_replayed(
@@ -213,17 +213,17 @@ def test_windows_sessions_and_what_waits_are_picked_up_as_they_are_replayed(
 
     process(range(2000))
     rebuilder = Rebuilder(cluster, topology, application, url)
-    todo = rebuilder.pieces(Wanted())
-    found = [rebuilder.rebuild(piece, lambda *_: None) for piece in todo]
+    todo = rebuilder.to_rebuild(RebuildScope())
+    found = [rebuilder.rebuild(rebuilt, lambda *_: None) for rebuilt in todo]
     manifest = rebuilder.publish({store: slices for stores in found for store, slices in stores.items()})
     assert {
         store for store in manifest.stores if any(file for each in manifest.stores[store].slices for file in each.files)
     } == set(logged(topology))
     process(range(2000, 2600))
-    for piece in todo:
-        whole = next(each for each in topology.subtopologies if each.id == piece.task.subtopology)
-        replayed, nothing = restored(cluster, application, whole, piece, tmp_path, None)
-        restored_from_snapshot, keys = restored(cluster, application, whole, piece, tmp_path, url)
+    for rebuilt in todo:
+        whole = next(each for each in topology.subtopologies if each.id == rebuilt.task.subtopology)
+        replayed, nothing = restored(cluster, application, whole, rebuilt, tmp_path, None)
+        restored_from_snapshot, keys = restored(cluster, application, whole, rebuilt, tmp_path, url)
         assert restored_from_snapshot == replayed
         assert keys > nothing == 0
 
@@ -245,19 +245,19 @@ class PickedUp(Uncounted):
 
 
 def restored(
-    cluster: KafkaLog, application: str, whole: SubTopology, piece: RebuiltPartition, folder: Path, url: str | None
+    cluster: KafkaLog, application: str, whole: SubTopology, rebuilt: RebuiltPartition, folder: Path, url: str | None
 ) -> tuple[dict[str, list[tuple[bytes, bytes]]], int]:
-    """Restore a piece into an empty database; return the visible rows of each store, and how many keys came from a
+    """Restore a rebuilt into an empty database; return the visible rows of each store, and how many keys came from a
     snapshot.
     """
     counts = PickedUp()
-    at = folder / f"restored-{piece.task.subtopology}-{url is None}"
+    at = folder / f"restored-{rebuilt.task.subtopology}-{url is None}"
     at.mkdir()
     snapshots = None if url is None else Snapshots(url, application, at / "snapshots")
     restoring = Restoring(cluster, lambda spec: f"{application}-{spec.name}-changelog", snapshots, counts)
     (at / "database").mkdir()
     with closing(restoring), closing(Database(Rocks(at / "database"), whole.stores)) as database:
-        restoring.add(piece.task, whole.stores, database, {})
+        restoring.add(rebuilt.task, whole.stores, database, {})
         while not restoring.finished():
             restoring.step()
         return {spec.name: visible(database, spec) for spec in whole.stores}, counts.keys

@@ -159,7 +159,7 @@ def test_the_later_version_waits_with_its_reason_and_takes_over_when_the_earlier
         eventually(lambda: states() == {"running": True, "waiting": False}, 90, lambda: str(states()))
     with (
         QueryClient(str(second.url), deadline_s=1) as client,
-        pytest.raises(QueryError, match="cannot say who owns the key: it runs version") as refused,
+        pytest.raises(QueryError, match="does not know the owner of the key: it runs version") as refused,
     ):
         client.get("counts-b", "key-1")
     assert refused.value.code == "TASK_MOVING"

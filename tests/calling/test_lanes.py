@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coopstreams.calling.lanes import Call, Lane
-from coopstreams.topology.calls import Retry, calling
+from coopstreams.topology.calls import Retry, batching, calling
 from coopstreams.topology.errors import ProcessingError
 from tests.durations import ms
 
@@ -24,7 +24,7 @@ PATIENCE_S = 60.0
 def ended(calls: list[Call], **options: Any) -> list[Call]:
     """Make these calls of one function; return them when all have ended."""
     left = threading.Semaphore(0)
-    Lane(calling("f", calls[0].function, **options), left.release).begin(calls)
+    Lane(calling("f", calls[0].function, **options), lambda _: left.release()).begin(calls)
     while not all(call.ended for call in calls):
         assert left.acquire(timeout=PATIENCE_S)
     return calls
@@ -186,6 +186,104 @@ def test_what_would_end_the_loop_fails_the_call(threads: bool, error: BaseExcept
     assert one(abs).value == 7, "the loop goes on"
 
 
+def batches(made: list[Call], **options: Any) -> list[Call]:
+    left = threading.Semaphore(0)
+    Lane(batching("f", made[0].function, **options), lambda _: left.release()).begin(made)
+    while not all(call.ended for call in made):
+        assert left.acquire(timeout=PATIENCE_S)
+    return made
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    keys=st.lists(st.sampled_from([None, b"a", b"b", b"c"]), min_size=1, max_size=30),
+    order=st.sampled_from(["key", "partition", "none"]),
+    most=st.sampled_from([1, 3, 100]),
+    in_flight=st.sampled_from([1, 4]),
+    threads=st.booleans(),
+)
+def test_batches_are_not_too_large_and_keep_the_order_of_their_keys(
+    keys: list[bytes | None], order: str, most: int, in_flight: int, threads: bool
+) -> None:
+    met: list[list[int]] = []
+    under_way, most_under_way, lock = 0, 0, threading.Lock()
+
+    def begins(numbers: list[int]) -> None:
+        nonlocal under_way, most_under_way
+        with lock:
+            met.append(numbers)
+            under_way += 1
+            most_under_way = max(most_under_way, under_way)
+
+    def over(numbers: list[int]) -> list[int]:
+        nonlocal under_way
+        with lock:
+            under_way -= 1
+        return [-number for number in numbers]
+
+    def on_thread(numbers: list[int]) -> list[int]:
+        begins(numbers)
+        return over(numbers)
+
+    async def awaited(numbers: list[int]) -> list[int]:
+        begins(numbers)
+        await asyncio.sleep(0)
+        return over(numbers)
+
+    function = on_thread if threads else awaited
+    made = batches(
+        [Call(function, (number,), key) for number, key in enumerate(keys)],
+        order=order,
+        max_records=most,
+        max_wait=ms(1),
+        max_in_flight=in_flight,
+    )
+    assert [call.value for call in made] == [-number for number in range(len(keys))]
+    assert max(map(len, met)) <= most
+    assert most_under_way <= in_flight
+    if order == "none":
+        assert len(met) <= -(-len(keys) // most) + 1, "full batches, and one after the wait"
+    for key in {key for key in keys if key is not None and order == "key"}:
+        assert all(sum(keys[number] == key for number in batch) <= 1 for batch in met)
+        of_key = [number for batch in met for number in batch if keys[number] == key]
+        assert of_key == sorted(of_key)
+
+
+def test_a_batch_that_waits_long_enough_is_short() -> None:
+    met: list[int] = []
+
+    async def awaited(numbers: list[int]) -> list[int]:
+        met.append(len(numbers))
+        return numbers
+
+    batches([Call(awaited, (number,), None) for number in range(7)], max_records=1000, max_wait=ms(20))
+    assert met == [7]
+
+
+def test_of_a_batch_that_fails_only_the_bad_record_fails() -> None:
+    tried: list[list[int]] = []
+
+    async def picky(numbers: list[int]) -> list[int]:
+        tried.append(numbers)
+        if 3 in numbers:
+            raise ValueError("3 is bad")
+        return [number * 2 for number in numbers]
+
+    made = batches([Call(picky, (number,), b"%d" % number) for number in range(5)], retry=Retry(times=1, backoff=ms(1)))
+    assert [(call.value, str(call.error)) for call in made] == [
+        (0, "None"), (2, "None"), (4, "None"), (None, "3 is bad"), (8, "None")
+    ]  # fmt: skip
+    assert tried == [[0, 1, 2, 3, 4]] * 2 + [[0], [1], [2], [3], [3], [4]]
+
+
+@pytest.mark.parametrize(("answer", "says"), [([1], "not 1 of them"), (None, "not a NoneType"), (1, "not a int")])
+def test_a_batch_has_as_many_answers_as_values(answer: Any, says: str) -> None:
+    made = batches([Call(lambda _: answer, (number,), b"k%d" % number) for number in range(2)])
+    assert says in str(made[1].error) or answer == [1], "one alone is answered"
+    if answer == [1]:
+        assert [call.value for call in made] == [1, 1]
+
+
 def test_a_function_that_does_not_mind_being_cancelled_is_not_called_again(caplog: pytest.LogCaptureFixture) -> None:
     begun, attempts, over = threading.Event(), [], threading.Event()
 
@@ -199,7 +297,7 @@ def test_a_function_that_does_not_mind_being_cancelled_is_not_called_again(caplo
         finally:
             over.set()
 
-    lane = Lane(calling("f", minds_not, retry=Retry(backoff=ms(1))), lambda: None)
+    lane = Lane(calling("f", minds_not, retry=Retry(backoff=ms(1))), lambda _: None)
     lane.begin([Call(minds_not, (1,), b"k"), Call(minds_not, (2,), b"k")])
     assert begun.wait(PATIENCE_S)
     lane.cancel()
@@ -221,7 +319,7 @@ def test_a_cancelled_lane_is_silent() -> None:
         finally:
             cancelled.set()
 
-    lane = Lane(calling("f", hangs), lambda: said.append(1))
+    lane = Lane(calling("f", hangs), lambda _: said.append(1))
     calls = [Call(hangs, (number,), b"k") for number in range(3)]
     lane.begin(calls)
     assert begun.wait(PATIENCE_S)

@@ -47,7 +47,7 @@ def run(*arguments: str) -> Result:
             [
                 "store counts: keeps",
                 "store more: starts empty",
-                "  in has been read without it: what was there before is not in it",
+                "  in was read before the store existed: its earlier records are not in the store",
             ],
         ),
         (["numbers"], 2, ["store counts: lost", '  cure: name it as it was: store="counts"']),

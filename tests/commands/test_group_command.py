@@ -92,9 +92,9 @@ def test_consumers_are_shown_with_their_key_ranges_and_what_they_did_out_of_orde
     poll_until(lambda: all(member.assignment() for member in members) and not members[0].to_be_revoked(), *members)
     orders.write(60)
     for member in members:
-        (covered,) = member.assignment()[orders.at]
-        records = read(member, len(orders.offsets_of(covered)))
-        finish(member, records[1:] if covered == LEFT else records)
+        (key_range,) = member.assignment()[orders.at]
+        records = read(member, len(orders.offsets_of(key_range)))
+        finish(member, records[1:] if key_range == LEFT else records)
     slow = orders.offsets_of(LEFT)[0]
 
     def all_committed() -> bool:

@@ -64,7 +64,7 @@ def test_what_would_end_every_worker_ends_all_whatever_was_before(before: list[i
 
 
 def test_an_end_has_words() -> None:
-    assert describe_end(0, "") == "ended well, asked by somebody else"
+    assert describe_end(0, "") == "ended normally after a signal from outside"
     assert describe_end(-9, "") == "was killed by SIGKILL"
     assert describe_end(-63, "") == "was killed by signal 63"
     assert describe_end(1, "LogError: gone") == "ended with status 1: LogError: gone"

@@ -22,7 +22,7 @@ import pytest
 from confluent_kafka import Producer
 from rich.console import Console
 
-from coopstreams.commands.processes import WorkerProcess, processes_table
+from coopstreams.commands.terminal.processes import WorkerProcess, processes_table
 from coopstreams.dev.process import wait_until
 
 APP = """

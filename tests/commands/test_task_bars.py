@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from coopstreams.commands.task_bars import TaskBars
+from coopstreams.commands.terminal.task_bars import TaskBars
 from coopstreams.spark.plan import Stage
 from coopstreams.spark.workers.progress import TaskProgress
 

@@ -80,7 +80,7 @@ class Task:
     done: list[tuple[TopicPartition, int]] = field(default_factory=list)
 
     @property
-    def range(self) -> KeyRange:
+    def key_range(self) -> KeyRange:
         return cut(self.owned.start, self.owned.stop)
 
 
@@ -183,7 +183,7 @@ class World:
         return any(
             segment.position < self.truth[source][i]
             for segment in found
-            for i in range(segment.range.start // WIDTH, segment.range.end // WIDTH + 1)
+            for i in range(segment.key_range.start // WIDTH, segment.key_range.end // WIDTH + 1)
         )
 
     def compact(self, rng: Random) -> None:
@@ -276,13 +276,13 @@ class World:
             self.seen["kept from opening by what cannot be read"] += bool(task.process.trouble)
             return
         openings = {
-            source: task.process.open(source, task.range, self.plain.get(source), START) for source in self.sources
+            source: task.process.open(source, task.key_range, self.plain.get(source), START) for source in self.sources
         }
-        task.progress = Progress(task.range, openings, Author(GROUP, task.generation, f"t-{id(task)}"))
+        task.progress = Progress(task.key_range, openings, Author(GROUP, task.generation, f"t-{id(task)}"))
         for source, opening in openings.items():
             task.at[source] = {}
             for i in task.owned:
-                segment = next(s for s in opening.segments if i * WIDTH in s.range)
+                segment = next(s for s in opening.segments if i * WIDTH in s.key_range)
                 task.at[source][i] = segment.position
                 if task not in self.zombies:
                     self.assert_right(source, i, segment.position, segment.stream_time)
@@ -377,11 +377,11 @@ class World:
     def check(self) -> None:
         for source in self.sources:
             segments = combine(self.view.resolve(source, WHOLE), self.plain.get(source), START)
-            assert [segments[0].range.start, segments[-1].range.end] == [0, MAX_HASH]
+            assert [segments[0].key_range.start, segments[-1].key_range.end] == [0, MAX_HASH]
             for segment in segments:
                 for i in range(
-                    -(-segment.range.start // WIDTH),
-                    segment.range.end // WIDTH + (segment.range.end % WIDTH == WIDTH - 1),
+                    -(-segment.key_range.start // WIDTH),
+                    segment.key_range.end // WIDTH + (segment.key_range.end % WIDTH == WIDTH - 1),
                 ):
                     self.assert_right(source, i, segment.position, segment.stream_time)
             plain = self.plain.get(source)

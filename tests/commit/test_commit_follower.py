@@ -62,11 +62,11 @@ def follower(log: Log, group: str) -> Iterator[Follower]:
 
 
 def say(
-    writer: Writer, follower: Follower, covered: KeyRange, term: int, position: int | None, name: str = "t"
+    writer: Writer, follower: Follower, key_range: KeyRange, term: int, position: int | None, name: str = "t"
 ) -> None:
     """Append one commit of the follower's group, or a tombstone."""
-    key = encode_key(CommitKey(follower.group, *ORDERS, covered, term, 1))
-    value = None if position is None else encode_value(CommitValue(name, (Segment(covered, position),)))
+    key = encode_key(CommitKey(follower.group, *ORDERS, key_range, term, 1))
+    value = None if position is None else encode_value(CommitValue(name, (Segment(key_range, position),)))
     writer.append(COMMIT_TOPIC, [key], [value], [1], partitions=follower.partition.partition)
     writer.flush(PATIENCE_S)
 
@@ -85,8 +85,8 @@ def poll_until_idle(follower: Follower) -> None:
         quiet = 0 if follower.poll(0.1) else quiet + 1
 
 
-def positions(follower: Follower, covered: KeyRange = WHOLE) -> list[int]:
-    return [segment.position for segment in follower.open(ORDERS, covered, None, START).segments]
+def positions(follower: Follower, key_range: KeyRange = WHOLE) -> list[int]:
+    return [segment.position for segment in follower.open(ORDERS, key_range, None, START).segments]
 
 
 def test_the_topic_is_made_if_it_is_missing_and_taken_as_it_is_if_not() -> None:
@@ -122,7 +122,7 @@ def test_an_end_below_what_was_read_is_no_barrier() -> None:
     log.delete_topics([COMMIT_TOPIC])
     log.create_topics([topic_spec()])
     with pytest.raises(
-        LogError, match=r"ends at offset 0, and was read up to 1: .*made anew while group 'g' was running"
+        LogError, match=r"ends at offset 0, but was read up to 1: .*made anew while group 'g' was running"
     ) as refused:
         follower.barrier()
     assert refused.value.retryable, "a broker that stood still answers so for a moment"
@@ -241,8 +241,8 @@ def test_a_follower_that_starts_after_the_cleaner_knows_the_same() -> None:
     early, writer = Follower(log, "g"), log.writer()
     for term in range(1, 6):
         for position in range(term * 100, term * 100 + 30, 10):
-            for covered in (WHOLE,) if term % 2 else (LEFT, RIGHT):
-                say(writer, early, covered, term, position)
+            for key_range in (WHOLE,) if term % 2 else (LEFT, RIGHT):
+                say(writer, early, key_range, term, position)
     say(writer, early, WHOLE, 1, None)
     say(writer, early, LEFT, 2, None)
     pass_barrier(early, early.barrier())
@@ -274,8 +274,8 @@ def test_stream_threads_may_ask_while_the_opener_polls() -> None:
     for asker in askers:
         asker.start()
     for term in range(2, 300):
-        for covered in (LEFT, RIGHT) if term % 2 else (WHOLE,):
-            say(writer, follower, covered, term, term)
+        for key_range in (LEFT, RIGHT) if term % 2 else (WHOLE,):
+            say(writer, follower, key_range, term, term)
         follower.poll(0)
     pass_barrier(follower, follower.barrier())
     stop.set()

@@ -41,17 +41,17 @@ def test_an_entry_of_a_view_takes_no_more_than_64_bytes(topics: int, pieces: int
     view = CommitView("accounting")
     records = [
         (
-            encode_key(CommitKey("accounting", f"topic-{topic}", partition, covered, 7, 12)),
+            encode_key(CommitKey("accounting", f"topic-{topic}", partition, key_range, 7, 12)),
             encode_value(
                 CommitValue(
                     f"accounting-consumer-{partition % 9:032}-commit",
-                    (Segment(covered, 5_000_000_000, 1_700_000_000_000),),
+                    (Segment(key_range, 5_000_000_000, 1_700_000_000_000),),
                 )
             ),
         )
         for topic in range(topics)
         for partition in range(each)
-        for covered in KeyRange.split(pieces)
+        for key_range in KeyRange.split(pieces)
     ]
     tracemalloc.start()
     for key, value in records:

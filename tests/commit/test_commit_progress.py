@@ -45,8 +45,8 @@ def hash_of(offset: int) -> int:
 
 
 def opened(*segments: Segment, term: int = 1, committed: Committed | None = None, claim: bool = False) -> Progress:
-    covered = KeyRange(segments[0].range.start, segments[-1].range.end)
-    return Progress(covered, {AT: PartitionStart(term, segments, committed, claim)}, AUTHOR)
+    key_range = KeyRange(segments[0].key_range.start, segments[-1].key_range.end)
+    return Progress(key_range, {AT: PartitionStart(term, segments, committed, claim)}, AUTHOR)
 
 
 def test_in_the_usual_case_a_batch_comes_back_as_it_is() -> None:
@@ -86,11 +86,11 @@ def test_every_record_is_handed_out_once_and_none_that_was_done(
 ) -> None:
     ranges = KeyRange.split(len(parts))
     done, inherited = set(), []
-    for covered, (position, runs) in zip(ranges, parts, strict=True):
+    for key_range, (position, runs) in zip(ranges, parts, strict=True):
         above = normalise((position + a, position + a + b) for a, b in runs)
-        inherited.append(Segment(covered, position, position - 1, above))
+        inherited.append(Segment(key_range, position, position - 1, above))
         finished = set(range(position)) | {offset for a, b in above for offset in range(a, b + 1)}
-        done |= {offset for offset in finished if hash_of(offset) in covered}
+        done |= {offset for offset in finished if hash_of(offset) in key_range}
     task = opened(*inherited)
     assert task.position(AT).offset == min(position for position, _ in parts)
     for back, length in batches:
@@ -107,7 +107,7 @@ def test_every_record_is_handed_out_once_and_none_that_was_done(
 
 def decoded(key: bytes, value: bytes | None) -> tuple[CommitKey, CommitValue | None]:
     parsed = decode_key(key)
-    return parsed, None if value is None else decode_value(value, parsed.range)
+    return parsed, None if value is None else decode_value(value, parsed.key_range)
 
 
 def test_a_part_writes_a_record_when_it_moved_and_only_then() -> None:
@@ -186,9 +186,10 @@ def test_the_owner_of_hash_0_mirrors_the_stable_offset_also_when_only_siblings_m
 def test_tombstones_go_out_beside_a_record_and_by_the_owner_of_the_first_hash() -> None:
     view = Known("g")
     old = encode_key(CommitKey("g", *AT, WHOLE, 1, 1))
-    for covered, term in ((WHOLE, 1), (LEFT, 2), (RIGHT, 2)):
+    for key_range, term in ((WHOLE, 1), (LEFT, 2), (RIGHT, 2)):
         view.apply(
-            encode_key(CommitKey("g", *AT, covered, term, 1)), encode_value(CommitValue("a", (Segment(covered, 10),)))
+            encode_key(CommitKey("g", *AT, key_range, term, 1)),
+            encode_value(CommitValue("a", (Segment(key_range, 10),))),
         )
     left, right = opened(Segment(LEFT, 10), term=2), opened(Segment(RIGHT, 10), term=2)
     assert plan([left], view).records == []

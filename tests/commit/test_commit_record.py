@@ -30,18 +30,18 @@ keys = st.builds(CommitKey, st.text(max_size=20), st.text(max_size=200), int32s,
 
 @st.composite
 def values(draw: st.DrawFn) -> tuple[KeyRange, CommitValue]:
-    covered = draw(ranges)
-    width = covered.end - covered.start
-    cuts = sorted(draw(st.sets(st.integers(covered.start, covered.end - 1), max_size=5))) if width else []
+    key_range = draw(ranges)
+    width = key_range.end - key_range.start
+    cuts = sorted(draw(st.sets(st.integers(key_range.start, key_range.end - 1), max_size=5))) if width else []
     segments = []
-    for start, end in zip([covered.start, *(cut + 1 for cut in cuts)], [*cuts, covered.end], strict=True):
+    for start, end in zip([key_range.start, *(cut + 1 for cut in cuts)], [*cuts, key_range.end], strict=True):
         position = draw(st.integers(0, 2**63 - 1))
         runs = normalise(
             (position + a, position + a + b)
             for a, b in draw(st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 1000)), max_size=4))
         )
         segments.append(Segment(KeyRange(start, end), position, draw(st.integers(-(2**62), 2**62)), runs))
-    return covered, CommitValue(draw(st.text(max_size=30)), tuple(segments))
+    return key_range, CommitValue(draw(st.text(max_size=30)), tuple(segments))
 
 
 SOME_KEY = CommitKey("some-group", "some-topic", 3, KeyRange(10, 99), 4, 17)
@@ -58,8 +58,8 @@ def test_a_key_comes_back_as_it_was_written(key: CommitKey) -> None:
 
 @given(values())
 def test_a_value_comes_back_as_it_was_written(written: tuple[KeyRange, CommitValue]) -> None:
-    covered, value = written
-    assert decode_value(encode_value(value), covered) == value
+    key_range, value = written
+    assert decode_value(encode_value(value), key_range) == value
 
 
 def test_the_bytes_are_frozen() -> None:
@@ -80,17 +80,17 @@ def test_a_key_cut_short_or_long_is_a_clear_error(key: CommitKey, data: st.DataO
 
 @given(values(), st.data())
 def test_a_value_cut_short_or_long_is_a_clear_error(written: tuple[KeyRange, CommitValue], data: st.DataObject) -> None:
-    covered, value = written
+    key_range, value = written
     raw = encode_value(value)
     cut = data.draw(st.integers(1, len(raw) - 1))
     for damaged in (raw[:cut], raw + b"x"):
         with pytest.raises(LogError, match=COMMIT_TOPIC):
-            decode_value(damaged, covered)
+            decode_value(damaged, key_range)
 
 
 @given(st.binary(max_size=80), ranges)
-def test_no_bytes_do_more_than_raise_that_error(raw: bytes, covered: KeyRange) -> None:
-    for decode in (decode_key, lambda data: decode_value(data, covered)):
+def test_no_bytes_do_more_than_raise_that_error(raw: bytes, key_range: KeyRange) -> None:
+    for decode in (decode_key, lambda data: decode_value(data, key_range)):
         for data in (raw, b"\1" + raw):
             with suppress(LogError):
                 decode(data)
@@ -100,7 +100,7 @@ def test_a_version_of_the_future_says_so() -> None:
     with pytest.raises(LogError, match=r"version 2, this coopstreams reads version 1"):
         decode_key(b"\2" + encode_key(SOME_KEY)[1:])
     with pytest.raises(LogError, match=r"version 2, this coopstreams reads version 1"):
-        decode_value(b"\2" + encode_value(SOME_VALUE)[1:], SOME_KEY.range)
+        decode_value(b"\2" + encode_value(SOME_VALUE)[1:], SOME_KEY.key_range)
 
 
 def test_a_hole_between_segments_is_not_written() -> None:

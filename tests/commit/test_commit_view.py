@@ -23,26 +23,26 @@ def cents(first: int, last: int) -> KeyRange:
 LEFT, RIGHT = cents(0, 49), cents(50, 99)
 
 
-def key(covered: KeyRange, term: int, generation: int = 1, group: str = "g") -> bytes:
-    return encode_key(CommitKey(group, *AT, covered, term, generation))
+def key(key_range: KeyRange, term: int, generation: int = 1, group: str = "g") -> bytes:
+    return encode_key(CommitKey(group, *AT, key_range, term, generation))
 
 
 def value(*segments: Segment) -> bytes:
     return encode_value(CommitValue("t", segments))
 
 
-def say(view: CommitView, covered: KeyRange, term: int, position: int, generation: int = 1) -> None:
-    view.apply(key(covered, term, generation), value(Segment(covered, position)))
+def say(view: CommitView, key_range: KeyRange, term: int, position: int, generation: int = 1) -> None:
+    view.apply(key(key_range, term, generation), value(Segment(key_range, position)))
 
 
 def positions(
-    view: CommitView, covered: KeyRange = WHOLE, committed: Committed | None = None
+    view: CommitView, key_range: KeyRange = WHOLE, committed: Committed | None = None
 ) -> list[tuple[KeyRange, int]]:
-    return [(segment.range, segment.position) for segment in view.open(AT, covered, committed, START).segments]
+    return [(segment.key_range, segment.position) for segment in view.open(AT, key_range, committed, START).segments]
 
 
 def tombstones(view: CommitView, *mine: KeyRange) -> list[tuple[KeyRange, int]]:
-    return [(decoded.range, decoded.term) for decoded in map(decode_key, view.garbage(AT, mine))]
+    return [(decoded.key_range, decoded.term) for decoded in map(decode_key, view.garbage(AT, mine))]
 
 
 def test_after_a_split_the_parent_speaks_for_the_child_that_never_committed() -> None:
@@ -63,7 +63,7 @@ def test_a_merge_inherits_segments_and_covers_the_old_records() -> None:
     say(view, LEFT, 2, 150)
     say(view, RIGHT, 2, 130)
     opening = view.open(AT, WHOLE, None, START)
-    assert (opening.term, [(s.range, s.position) for s in opening.segments]) == (3, [(LEFT, 150), (RIGHT, 130)])
+    assert (opening.term, [(s.key_range, s.position) for s in opening.segments]) == (3, [(LEFT, 150), (RIGHT, 130)])
     view.apply(key(WHOLE, 3), value(Segment(LEFT, 150), Segment(RIGHT, 140)))
     assert positions(view) == [(LEFT, 150), (RIGHT, 140)]
     assert sorted(tombstones(view, WHOLE)) == [(LEFT, 2), (RIGHT, 2)]
@@ -209,8 +209,8 @@ def test_resolving_hash_by_hash_gives_the_highest_rank_and_garbage_is_what_speak
 ) -> None:
     view, live = CommitView("g"), dict[tuple[int, int, tuple[int, int]], int]()
     for cut, term, generation, position in some:
-        covered = cents(cut[0] * 10, cut[1] * 10 + 9)
-        view.apply(key(covered, term, generation), None if position is None else value(Segment(covered, position)))
+        key_range = cents(cut[0] * 10, cut[1] * 10 + 9)
+        view.apply(key(key_range, term, generation), None if position is None else value(Segment(key_range, position)))
         live.pop((term, generation, cut), None)
         if position is not None:
             live[term, generation, cut] = position
@@ -220,13 +220,13 @@ def test_resolving_hash_by_hash_gives_the_highest_rank_and_garbage_is_what_speak
 
     pieces = view.resolve(AT, cents(asked[0] * 10, asked[1] * 10 + 9))
     for tenth in range(asked[0], asked[1] + 1):
-        (piece,) = [piece for piece in pieces if tenth * 10 * CENT in piece.range]
+        (piece,) = [piece for piece in pieces if tenth * 10 * CENT in piece.key_range]
         rank = speaker(tenth)
         said = (piece.segment.position, piece.term) if isinstance(piece, Winner) else None
         assert said == (None if rank is None else (live[rank], rank[0]))
     silent = set(live) - {speaker(tenth) for tenth in range(10)}
     assert {
-        (decoded.term, decoded.generation, decoded.range) for decoded in map(decode_key, view.garbage(AT, [WHOLE]))
+        (decoded.term, decoded.generation, decoded.key_range) for decoded in map(decode_key, view.garbage(AT, [WHOLE]))
     } == {(term, generation, cents(cut[0] * 10, cut[1] * 10 + 9)) for term, generation, cut in silent}
 
 

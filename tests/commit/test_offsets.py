@@ -63,7 +63,9 @@ class Group:
         closed.
         """
         follower = Follower(self.log, self.name)
-        key = CommitKey(self.name, *self.partition, KeyRange(segments[0].range.start, segments[-1].range.end), term, 1)
+        key = CommitKey(
+            self.name, *self.partition, KeyRange(segments[0].key_range.start, segments[-1].key_range.end), term, 1
+        )
         writer = self.log.writer(transactional_id)
         if transactional_id:
             writer.begin()
@@ -165,12 +167,12 @@ def test_an_open_transaction_that_keeps_the_answer_back_is_named(group: Group) -
 def test_what_all_have_done_is_the_intersection(stands: Sequence[tuple[int, Sequence[tuple[int, int]]]]) -> None:
     ranges = KeyRange.split(len(stands))
     segments, sets = [], []
-    for covered, (position, gaps) in zip(ranges, stands, strict=True):
+    for key_range, (position, gaps) in zip(ranges, stands, strict=True):
         runs, at = [], position
         for gap, more in gaps:
             runs.append((at + gap + 1, at + gap + 1 + more))
             at = runs[-1][1] + 1
-        segments.append(Segment(covered, position, runs=tuple(runs)))
+        segments.append(Segment(key_range, position, runs=tuple(runs)))
         sets.append({offset for offset in range(200) if offset < position or contains(tuple(runs), offset)})
     offset, done = done_by_all(segments)
     assert {o for o in range(200) if o < offset or contains(done, o)} == set.intersection(*sets)
@@ -251,10 +253,10 @@ def test_no_commit_of_before_speaks_after_a_reset(
     offset has expired.
     """
     view = CommitView("g")
-    for term, (covered, position) in enumerate(before, 1):
+    for term, (key_range, position) in enumerate(before, 1):
         view.apply(
-            encode_key(CommitKey("g", *AT, covered, term, 1)),
-            encode_value(CommitValue("", (Segment(covered, position),))),
+            encode_key(CommitKey("g", *AT, key_range, term, 1)),
+            encode_value(CommitValue("", (Segment(key_range, position),))),
         )
     plain = None if mirrored is None else Committed(mirrored, term=0)
     opening = view.open(AT, stalled, plain, Position(0))

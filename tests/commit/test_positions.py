@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coopstreams.commit.barrier import Opening
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.positions import Positions
 from coopstreams.commit.record import CommitKey, Committed, CommitValue, Segment, encode_key, encode_value
@@ -26,7 +27,6 @@ from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.naming import COMMIT_TOPIC
 from coopstreams.topology.task_id import TaskId
-from tests.commit.asking import Asking
 from tests.conftest import Kafka
 from tests.group.instances import PATIENCE_S, Application, application, commit, eventually
 
@@ -70,7 +70,7 @@ def test_every_task_opens_when_each_of_its_partitions_was_certain_once(rng: Rand
         "earliest",
         "a",
     )
-    waiting = {(task := TaskId(0, number, WHOLE)): Asking(task) for number in range(partitions)}
+    waiting = {(task := TaskId(0, number, WHOLE)): Opening(task, epoch=0, barrier=0) for number in range(partitions)}
     while waiting:
         for task, progress in positions.resolve(list(waiting.values()), 1).items():
             del waiting[task]
@@ -90,7 +90,7 @@ def test_a_task_without_a_position_begins_at_the_end_of_the_log_that_auto_offset
     log.delete_before(orders(LEFT), 2)
     coordinator = Busy(Random(1), {}, certain=1.0)
     positions = Positions(log, coordinator, Follower(log, "g"), lambda task: (orders(task),), reset, "a")
-    assert positions.resolve([Asking(LEFT)], 1)[LEFT].position(orders(LEFT)) == Position(first)
+    assert positions.resolve([Opening(LEFT, epoch=0, barrier=0)], 1)[LEFT].position(orders(LEFT)) == Position(first)
 
 
 @dataclass
@@ -107,11 +107,11 @@ def test_an_offset_that_a_sibling_committed_behind_the_barrier_has_the_barrier_t
     follower = Follower(log, "g")
     positions = Positions(log, Mirrored(), follower, lambda task: (orders(task),), "earliest", "a")
     task = TaskId(0, 0, KeyRange.split(2)[1])
-    one = Asking(task)
+    one = Opening(task, epoch=0, barrier=0)
     assert positions.resolve([one], 1) == {}
     assert one.barrier is None
     sibling = CommitKey("g", "orders", 0, KeyRange.split(2)[0], 2, 1)
-    value = encode_value(CommitValue("sibling", (Segment(sibling.range, 7),)))
+    value = encode_value(CommitValue("sibling", (Segment(sibling.key_range, 7),)))
     log.writer().append(COMMIT_TOPIC, [encode_key(sibling)], [value], [1], partitions=follower.partition.partition)
     follower.poll(0.0)
     assert positions.resolve([one], 1)[task].term(orders(task)) == 3
@@ -121,7 +121,7 @@ def test_commits_that_are_missing_behind_each_barrier_went_away(monkeypatch: pyt
     log = MemoryLog()
     log.create_topics([TopicSpec("orders", 1)])
     positions = Positions(log, Mirrored(), Follower(log, "g"), lambda task: (orders(task),), "earliest", "a")
-    one = Asking(LEFT)
+    one = Opening(LEFT, epoch=0, barrier=0)
     assert positions.resolve([one], 1) == {}
     monkeypatch.setattr("coopstreams.commit.positions.DOUBT_S", 0.0)
     with pytest.raises(ConfigError, match="had committed more than the plain offset 5 says"):
@@ -151,7 +151,7 @@ def test_a_transaction_on_one_partition_and_on_the_commit_topic_keeps_back_that_
     positions = Positions(
         log, a.member, follower, lambda task: (TopicPartition(topic, task.partition),), "earliest", "a"
     )
-    left, right = Asking(LEFT), Asking(RIGHT)
+    left, right = Opening(LEFT, epoch=0, barrier=0), Opening(RIGHT, epoch=0, barrier=0)
     writer = log.writer(f"{app.group}-transaction")
     writer.begin()
     with a.member.fence(0) as fence:
@@ -203,7 +203,7 @@ def test_tasks_open_beside_many_threads_whose_transactions_are_always_open(kafka
     for _ in range(4):
         overlapping.get(timeout=PATIENCE_S)
     positions = Positions(log, a.member, follower, lambda _: (TopicPartition(topic, 0),), "earliest", "a")
-    assert LEFT in positions.resolve([Asking(LEFT)], 1)
+    assert LEFT in positions.resolve([Opening(LEFT, epoch=0, barrier=0)], 1)
     stop.set()
     for thread in threads:
         thread.join(PATIENCE_S)

@@ -83,8 +83,8 @@ class Read:
             "has version 2, this coopstreams reads version 1. A newer coopstreams wrote to this group: upgrade this "
             "process",
         ),
-        (KEY, said(150)[:-1], "has a value that nobody of this group wrote"),
-        (KEY[:-1], said(150), "has a key that nobody of this group wrote"),
+        (KEY, said(150)[:-1], "has a value that no member of this group can have written"),
+        (KEY[:-1], said(150), "has a key that no member of this group can have written"),
         (KEY, b"", "has no version"),
     ],
     ids=["newer key", "newer value", "damaged value", "damaged key", "empty value"],
@@ -128,8 +128,8 @@ def test_a_follower_that_starts_after_the_cleaner_has_nothing_to_complain_of() -
 
 
 def test_tasks_that_run_go_on_and_derive_nothing_from_what_they_do_not_know() -> None:
-    left, right = (encode_key(CommitKey("g", *ORDERS, covered, 2, 1)) for covered in (LEFT, RIGHT))
-    values = [encode_value(CommitValue("t", (Segment(covered, 50),))) for covered in (LEFT, RIGHT)]
+    left, right = (encode_key(CommitKey("g", *ORDERS, key_range, 2, 1)) for key_range in (LEFT, RIGHT))
+    values = [encode_value(CommitValue("t", (Segment(key_range, 50),))) for key_range in (LEFT, RIGHT)]
     read = Read((KEY[:-8] + b"\0\0\0\1\0\0\0\1", said(10)), (left, values[0]), (right, values[1]))
     assert read.follower.garbage(ORDERS, [WHOLE])
     first, whole = opened(Segment(LEFT, 50), term=2, committed=Committed(40, -1, 1)), opened(Segment(WHOLE, 50), term=4)

@@ -33,7 +33,11 @@ def test_the_later_source_wins_and_each_fills_in_what_the_others_leave_out(tmp_p
     }
     config = Config.of(settings, "app")
     assert (config["instance"], config.commit_interval_s, config["state.dir"]) == (3, 0.02, "coopstreams-state")
-    assert config.client == {"bootstrap.servers": "file:1", "sasl.mechanism": "PLAIN"}
+    assert config.client == {
+        "bootstrap.servers": "file:1",
+        "sasl.mechanism": "PLAIN",
+        "consumer.group.id": "app",
+    }
 
 
 def test_a_config_has_every_setting() -> None:

@@ -17,11 +17,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from random import Random
 
+from coopstreams.commit.inflight import InFlight
 from coopstreams.commit.progress import Author, Progress, plan
 from coopstreams.commit.ranges import contains
 from coopstreams.commit.record import Committed, Segment
 from coopstreams.commit.view import CommitView, combine
-from coopstreams.consumer.inflight import InFlight
 from coopstreams.log.log import Position
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
@@ -51,16 +51,16 @@ class Commits:
 class Owner:
     """One consumer's part of the partition, from opening to closing."""
 
-    def __init__(self, covered: KeyRange, group: Group) -> None:
-        opening = group.commits.view.open(AT, covered, group.plain, Position(0))
-        self.progress = Progress(covered, {AT: opening}, Author("g", group.generation, "writer", alone=group.alone))
+    def __init__(self, key_range: KeyRange, group: Group) -> None:
+        opening = group.commits.view.open(AT, key_range, group.plain, Position(0))
+        self.progress = Progress(key_range, {AT: opening}, Author("g", group.generation, "writer", alone=group.alone))
         self.inflight = InFlight(opening.segments, most=LENGTH)
-        self.range = covered
+        self.key_range = key_range
         self.out: list[int] = []
         self.before = set(group.complete)
 
     def owns(self, offset: int) -> bool:
-        return HASHES[offset] in self.range
+        return HASHES[offset] in self.key_range
 
 
 class Group:
@@ -130,7 +130,7 @@ class Group:
     def restart(self, owner: Owner) -> None:
         """What was in memory is gone."""
         self.generation += 1
-        self.owners = [Owner(other.range, self) if other is owner else other for other in self.owners]
+        self.owners = [Owner(other.key_range, self) if other is owner else other for other in self.owners]
 
     def recut(self, _: Owner | None = None) -> None:
         """Other key ranges: some merged, some split."""
@@ -138,7 +138,7 @@ class Group:
         cuts = sorted({self.dice.randrange(1, WHOLE.end) for _ in range(self.dice.randrange(4))})
         ranges = [KeyRange(start, stop - 1) for start, stop in zip([0, *cuts], [*cuts, WHOLE.end + 1], strict=True)]
         self.owners = []
-        self.owners = [Owner(covered, self) for covered in ranges]
+        self.owners = [Owner(key_range, self) for key_range in ranges]
 
     def check(self) -> None:
         stands = combine(self.commits.view.resolve(AT, WHOLE), self.plain, Position(0))
@@ -146,7 +146,7 @@ class Group:
             offset
             for segment in stands
             for offset in range(LENGTH)
-            if HASHES[offset] in segment.range and done_in(segment, offset)
+            if HASHES[offset] in segment.key_range and done_in(segment, offset)
         }
         assert seen <= self.processed, f"covered and not processed: {sorted(seen - self.processed)}"
         assert self.complete <= seen, f"a complete commit was lost: {sorted(self.complete - seen)}"
@@ -163,5 +163,5 @@ def covered(segments: Sequence[Segment], owner: Owner) -> set[int]:
         offset
         for segment in segments
         for offset in range(LENGTH)
-        if HASHES[offset] in segment.range and done_in(segment, offset)
+        if HASHES[offset] in segment.key_range and done_in(segment, offset)
     }

@@ -61,13 +61,15 @@ class Scene:
         self.due: dict[KeyRange, list[int]] = {}
         self.out: list[ConsumerRecord] = []
         self.shares = []
-        for covered, position in zip(KeyRange.split(len(positions)), positions, strict=True):
-            opening = PartitionStart(1, (Segment(covered, position),), None, claim=False)
-            share = Share(TaskId(0, 0, covered), Progress(covered, {AT: opening}, Author("g", 1, "t")), 1, in_flight)
+        for key_range, position in zip(KeyRange.split(len(positions)), positions, strict=True):
+            opening = PartitionStart(1, (Segment(key_range, position),), None, claim=False)
+            share = Share(
+                TaskId(0, 0, key_range), Progress(key_range, {AT: opening}, Author("g", 1, "t")), 1, in_flight
+            )
             self.shares.append(share)
             self.fetching.open(share)
-            self.got[covered] = []
-            self.due[covered] = [n for n in range(position, RECORDS) if key_hash(KEYS[n]) in covered]
+            self.got[key_range] = []
+            self.due[key_range] = [n for n in range(position, RECORDS) if key_hash(KEYS[n]) in key_range]
 
     def reader(self) -> Reader:
         self.readers.append(Counted(self.log.reader()))
@@ -132,14 +134,14 @@ def test_a_range_that_cannot_take_records_does_not_hold_up_the_other_one_and_its
         for _ in range(RECORDS):
             scene.finish(slice(None))
             scene.turn(50)
-        assert scene.got[slow.id.range] == scene.due[slow.id.range]
+        assert scene.got[slow.id.key_range] == scene.due[slow.id.key_range]
         assert [share.waiting.bytes for share in scene.shares] == [0, 0]
 
 
 def slow_and_fast(*, reserves: bool, cache_bytes: int = 1 << 20) -> Scene:
     """Two key ranges, both read to the end; of the first one five records were handed out, the others wait."""
     scene = Scene([0, 0], in_flight=5, cache_bytes=cache_bytes, reserves=reserves)
-    slow, fast = (share.id.range for share in scene.shares)
+    slow, fast = (share.id.key_range for share in scene.shares)
     scene.shares[1].inflight.most = RECORDS
     for _ in range(3 * RECORDS):
         scene.turn(50)
@@ -161,7 +163,7 @@ def test_without_values_less_is_kept_and_the_reader_does_not_go_back() -> None:
 
 
 def scene_waiting(scene: Scene) -> list[int]:
-    return scene.due[scene.shares[0].id.range][5:]
+    return scene.due[scene.shares[0].id.key_range][5:]
 
 
 def test_values_are_read_again_by_batches() -> None:
@@ -191,7 +193,7 @@ def test_what_was_compacted_meanwhile_is_passed_over_and_all_that_is_left_is_han
         if all(share.inflight.next == RECORDS for share in scene.shares):
             break
     for share in scene.shares:
-        got, due = scene.got[share.id.range], scene.due[share.id.range]
+        got, due = scene.got[share.id.key_range], scene.due[share.id.key_range]
         assert got == sorted(set(got))
         assert {n for n in due if left[KEYS[n]] == n} <= set(got) <= set(due)
         assert share.inflight.next == RECORDS, "what is gone counts as done"
@@ -209,8 +211,8 @@ def test_what_was_deleted_meanwhile_is_the_error_that_reading_it_first_would_be_
     for _ in range(10):
         scene.turn(50)
         scene.finish(slice(None))
-    due = scene.due[slow.id.range]
-    assert scene.got[slow.id.range] == due[:5] + [n for n in due if n >= RECORDS - 5]
+    due = scene.due[slow.id.key_range]
+    assert scene.got[slow.id.key_range] == due[:5] + [n for n in due if n >= RECORDS - 5]
 
 
 @given(st.lists(st.integers(0, 50 * JUMP), min_size=1, unique=True).map(sorted), st.data())

@@ -5,27 +5,27 @@ from __future__ import annotations
 import pytest
 
 from coopstreams.consumer.committing import behind
-from coopstreams.consumer.filters import Filter
+from coopstreams.consumer.filters import RecordFilter
 from coopstreams.topology.columns import Columns
 
 
 @pytest.mark.parametrize(
     ("filter_", "key", "value", "passes"),
     [
-        (Filter(), None, None, True),
-        (Filter(allow_keys=frozenset({b"a"})), b"a", b"", True),
-        (Filter(allow_keys=frozenset({b"a"})), b"b", b"", False),
-        (Filter(allow_keys=frozenset({b"a"})), None, b"", False),
-        (Filter(deny_keys=frozenset({b"a"})), b"a", b"", False),
-        (Filter(deny_keys=frozenset({b"a"})), None, b"", True),
-        (Filter(min_record_bytes=3), b"a", b"b", False),
-        (Filter(min_record_bytes=2, max_record_bytes=2), b"a", b"b", True),
-        (Filter(max_record_bytes=2), b"a", b"bc", False),
-        (Filter(max_record_bytes=0), b"", None, True),
+        (RecordFilter(), None, None, True),
+        (RecordFilter(allow_keys=frozenset({b"a"})), b"a", b"", True),
+        (RecordFilter(allow_keys=frozenset({b"a"})), b"b", b"", False),
+        (RecordFilter(allow_keys=frozenset({b"a"})), None, b"", False),
+        (RecordFilter(deny_keys=frozenset({b"a"})), b"a", b"", False),
+        (RecordFilter(deny_keys=frozenset({b"a"})), None, b"", True),
+        (RecordFilter(min_record_bytes=3), b"a", b"b", False),
+        (RecordFilter(min_record_bytes=2, max_record_bytes=2), b"a", b"b", True),
+        (RecordFilter(max_record_bytes=2), b"a", b"bc", False),
+        (RecordFilter(max_record_bytes=0), b"", None, True),
     ],
 )
 def test_a_record_passes_if_it_meets_all_conditions(
-    filter_: Filter, key: bytes | None, value: bytes | None, passes: bool
+    filter_: RecordFilter, key: bytes | None, value: bytes | None, passes: bool
 ) -> None:
     assert filter_.passes(key, value) is passes
     records = Columns([key, key], [value, value], [1, 2], [5, 7], [1, 2])

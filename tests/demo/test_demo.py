@@ -120,7 +120,7 @@ def test_the_verdict_names_what_differs_and_on_which_side() -> None:
 
 @pytest.mark.parametrize("ranges", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_the_example_computes_what_plain_loops_compute(data: FlightsData, ranges: int) -> None:
-    departures = list(itertools.islice(data.departures(), 0, 336_000, 280))
+    departures = list(itertools.islice(data.departures(), 0, 33_600, 28))
     tally = DepartureTally(data.airlines(), data.planes())
     with TopologyTestDriver(load_topology(str(demo.example())), ranges=ranges) as driver:
         airlines = driver.input("airlines", serdes.text, serdes.json)
@@ -158,9 +158,9 @@ def report(*instances: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def task(subtopology: int, range_: str, state: str | None = "running", **committed: int) -> Mapping[str, Any]:
+def task(subtopology: int, key_range: str, state: str | None = "running", **committed: int) -> Mapping[str, Any]:
     sources = [{"topic": topic, "committed": at} for topic, at in committed.items()]
-    return {"subtopology": subtopology, "key_range": range_, "state": state, "sources": sources}
+    return {"subtopology": subtopology, "key_range": key_range, "state": state, "sources": sources}
 
 
 def test_a_stage_is_done_when_every_key_group_was_seen_at_the_end_whoever_had_it() -> None:

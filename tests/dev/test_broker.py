@@ -1,5 +1,6 @@
 """The development broker: starts, is found again, stops, and survives what tests do to it."""
 
+import shutil
 import socket
 import uuid
 from collections.abc import Callable
@@ -112,6 +113,13 @@ def test_a_port_in_use_is_an_error_that_names_it(tmp_path: Path) -> None:
 def test_a_broker_that_ends_at_once_says_why(broker_of_own: BrokerFactory, tmp_path: Path) -> None:
     with pytest.raises(DevError, match=r"num\.io\.threads"):
         broker_of_own(tmp_path, num_io_threads="none")
+
+
+def test_a_broker_without_security_does_not_become_a_secured_one(shared_broker: KafkaBroker, tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    shutil.copy(shared_broker.folder / "log" / "meta.properties", tmp_path / "log")
+    with pytest.raises(DevError, match="has the data of a broker without security, which has no users"):
+        KafkaBroker(tmp_path, console=Console(quiet=True), secure=True).start()
 
 
 @pytest.mark.slow  # another Kafka is downloaded

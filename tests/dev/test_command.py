@@ -36,6 +36,24 @@ def test_dev_starts_finds_and_stops_one_broker(tmp_path: Path) -> None:
     assert "no broker runs on" in coopstreams("dev", "stop", *data).stdout
 
 
+@pytest.mark.broker
+@pytest.mark.slow
+def test_dev_secure_starts_a_broker_that_its_settings_file_can_use(tmp_path: Path) -> None:
+    data = ("--data", str(tmp_path / "data"))
+    try:
+        done = coopstreams("dev", *data, "--secure")
+        assert done.returncode == 0, done.stdout + done.stderr
+        (address,) = re.findall(r"is up at (127\.0\.0\.1:\d+)", done.stdout)
+        (config,) = re.findall(r"super user: --config (\S+)", done.stdout)
+        assert f"coopstreams dev {' '.join(data)} --secure stop" in done.stdout
+        assert coopstreams("dev", *data, "status").returncode == 0
+        described = coopstreams("group", "describe", "nobody", "--bootstrap-servers", address, "--config", config)
+        assert (described.returncode, "Dead" in described.stdout + described.stderr) == (0, True), described
+    finally:
+        assert "Kafka is stopped" in coopstreams("dev", *data, "--secure", "stop").stdout
+    assert oct((tmp_path / "data" / "security").stat().st_mode)[-3:] == "700"
+
+
 def test_dev_without_java_prints_an_error_and_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     done = coopstreams(

@@ -63,7 +63,7 @@ PROGRAMS: dict[str, Callable[[StreamsBuilder], Any]] = {
 
 @pytest.mark.parametrize("operator", PROGRAMS)
 @pytest.mark.parametrize(
-    ("column", "record", "reason"), [(1, (None, 1, 20), "null key"), (2, ("a", None, 20), "null value")]
+    ("column", "record", "reason"), [(1, (None, 1, 20), "null-key"), (2, ("a", None, 20), "null-value")]
 )
 def test_what_the_table_says_is_dropped_is_counted_as_dropped(
     operator: str, column: int, record: tuple[Any, Any, int], reason: str

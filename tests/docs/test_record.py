@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import re
+import sys
 import textwrap
+from collections import Counter
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 from coopstreams.commands.loading import load_topology
+from coopstreams.state.database import Database
+from coopstreams.state.memory import Memory
+from coopstreams.state.task_state import TaskState
+from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.compile.compile import compile_subtopology
+from coopstreams.topology.compile.program import BoundProgram
+from coopstreams.topology.keys import WHOLE
 from tests.docs.pages import ROOT, blocks, links, prose
 
 RECORD = ROOT / "docs" / "record.md"
 EXAMPLE = ROOT / "examples" / "word_count.py"
+BEFORE_RECORDS = {"compile_subtopology", "Compiler.forward", "aggregate"}
+RECORDS = 1000
 
 
 def test_there_are_ten_hops_and_each_names_a_function_with_a_link() -> None:
@@ -35,3 +47,47 @@ def test_the_generated_function_on_the_page_is_the_one_that_is_compiled() -> Non
     )
     (shown,) = [block.text for block in blocks(RECORD) if block.language == "text"]
     assert generated.startswith(shown)
+
+
+def test_the_page_counts_the_functions_that_it_names() -> None:
+    text = RECORD.read_text()
+    stations = text[text.index("## While records flow") : text.index("## Who made the way")]
+    named = re.findall(r"\[`([\w.]+)`\]\(\.\./([\w/]+\.py)\)", stations)
+    run = {(function, module) for function, module in named if function not in BEFORE_RECORDS}
+    modules = {module for _, module in run}
+    assert f"name {len(run)} functions in {len(modules)} modules that run between" in text
+
+
+def calls(program: BoundProgram, source: TopicPartition, keys: list[bytes | None]) -> tuple[Counter[str], Counter[str]]:
+    """Process a batch with these keys; count the Python functions that it calls, and those that its loop calls."""
+    called: Counter[str] = Counter()
+    by_loop: Counter[str] = Counter()
+
+    def look(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call":
+            called[frame.f_code.co_qualname] += 1
+            if frame.f_back is not None and frame.f_back.f_code.co_name.startswith("from_"):
+                by_loop[frame.f_code.co_qualname] += 1
+
+    times = list(range(len(keys)))
+    columns = Columns(keys, [b""] * len(keys), times, times, times)
+    sys.setprofile(look)
+    try:
+        program.process(source, columns)
+    finally:
+        sys.setprofile(None)
+    return called, by_loop
+
+
+def test_a_record_costs_two_calls_at_most_and_none_if_its_row_has_changed_before() -> None:
+    topology = load_topology(str(EXAMPLE))
+    part = topology.subtopologies[1]
+    state = TaskState(Database(Memory(), part.stores), part.stores, WHOLE, 1 << 30)
+    program = compile_subtopology(topology, part).bind(state.stores, lambda failure: None, caching=True)
+    source = TopicPartition(part.topics[0], 0)
+    keys: list[bytes | None] = [b"%d" % number for number in range(RECORDS)]
+    _, by_loop = calls(program, source, keys)
+    assert by_loop == {"Table.load": RECORDS, "Table.touch": RECORDS}
+    called, by_loop = calls(program, source, keys)
+    assert not by_loop
+    assert max(called.values()) < RECORDS / 10, "as often for any number of records"

@@ -78,8 +78,8 @@ def test_processes_that_are_told_their_key_ranges(orders: Orders) -> None:
 
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(one, range(3)))
-    for covered, who in zip(KeyRange.split(3), seen, strict=True):
-        assert [record.offset for record in who.records] == orders.offsets_of(covered)
+    for key_range, who in zip(KeyRange.split(3), seen, strict=True):
+        assert [record.offset for record in who.records] == orders.offsets_of(key_range)
 
 
 def test_a_group_that_shares_a_partition(orders: Orders) -> None:

@@ -38,6 +38,7 @@ def test_every_example_is_executed_here_or_by_the_pages_of_the_guide() -> None:
     of_the_guide = {"guide", "shop"}
     assert {path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("consumer_")} == {
         "flights",
+        "machines",
         "prices",
         "word_count",
     } | of_the_guide

@@ -66,7 +66,7 @@ class Ledger:
             strangers = [name for name, mine in self.open.items() if mine and name not in names]
         try:
             for partition in range(self.partitions):
-                check_tiling([task.range for task in tasks if task.partition == partition], str(partition))
+                check_tiling([task.key_range for task in tasks if task.partition == partition], str(partition))
         except AssignmentError:
             return False
         return not idle and not strangers

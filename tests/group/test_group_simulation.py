@@ -189,7 +189,7 @@ def test_whatever_happens_no_key_has_two_owners_and_the_group_comes_to_rest(
     for subtopology, count in partitions.items():
         for partition in range(count):
             ranges_of = [
-                t.range
+                t.key_range
                 for p in group.members.values()
                 for t in p.open
                 if (t.subtopology, t.partition) == (subtopology, partition)

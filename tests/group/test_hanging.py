@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coopstreams.common.acls import Login
 from coopstreams.group.hanging import (
     ENDED,
     ENDING,
@@ -63,20 +64,19 @@ def test_nothing_is_written_for_others_for_a_later_life_or_before_the_end_is_dec
 
 def test_a_refusal_says_what_is_wrong_what_it_would_cost_and_the_cure() -> None:
     open_ = {HERE: (Open(67, 0, 0, 4), Open(66, 3, 5, 100))}
-    said = refusal(
-        "app-1", told("CompleteCommit"), missing_markers(told("CompleteCommit"), open_), open_, "not allowed"
-    )
+    me, done, begun = Login("User:me", "PLAIN"), told("CompleteCommit"), told("Empty")
+    said = refusal("app-1", done, missing_markers(done, open_), open_, "not allowed", me)
     for part in (
         '"app-1"',
         "producer 66",
         "here-0 (from offset 100)",
         "KAFKA-20734",
         "lose its records",
-        "--operation ClusterAction",
+        "--allow-principal User:me --operation ClusterAction --cluster",
         "Do not use",
     ):
         assert part in said
-    said = refusal("app-1", told("Empty"), missing_markers(told("Empty"), open_), open_, "not allowed")
+    said = refusal("app-1", begun, missing_markers(begun, open_), open_, "not allowed", me)
     assert "double its records" in said
     assert (
         "Or, for each of these partitions: `kafka-transactions.sh --bootstrap-server … abort --topic here --partition "

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from coopstreams.group.leadership import NO_LEADER, BrokerView, Choice, choose, choose_each
+from coopstreams.group.leadership import NO_LEADER, BrokerView, Choice, choose, choose_each, silent_replicas
 from coopstreams.topology.columns import TopicPartition
 
 EVENTS, WEIGHTS = ("freeze", "wake", "fence", "back", "join"), (2, 1, 0.5, 2, 2)
@@ -221,3 +221,13 @@ def test_where_nobody_tells_min_insync_replicas_the_only_silent_broker_may_have_
     views = {1: {at: OLD}, 3: {at: OLD}}
     assert choose_each(views, [at], {"orders": 2}).certain == {at: Choice(1, 4)}
     assert choose_each(views, [at], {}).reasons == {at: "broker 2 may know of a newer leader and has not answered"}
+
+
+def test_a_record_waits_for_each_in_sync_replica_whose_broker_does_not_answer() -> None:
+    led, other, unknown = (TopicPartition("orders", number) for number in range(3))
+    full, without = (replace(OLD, in_sync=frozenset(brokers)) for brokers in ({1, 2, 3}, {1, 3}))
+    partitions = [led, other, unknown]
+    assert silent_replicas({}, partitions) == {}
+    assert silent_replicas({1: {led: full, other: without}, 3: {led: full}}, partitions) == {led: {2}}
+    assert silent_replicas({1: {led: full}, 3: {led: without}}, partitions) == {}, "one of them knows better"
+    assert silent_replicas({1: {led: full}, 2: {led: full}, 3: {led: full}}, partitions) == {}

@@ -36,8 +36,8 @@ def member(
     )
 
 
-def task(subtopology: int, partition: int, range_: KeyRange = WHOLE) -> TaskId:
-    return TaskId(subtopology, partition, range_)
+def task(subtopology: int, partition: int, key_range: KeyRange = WHOLE) -> TaskId:
+    return TaskId(subtopology, partition, key_range)
 
 
 def active(**members: MemberState) -> set[str]:
@@ -230,7 +230,7 @@ class Mixed(Group):
         return {(topic, task.partition) for topic in topics if task.partition < COUNTS[topic]}
 
     def clash(self, one: Process, a: TaskId, other: Process, b: TaskId) -> bool:
-        return a.range.overlaps(b.range) and bool(self.sources(one, a) & self.sources(other, b))
+        return a.key_range.overlaps(b.key_range) and bool(self.sources(one, a) & self.sources(other, b))
 
     def check(self) -> None:
         super().check()
@@ -246,7 +246,7 @@ class Mixed(Group):
         for number, part in enumerate(active):
             for partition in range(part.partitions):
                 ranges = [
-                    t.range
+                    t.key_range
                     for p in self.members.values()
                     for t in p.open
                     if (t.subtopology, t.partition) == (number, partition)

@@ -77,7 +77,7 @@ def test_every_record_counts_once_whatever_opens_and_closes(guarantee: str, acts
     ranges, rng, written = KeyRange.split(4), random.Random(seed), list[bytes]()
 
     def toggle(number: int, *, clean: bool) -> None:
-        mine = next((task for task, _ in made.tasks.values() if task.id.range == ranges[number]), None)
+        mine = next((task for task, _ in made.tasks.values() if task.id.key_range == ranges[number]), None)
         if mine is not None:
             made.close(mine, clean=clean)
         elif clean:
@@ -99,7 +99,7 @@ def test_every_record_counts_once_whatever_opens_and_closes(guarantee: str, acts
                 case _ if guarantee == EXACTLY:  # given up without a commit: at least once would do it twice
                     toggle(act.number, clean=False)
         for number in range(4):
-            if not any(task.id.range == ranges[number] for task, _ in made.tasks.values()):
+            if not any(task.id.key_range == ranges[number] for task, _ in made.tasks.values()):
                 made.open(ranges[number], thread=number % 2)
         made.settle()
     finally:

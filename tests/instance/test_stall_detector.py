@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coopstreams.instance.quiet import BUSY_S, QuietSources
 from coopstreams.instance.watcher import StallDetector
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import WHOLE
@@ -98,9 +99,48 @@ def test_a_task_that_waits_says_so_long_before_it_is_ill() -> None:
     assert list(stall_detector.stalled(98.0)) == [TASK]
 
 
+def test_a_replica_that_does_not_answer_is_named_while_its_leader_reports_the_old_end() -> None:
+    """Its records wait where nobody can read them: no task has lag (seen: 10 of 13 s without a reason)."""
+    stall_detector = StallDetector()
+    for now, end in enumerate([7, 9, 9, 9, 9, 9, 9]):
+        stall_detector.look(TASK, float(now), {AT: end}, {AT: end}, end)
+        still = stall_detector.quiet.look({AT: end}, float(now))
+        assert still == ({AT} if now >= 3 else set()), "those that move are not asked"
+        stall_detector.quiet.silent = dict.fromkeys(still, (2,))
+    assert stall_detector.slow(4.0) == {}
+    assert stall_detector.slow(6.0) == {
+        TASK: f"nothing new can be read from {AT} for 5 s: broker 2 has an in-sync replica of it and does not answer"
+    }
+    stall_detector.quiet.silent = {}  # the cluster goes on without it
+    assert stall_detector.slow(7.0) == {}
+
+
+def test_a_source_that_is_idle_has_nobody_asked() -> None:
+    quiet = QuietSources()
+    assert quiet.look({AT: 7}, 0.0) == set()
+    assert quiet.look({AT: 7}, 30.0) == set(), "whether it was ever busy is not known"
+    assert quiet.look({AT: 8}, 31.0) == set()
+    assert quiet.look({AT: 8}, 31.0 + BUSY_S) == {AT}
+    assert quiet.look({AT: 8}, 31.1 + BUSY_S) == set()
+    assert quiet.look({AT: 9}, 32.0 + BUSY_S) == set()
+    assert quiet.look({AT: 9, TABLE: 3}, 34.0 + BUSY_S) == {AT}
+    assert quiet.look({TABLE: 3}, 35.0 + BUSY_S) == set(), "its task is gone"
+
+
+def test_all_reasons_of_a_task_are_named() -> None:
+    stall_detector = StallDetector()
+    stall_detector.look(TASK, 1.0, {AT: 5, TABLE: 2}, {AT: 9, TABLE: 2}, 5)
+    stall_detector.unanswered[TABLE] = 2.0
+    assert stall_detector.slow(12.0) == {
+        TASK: f"the leader of {TABLE} has not answered for 10 s, no commit for 11 s with 4 records waiting"
+    }
+
+
 def test_a_leader_that_does_not_answer_is_named_although_no_lag_is_known() -> None:
     stall_detector = StallDetector()
     stall_detector.look(TASK, 1.0, {AT: 9}, {AT: 9}, 9)
     stall_detector.unanswered[AT] = 2.0
     assert stall_detector.slow(4.0) == {}
     assert stall_detector.slow(12.0) == {TASK: f"the leader of {AT} has not answered for 10 s"}
+    stall_detector.slow_s = 20.0  # of an application that commits seldom
+    assert stall_detector.slow(12.0) == {}

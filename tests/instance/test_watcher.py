@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from coopstreams.dev.process import wait_until
-from coopstreams.instance import watcher
+from coopstreams.instance import quiet, watcher
 from coopstreams.instance.task_registry import TaskRegistry
 from coopstreams.instance.watcher import Watcher
 from coopstreams.log.log import TopicSpec
@@ -21,7 +21,7 @@ from coopstreams.tasks.task import Task
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.dsl.builder import StreamsBuilder
-from coopstreams.topology.errors import ConfigError
+from coopstreams.topology.errors import ConfigError, LogError
 from coopstreams.topology.keys import KeyRange, key_hash
 from coopstreams.topology.task_id import TaskId
 from tests.tasks.engine import AT_LEAST, EXACTLY, Engine
@@ -47,8 +47,10 @@ class Watched(Engine):
         super().__init__(builder.build(), {"in": 1, "out": 1}, processing_guarantee=guarantee, interval_s=0.005)
         self.registry = TaskRegistry()
         self.open_tasks: dict[TaskId, Task] = {}
+        self.silent = frozenset[int]()
         self.watcher = Watcher(
             self.log,
+            lambda partitions: dict.fromkeys(partitions, self.silent),
             self.metrics,
             self.tallies,
             Sayings(),
@@ -63,8 +65,8 @@ class Watched(Engine):
 
     def run(self, *ranges: KeyRange) -> None:
         """Open the tasks of these ranges."""
-        for range_ in ranges:
-            task = self.open(range_)
+        for key_range in ranges:
+            task = self.open(key_range)
             self.registry.assigned([task.id], [])
             self.registry.opened(task.id)
             self.open_tasks[task.id] = task
@@ -150,7 +152,7 @@ def test_lag_and_processed_records_are_measured_and_an_unknown_topic_does_not_en
 def test_a_task_that_is_closed_while_it_is_looked_at_leaves_no_series_behind(watched: Watched) -> None:
     watched.run(LEFT, RIGHT)
     seen = dict(watched.open_tasks)
-    gone = next(id_ for id_ in seen if id_.range == LEFT)
+    gone = next(id_ for id_ in seen if id_.key_range == LEFT)
     del watched.open_tasks[gone]
     watched.metrics.task_closed(gone)
     watched.watcher._watch_tasks(seen, {id_: {SOURCE: 0} for id_ in seen}, {SOURCE: 10}, 0.0)
@@ -173,6 +175,47 @@ def test_a_task_stands_still_from_before_the_brokers_were_asked(
     watched.watcher._look()
     [sample] = watched.watcher.stall_detector.samples.values()
     assert sample.moved_at <= asked[0]
+
+
+def test_each_leader_that_did_not_answer_has_its_turn(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that stays away kept all behind it from being asked: they were said not to answer for ever."""
+    away = [TopicPartition("in", number) for number in range(3)]
+    monkeypatch.setattr(watcher, "MOST_S", 0.0)  # a look has time for one of them
+    reported_end = watched.log.reported_end
+
+    def ask(partition: TopicPartition) -> int:
+        if partition in away:
+            raise LogError("its broker is down", retryable=True)
+        return reported_end(SOURCE)
+
+    monkeypatch.setattr(watched.log, "reported_end", ask)
+    unanswered, sources = watched.watcher.stall_detector.unanswered, set(away)
+    for _ in range(3):
+        watched.watcher._measure(sources)
+    assert unanswered.keys() == sources
+    del away[1:]
+    for _ in range(6):
+        watched.watcher._measure(sources)
+    assert unanswered.keys() == set(away)
+
+
+def test_a_busy_source_that_stands_still_beside_a_silent_replica_has_a_reason(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched.run(LEFT, RIGHT)
+    watched.silent, looks = frozenset({2}), watched.watcher.stall_detector
+    monkeypatch.setattr(quiet, "QUIET_S", 0.0)
+    watched.watcher._look()
+    watched.write("in", [(key, b"", 5) for key in KEYS])
+    watched.watcher._look()
+    [moved_at] = looks.quiet._moved_at.values()
+    watched.watcher._look()
+    said = looks.slow(moved_at + 5)
+    assert len(said) == 2
+    assert all("broker 2 has an in-sync replica of it and does not answer" in why for why in said.values())
+    watched.silent = frozenset()
+    watched.watcher._look()
+    assert not any("replica" in why for why in looks.slow(moved_at + 5).values())
 
 
 def test_a_changelog_that_is_deleted_or_made_anew_while_its_task_runs_has_a_name(

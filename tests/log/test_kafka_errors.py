@@ -7,9 +7,10 @@ import logging
 import pytest
 from confluent_kafka import KafkaError
 
+from coopstreams.common.acls import Attempt, Login
 from coopstreams.log.kafka.errors import FENCED, FINAL, OUT_OF_RANGE, UNKNOWN, heals, not_delivered, translated
-from coopstreams.log.kafka.patience import ATTEMPT_S, FIRST_ATTEMPT_S, SILENT_S, Patience
-from coopstreams.topology.errors import FencedError, OffsetOutOfRangeError
+from coopstreams.log.kafka.patience import ATTEMPT_S, FAILOVER_S, FIRST_ATTEMPT_S, SILENT_S, Patience
+from coopstreams.topology.errors import AccessDeniedError, FencedError, OffsetOutOfRangeError
 
 CODES = sorted(
     {code for name in dir(KafkaError) if isinstance(code := getattr(KafkaError, name), int)} - {KafkaError.NO_ERROR}
@@ -138,9 +139,41 @@ def test_attempts_grow_and_end_with_the_time_out(caplog: pytest.LogCaptureFixtur
     assert "_TIMED_OUT" in said
 
 
+def test_attempts_at_a_leader_stay_short_until_a_dead_one_must_have_a_successor() -> None:
+    """The attempt under way when the successor is elected is lost: 4 of the 18 s in which a killed worker's partitions
+    stood still, when the coordinator of its group was killed with it.
+    """
+    clock, attempts = Clock(), list[tuple[float, float]]()
+    patience = Patience("asking for the offsets of t-0", 60.0, clock, clock.sleep)
+    while not patience.over:
+        attempts.append((clock.now - 1000.0, patience.attempt_s(FAILOVER_S)))
+        clock.sleep(attempts[-1][1])
+        patience.rest("Local: Timed out (_TIMED_OUT)")
+    assert {seconds for at, seconds in attempts if at < FAILOVER_S} == {FIRST_ATTEMPT_S}
+    later = [seconds for at, seconds in attempts if at >= FAILOVER_S]
+    assert later[:3] == [2 * FIRST_ATTEMPT_S, 4 * FIRST_ATTEMPT_S, ATTEMPT_S], "a leader may be slow, too"
+
+
 def test_who_is_answered_soon_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     patience = Patience("asking", 30.0, clock, clock.sleep)
     while clock.now < 1000 + SILENT_S - 0.1:
         patience.rest("not yet")
     assert not caplog.records
+
+
+def test_a_login_with_a_token_that_has_expired_heals_and_one_with_a_password_does_not() -> None:
+    refused = KafkaError(KafkaError._AUTHENTICATION, "SASL authentication error")
+    for login, again in ((Login("", "OAUTHBEARER", by_token=True), True), (Login("User:me", "PLAIN"), False)):
+        assert heals(refused, login) is again
+        error = translated(refused, "asking for the topics", Attempt(login))
+        assert (error.retryable, isinstance(error, AccessDeniedError)) == (again, not again)
+        assert f"The brokers do not let in {login}: check sasl.mechanism" in str(error)
+
+
+def test_an_error_of_authorisation_names_the_acl_also_of_a_record() -> None:
+    denied = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    attempt = Attempt(Login("User:me", "PLAIN"), "Write", "out")
+    for error in (translated(denied, "writing", attempt), not_delivered(denied, "a record", attempt)):
+        assert isinstance(error, AccessDeniedError)
+        assert "User:me (PLAIN) has no ACL for Write on the topic out. Allow it: kafka-acls.sh" in str(error)

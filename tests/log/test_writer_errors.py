@@ -207,28 +207,27 @@ class Counted(Producer):
 
 
 def test_a_commit_that_ran_out_of_time_is_left_to_a_new_producer(
-    broker_of_own: Callable[..., KafkaBroker], monkeypatch: pytest.MonkeyPatch
+    broker_to_break: KafkaBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client goes on with the commit. It refuses an abort beside it; and a second call, with no time left, ended
     the process when the broker answered (seen on a busy machine).
     """
     monkeypatch.setattr("coopstreams.log.kafka.writer.Producer", Counted)
-    broker = broker_of_own()
-    cluster = KafkaLog({"bootstrap.servers": broker.bootstrap})
-    cluster.create_topics([TopicSpec("topic", 1)])
+    cluster = KafkaLog({"bootstrap.servers": broker_to_break.bootstrap})
+    cluster.create_topics([TopicSpec("late", 1)])
     writer = cluster.writer("late")
     writer.begin()
-    writer.append("topic", [b"k"], [b"v"], [1])
+    writer.append("late", [b"k"], [b"v"], [1])
     writer.flush(PATIENCE_S)
-    broker.pause()
+    broker_to_break.pause()
     with pytest.raises(LogError, match="committing a transaction") as raised:
         writer.commit(0.5)
     assert raised.value.retryable
-    broker.resume()
+    broker_to_break.resume()
     writer.abort()
     assert (Counted.commits, Counted.aborts) == (1, 0)
     writer.begin()
-    writer.append("topic", [b"k"], [b"after"], [1])
+    writer.append("late", [b"k"], [b"after"], [1])
     writer.commit(PATIENCE_S)
     writer.close()
     cluster.close()

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 import pytest
 
+from coopstreams.commit.barrier import Opening
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.positions import Positions
 from coopstreams.commit.record import CommitKey, CommitValue, Segment, decode_value, encode_key, encode_value
@@ -24,7 +25,6 @@ from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.naming import COMMIT_TOPIC
 from coopstreams.topology.task_id import TaskId
-from tests.commit.asking import Asking
 
 LEFT, RIGHT = KeyRange.split(2)
 ORDERS, REPARTITION = TopicPartition("orders", 0), TopicPartition("app-by-city-repartition", 0)
@@ -58,9 +58,9 @@ class Application:
         while not self.follower.passed(self.follower.barrier()):
             self.follower.poll(0.1)
 
-    def open(self, subtopology: int, partition: int = 0, range_: KeyRange = WHOLE) -> list[int]:
-        task = TaskId(subtopology, partition, range_)
-        asking = Asking(task)
+    def open(self, subtopology: int, partition: int = 0, key_range: KeyRange = WHOLE) -> list[int]:
+        task = TaskId(subtopology, partition, key_range)
+        asking = Opening(task, epoch=0, barrier=0)
         while task not in (opened := self.positions.resolve([asking], 1)):
             asking.barrier = self.follower.barrier()
         progress = opened[task]
@@ -102,10 +102,13 @@ def test_a_partition_that_has_begun_elsewhere_is_no_loss() -> None:
 def test_individual_commits_that_tile_are_a_position() -> None:
     app = Application()
     app.write(CHANGELOG, 0)
-    for covered in (LEFT, RIGHT):
-        key = encode_key(CommitKey("app", *REPARTITION, covered, 2, 1))
+    for key_range in (LEFT, RIGHT):
+        key = encode_key(CommitKey("app", *REPARTITION, key_range, 2, 1))
         app.write(
-            COMMIT_TOPIC, app.follower.partition.partition, key, encode_value(CommitValue("t", (Segment(covered, 7),)))
+            COMMIT_TOPIC,
+            app.follower.partition.partition,
+            key,
+            encode_value(CommitValue("t", (Segment(key_range, 7),))),
         )
     assert app.open(1) == [7]
     assert app.open(0) == [0]
@@ -115,13 +118,13 @@ def test_a_key_range_that_never_committed_beside_one_that_has_rested_upon_an_off
     app = Application()
     key = encode_key(CommitKey("app", *ORDERS, LEFT, 2, 1))
     app.write(COMMIT_TOPIC, app.follower.partition.partition, key, encode_value(CommitValue("t", (Segment(LEFT, 7),))))
-    assert app.open(0, range_=LEFT) == [7]
+    assert app.open(0, key_range=LEFT) == [7]
     with pytest.raises(
         ConfigError,
         match="key ranges of orders-0 have committed, others never did, and the plain offset that they began with is "
         "gone",
     ):
-        app.open(0, range_=RIGHT)
+        app.open(0, key_range=RIGHT)
 
 
 def test_a_plain_offset_that_names_an_individual_commit_is_refused_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,14 +140,14 @@ def test_a_plain_offset_that_names_an_individual_commit_is_refused_without_it(mo
     assert app.open(0) == [0]
 
 
-def commit(app: Application, covered: KeyRange, position: int, beside: str, term: int = 2) -> None:
+def commit(app: Application, key_range: KeyRange, position: int, beside: str, term: int = 2) -> None:
     """Write an individual commit of `orders`."""
-    key = encode_key(CommitKey("app", *ORDERS, covered, term, 1))
+    key = encode_key(CommitKey("app", *ORDERS, key_range, term, 1))
     app.write(
         COMMIT_TOPIC,
         app.follower.partition.partition,
         key,
-        encode_value(CommitValue("t", (Segment(covered, position),), beside)),
+        encode_value(CommitValue("t", (Segment(key_range, position),), beside)),
     )
 
 
@@ -153,26 +156,26 @@ def test_commits_of_a_topic_that_was_made_anew_are_refused_though_it_has_grown_p
     old = app.log.topic_id("orders")
     commit(app, LEFT, 7, old)
     commit(app, RIGHT, 5, "")  # of a coopstreams that did not note ids
-    assert (app.open(0, range_=LEFT), app.open(0, range_=RIGHT), app.open(0)) == ([7], [5], [5])
+    assert (app.open(0, key_range=LEFT), app.open(0, key_range=RIGHT), app.open(0)) == ([7], [5], [5])
     app.log.delete_topics(["orders"])
     app.log.create_topics([TopicSpec("orders", 2)])
     for _ in range(20):
         app.write("orders", 0)
-    for range_ in (LEFT, WHOLE):
+    for key_range in (LEFT, WHOLE):
         with pytest.raises(
             ConfigError,
             match=r"orders-0: the topic was deleted and made anew .* `coopstreams group reset app --topic orders --to "
             r"earliest`",
         ):
-            app.open(0, range_=range_)
-    assert app.open(0, range_=RIGHT) == [5], "nobody knows"
+            app.open(0, key_range=key_range)
+    assert app.open(0, key_range=RIGHT) == [5], "nobody knows"
     commit(app, WHOLE, 0, "", term=4)  # as a reset does it
-    assert app.open(0, range_=LEFT) == [0]
+    assert app.open(0, key_range=LEFT) == [0]
 
 
 def test_what_a_task_commits_names_the_topic_that_was_there_when_it_was_opened() -> None:
     app, task = Application(), TaskId(0, 0, LEFT)
-    [progress] = app.positions.resolve([Asking(task)], 1).values()
+    [progress] = app.positions.resolve([Opening(task, epoch=0, barrier=0)], 1).values()
     progress.advance(ORDERS, 3, 1)
     record = progress.record(ORDERS)
     assert record is not None

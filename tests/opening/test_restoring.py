@@ -90,7 +90,7 @@ def test_each_task_gets_the_end_of_its_changelog_and_its_own_position_of_the_sou
         if number == early:
             reading.step()
             finished += reading.finished()
-        reading.add(task, STORES, database, {"table": {task.range: positions[number]}})
+        reading.add(task, STORES, database, {"table": {task.key_range: positions[number]}})
     for number in cancelled:
         if tasks[number] not in finished:
             reading.cancel(tasks[number])
@@ -100,7 +100,7 @@ def test_each_task_gets_the_end_of_its_changelog_and_its_own_position_of_the_sou
     for number in kept:
         assert rows(database, "table", parts[number]) == fold(positions[number], parts[number])
         assert rows(database, "counts", parts[number]) == fold(records, parts[number])
-        assert database.checkpoint("table", *layout.groups_of(parts[number])) == positions[number]
+        assert database.checkpoint("table", layout.groups_of(parts[number])) == positions[number]
     reading.close()
 
 

@@ -189,7 +189,7 @@ def test_a_task_that_was_fetched_meanwhile_does_not_end_the_restore_of_one_that_
     world.publish()
     early, late = (TaskId(0, 0, part) for part in KeyRange.split(2))
     with gate(world.url) as held:
-        world.database.write([], {"counts": [Checkpoint(*layout.groups_of(late.range), 0)]})
+        world.database.write([], {"counts": [Checkpoint(*layout.groups_of(late.key_range), 0)]})
         world.reading.add(early, [COUNTS], world.database, {})
         eventually(lambda: len(held.held) == AT_ONCE, 60, lambda: str(held.held))
         world.append([b"more-%d" % number for number in range(50)], 0)
@@ -198,7 +198,7 @@ def test_a_task_that_was_fetched_meanwhile_does_not_end_the_restore_of_one_that_
         eventually(lambda: not on_the_way(), 60, lambda: str(on_the_way()))
         assert sorted(world.finish()) == [early, late]
     missing = {
-        key for key in (*KEYS, *(b"more-%d" % number for number in range(50))) if key_hash(key) in late.range
+        key for key in (*KEYS, *(b"more-%d" % number for number in range(50))) if key_hash(key) in late.key_range
     } - world.rows().keys()
     assert missing == set()
     world.reading.close()

@@ -141,7 +141,7 @@ class Opening:
         self.task = task
         self.epoch = epoch
         self.database = database
-        self.state = TaskState(database, list(STORES.values()), task.range, 1 << 20)
+        self.state = TaskState(database, list(STORES.values()), task.key_range, 1 << 20)
 
 
 @dataclass
@@ -211,7 +211,7 @@ class Node:
             table = opening.state.stores[store]
             for key, (value, timestamp) in entries.items():
                 partition, hash_ = place_of(store, key)
-                if partition == task.partition and hash_ in task.range:
+                if partition == task.partition and hash_ in task.key_range:
                     stored = stored_key(store, key)
                     entry = table.load(stored)
                     entry.value, entry.timestamp = value, timestamp
@@ -224,7 +224,7 @@ class Node:
     def close(self, task: TaskId) -> None:
         """Give a task up, and its state; with the last task of a partition its database is closed, whoever reads it."""
         del self.openings[task]
-        self._databases[task.partition].drop(task.range.first_group, task.range.last_group)
+        self._databases[task.partition].drop(task.key_range.groups)
         if not any(other.partition == task.partition for other in self.openings):
             self._databases.pop(task.partition).close()
 
@@ -242,17 +242,17 @@ class Node:
 
     def view(self, store: str, partition: int, hash_: int) -> OpenView | NotOpen:
         for opening in list(self.openings.values()):
-            if opening.task.partition == partition and hash_ in opening.task.range:
+            if opening.task.partition == partition and hash_ in opening.task.key_range:
                 return self._view(opening, store)
         for task, reason in list(self.pending.items()):
-            if task.partition == partition and hash_ in task.range:
-                return NotOpen(reason, f"task {task} is {reason}", partition, task.range)
+            if task.partition == partition and hash_ in task.key_range:
+                return NotOpen(reason, f"task {task} is {reason}", partition, task.key_range)
         return NotOpen("not owned", f"{self.name} does not own it", partition)
 
     def views(self, store: str) -> Sequence[OpenView | NotOpen]:
         found: list[OpenView | NotOpen] = [self._view(opening, store) for opening in list(self.openings.values())]
         found += [
-            NotOpen(reason, f"task {task} is {reason}", task.partition, task.range)
+            NotOpen(reason, f"task {task} is {reason}", task.partition, task.key_range)
             for task, reason in list(self.pending.items())
         ]
         return found
@@ -294,7 +294,7 @@ class Node:
             database.close()
 
     def _view(self, opening: Opening, store: str) -> View:
-        return View(self, opening, KeyRangeView(opening.database, STORES[store], [opening.task.range]))
+        return View(self, opening, KeyRangeView(opening.database, STORES[store], [opening.task.key_range]))
 
 
 LIMITS = RequestLimits(request_s=60.0, forward_s=60.0, connect_s=60.0, retry_s=0.3)
@@ -352,7 +352,7 @@ class Cluster:
             name
             for name, owned in self.placed.items()
             for task in owned
-            if task.partition == partition and hash_ in task.range
+            if task.partition == partition and hash_ in task.key_range
         ]
         return self[name]
 
@@ -368,7 +368,7 @@ class Cluster:
             task
             for owned in self.placed.values()
             for task in owned
-            if task.partition == partition and hash_ in task.range
+            if task.partition == partition and hash_ in task.key_range
         ]
         return task
 

@@ -65,7 +65,7 @@ def test_every_instance_answers_for_every_key(cluster: Cluster, key: str) -> Non
             "value": value,
             "timestamp": timestamp,
             "partition": task.partition,
-            "key_range": str(task.range),
+            "key_range": str(task.key_range),
             "owner": owner.name,
             "epoch": owner.openings[task].epoch,
             "lag": 3,
@@ -106,7 +106,7 @@ def test_not_found_comes_from_the_owner_whoever_is_asked(cluster: Cluster, key: 
         assert (response.status_code, body["error"], body["retryable"]) == (404, "KEY_NOT_FOUND", False)
         assert (body["owner"], body["key_range"]) == (
             cluster.owner("counts", key).name,
-            str(cluster.task("counts", key).range),
+            str(cluster.task("counts", key).key_range),
         )
 
 

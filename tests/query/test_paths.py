@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coopstreams.query.asked import path_piece
-from coopstreams.query.paths import CHARACTERS_A_REQUEST, KEYS_A_REQUEST, key_batches, piece, store_path
+from coopstreams.query.paths import CHARACTERS_A_REQUEST, KEYS_A_REQUEST, key_batches, path_text, store_path
 
 
 @given(st.text())
 def test_a_key_arrives_as_it_was_sent(text: str) -> None:
-    url = httpx.URL("http://host" + store_path("s", f"keys/{piece(text)}?local=true"))
+    url = httpx.URL("http://host" + store_path("s", f"keys/{path_text(text)}?local=true"))
     assert path_piece(url.raw_path.partition(b"?")[0], 5) == text
-    assert unquote(piece(text)) == text
+    assert unquote(path_text(text)) == text
 
 
 @given(st.lists(st.text(max_size=20)))

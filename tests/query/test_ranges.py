@@ -99,8 +99,8 @@ def test_all_entries_come_in_key_order_with_value_timestamp_and_place(cluster: C
 
 def test_the_ranges_that_answered_cover_the_store_and_name_their_owners(cluster: Cluster) -> None:
     ranges = ask(cluster["b"], "counts", limit=1).json()["ranges"]
-    assert [(r["partition"], r["key_range"]) for r in ranges] == [(t.partition, str(t.range)) for t in tasks(4)]
-    owners = {(t.partition, str(t.range)): name for name, owned in cluster.placed.items() for t in owned}
+    assert [(r["partition"], r["key_range"]) for r in ranges] == [(t.partition, str(t.key_range)) for t in tasks(4)]
+    owners = {(t.partition, str(t.key_range)): name for name, owned in cluster.placed.items() for t in owned}
     assert all(
         r["owner"] == owners[r["partition"], r["key_range"]] and r["lag"] == 3 and r["epoch"] > 0 for r in ranges
     )
@@ -280,7 +280,7 @@ def test_a_range_of_which_a_part_is_not_open_is_moving_not_shorter() -> None:
         for node in cluster.nodes:
             response = ask(node, "counts")
             assert (response.status_code, response.json()["error"]) == (503, "TASK_MOVING")
-            assert "nobody owns the hashes" in response.json()["message"]
+            assert "no key range has the hashes" in response.json()["message"]
             assert (
                 httpx.get(f"{node.url}/v1/stores/counts/range", headers=NDJSON, trust_env=False, timeout=60).status_code
                 == 503

@@ -55,7 +55,7 @@ def placements(draw: st.DrawFn, *, whole: bool = False) -> Placement:
 
 
 def claims(placement: Placement, at: KeyLocation) -> list[Peer]:
-    return [i for i in placement.instances for t in i.tasks if t.partition == at.partition and at.hash in t.range]
+    return [i for i in placement.instances for t in i.tasks if t.partition == at.partition and at.hash in t.key_range]
 
 
 @given(placements(), locations, st.sampled_from(["any", "local", "forwarded"]))
@@ -68,7 +68,7 @@ def test_a_key_goes_to_its_only_owner_or_is_moving(placement: Placement, at: Key
     [owner] = owners
     if owner.id == "a":
         assert isinstance(decision, Here)
-        assert at.hash in decision.task.range
+        assert at.hash in decision.task.key_range
     elif asked == "forwarded" or owner.url is None:
         assert isinstance(decision, Moving)
     else:
@@ -89,7 +89,7 @@ def test_another_sub_topology_owns_nothing_of_this_one(placement: Placement, at:
 
 @given(placements())
 def test_a_range_query_asks_exactly_the_owners_or_is_moving(placement: Placement) -> None:
-    everything = [(t.partition, t.range) for i in placement.instances for t in i.tasks]
+    everything = [(t.partition, t.key_range) for i in placement.instances for t in i.tasks]
     asked = scatter(placement, STORE)
     silent = any(i.tasks and i.url is None for i in placement.instances if i.id != "a")
     if coverage_gap(STORE, everything) is not None or silent:
@@ -104,7 +104,7 @@ def test_a_range_query_asks_exactly_the_owners_or_is_moving(placement: Placement
 def test_a_store_is_covered_only_if_every_hash_is_covered_once(first: list[KeyRange], second: list[KeyRange]) -> None:
     ranges = [(0, piece) for piece in first] + [(1, piece) for piece in second]
     assert coverage_gap(STORE, ranges) is None
-    assert "nobody owns" in str(coverage_gap(STORE, ranges[1:]))
+    assert "no key range has" in str(coverage_gap(STORE, ranges[1:]))
     assert "overlaps" in str(coverage_gap(STORE, [*ranges, ranges[0]]))
     assert "has partition 2" in str(coverage_gap(STORE, [*ranges, (2, WHOLE)]))
 
@@ -119,5 +119,5 @@ def test_an_instance_that_does_not_know_whose_tasks_are_whose_says_so(placement:
     waiting = replace(placement, waits="it runs another version")
     for decision in (route(waiting, STORE, at), scatter(waiting, STORE)):
         assert isinstance(decision, Moving)
-        assert "cannot say who owns" in decision.reason
+        assert "does not know the owner" in decision.reason
         assert "it runs another version" in decision.reason

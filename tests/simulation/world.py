@@ -418,7 +418,7 @@ class World:
                         if (id_.subtopology, id_.partition) == (subtopology, partition)
                     ]
                     ranges = (
-                        [task.id.range for task in tasks if not owned or serving.owns(task)] if running else [WHOLE]
+                        [task.id.key_range for task in tasks if not owned or serving.owns(task)] if running else [WHOLE]
                     )
                     yield Part(
                         f"{process.machine.name} {subtopology}_{partition}", partition, opened.database, spec, ranges

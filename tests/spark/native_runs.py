@@ -24,7 +24,7 @@ from coopstreams.topology.graph.partitions import check_partitions
 Row = tuple[bytes | None, bytes | None, int, int]
 """Key, value, timestamp, partition."""
 
-GOES_ON = "goes on in Python"
+GOES_ON = "runs in Python instead"
 GRACE = timedelta(milliseconds=700)
 
 

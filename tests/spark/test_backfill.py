@@ -79,7 +79,8 @@ def decoded(changelogs: Mapping[str, Mapping[bytes, tuple[bytes, int]]]) -> dict
     }
 
 
-@pytest.mark.parametrize(("partitions", "ranges"), [pytest.param(1, 1, marks=pytest.mark.slow), (2, 3)])
+@pytest.mark.slow  # test_hand_over.py has the same program, over a cut, from Kafka
+@pytest.mark.parametrize(("partitions", "ranges"), [(1, 1), (2, 3)])
 def test_counts_windows_joins_and_repartitions_are_those_of_one_thread(
     spark: SparkSession, tmp_path: Path, partitions: int, ranges: int
 ) -> None:

@@ -45,7 +45,9 @@ def test_each_task_lies_within_one_segment_and_fewer_would_not_do(
 ) -> None:
     def fits(count: int) -> bool:
         return all(
-            any(each.range.covers(piece) for each in stand) for stand in stands for piece in KeyRange.split(count)
+            any(each.key_range.covers(key_range) for each in stand)
+            for stand in stands
+            for key_range in KeyRange.split(count)
         )
 
     count = aligned(wanted, stands)
@@ -71,9 +73,9 @@ def test_what_is_committed_counts_and_a_task_ends_where_its_segment_does(
 ) -> None:
     keys = {offset: b"key-%d" % (offset % 7) for offset in offsets}
     cut = Cut(KeyRange.split(ranges), stand)
-    assert cut.pieces[0].range.start == 0
-    assert [after.range.start - before.range.end for before, after in pairwise(cut.pieces)] == [1] * (
-        len(cut.pieces) - 1
+    assert cut.segment_ranges[0].key_range.start == 0
+    assert [after.key_range.start - before.key_range.end for before, after in pairwise(cut.segment_ranges)] == [1] * (
+        len(cut.segment_ranges) - 1
     )
     counted: list[tuple[int, int]] = []
     for start, end in pairwise(sorted({0, RECORDS, *batches})):
@@ -83,20 +85,22 @@ def test_what_is_committed_counts_and_a_task_ends_where_its_segment_does(
             span = part[first:last]
             seen += span
             cut.tell(span[-1], Now(span[-1], span[-1], []))
-            for number, piece in enumerate(cut.pieces):
-                mine = [offset for offset in span if key_hash(keys[offset]) in piece.range]
+            for number, segment_range in enumerate(cut.segment_ranges):
+                mine = [offset for offset in span if key_hash(keys[offset]) in segment_range.key_range]
                 columns = Columns([keys[offset] for offset in mine], [None] * len(mine), mine, mine, mine, None)
-                counted += [(offset, piece.slot) for offset in cut.committed(number, columns).offsets]
+                counted += [(offset, segment_range.slot) for offset in cut.committed(number, columns).offsets]
         assert seen == part
     right = [
         (offset, segment)
         for offset in offsets
         for segment in stand
-        if key_hash(keys[offset]) in segment.range and is_done(segment, offset)
+        if key_hash(keys[offset]) in segment.key_range and is_done(segment, offset)
     ]
     assert sorted(offset for offset, _ in counted) == [offset for offset, _ in right]
     for slot, time in enumerate(cut.ends):
-        until = min(piece.segment.position for piece in cut.pieces if piece.slot == slot)
+        until = min(
+            segment_range.segment.position for segment_range in cut.segment_ranges if segment_range.slot == slot
+        )
         below = [offset for offset in offsets if offset < until]
         assert time == (Now(below[-1], below[-1], []) if below else None)
     assert all(offset < end_of(stand) for offset, _ in counted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,7 @@ def test_a_session_without_the_connector_is_told_what_to_install(spark: SparkSes
 
 
 def test_the_java_client_is_told_who_we_are_in_its_own_words() -> None:
+    authorities = ssl.get_default_verify_paths().cafile or ssl.get_default_verify_paths().openssl_cafile
     assert java_settings(
         {
             "bootstrap.servers": "kafka:9093",
@@ -48,7 +50,8 @@ def test_the_java_client_is_told_who_we_are_in_its_own_words() -> None:
             "sasl.mechanism": "SCRAM-SHA-512",
             "sasl.username": "me",
             "sasl.password": 'a "word"',
-            "ssl.ca.location": "/ca.pem",
+            "ssl.ca.location": authorities,
+            "consumer.group.id": "application",
             "producer.linger.ms": 5,
             "socket.keepalive.enable": True,
         }
@@ -56,7 +59,7 @@ def test_the_java_client_is_told_who_we_are_in_its_own_words() -> None:
         "bootstrap.servers": "kafka:9093",
         "security.protocol": "SASL_SSL",
         "ssl.truststore.type": "PEM",
-        "ssl.truststore.location": "/ca.pem",
+        "ssl.truststore.location": authorities,
         "sasl.mechanism": "SCRAM-SHA-512",
         "sasl.jaas.config": 'org.apache.kafka.common.security.scram.ScramLoginModule required username="me" '
         'password="a \\"word\\"";',
@@ -66,12 +69,11 @@ def test_the_java_client_is_told_who_we_are_in_its_own_words() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"ssl.key.location": "/key.pem"}, "ssl.key.location cannot be told to the Java client"),
-        ({"sasl.mechanism": "GSSAPI"}, "sasl.mechanism cannot be told"),
         (
-            {"sasl.username": "me", "sasl.password": "x"},
-            "need sasl.mechanism PLAIN or SCRAM-SHA-256 or SCRAM-SHA-512, not none",
+            {"security.protocol": "SSL", "ssl.cipher.suites": "DEFAULT"},
+            "ssl.cipher.suites cannot be told to the Java client",
         ),
+        ({"security.protocol": "SASL_SSL", "sasl.mechanism": "GSSAPI"}, "sasl.mechanism GSSAPI cannot be told"),
     ],
 )
 def test_what_the_java_client_cannot_be_told_is_refused(settings: dict[str, str], said: str) -> None:

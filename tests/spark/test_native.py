@@ -62,7 +62,7 @@ def test_spark_folds_what_python_folds_row_for_row(
     assert same_state(native, python)
     dropped = native.counts[1]
     assert sum(count for why, count in dropped.items() if why.endswith("late")) > 20
-    assert sum(count for why, count in dropped.items() if why.endswith("null key")) > 20
+    assert sum(count for why, count in dropped.items() if why.endswith("null-key")) > 20
 
 
 def folds(values: serdes.Serde[Any] = serdes.json, part: str | None = "delay") -> Aggregation:
@@ -188,7 +188,7 @@ def test_records_in_doubt_leave_the_stage_to_python(
     rows: list[Row] = [(b"key-%d" % (at % 9), b'{"delay":%d}' % at, at, at % 2) for at in range(300)]
     rows.append((b"key-1", b'{"delay":0.25}', 300, 0))
     native, python = both(spark, totals(serdes.json, "delay"), rows, tmp_path)
-    assert f"sub-topology 0 {GOES_ON}: SQL may understand 1 of its records in another way" in caplog.text
+    assert f"sub-topology 0 {GOES_ON}: SQL may treat 1 of its records differently" in caplog.text
     assert same_state(native, python)
 
 

@@ -110,7 +110,7 @@ def test_records_lie_where_they_would_without_the_backfill(spread: Spread, spark
     done = backfill(spread.topology, spread.settings, spark=spark, options=options)
     assert spread.found() == spread.expected(400)
     dropped = sum((Counter(result.dropped) for result in done.results), Counter[str]())
-    assert sorted(count for reason, count in dropped.items() if reason.endswith("no partition")) == [100, 100], dropped
+    assert sorted(count for reason, count in dropped.items() if reason.endswith("no-partition")) == [100, 100], dropped
     publish(done, spread.topology, spread.settings)
     spread.write(range(400, 600))
     expected = spread.expected(600)

@@ -74,5 +74,5 @@ def test_a_report_that_cannot_be_written_is_a_warning_and_the_task_goes_on(
         task.took(0, 1, 1)
         task.end()
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
-        "0_0 goes on, but cannot say how far it is"
+        "0_0 continues, but cannot report its progress"
     ]

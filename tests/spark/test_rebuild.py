@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from coopstreams import StreamsBuilder, serdes
-from coopstreams.admin.rebuild import Rebuilder, Wanted
+from coopstreams.admin.rebuild import Rebuilder, RebuildScope
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.spark import Options, backfill, publish, rebuild
 from coopstreams.state import snapshot
@@ -58,7 +58,9 @@ def test_a_rebuild_in_spark_makes_the_snapshot_that_a_rebuild_alone_makes(
     with closing(KafkaLog({"bootstrap.servers": kafka.bootstrap})) as cluster:
         rebuilder = Rebuilder(cluster, counting.topology, counting.application, alone_url)
         found = [
-            each for piece in rebuilder.pieces(Wanted()) for each in rebuilder.rebuild(piece, lambda *_: None)["counts"]
+            each
+            for rebuilt in rebuilder.to_rebuild(RebuildScope())
+            for each in rebuilder.rebuild(rebuilt, lambda *_: None)["counts"]
         ]
         alone = rebuilder.publish({"counts": found})
     assert rows(url, made, tmp_path) == rows(alone_url, alone, tmp_path)
@@ -67,7 +69,7 @@ def test_a_rebuild_in_spark_makes_the_snapshot_that_a_rebuild_alone_makes(
     with counting.app(tmp_path / "state") as app:
         await_table(app, written)
     part = rebuild(
-        counting.topology, settings, spark=spark, wanted=Wanted(["counts"], [0, 2], KeyRange.of_groups(0, 63))
+        counting.topology, settings, spark=spark, wanted=RebuildScope(["counts"], [0, 2], KeyRange.of_groups(0, 63))
     )
     assert holes(part.stores["counts"].slices, 3) == []
     assert {

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from coopstreams import StreamsBuilder, serdes
-from coopstreams.admin.rebuild import Wanted
+from coopstreams.admin.rebuild import RebuildScope
 from coopstreams.commands.cli import app as app_of_commands
 from coopstreams.common.config import Config
 from coopstreams.log.kafka.log import KafkaLog
@@ -120,7 +120,7 @@ def settings_of(counting: Counting, **given: str) -> dict[str, str]:
 def plan_of(
     counting: Counting,
     folder: Path,
-    wanted: Wanted | None = None,
+    wanted: RebuildScope | None = None,
     *,
     dry_run: bool = False,
     incomplete: bool = False,
@@ -131,7 +131,7 @@ def plan_of(
     return begin_rebuild(
         counting.topology,
         config,
-        wanted or Wanted(),
+        wanted or RebuildScope(),
         ranges=1,
         dry_run=dry_run,
         incomplete=incomplete,
@@ -251,7 +251,7 @@ def test_a_store_behind_a_repartition_is_rebuilt_once_all_was_read_there_and_no_
                 TopicPartition(f"{counting.application}-{store}-changelog", partition_of(key.encode(), 2)),
                 {key.encode(): bytes(8)},
             )
-    only = rebuild_from_source(counting.topology, settings_of(counting), wanted=Wanted(["digits"]), **given)
+    only = rebuild_from_source(counting.topology, settings_of(counting), wanted=RebuildScope(["digits"]), **given)
     assert only.stores == {"digits": Differences(len(digits) - 1, changed=1, deleted=1)}
     assert counts(counting, "digits") == digits
     assert counts(counting)["key-7"] == counts(counting)["7"] == 0, "the other store was not asked for"
@@ -271,7 +271,7 @@ def test_a_store_behind_a_repartition_is_rebuilt_once_all_was_read_there_and_no_
         match=r"by-digit-repartition-1 has 1 records that the application has written to itself and not read",
     ):
         plan_of(counting, tmp_path)
-    assert [stage.stores for stage in plan_of(counting, tmp_path, Wanted(["counts"])).stages] == [("counts",)]
+    assert [stage.stores for stage in plan_of(counting, tmp_path, RebuildScope(["counts"])).stages] == [("counts",)]
 
 
 @pytest.mark.slow
@@ -284,12 +284,12 @@ def test_what_would_give_another_state_is_refused(kafka: Kafka, spark: SparkSess
         await_table(app, written)
         with pytest.raises(GroupError, match="has 1 members"):
             plan_of(counting, tmp_path)
-    with pytest.raises(ConfigError, match="nobody knows where that was"):
+    with pytest.raises(ConfigError, match="which are unknown now"):
         plan_of(counting, tmp_path, auto_offset_reset="latest")
     with pytest.raises(ConfigError, match="no such store with a changelog; there are counts"):
-        plan_of(counting, tmp_path, Wanted(["count"]))
+        plan_of(counting, tmp_path, RebuildScope(["count"]))
     with pytest.raises(ConfigError, match="there is no partition 2"):
-        plan_of(counting, tmp_path, Wanted(partitions=[2]))
+        plan_of(counting, tmp_path, RebuildScope(partitions=[2]))
 
     def run(_: Stage) -> None:
         has_run(counting, tmp_path / "state", written + counting.write(["key-1"]))

@@ -23,4 +23,4 @@ def bounds(target: int, *, log_start: int = 0, now_s: float | None = None, topic
 
 def stands(offset: int, key_range: KeyRange = WHOLE, topic_id: str = TOPIC_ID) -> Checkpoint:
     """Return the checkpoint of state that is true now."""
-    return Checkpoint(key_range.first_group, key_range.last_group, offset, true_ms=now_ms(), topic_id=topic_id)
+    return Checkpoint(*key_range.groups, offset, true_ms=now_ms(), topic_id=topic_id)

@@ -8,35 +8,35 @@ from hypothesis import strategies as st
 
 from coopstreams.state.checkpoints import NOTHING_OBSERVED, Checkpoint, Checkpoints
 from coopstreams.topology.errors import StateCorruptError
-from coopstreams.topology.keys import GROUPS
+from coopstreams.topology.keys import GROUPS, KeyGroups
 
 GROUP = st.integers(0, GROUPS - 1)
-RUN = st.tuples(GROUP, GROUP).map(sorted)
+RUN = st.tuples(GROUP, GROUP).map(lambda ends: KeyGroups(*sorted(ends)))
 PUTS = st.lists(st.tuples(RUN, st.integers(0, 5), st.integers(-1, 2), st.booleans()), max_size=12)
 
 
-def played(puts: list[tuple[list[int], int, int, bool]]) -> tuple[Checkpoints, dict[int, tuple[int, int]]]:
+def played(puts: list[tuple[KeyGroups, int, int, bool]]) -> tuple[Checkpoints, dict[int, tuple[int, int]]]:
     """Put or remove runs, in the value and in a dict from group to (offset, observed)."""
     checkpoints, model = Checkpoints(), dict[int, tuple[int, int]]()
-    for (first, last), offset, observed, keep in puts:
+    for groups, offset, observed, keep in puts:
         if keep:
-            checkpoints = checkpoints.put([Checkpoint(first, last, offset, observed, 1)])
-            model |= dict.fromkeys(range(first, last + 1), (offset, observed))
+            checkpoints = checkpoints.put([Checkpoint(*groups, offset, observed, 1)])
+            model |= dict.fromkeys(groups.numbers, (offset, observed))
         else:
-            checkpoints = checkpoints.without(first, last)
-            model = {group: known for group, known in model.items() if not first <= group <= last}
+            checkpoints = checkpoints.without(groups)
+            model = {group: known for group, known in model.items() if group not in groups.numbers}
     return checkpoints, model
 
 
 @given(PUTS)
-def test_every_group_stands_where_it_was_put_last(puts: list[tuple[list[int], int, int, bool]]) -> None:
+def test_every_group_stands_where_it_was_put_last(puts: list[tuple[KeyGroups, int, int, bool]]) -> None:
     checkpoints, model = played(puts)
     at = {group: found for group in range(GROUPS) if (found := checkpoints.at(group)) is not None}
     assert {group: (found.offset, found.observed) for group, found in at.items()} == model
 
 
 @given(PUTS)
-def test_runs_are_ascending_disjoint_and_as_few_as_possible(puts: list[tuple[list[int], int, int, bool]]) -> None:
+def test_runs_are_ascending_disjoint_and_as_few_as_possible(puts: list[tuple[KeyGroups, int, int, bool]]) -> None:
     runs = played(puts)[0].put([]).runs
     for one, two in pairwise(runs):
         assert one.last < two.first
@@ -45,17 +45,16 @@ def test_runs_are_ascending_disjoint_and_as_few_as_possible(puts: list[tuple[lis
 
 @given(PUTS, RUN)
 def test_a_range_is_restored_from_its_smallest_offset_and_from_the_start_if_a_group_has_none(
-    puts: list[tuple[list[int], int, int, bool]], run: list[int]
+    puts: list[tuple[KeyGroups, int, int, bool]], groups: KeyGroups
 ) -> None:
     checkpoints, model = played(puts)
-    wanted = range(run[0], run[1] + 1)
-    known = [model[group] for group in wanted if group in model]
-    assert checkpoints.offset(*run) == (min(known)[0] if len(known) == len(wanted) else None)
-    assert checkpoints.observed(*run) == min((observed for _, observed in known), default=NOTHING_OBSERVED)
+    known = [model[group] for group in groups.numbers if group in model]
+    assert checkpoints.offset(groups) == (min(known)[0] if len(known) == len(groups.numbers) else None)
+    assert checkpoints.observed(groups) == min((observed for _, observed in known), default=NOTHING_OBSERVED)
 
 
 @given(PUTS)
-def test_checkpoints_come_back_from_their_bytes(puts: list[tuple[list[int], int, int, bool]]) -> None:
+def test_checkpoints_come_back_from_their_bytes(puts: list[tuple[KeyGroups, int, int, bool]]) -> None:
     checkpoints, _ = played(puts)
     assert Checkpoints.decode(checkpoints.encode()) == checkpoints
 

@@ -21,9 +21,9 @@ from coopstreams.topology.stores import StoreSpec, split_window_key
 COUNTS = StoreSpec("counts", "key_value", text, int64)
 SIZE = 60_000
 WINDOWS = StoreSpec("windows", "window", text, int64, window_ms=SIZE, retention_ms=4 * SIZE)
-RANGES = [(span.first_group, span.last_group) for span in KeyRange.split(3)]
+RANGES = [key_range.groups for key_range in KeyRange.split(3)]
 KEYS_OF = Counter(
-    first for key in range(300) for first, last in RANGES if first <= key_group(key_hash(b"%d" % key)) <= last
+    groups.first for key in range(300) for groups in RANGES if key_group(key_hash(b"%d" % key)) in groups.numbers
 )
 
 CHILD = """
@@ -80,18 +80,16 @@ def commits_in_step(folder: Path, *, dropped_since: bool = False) -> list[int]:
     """
     database = Database(Rocks(folder), [COUNTS, WINDOWS])
     reached = []
-    for first, last in RANGES:
-        commit = database.checkpoint("counts", first, last)
-        assert commit == database.checkpoint("windows", first, last)
-        rows = list(database.scan("counts", range(first, last + 1), None, None))
+    for groups in RANGES:
+        commit = database.checkpoint("counts", groups)
+        assert commit == database.checkpoint("windows", groups)
+        rows = list(database.scan("counts", groups.numbers, None, None))
         if commit is None:  # killed before its first commit
             assert not rows
             continue
         assert {int64.deserialize(unpack(data)[0]) for _, data in rows} == {commit}
-        assert len(rows) == KEYS_OF[first]
-        windows = [
-            split_window_key(key)[1] // SIZE for key, _ in database.scan("windows", range(first, last + 1), None, None)
-        ]
+        assert len(rows) == KEYS_OF[groups.first]
+        windows = [split_window_key(key)[1] // SIZE for key, _ in database.scan("windows", groups.numbers, None, None)]
         assert max(windows, default=0) <= commit
         assert windows.count(commit) in ({0, len(rows)} if dropped_since else {len(rows)})
         reached.append(commit)

@@ -10,6 +10,7 @@ from coopstreams.state.checkpoints import Checkpoint
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Change, Engine
 from coopstreams.topology.errors import StateError
+from coopstreams.topology.keys import ALL_GROUPS, KeyGroups
 from coopstreams.topology.serdes import int64, text
 from coopstreams.topology.stores import StoreSpec, window_key
 
@@ -56,12 +57,12 @@ def test_dropped_groups_leave_neither_keys_nor_checkpoints_in_any_store(new_engi
     keys = [b"%03d" % number for number in range(300)]
     for store in ("counts", "other"):
         put(database, keys, Checkpoint(0, 255, 7), store)
-    database.drop(64, 255)
+    database.drop(KeyGroups(64, 255))
     for store in ("counts", "other"):
         assert keys_of(database, store) == [key for key in keys if layout.database_key(key, key)[0] < 64]
         assert [(run.first, run.last) for run in database.checkpoints(store)] == [(0, 63)]
     assert not database.is_empty()
-    database.drop(0, 63)
+    database.drop(KeyGroups(0, 63))
     assert database.is_empty()
 
 
@@ -69,9 +70,9 @@ def test_dropping_needs_no_knowledge_of_the_stores(new_engine: NewEngine) -> Non
     engine = new_engine()
     put(Database(engine, [COUNTS]), [b"a", b"b"], Checkpoint(0, 255, 7))
     stranger = Database(engine, [])
-    stranger.drop(0, 255)
+    stranger.drop(ALL_GROUPS)
     assert stranger.is_empty()
-    assert Database(engine, [COUNTS]).checkpoint("counts", 0, 255) is None
+    assert Database(engine, [COUNTS]).checkpoint("counts", ALL_GROUPS) is None
 
 
 def test_a_failed_write_changes_neither_state_nor_checkpoint(new_engine: NewEngine) -> None:
@@ -80,8 +81,8 @@ def test_a_failed_write_changes_neither_state_nor_checkpoint(new_engine: NewEngi
     put(database, [b"a"], Checkpoint(0, 255, 7))
     with pytest.raises(KeyError):
         database.write([Change("store/none", [b"k"], [b"v"])], {"counts": [Checkpoint(0, 255, 9)]})
-    assert database.checkpoint("counts", 0, 255) == 7
-    assert Database(engine, [COUNTS]).checkpoint("counts", 0, 255) == 7
+    assert database.checkpoint("counts", ALL_GROUPS) == 7
+    assert Database(engine, [COUNTS]).checkpoint("counts", ALL_GROUPS) == 7
 
 
 def test_segments_go_when_every_group_has_left_them_behind(new_engine: NewEngine) -> None:
@@ -108,7 +109,7 @@ def test_a_group_that_has_observed_nothing_keeps_all_segments(new_engine: NewEng
     put_windows(database, b"k", range(0), Checkpoint(128, 255, 5))
     put_windows(database, b"k", range(10), Checkpoint(0, 127, 6, 100 * MINUTE))
     assert len(keys_of(database, "windows")) == 10
-    database.drop(128, 255)
+    database.drop(KeyGroups(128, 255))
     assert keys_of(database, "windows") == []
 
 
@@ -120,8 +121,8 @@ def test_everything_is_there_when_it_is_opened_again(new_engine: NewEngine) -> N
     again = Database(engine, [COUNTS, WINDOWS])
     assert keys_of(again) == [b"a"]
     assert len(keys_of(again, "windows")) == 3
-    assert again.checkpoint("counts", 0, 127) == 5
-    assert again.checkpoint("counts", 0, 128) is None
+    assert again.checkpoint("counts", KeyGroups(0, 127)) == 5
+    assert again.checkpoint("counts", KeyGroups(0, 128)) is None
     assert again.checkpoints("windows") == first.checkpoints("windows")
 
 
@@ -142,10 +143,10 @@ def test_a_store_of_another_shape_is_emptied_and_restored_from_the_beginning(
     with caplog.at_level(logging.WARNING):
         again = Database(engine, [COUNTS, changed])
     assert 'store "windows" was window 120000 and is' in caplog.text
-    assert again.checkpoint("windows", 0, 255) is None
+    assert again.checkpoint("windows", ALL_GROUPS) is None
     assert keys_of(again, "windows") == []
     assert keys_of(again) == [b"a"]
-    assert Database(engine, [COUNTS, changed]).checkpoint("counts", 0, 255) == 5
+    assert Database(engine, [COUNTS, changed]).checkpoint("counts", ALL_GROUPS) == 5
 
 
 def test_a_closed_database_says_so(new_engine: NewEngine) -> None:

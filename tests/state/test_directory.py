@@ -15,7 +15,7 @@ from coopstreams.state.directory import FORMAT, StateDirectory
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.task_state import TaskState
 from coopstreams.topology.errors import StateCorruptError, StateError, StateLockedError
-from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
+from coopstreams.topology.keys import ALL_GROUPS, WHOLE, KeyRange, key_hash
 from coopstreams.topology.serdes import int64, text
 from coopstreams.topology.stores import StoreSpec
 
@@ -257,7 +257,7 @@ def test_a_damaged_database_is_an_error_or_an_empty_start_but_never_half_the_tru
         said, found, checkpoint = "", list[bytes](), None
         try:
             database = directory.open(0, 0, [SPEC])
-            checkpoint = database.checkpoint("counts", 0, 255)
+            checkpoint = database.checkpoint("counts", ALL_GROUPS)
             found = keys_of(database)
         except StateCorruptError as error:
             said = str(error)
@@ -306,7 +306,7 @@ def test_a_damaged_database_can_be_replaced_by_an_empty_one_with_a_word_in_the_l
         database = directory.open(0, 0, [SPEC], wipe_corrupt=True)
     assert "is damaged and may be deleted" in caplog.text
     assert keys_of(database) == []
-    assert database.checkpoint("counts", 0, 255) is None
+    assert database.checkpoint("counts", ALL_GROUPS) is None
     directory.close()
 
 

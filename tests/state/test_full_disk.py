@@ -18,6 +18,7 @@ from tests.state.test_mixed_engines import ROOT
 CHILD = """
 import os, resource, subprocess, sys
 from pathlib import Path
+from coopstreams.topology.keys import ALL_GROUPS
 from coopstreams.state.directory import StateDirectory
 from coopstreams.state.engine import Change
 from coopstreams.state.checkpoints import Checkpoint
@@ -42,7 +43,7 @@ def commit(database, number):
 
 def stands(database):
     getter = database.getter("rows")
-    return {int(getter(b"\\x07%d" % key)[:8]) for key in range(10)} | {database.checkpoint("rows", 0, 255)}
+    return {int(getter(b"\\x07%d" % key)[:8]) for key in range(10)} | {database.checkpoint("rows", ALL_GROUPS)}
 
 room(4)
 directory = StateDirectory(folder, "app", 0)

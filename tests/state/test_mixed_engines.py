@@ -25,7 +25,7 @@ from coopstreams.state.restore import Restore
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.task_state import TaskState
 from coopstreams.topology.errors import ConfigError, StateCorruptError, StateError
-from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
+from coopstreams.topology.keys import ALL_GROUPS, WHOLE, KeyRange, key_hash
 from coopstreams.topology.serdes import int64, text
 from coopstreams.topology.stores import StoreSpec
 from tests.state.bounds import TOPIC_ID, bounds, now_ms
@@ -62,7 +62,7 @@ def values(database: Database, spec: StoreSpec) -> set[int]:
 
 def stands(database: Database, specs: Sequence[StoreSpec] = ALL) -> dict[str, int | None]:
     """Return where each store stands, having checked that all it has is of that commit."""
-    found = {spec.name: database.checkpoint(spec.name, 0, 255) for spec in specs}
+    found = {spec.name: database.checkpoint(spec.name, ALL_GROUPS) for spec in specs}
     for spec in specs:
         at = found[spec.name]
         assert values(database, spec) == (set() if at is None else {at})
@@ -86,12 +86,12 @@ def test_after_a_restart_memory_is_restored_and_what_is_on_disk_stands_where_it_
     directory.close()
     directory = StateDirectory(tmp_path, "app", 0)
     database = directory.open(0, 0, ALL)
-    assert {spec.name: database.checkpoint(spec.name, 0, 255) for spec in ALL} == {
+    assert {spec.name: database.checkpoint(spec.name, ALL_GROUPS) for spec in ALL} == {
         "disk": 300,
         "heap": None,
         "own": 300,
     }
-    assert {spec.name: database.has_keys(spec.name, 0, 255) for spec in ALL} == {
+    assert {spec.name: database.has_keys(spec.name, ALL_GROUPS) for spec in ALL} == {
         "disk": True,
         "heap": False,
         "own": True,
@@ -118,7 +118,7 @@ def test_wherever_each_store_was_left_all_are_the_fold_of_their_changelogs_in_th
         database = directory.open(0, 0, ALL)
         for spec in ALL:
             if spec.name in stop:
-                restored(database, log, max(stop[spec.name], database.checkpoint(spec.name, 0, 255) or 0), [spec])
+                restored(database, log, max(stop[spec.name], database.checkpoint(spec.name, ALL_GROUPS) or 0), [spec])
         directory.release(0, 0)
         if how == "restart":
             directory.close()
@@ -152,9 +152,10 @@ def test_if_one_engine_cannot_write_each_store_still_is_what_its_own_checkpoint_
 CHILD = """
 import sys
 from coopstreams.state.directory import StateDirectory
+from coopstreams.topology.keys import ALL_GROUPS
 from tests.state.test_mixed_engines import ALL, commit
 database = StateDirectory(sys.argv[1], "app", 0).open(0, 0, ALL)
-number = database.checkpoint("disk", 0, 255) or 0
+number = database.checkpoint("disk", ALL_GROUPS) or 0
 while True:
     number += 1
     commit(database, number)

@@ -13,7 +13,7 @@ from coopstreams.state.engine import Engine
 from coopstreams.state.memory import Memory
 from coopstreams.state.restore import TRUSTED_MS, Restore
 from coopstreams.topology.columns import Columns
-from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
+from coopstreams.topology.keys import ALL_GROUPS, WHOLE, KeyGroups, KeyRange, key_hash
 from coopstreams.topology.serdes import int64, text
 from coopstreams.topology.stores import StoreSpec, window_key
 from tests.state.bounds import bounds, stands
@@ -70,7 +70,7 @@ def test_a_restored_store_is_the_fold_of_its_changelog(new_engine: NewEngine) ->
     feed(restore, log, 1000)
     assert restore.done
     assert stored(database) == fold(log)
-    assert database.checkpoint("counts", 0, 255) == 1000
+    assert database.checkpoint("counts", ALL_GROUPS) == 1000
 
 
 def test_restoring_one_of_eight_ranges_writes_exactly_the_keys_of_that_range(new_engine: NewEngine) -> None:
@@ -100,7 +100,7 @@ def test_the_end_is_a_position_so_that_control_records_and_compaction_leave_noth
 def test_an_empty_changelog_is_restored_at_once_and_leaves_a_checkpoint() -> None:
     database = Database(Memory(), [SPEC])
     assert Restore(database, SPEC, [KeyRange.of_groups(3, 5)], bounds(0)).done
-    assert database.checkpoint("counts", 3, 5) == 0
+    assert database.checkpoint("counts", KeyGroups(3, 5)) == 0
 
 
 def test_only_the_tail_is_replayed_when_there_is_a_checkpoint() -> None:
@@ -122,7 +122,7 @@ def test_a_restore_survives_a_change_of_ranges_midway_without_starting_over() ->
     feed(restore, log, 600)
     restore.retarget([two, three])
     assert restore.position == 0  # the new range needs everything
-    database.drop(*layout.groups_of(one))
+    database.drop(layout.groups_of(one))
     read: list[int] = []
     while restore.position < 600:
         found = [record for record in log if restore.position <= record[0] < 600][:50]
@@ -154,7 +154,7 @@ def test_state_that_cannot_be_continued_is_emptied_and_restored_from_the_log_sta
     before = {key: value for key, value in stored(database).items() if key_hash(key) in other}
     if checkpoint is None:
         engine_stores = database._of["counts"]
-        engine_stores._checkpoints["counts"] = engine_stores.checkpoints("counts").without(0, 127)
+        engine_stores._checkpoints["counts"] = engine_stores.checkpoints("counts").without(KeyGroups(0, 127))
     else:
         database.write([], {"counts": [stands(checkpoint, mine)]})
     with caplog.at_level(logging.WARNING):
@@ -163,7 +163,7 @@ def test_state_that_cannot_be_continued_is_emptied_and_restored_from_the_log_sta
     assert len([record for record in caplog.records if record.name.startswith("coopstreams.state")]) == 1
     assert restore.position == log_start
     assert stored(database) == before  # the sibling's keys stay
-    assert database.checkpoint("counts", 0, 127) == log_start
+    assert database.checkpoint("counts", KeyGroups(0, 127)) == log_start
     tail = [record for record in log if record[0] >= log_start]
     feed(restore, tail, 1000)
     assert stored(database) == fold(tail, [mine]) | before
@@ -174,8 +174,8 @@ def test_state_that_is_at_the_end_already_is_known_to_be_true_now() -> None:
     feed(Restore(database, SPEC, [WHOLE], bounds(20, now_s=100.0)), some_log(10), 20, 100)
     before = {at.true_ms for at in database.checkpoints("counts")}
     assert Restore(database, SPEC, [KeyRange.of_groups(0, 127)], bounds(20, now_s=300.0)).done
-    assert {at.true_ms for at in database.checkpoints("counts").within(128, 255)} == before
-    assert {at.true_ms for at in database.checkpoints("counts").within(0, 127)} == {300_000}
+    assert {at.true_ms for at in database.checkpoints("counts").within(KeyGroups(128, 255))} == before
+    assert {at.true_ms for at in database.checkpoints("counts").within(KeyGroups(0, 127))} == {300_000}
 
 
 def test_state_that_is_older_than_the_tombstones_of_its_changelog_is_not_trusted(
@@ -343,7 +343,7 @@ def test_state_rebuilt_from_any_prefix_through_any_ranges_is_the_fold_of_the_pre
     for upto, wanted in sorted(cuts, key=lambda cut: cut[0]):
         ranges = [quarters[number] for number in sorted(wanted)]
         for number in {0, 1, 2, 3} - wanted:
-            database.drop(*layout.groups_of(quarters[number]))
+            database.drop(layout.groups_of(quarters[number]))
         if again:
             restore = Restore(database, SPEC, ranges, bounds(max(upto, offset + 1)))
         else:

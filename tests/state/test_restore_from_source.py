@@ -18,7 +18,7 @@ from coopstreams.state.restore import Restore
 from coopstreams.state.task_state import TaskState
 from coopstreams.topology.columns import Columns
 from coopstreams.topology.errors import SerdeError
-from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
+from coopstreams.topology.keys import ALL_GROUPS, WHOLE, KeyRange, key_hash
 from coopstreams.topology.serdes import json, text
 from coopstreams.topology.stores import StoreSpec
 from tests.state.bounds import bounds
@@ -94,7 +94,7 @@ def test_each_range_holds_what_its_task_had_read(
         restore = Restore(database, SPEC, QUARTERS, bounds(max(positions.values())), stops=positions)
         feed(restore, log, end)
         assert stored(database) == processed(log, positions)
-        assert [database.checkpoint("people", *layout.groups_of(part)) for part in QUARTERS] == list(positions.values())
+        assert [database.checkpoint("people", layout.groups_of(part)) for part in QUARTERS] == list(positions.values())
 
 
 @settings(max_examples=100, deadline=None)
@@ -151,7 +151,7 @@ def test_offsets_of_another_topic_are_not_taken_for_those_of_this_one(
     with caplog.at_level(logging.WARNING):
         database = Database(engine, [after])
     assert 'store "people" was key_value' in caplog.text
-    assert database.checkpoint("people", 0, 255) is None
+    assert database.checkpoint("people", ALL_GROUPS) is None
 
 
 def test_a_group_that_was_reset_to_an_earlier_offset_has_the_table_of_that_offset(

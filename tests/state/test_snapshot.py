@@ -23,7 +23,7 @@ from coopstreams.state.snapshot import SnapshotWriter
 from coopstreams.state.sst import read_sst, write_sst
 from coopstreams.state.storage import Storage
 from coopstreams.topology.errors import SnapshotError
-from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
+from coopstreams.topology.keys import WHOLE, KeyGroups, KeyRange, key_hash
 from coopstreams.topology.serdes import int64, text
 from coopstreams.topology.stores import StoreSpec, window_key
 from tests.state.bounds import TOPIC_ID
@@ -128,7 +128,7 @@ def test_what_is_exported_is_what_the_database_has_slice_by_slice(
     assert [(each.offset, each.true_ms) for each in slices if each.last < 100 or each.first >= 100] == [
         (500, 7) if each.last < 100 else (600, 8) for each in slices
     ]
-    truth = {(family, key): value for family, rows in database.rows(spec.name, 80, 127) for key, value in rows}
+    truth = {(family, key): value for family, rows in database.rows(spec.name, PART.groups) for key, value in rows}
     assert len(truth) == sum(key_hash(b"key-%d" % number) in PART for number in range(3000))
     assert rows_of(folder, slices, tmp_path) == truth
 
@@ -161,7 +161,7 @@ def test_a_database_that_ingests_slices_is_the_one_they_came_from(
     assert list(target.scan(spec.name, range(80, 128), None, None)) == list(
         origin.scan(spec.name, range(80, 128), None, None)
     )
-    assert target.checkpoints(spec.name).within(80, 127) == origin.checkpoints(spec.name).within(80, 127)
+    assert target.checkpoints(spec.name).within(PART.groups) == origin.checkpoints(spec.name).within(PART.groups)
 
 
 def test_ingested_state_outlives_the_process(folder: str, tmp_path: Path) -> None:
@@ -188,8 +188,8 @@ def test_files_that_are_none_leave_the_database_usable_and_the_groups_without_a_
     bad.write_bytes(b"no file of RocksDB" * 100)
     with pytest.raises(SnapshotError, match="do not go into"):
         database.ingest("counts", [Checkpoint(8, 15, 1)], {"store/counts": [bad]})
-    assert database.checkpoint("counts", 8, 15) is None
-    assert database.checkpoint("counts", 0, 7) == 500
+    assert database.checkpoint("counts", KeyGroups(8, 15)) is None
+    assert database.checkpoint("counts", KeyGroups(0, 7)) == 500
     fill(database, 500)
     assert len(list(database.scan("counts", range(256), None, None))) == 500
 

@@ -18,7 +18,7 @@ from coopstreams.state.snapshot_download import AT_ONCE, PATIENCE_S, Downloads, 
 from coopstreams.state.snapshot_restore import Snapshots
 from coopstreams.state.sst import sha256_of
 from coopstreams.topology.errors import StateError
-from coopstreams.topology.keys import key_group, key_hash
+from coopstreams.topology.keys import ALL_GROUPS, key_group, key_hash
 from tests.broker.waiting import eventually
 from tests.state.bounds import bounds
 from tests.state.held import fetchers, gate
@@ -175,7 +175,7 @@ def test_files_that_hold_no_state_are_left_to_the_changelog(
     with caplog.at_level(logging.WARNING):
         assert ended(restoring.begin(database), restoring.downloads).keys == 0
     assert "The changelog restores it." in caplog.text
-    assert database.checkpoint("counts", 0, 255) is None
+    assert database.checkpoint("counts", ALL_GROUPS) is None
 
 
 @pytest.fixture

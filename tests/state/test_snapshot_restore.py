@@ -31,7 +31,7 @@ from coopstreams.state.snapshot_download import Downloads, SnapshotDownload
 from coopstreams.state.snapshot_restore import Changelog, Snapshots, choose
 from coopstreams.state.storage import Storage
 from coopstreams.topology.errors import SnapshotError
-from coopstreams.topology.keys import WHOLE, KeyRange
+from coopstreams.topology.keys import ALL_GROUPS, WHOLE, KeyGroups, KeyRange
 from coopstreams.topology.serdes import text
 from coopstreams.topology.stores import StoreSpec, window_key
 from tests.state.bounds import bounds, stands
@@ -66,7 +66,7 @@ def publish(url: str, database: Database, spec: StoreSpec = SPEC, key_range: Key
 
 
 def ended(download: SnapshotDownload, downloads: Downloads) -> SnapshotDownload:
-    """Return a pick-up when it has ended."""
+    """Return a snapshot restore when it has ended."""
     give_up = time.monotonic() + 120
     while not download.look():
         assert time.monotonic() < give_up, f"it does not end: {download.progress()}"
@@ -87,7 +87,7 @@ class RestoringFromSnapshot:
         self._changelog = changelog
 
     def take(self, groups: Sequence[int], now: Bounds) -> SnapshotDownload:
-        """Return a pick-up that has ended."""
+        """Return a snapshot restore that has ended."""
         downloads = Downloads(lambda: 0.0)  # a machine that stands still is no storage that is silent
         download = SnapshotDownload(
             downloads, self._snapshots, self.database, self.spec, PARTITION, self._changelog, groups, now
@@ -127,7 +127,7 @@ def test_only_the_tail_is_replayed_and_nothing_differs(
     assert restore.progress().read == sum(offset >= cut for offset, _, _ in log)
     truth = restored(log, end, spec)
     assert visible(restoring.database, spec) == visible(truth, spec)
-    assert restoring.database.checkpoint(spec.name, 0, 255) == end
+    assert restoring.database.checkpoint(spec.name, ALL_GROUPS) == end
     assert sum(restoring.keys) > 20
     assert list((tmp_path / "incoming").iterdir()) == []
 
@@ -347,10 +347,10 @@ def test_an_old_snapshot_is_not_trusted_once_tombstones_may_be_gone(
     published=st.tuples(st.integers(0, 255), st.integers(0, 255)),
     wanted=st.lists(st.integers(0, 255), min_size=2, max_size=6, unique=True),
 )
-def test_picking_up_and_replaying_end_alike_whatever_was_published_and_is_wanted(
+def test_a_snapshot_restore_and_a_replay_end_alike_whatever_was_published_and_is_wanted(
     size: int, cuts: tuple[int, int], published: tuple[int, int], wanted: list[int], tmp_path: Path
 ) -> None:
-    url = f"memory://pickup-{os.getpid()}-{next(numbers)}"
+    url = f"memory://restore-{os.getpid()}-{next(numbers)}"
     log = some_log(size)
     cut, end = sorted(cuts)
     publish(url, restored(log, cut), key_range=KeyRange.of_groups(min(published), max(published)))
@@ -365,7 +365,7 @@ def test_picking_up_and_replaying_end_alike_whatever_was_published_and_is_wanted
     assert stored(restoring.database) == stored(restored(log, end, ranges=ranges))
 
 
-def test_a_pick_up_that_died_half_way_is_emptied_and_begun_again(tmp_path: Path, url: str) -> None:
+def test_a_snapshot_restore_that_died_half_way_is_emptied_and_begun_again(tmp_path: Path, url: str) -> None:
     log = window_log(1500)
     made = publish(url, restored(log, 800, WINDOWS), WINDOWS)
     folder = tmp_path / "database"
@@ -383,8 +383,8 @@ def test_a_pick_up_that_died_half_way_is_emptied_and_begun_again(tmp_path: Path,
     database.close()
 
     restoring = RestoringFromSnapshot(url, Rocks(folder), tmp_path, WINDOWS)
-    assert restoring.database.has_keys("windows", halves.first, halves.last)
-    assert restoring.database.checkpoint("windows", halves.first, halves.last) is None
+    assert restoring.database.has_keys("windows", KeyGroups(halves.first, halves.last))
+    assert restoring.database.checkpoint("windows", KeyGroups(halves.first, halves.last)) is None
     assert restoring.restore(log, 1500).progress().read == 700
     assert visible(restoring.database, WINDOWS) == visible(restored(log, 1500, WINDOWS), WINDOWS)
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coopstreams.state import layout
-from coopstreams.topology.keys import GROUPS, KeyRange, key_group, key_hash
+from coopstreams.topology.keys import GROUPS, KeyGroups, KeyRange, key_group, key_hash
 from coopstreams.topology.serdes import int64, text
 from coopstreams.topology.stores import StoreSpec, window_key
 
@@ -21,7 +21,7 @@ def test_a_database_key_begins_with_the_key_group_of_its_plain_key(key: bytes) -
 @given(KEYS, st.integers(0, GROUPS - 1), st.integers(0, GROUPS - 1))
 def test_the_bounds_of_groups_hold_their_keys_and_no_others(key: bytes, one: int, other: int) -> None:
     first, last = sorted((one, other))
-    low, high = layout.group_bounds(first, last)
+    low, high = layout.group_bounds(KeyGroups(first, last))
     found = layout.database_key(key, key)
     assert (low <= found and (high is None or found < high)) == (first <= found[0] <= last)
 

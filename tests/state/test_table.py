@@ -13,7 +13,7 @@ from coopstreams.state.memory import Memory
 from coopstreams.state.table import Table
 from coopstreams.state.task_state import TaskState
 from coopstreams.topology.errors import SerdeError, StateError
-from coopstreams.topology.keys import WHOLE, KeyRange, key_group, key_hash
+from coopstreams.topology.keys import ALL_GROUPS, WHOLE, KeyRange, key_group, key_hash
 from coopstreams.topology.serdes import Serde, int64, json, text
 from coopstreams.topology.stores import Entry, StoreSpec, TableStore
 
@@ -237,6 +237,6 @@ def test_a_table_is_a_dict_whatever_is_committed_discarded_evicted_or_opened_aga
 
 
 def test_a_table_is_what_operators_expect() -> None:
-    store: TableStore = Table(Database(Memory(), [COUNTS]), COUNTS, 0, 255)
+    store: TableStore = Table(Database(Memory(), [COUNTS]), COUNTS, ALL_GROUPS)
     store.advance(10)
     assert store.spec is COUNTS

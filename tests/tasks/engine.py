@@ -123,22 +123,22 @@ class Engine:
         for thread in self.threads:
             thread.start()
 
-    def task(self, range_: KeyRange, partition: int = 0, thread: int = 0) -> Task:
+    def task(self, key_range: KeyRange, partition: int = 0, thread: int = 0) -> Task:
         """Return a task, opened where the group's commits say; neither routed nor on a thread."""
         while not self.follower.passed(self.follower.barrier()):
             self.follower.poll(0.1)
-        id_ = TaskId(0, partition, range_)
+        id_ = TaskId(0, partition, key_range)
         sources = tuple(TopicPartition(topic, partition) for topic in self.sources)
         plain = self.log.committed(self.application)
         openings = {
             source: self.follower.open(
-                source, range_, Committed.parse(*plain[source]) if source in plain else None, Position(0)
+                source, key_range, Committed.parse(*plain[source]) if source in plain else None, Position(0)
             )
             for source in sources
         }
         database = self.databases.setdefault(partition, Database(Memory(), self.stores))
-        state = TaskState(database, self.stores, range_, self.buffer)
-        progress = Progress(range_, openings, Author(self.application, self.member.generation, f"app-{thread}"))
+        state = TaskState(database, self.stores, key_range, self.buffer)
+        progress = Progress(key_range, openings, Author(self.application, self.member.generation, f"app-{thread}"))
         tally = Tally()
         on_failure = handler(id_, self.config, tally.failure, self.committers[thread].dead_letter, Sayings())
         opened = Incarnation(id_, sources, state, progress, self.member.epoch)
@@ -149,15 +149,16 @@ class Engine:
             on_failure,
             tally,
             caching=False,
+            by_key=True,
             latency=latency,
             partitions=lambda _: 1,
             max_idle_ms=idle_ms,
             host=self.host,
         )
 
-    def open(self, range_: KeyRange, partition: int = 0, thread: int = 0) -> Task:
+    def open(self, key_range: KeyRange, partition: int = 0, thread: int = 0) -> Task:
         """Open a task and route its records to it."""
-        task = self.task(range_, partition, thread)
+        task = self.task(key_range, partition, thread)
         self.tasks[task.id] = task, self.threads[thread]
         self.threads[thread].open(task)
         self.dispatcher.open(task, self.threads[thread])
@@ -197,14 +198,14 @@ class Engine:
         for task in tasks:
             task.discard()
         self._forget(tasks)
-        return [task.id.range for task in tasks]
+        return [task.id.key_range for task in tasks]
 
     def process(self, task: Task) -> None:
         """Let a task that is not on a thread process all there is, on this one; its outputs wait for a commit."""
         reader, at = self.log.reader(), {source: task.progress.position(source) for source in task.sources}
         reader.assign(at)
         for source in at:
-            reader.route(source, [task.id.range])
+            reader.route(source, [task.id.key_range])
         for run in reader.fetch(1 << 20, 0):
             task.add(run)
         committer = self.committers[0]

@@ -19,7 +19,7 @@ from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import DeliveryError, FencedError, MembershipLostError, UnknownTopicError
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.graph.topology import Topology
-from coopstreams.topology.keys import WHOLE, KeyRange
+from coopstreams.topology.keys import ALL_GROUPS, WHOLE, KeyRange
 from coopstreams.topology.naming import COMMIT_TOPIC
 from tests.tasks.engine import AT_LEAST, EXACTLY, Engine
 
@@ -86,7 +86,7 @@ def test_what_a_sibling_wrote_since_need_not_be_read_by_a_task_that_had_nothing_
         made.committers[0].claim(task)
         made.process(task)
         made.committers[0].commit(tasks)
-    left, right = (made.databases[0].checkpoint("counts", *layout.groups_of(half)) for half in (LEFT, RIGHT))
+    left, right = (made.databases[0].checkpoint("counts", layout.groups_of(half)) for half in (LEFT, RIGHT))
     assert left == right
     last = max(made.read(CHANGELOG).offsets)
     assert left is not None
@@ -100,7 +100,7 @@ def test_the_checkpoint_lies_behind_the_changelog_records_and_not_beyond_the_log
     task = made.task(WHOLE)
     made.process(task)
     made.committers[0].commit([task])
-    checkpoint = made.databases[0].checkpoint("counts", 0, 255)
+    checkpoint = made.databases[0].checkpoint("counts", ALL_GROUPS)
     assert checkpoint is not None
     last = made.read(CHANGELOG).offsets[-1]
     assert last < checkpoint <= made.log.end_offset(TopicPartition(CHANGELOG, 0))
@@ -158,7 +158,7 @@ def test_at_least_once_writes_no_changelog_while_the_group_does_not_answer() -> 
     task = made.task(WHOLE)
     made.process(task)
     made.member.answered = False
-    with pytest.raises(MembershipLostError, match="somebody else may have its tasks"):
+    with pytest.raises(MembershipLostError, match="another member may have its tasks"):
         made.committers[0].commit([task])
     assert len(made.read(CHANGELOG)) == 0
     assert made.at_fence == []
@@ -168,7 +168,7 @@ def test_at_least_once_writes_no_result_while_the_group_does_not_answer() -> Non
     made = engine(AT_LEAST, ["a"])
     task = made.task(WHOLE)
     made.member.answered = False
-    with pytest.raises(MembershipLostError, match="somebody else may have its tasks"):
+    with pytest.raises(MembershipLostError, match="another member may have its tasks"):
         made.process(task)
     assert len(made.read("out")) == 0
 
@@ -200,16 +200,16 @@ def test_a_task_of_a_part_claims_its_positions_before_it_processes_under_at_leas
 
 
 @BOTH
-@pytest.mark.parametrize("range_", [WHOLE, LEFT, RIGHT], ids=str)
+@pytest.mark.parametrize("key_range", [WHOLE, LEFT, RIGHT], ids=str)
 def test_a_task_of_which_nothing_was_ever_committed_has_a_position_before_it_processes(
-    guarantee: str, range_: KeyRange
+    guarantee: str, key_range: KeyRange
 ) -> None:
     made = engine(guarantee, ["a"])
-    task = made.task(range_)
+    task = made.task(key_range)
     made.committers[0].claim(task)
     assert made.log.committed("app")[SOURCE][0] == 0
     fences = len(made.at_fence)
-    made.committers[0].claim(made.task(range_))
+    made.committers[0].claim(made.task(key_range))
     assert made.log.committed("app")[SOURCE][0] == 0
     assert guarantee == AT_LEAST or len(made.at_fence) == fences, "once"
 

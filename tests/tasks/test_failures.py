@@ -19,7 +19,7 @@ from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import Headers, TopicPartition
 from coopstreams.topology.dsl.builder import StreamsBuilder
-from coopstreams.topology.errors import ProcessingError
+from coopstreams.topology.errors import ConfigError, ProcessingError
 from coopstreams.topology.failures import Failure, Phase
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.task_id import TaskId
@@ -81,6 +81,67 @@ def test_each_phase_has_its_own_answer(phase: Phase, answer: str, caplog: pytest
     said = [record.getMessage() for record in caplog.records if record.name.startswith("coopstreams.tasks")]
     assert len(said) == (0 if answer == "fail" else 1)
     assert all("offset 42" in message for message in said)
+
+
+def letters_of(answer: object, **more: object) -> tuple[list[str], list[Failure]]:
+    """Return what is counted, and the dead letters, when a function answers so."""
+    counted: list[str] = []
+    dead: list[Failure] = []
+    given = {"bootstrap.servers": "x:1", "processing.exception.handler": answer} | more
+    on_failure = handler(
+        TASK,
+        Config.of(given, "app"),
+        lambda _, said: counted.append(said),
+        lambda failure, _: dead.append(failure),
+        Sayings(),
+    )
+    on_failure(FAILURE)
+    return counted, dead
+
+
+DEAD = {"errors.dead.letter.queue.topic.name": "dead"}
+
+
+def answers(failure: Failure) -> str:
+    return "continue" if failure.offset == 42 else "fail"
+
+
+def test_a_function_says_what_becomes_of_each_failure() -> None:
+    assert letters_of(answers) == (["continue"], [])
+    assert letters_of("tests.tasks.test_failures:answers") == (["continue"], [])
+    assert letters_of(lambda _: "dead-letter", **DEAD) == (["dead-letter"], [FAILURE])
+    with pytest.raises(ProcessingError, match=r"offset 42.*no such colour") as caught:
+        letters_of(lambda _: "fail")
+    assert caught.value.__cause__ is FAILURE.error
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (lambda _: "drop", "answered 'drop': it must be one of fail, continue, dead-letter"),
+        (lambda _: None, "answered None"),
+        (lambda _: 1 // 0, "raised ZeroDivisionError.*test_failures.py, line"),
+        (lambda _: "dead-letter", "errors.dead.letter.queue.topic.name is not set: name it"),
+    ],
+)
+def test_a_function_that_answers_anything_else_stops_the_process(answer: object, says: str) -> None:
+    with pytest.raises(ProcessingError, match=f"offset 42.*processing.exception.handler .*{says}"):
+        letters_of(answer)
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("drop", "one of fail, continue, dead-letter, or a function, package.module:function"),
+        ("tests.tasks.test_failures:nobody", "has no attribute 'nobody'"),
+        ("tests.nowhere:answers", "No module named"),
+        ("tests.tasks.test_failures:PHASES", "a function; .* is a tuple"),
+        (7, "one of fail"),
+    ],
+)
+def test_a_handler_that_is_none_is_refused_at_the_start(value: object, says: str) -> None:
+    with pytest.raises(ConfigError, match=f"processing.exception.handler = .*{says}"):
+        letters_of(value)
 
 
 def test_a_failure_names_task_topic_partition_offset_node_and_reason() -> None:

@@ -15,10 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coopstreams.commit.ranges import Runs
 from coopstreams.tasks.events import Failed
+from coopstreams.tasks.task import Task
 from coopstreams.topology import serdes
 from coopstreams.topology.calls import CallOrder, Retry
 from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.dsl.kstream import KStream
 from coopstreams.topology.errors import ProcessingError
@@ -133,54 +136,172 @@ def calls_of(called: Callable[..., Any], **options: Any) -> Topology:
     return builder.build()
 
 
+def key_program(called: Called) -> Topology:
+    """What needs the order of each key only: windows that may get late records, a table, a join with it, a sink."""
+    builder = StreamsBuilder("app")
+    read = builder.stream("in", key=serdes.text, value=serdes.json)
+    large = read.filter(lambda _, value: value >= 0).split().branch(lambda _, value: value > 1, name="large")
+    results = called(large.default_branch(name="small")["large"].map_values(lambda value: value + 1, value=serdes.json))
+    results.group_by_key(value=serdes.json).windowed_by(TimeWindows(milliseconds=10, grace=ms(5))).count(
+        store="windows"
+    ).to_stream().map_values_with_key(lambda key, count: [key.start_ms, count], value=serdes.json).select_key(
+        lambda key, _: key.key, key=serdes.text
+    ).to("out")
+    results.left_join(
+        builder.table("other", key=serdes.text, value=serdes.json), lambda one, two: [one, two], value=serdes.json
+    ).to("out")
+    results.group_by_key(value=serdes.json).reduce(lambda a, b: a * 10 + b, store="order").to_stream().to("out")
+    return builder.build()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    records=st.lists(
+        st.tuples(
+            st.sampled_from(["in", "in", "other"]), st.sampled_from("abcdef"), st.integers(-1, 6), st.integers(0, 60)
+        ),
+        min_size=1,
+        max_size=40,
+    ),
+    pieces=st.sampled_from([1, 2, 4]),
+    order=st.sampled_from(["key", "none"]),
+    most=st.sampled_from([1, 3, 100]),
+    seed=st.integers(0, 1000),
+)
+def test_records_that_pass_others_change_nothing_for_any_key(
+    records: list[tuple[str, str, int, int]], pieces: int, order: CallOrder, most: int, seed: int
+) -> None:
+    latency = random.Random(seed)
+
+    async def later(value: int) -> int:
+        await asyncio.sleep(latency.choice([0, 0, 0.001, 0.004]))
+        return value * 10
+
+    waiting = key_program(
+        lambda stream: stream.map_values_async(later, value=serdes.json, order=order, max_in_flight=most)
+    )
+    assert compile_subtopology(waiting, waiting.subtopologies[0]).keys_suffice
+    at_once = key_program(lambda stream: stream.map_values(lambda value: value * 10, value=serdes.json))
+    assert played(waiting, records, pieces) == played(at_once, records, pieces)
+
+
 class Gate:
     """A function that waits for one value until it is let go, and remembers what it was called with."""
 
     def __init__(self, stuck: int) -> None:
         self.stuck = stuck
         self.called: Counter[int] = Counter()
+        self.most = self._under_way = 0
         self.let_go = threading.Event()
 
     async def __call__(self, value: int) -> int:
         self.called[value] += 1
+        self._under_way += 1
+        self.most = max(self.most, self._under_way)
+        await asyncio.sleep(0)
         while value == self.stuck and not self.let_go.is_set():
             await asyncio.sleep(0.001)
+        self._under_way -= 1
         return value
 
 
-@pytest.mark.parametrize("guarantee", [EXACTLY, AT_LEAST])
-def test_commits_go_on_and_stop_below_the_record_that_waits(guarantee: str) -> None:
-    gate = Gate(stuck=20)
-    made = Engine(calls_of(gate, max_in_flight=10), TOPICS, processing_guarantee=guarantee)
-    task = made.open(WHOLE)
-    made.write("in", [(b"k%d" % number, b"%d" % number, number) for number in range(100)])
-    made.start()
-    until(lambda: task.progress.durable(SOURCE) == 20, made)
-    until(lambda: len(gate.called) == 30, made)
-    assert (task.calls is not None and len(task.calls), max(gate.called)) == (10, 29), "ten are in flight, no more"
-    gate.let_go.set()
-    until(done(made, 100), made)
-    made.stop()
-    assert set(gate.called.values()) == {1}
-    assert len(made.read("out")) == 100
+def runs(task: Task) -> tuple[int, Runs]:
+    (segment,) = task.progress.committed_segments(SOURCE)
+    return segment.position, segment.runs
 
 
 @pytest.mark.parametrize("guarantee", [EXACTLY, AT_LEAST])
 @pytest.mark.parametrize("clean", [True, False])
-def test_who_takes_over_calls_again_only_for_what_has_not_been_processed(guarantee: str, clean: bool) -> None:
+def test_other_keys_pass_a_record_that_waits_and_are_not_called_again(guarantee: str, clean: bool) -> None:
     gate = Gate(stuck=20)
-    made = Engine(calls_of(gate, max_in_flight=50), TOPICS, processing_guarantee=guarantee)
+    made = Engine(calls_of(gate, max_in_flight=5), TOPICS, processing_guarantee=guarantee)
     task = made.open(WHOLE)
-    made.write("in", [(b"k%d" % number, b"%d" % number, number) for number in range(60)])
+    made.write("in", [(b"k%d" % (number % 10), b"%d" % number, number) for number in range(100)])
     made.start()
-    until(lambda: task.progress.durable(SOURCE) == 20 and len(gate.called) == 60, made)
+    others = tuple((start, start + 8) for start in range(21, 100, 10))
+    until(lambda: runs(task) == (20, others), made)
+    assert gate.called == Counter({number: 1 for number in range(100) if number < 20 or number % 10 or number == 20})
+    assert gate.most == 5
     made.close(task, clean=clean)
     gate.let_go.set()
     task = made.open(WHOLE)
-    until(done(made, 60), made)
+    until(done(made, 100), made)
+    assert runs(task) == (100, ())
     made.stop()
-    assert [gate.called[number] for number in range(60)] == [1] * 20 + [2] * 40
-    assert [struct.unpack(">q", value or b"")[0] for value in made.read("out").values] == [1] * 60, "each key once"
+    assert {value for value, times in gate.called.items() if times > 1} == {20}
+    counted = [struct.unpack(">q", value or b"")[0] for value in made.read("out").values]
+    assert sorted(counted) == sorted([*range(1, 11)] * 10), "each record of each key once, in its order"
+
+
+def closing(called: Callable[..., Any], **options: Any) -> Topology:
+    """Windows that go out when they close: what is due at a record's turn depends on all records before it."""
+    builder = StreamsBuilder("app")
+    builder.stream("in", key=serdes.text, value=serdes.json).map_values_async(
+        called, value=serdes.json, **options
+    ).group_by_key(value=serdes.json).windowed_by(TimeWindows(milliseconds=10)).emit_strategy("on_window_close").count(
+        store="counts"
+    ).to_stream().map_values(lambda count: count, value=serdes.int64).select_key(
+        lambda key, _: key.key, key=serdes.text
+    ).to("out")
+    return builder.build()
+
+
+@pytest.mark.parametrize("guarantee", [EXACTLY, AT_LEAST])
+def test_where_time_acts_records_keep_their_order_and_commits_stop_below_the_one_that_waits(guarantee: str) -> None:
+    gate = Gate(stuck=20)
+    made = Engine(closing(gate), TOPICS, processing_guarantee=guarantee)
+    task = made.open(WHOLE)
+    made.write("in", [(b"k%d" % number, b"%d" % number, number) for number in range(100)])
+    made.start()
+    until(lambda: len(gate.called) == 100, made)
+    until(lambda: runs(task) == (20, ()), made)
+    made.close(task)
+    gate.let_go.set()
+    task = made.open(WHOLE)
+    until(done(made, 100), made)
+    made.stop()
+    assert [gate.called[number] for number in range(100)] == [1] * 20 + [2] * 80
+    assert len(made.read("out")) == 90, "the last window is open"
+
+
+def test_the_stream_time_of_a_commit_is_that_before_the_record_that_waits() -> None:
+    """What it lets expire or calls late is the same after a restart."""
+    gate = Gate(stuck=2)
+    made = Engine(calls_of(gate), TOPICS)
+    task = made.open(WHOLE)
+    made.write("in", [(b"k%d" % number, b"%d" % number, [50, 10, 70, 90][number]) for number in range(4)])
+    made.start()
+    until(lambda: runs(task) == (2, ((3, 3),)), made)
+    assert task.progress.committed_segments(SOURCE)[0].stream_time == 50
+    gate.let_go.set()
+    until(done(made, 4), made)
+    assert task.progress.committed_segments(SOURCE)[0].stream_time == 90
+    made.stop()
+
+
+def test_a_window_does_not_expire_before_the_records_that_wait_for_it() -> None:
+    """A record of another key is years ahead; the one that waits was in time where it stands in the partition."""
+    gate = Gate(stuck=1)
+    builder = StreamsBuilder("app")
+    builder.stream("in", key=serdes.text, value=serdes.json).map_values_async(
+        gate, value=serdes.json
+    ).group_by_key().windowed_by(TimeWindows(milliseconds=10, grace=ms(5))).count(
+        store="counts"
+    ).to_stream().map_values(lambda count: count, value=serdes.int64).select_key(
+        lambda key, _: key.key, key=serdes.text
+    ).to("out")
+    made = Engine(builder.build(), TOPICS)
+    task = made.open(WHOLE)
+    years = 100_000_000_000
+    made.write("in", [(b"a", b"0", 2), (b"a", b"1", 3), (b"b", b"2", years), (b"b", b"3", 2 * years), (b"a", b"4", 4)])
+    made.start()
+    until(lambda: runs(task) == (1, ((2, 3),)), made)
+    gate.let_go.set()
+    until(done(made, 5), made)
+    made.stop()
+    out = made.read("out")
+    counted = [(key, struct.unpack(">q", value or b"")[0]) for key, value in zip(out.keys, out.values, strict=True)]
+    assert counted == [(b"a", 1), (b"b", 1), (b"b", 1), (b"a", 2)], "the last one is late"
 
 
 def test_records_that_need_no_call_do_not_pile_up_behind_one_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,6 +321,41 @@ def test_records_that_need_no_call_do_not_pile_up_behind_one_that_waits(monkeypa
     until(done(made, 100), made)
     made.stop()
     assert len(made.read("out")) == 1
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_batches_have_values_of_many_keys_and_results_any_number(pieces: int) -> None:
+    sizes: list[int] = []
+
+    def doubled(values: list[int]) -> list[int]:
+        sizes.append(len(values))
+        return [value * 2 for value in values]
+
+    async def both(value: int) -> list[int]:
+        return [value, value]
+
+    builder = StreamsBuilder("app")
+    read = builder.stream("in", key=serdes.text, value=serdes.json)
+    read.map_batches(doubled, value=serdes.json, max_records=40).to("out")
+    read.flat_map_values_async(both, value=serdes.json).group_by_key().reduce(
+        lambda a, b: a + b, store="sums"
+    ).to_stream().to("out")
+    made = Engine(builder.build(), TOPICS)
+    for each in KeyRange.split(pieces):
+        made.open(each)
+    made.write("in", [(b"k%d" % (number % 50), b"%d" % number, number) for number in range(100)])
+    made.start()
+    until(done(made, 100), made)
+    made.stop()
+    out = made.read("out")
+    found: dict[bytes | None, list[int]] = defaultdict(list)
+    for key, value in zip(out.keys, out.values, strict=True):
+        found[key].append(int(value or b""))
+    for number in range(50):
+        assert sorted(found[b"k%d" % number]) == sorted(
+            [2 * number, 2 * number + 100, number, 2 * number, 3 * number + 50, 4 * number + 100]
+        )
+    assert 1 < max(sizes) <= 40
 
 
 def test_an_empty_interval_opens_no_transaction() -> None:

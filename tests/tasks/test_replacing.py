@@ -63,8 +63,8 @@ def replace(made: Engine, deaths: int) -> None:
             event = made.events.get()
             assert isinstance(event, Failed)
             assert isinstance(event.error, ProcessingError)
-            for range_ in made.replace(event):
-                made.open(range_)
+            for key_range in made.replace(event):
+                made.open(key_range)
             deaths -= 1
 
 
@@ -75,8 +75,8 @@ def test_the_successor_of_a_thread_does_again_what_was_not_committed_and_nothing
 ) -> None:
     refused = [b"50", b"70", b"119"]
     made = engine(guarantee, refused)
-    for range_ in ranges:
-        made.open(range_)
+    for key_range in ranges:
+        made.open(key_range)
     made.start()
     replace(made, 3)
     made.settle()

@@ -57,8 +57,8 @@ def totals(engine: Engine) -> dict[str, float]:
 def test_a_task_that_is_closed_leaves_its_counts_and_its_successor_adds_to_them() -> None:
     engine = made()
     before: dict[str, float] = {}
-    for range_ in (WHOLE, *KeyRange.split(2)):  # a task, and then two that have its keys between them
-        task = engine.task(range_)
+    for key_range in (WHOLE, *KeyRange.split(2)):  # a task, and then two that have its keys between them
+        task = engine.task(key_range)
         engine.tallies.look(task)
         process(engine, task)
         engine.tallies.look(task)

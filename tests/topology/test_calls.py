@@ -12,11 +12,16 @@ from hypothesis import strategies as st
 
 from coopstreams.topology import serdes
 from coopstreams.topology.calls import Retry, calling
+from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.dsl.kstream import KStream
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.windows import TimeWindows
+from coopstreams.topology.join_windows import JoinWindows
+from coopstreams.topology.suppressed import until_window_closes
+from coopstreams.topology.windows import SessionWindows, TimeWindows
 from tests.durations import ms
+
+WINDOWS = TimeWindows(milliseconds=10)
 
 
 async def twice(value: int) -> int:
@@ -72,6 +77,64 @@ def test_a_retry_that_makes_no_sense_is_refused(made: Callable[[], Retry]) -> No
 def test_options_that_make_no_sense_are_refused_where_they_are_given(options: dict[str, Any], says: str) -> None:
     with pytest.raises(TopologyError, match=f"map_values_async.*{says}"):
         stream().map_values_async(twice, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"max_records": 0}, "max_records must be a whole number from 1 on"),
+        ({"max_wait": 5}, "max_wait.*a number without a unit"),
+        ({"retries": 3}, "takes no retries=.*max_records"),
+    ],
+)
+def test_options_of_batches_that_make_no_sense_are_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(TopologyError, match=f"map_batches.*{says}"):
+        stream().map_batches(sorted, **options)
+    with pytest.raises(TopologyError, match="map_values_async takes no max_records="):
+        stream().map_values_async(twice, max_records=3)  # type: ignore[call-overload]
+
+
+def filtered(stream: KStream[str, Any]) -> KStream[str, Any]:
+    return stream.filter(lambda *_: True)
+
+
+@pytest.mark.parametrize(
+    ("below", "suffice"),
+    [
+        (lambda stream: filtered(stream).to("out"), True),
+        (lambda stream: filtered(stream).group_by_key().count(), True),
+        (lambda stream: stream.group_by_key().windowed_by(WINDOWS).count(), True),
+        (lambda stream: filtered(stream).group_by_key().windowed_by(WINDOWS).count(), False),
+        (lambda stream: filtered(stream.merge(filtered(stream))).to("out"), True),
+        (
+            lambda stream: stream.merge(filtered(stream)).group_by_key().windowed_by(WINDOWS).count(),
+            False,
+        ),
+        (
+            lambda stream: stream.group_by_key().windowed_by(WINDOWS).emit_strategy("on_window_close").count(),
+            False,
+        ),
+        (lambda stream: stream.group_by_key().windowed_by(SessionWindows(gap=ms(5))).count(), False),
+        (
+            lambda stream: stream.group_by_key().windowed_by(WINDOWS).count().suppress(until_window_closes()),
+            False,
+        ),
+        (lambda stream: stream.join(stream, max, windows=JoinWindows(milliseconds=5)), False),
+        (lambda stream: stream.left_join(stream.to_table(), max, value=serdes.json).to("out"), True),
+    ],
+)
+def test_records_pass_others_only_where_the_order_of_each_key_suffices(
+    below: Callable[..., Any], suffice: bool
+) -> None:
+    def built(**options: Any) -> bool:
+        builder = StreamsBuilder("app")
+        read = filtered(builder.stream("in", key=serdes.text, value=serdes.json))
+        below(read.map_values_async(twice, value=serdes.json, **options))
+        topology = builder.build()
+        return compile_subtopology(topology, topology.subtopologies[0]).keys_suffice
+
+    assert built() is suffice
+    assert not built(order="partition")
 
 
 def test_what_is_not_said_has_sane_values() -> None:

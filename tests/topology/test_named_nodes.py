@@ -374,7 +374,7 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     "no store to add": (lambda b: b.add_state_store("counts"), "takes a store such as key_value_store"),
     "a store that nobody keeps": (
         lambda b: b.add_processor("p", Pass, "lines", stores=["nope"], by_key=False),
-        '"p" uses a store "nope" that nobody keeps',
+        '"p" uses a store "nope" that no node has',
     ),
     "a store that nobody uses": (lambda b: b.add_state_store(COUNTS), 'no processor uses the store "counts"'),
     "two stores of one name": (

@@ -1,4 +1,5 @@
-"""What a program that waits for calls needs beside it: the part that runs ahead, and the results.
+"""What a program that waits for calls needs beside it: the part that runs ahead, the order of its records, and the
+results.
 
 Invariant: a result is taken by the record whose call it is of, or by none.
 """
@@ -10,7 +11,44 @@ from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.graph.nodes import AsyncMap, Branch, Node, Source, SubTopology
+from coopstreams.topology.graph.aggregate_nodes import TableGroup
+from coopstreams.topology.graph.join_nodes import StreamGlobalJoin, TableTableJoin
+from coopstreams.topology.graph.nodes import (
+    Aggregate,
+    AsyncMap,
+    Branch,
+    DropNullKeys,
+    DynamicSink,
+    Filter,
+    FlatMap,
+    FlatMapValues,
+    Late,
+    Map,
+    MapValues,
+    Merge,
+    Node,
+    Peek,
+    SelectKey,
+    Sink,
+    Source,
+    Split,
+    StreamTableJoin,
+    SubTopology,
+    TableSource,
+    ToStream,
+)
+from coopstreams.topology.operators.analysis import Analysis
+from coopstreams.topology.windows import TimeWindows
+
+_BY_KEY = frozenset(
+    {
+        *(Aggregate, AsyncMap, Branch, DropNullKeys, DynamicSink, Filter, FlatMap, FlatMapValues, Late, Map, MapValues),
+        *(Merge, Peek, SelectKey, Sink, Source, Split, StreamGlobalJoin, StreamTableJoin, TableGroup, TableSource),
+        *(TableTableJoin, ToStream),
+    }
+)
+_ONE_FOR_ONE = (Map, MapValues, Merge, Peek, SelectKey)
+"""Nodes that pass on each record that they are given."""
 
 
 class Wanted(NamedTuple):
@@ -49,6 +87,50 @@ def ahead_of_calls(subtopology: SubTopology) -> SubTopology | None:
 
 def _reads(node: Node, topic: str) -> bool:
     return isinstance(node, Source) and topic in node.topics
+
+
+def keys_suffice(subtopology: SubTopology) -> bool:
+    """Return whether what becomes of a record depends on the earlier records of its own key only.
+
+    Then records of other keys may pass one that waits for a call. What they need of all records before them are
+    operator times, which the reader knows. The order of the partition is needed by operators that forward when time
+    advances (suppressions, windows that are emitted when they close, joins of streams), look back over what expires
+    (sessions, sliding windows, versions) or belong to the user (processors); by windows of which a result decides
+    whether a record reaches them; by calls that wait for each other in that order; and by tables restored from their
+    source topic: only an offset says what is in them.
+    """
+    analysis = Analysis(subtopology)
+    return all(_needs_its_key_only(node, analysis) for node in subtopology.nodes) and not any(
+        store.source is not None or store.history_ms is not None for store in subtopology.stores
+    )
+
+
+def _needs_its_key_only(node: Node, analysis: Analysis) -> bool:
+    if isinstance(node, AsyncMap):
+        return node.calling.order != "partition"
+    if isinstance(node, Aggregate) and node.windows is not None:
+        return (
+            isinstance(node.windows, TimeWindows)
+            and not node.emit_on_close
+            and len(analysis.topics(node)) == 1  # of several, the operator time depends on the order of both
+            and not _chosen_by_result(node, analysis)
+        )
+    return type(node) in _BY_KEY
+
+
+def _chosen_by_result(node: Node, analysis: Analysis) -> bool:
+    """Return whether the result of a call may decide if a record reaches a node."""
+    parents = [analysis.named(name) for name in node.parents]
+    return any(
+        _chosen_by_result(parent, analysis) if isinstance(parent, _ONE_FOR_ONE) else _has_result(parent, analysis)
+        for parent in parents
+        if not isinstance(parent, AsyncMap) or parent.flat
+    )
+
+
+def _has_result(node: Node, analysis: Analysis) -> bool:
+    """Return whether the node gets the result of a call, or is one."""
+    return isinstance(node, AsyncMap) or any(_has_result(analysis.named(name), analysis) for name in node.parents)
 
 
 class Results:

@@ -2,8 +2,8 @@
 
 The generated source is registered in `linecache`: tracebacks, debuggers and `Program.compiled(...).text` show it.
 
-Invariant: generated code is a function of the nodes, of whether the record cache is on and of whether tasks share
-partitions; nothing of a task is in it.
+Invariant: generated code is a function of the nodes, of whether the record cache is on, of whether tasks share
+partitions and of whether records come in the order of their keys only; nothing of a task is in it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from functools import cache, partial
 from typing import Any, TypeAlias
 
-from coopstreams.topology.compile.calls import ahead_of_calls
+from coopstreams.topology.compile.calls import ahead_of_calls, keys_suffice
 from coopstreams.topology.compile.outputs import Output
 from coopstreams.topology.compile.program import Code, Compiled, Process, Program
 from coopstreams.topology.compile.timestamps import DROPPED, extraction_error, timestamp_column
@@ -85,6 +85,7 @@ def compile_subtopology(topology: Topology, subtopology: SubTopology) -> Program
         ahead=None
         if first is None
         else Program(first, (), {}, cache(partial(_compiled, f"{title} ahead", first, calls.AHEAD))),
+        keys_suffice=first is not None and keys_suffice(subtopology),
     )
 
 
@@ -107,8 +108,9 @@ def _compiled(
     operators: Mapping[type[Node], Operator],
     caching: bool,
     shared: bool = False,
+    by_key: bool = False,
 ) -> Compiled:
-    compiler = Compiler(Analysis(subtopology), operators, caching=caching, shared=shared)
+    compiler = Compiler(Analysis(subtopology), operators, caching=caching, shared=shared, by_key=by_key)
     functions = {
         source.name: _source_function(compiler, source) for source in subtopology.nodes if isinstance(source, Source)
     }
@@ -135,7 +137,7 @@ def _compiled(
 
 
 def _flushes(compiler: Compiler) -> list[str]:
-    """Write the functions that forward the updates in the record caches, parents first; return their names.
+    """Generate the functions that forward the updates in the record caches, parents first; return their names.
 
     A suppression forwards after the updates that may still replace its own, not at the moment that stream time passes.
     """
@@ -163,7 +165,7 @@ def _cached(compiler: Compiler, node: Node) -> tuple[StoreSpec, Serde[Any]] | No
 
 
 def _source_function(compiler: Compiler, source: Source) -> str:
-    """Write the loop over a batch of a source; return the function's name."""
+    """Generate the loop over a batch of a source; return the function's name."""
     function = compiler.unit.function(compiler.unit.identifier("from", source.name))
     function.parameters = ("keys", "values", "timestamps", "stream_times")
     function.over_batch = True
@@ -181,7 +183,7 @@ def _source_function(compiler: Compiler, source: Source) -> str:
 
 
 def _tell_time(unit: Unit, source: Source) -> None:
-    """Write that each record first advances the operator times to its columns, which count other tasks' records."""
+    """Generate code: each record first advances the operator times to its columns, which count other tasks' records."""
     names = unit.operator_times_of(source.topics[0])
     if not names:
         return
@@ -192,14 +194,17 @@ def _tell_time(unit: Unit, source: Source) -> None:
     function.lines = [
         f"{header[: header.rindex(' in zip(')]}, ({', '.join(before)},) in "
         f"zip({header[header.rindex(' in zip(') + 8 : -2]}, zip(*operator_times)):",
-        *(f"        if {at} > {name}: move_{name}({at})" for at, name in zip(before, names, strict=True)),
+        *(
+            f"        {name} = {at}" if unit.by_key else f"        if {at} > {name}: move_{name}({at})"
+            for at, name in zip(before, names, strict=True)
+        ),
         *body,
     ]
     function.assigned.update(names)
 
 
 def _check_timestamp(compiler: Compiler, function: Function, source: Source) -> None:
-    """Write what happens to a record without an extracted timestamp; see `timestamps`."""
+    """Generate the code for a record without an extracted timestamp; see `timestamps`."""
     unit = compiler.unit
     why, of = unit.constant("extraction_error", extraction_error), unit.constant("source", source)
     unread, raised = unit.site("deserialization", source.name), unit.site("processing", source.name)

@@ -93,9 +93,9 @@ class Work:
             self._end_if_over()
 
     def observe(self, stream_time: int) -> None:
-        """Advance the stream time of window and session stores.
+        """Advance the stream time of window and session stores, so that their rows expire.
 
-        What tasks of other key ranges have put then lets rows expire here, too.
+        Stream time is the partition's: puts of tasks of other key ranges advance it, too.
         """
         for table in self._forgetful:
             table.advance(stream_time)

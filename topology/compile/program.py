@@ -117,14 +117,18 @@ class Program:
     subtopology: SubTopology
     sinks: tuple[str, ...]
     timestamp_of: Mapping[str, TimestampColumn]
-    compiled: Callable[[bool, bool], Compiled]
-    """(record cache on, partition shared with other tasks) -> the code, generated on the first call."""
+    compiled: Callable[..., Compiled]
+    """(record cache on, partition shared with other tasks, records in the order of their keys only) -> the code,
+    generated on the first call.
+    """
     ahead: Program | None = None
     """The part that runs ahead and finds out which calls the records need; None: no node is asynchronous."""
+    keys_suffice: bool = False
+    """Whether records of other keys may pass one that waits for a call: see `calls.keys_suffice`."""
 
     def operator_times_of(self, topic: str) -> OperatorTimeColumns | None:
         """Return the function that computes a shared topic's operator times for the reader; None if it has none."""
-        nodes = self.compiled(False, True).operator_times[topic]
+        nodes = self.compiled(False, True, False).operator_times[topic]
         return operator_time_columns(self.subtopology, topic, nodes) if nodes else None
 
     def bind(
@@ -134,6 +138,7 @@ class Program:
         *,
         caching: bool,
         shared: bool = False,
+        by_key: bool = False,
         output: Callable[[str], Output] = Output,
         clock: Callable[[], int] = lambda: 0,
         partitions: Callable[[str], int] = lambda _: 1,
@@ -142,11 +147,14 @@ class Program:
 
         `caching`: each `flush` forwards the latest update of a table's row, instead of every update at once. `shared`:
         the task has only part of the keys of its partitions, so `advance` must give it the operator times of all.
+        `by_key`: its records come in the order of their keys only, with the operator times that each has in the order
+        of the partition; `advance` gives it those up to which every record was processed.
         `clock`: the wall clock of processors, in milliseconds. `partitions`: the partition count of a topic, for
         partitioners.
         """
+        shared = shared or by_key
         return BoundProgram(
-            self, self.compiled(caching, shared), stores, on_failure, output, clock, partitions, shared=shared
+            self, self.compiled(caching, shared, by_key), stores, on_failure, output, clock, partitions, shared=shared
         )
 
 
@@ -161,8 +169,8 @@ class Compiled:
     drops: tuple[tuple[str, str], ...]
     """Node and reason of each place that drops a record.
 
-    Shape: the reason is `null key`, `null value`, `late`, `timestamp`, `no partition`, `not the latest` or
-    `stale answer`.
+    Shape: the reason is `null-key`, `null-value`, `late`, `timestamp`, `no-partition`, `not-the-latest` or
+    `stale-answer`.
     """
     make: Callable[[Process, Mapping[str, TableStore], Mapping[str, Output]], Code]
     operator_times: Mapping[str, tuple[str, ...]]

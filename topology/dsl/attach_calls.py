@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Unpack
 
-from coopstreams.topology.calls import CallOptions, calling
+from coopstreams.topology.calls import BatchOptions, CallOptions, batching, calling
 from coopstreams.topology.dsl.functions import checked_async
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.graph import Flow
@@ -41,8 +41,9 @@ def async_map(
     mapper: Callable[..., Any],
     name: str | None,
     *,
-    with_key: bool,
-    pairs: bool,
+    with_key: bool = False,
+    pairs: bool = False,
+    flat: bool = False,
     **options: Unpack[CallOptions],
 ) -> Flow:
     """Return the flow of the results; its serdes are those of the records before.
@@ -53,8 +54,19 @@ def async_map(
     checked_async(where, mapper, *(("key", "value") if with_key else ("value",)))
     how = calling(where, mapper, **options)
     _check_above(flow, where)
-    prefix = "KSTREAM-MAP-ASYNC-" if pairs else "KSTREAM-MAPVALUES-ASYNC-"
-    return flow.then(prefix, name, partial(AsyncMap, mapper=mapper, with_key=with_key, pairs=pairs, calling=how))
+    prefix = f"KSTREAM-{'MAP' if pairs else 'FLATMAPVALUES' if flat else 'MAPVALUES'}-ASYNC-"
+    node = partial(AsyncMap, mapper=mapper, with_key=with_key, pairs=pairs, flat=flat, calling=how)
+    return flow.then(prefix, name, node)
+
+
+def map_batches(
+    flow: Flow, where: str, mapper: Callable[..., Any], name: str | None, **options: Unpack[BatchOptions]
+) -> Flow:
+    """Return the flow of the results of a function that takes lists of values; see `async_map`."""
+    checked_async(where, mapper, "values")
+    how = batching(where, mapper, **options)
+    _check_above(flow, where)
+    return flow.then("KSTREAM-MAP-BATCHES-", name, partial(AsyncMap, mapper=mapper, with_key=False, calling=how))
 
 
 def _check_above(flow: Flow, where: str) -> None:

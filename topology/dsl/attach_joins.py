@@ -162,7 +162,11 @@ def join_global(
     left: bool,
     with_key: bool,
 ) -> Flow:
-    """Return the flow of the joiner's results for each record and the row of the key that `on` returns; keys stay."""
+    """Return the flow of the joiner's results for each record and the row of the key that `on` returns; keys stay.
+
+    Raises:
+        TopologyError: stream and table come from two builders, or a function cannot be called with its arguments.
+    """
     method = _method("left" if left else "inner", with_key=with_key)
     where = f'{method} with the global table "{table.topic}"'
     if table not in flow.graph.global_tables:
@@ -348,7 +352,7 @@ def _joiner(method: str, joiner: Function, other: str, *, with_key: bool) -> Fun
 
 
 def check_same_keys(left: Flow, right: Flow, where: str) -> None:
-    """Do nothing if both sides have the same key serde.
+    """Check that both sides have the same key serde.
 
     Raises:
         TopologyError: they do not, so equal keys would have different bytes and never match.

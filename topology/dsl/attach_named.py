@@ -101,8 +101,8 @@ def processor(
     """Attach a processor.
 
     Raises:
-        TopologyError: the name is taken, a parent forwards no records, a store is not one, `by_key` is missing, or True
-            where keys may differ from those of the topic.
+        TopologyError: the name is taken, a parent forwards no records, an element of `stores` is no store, `by_key` is
+            missing, or it is True and a record's key may differ from that of its topic.
     """
     where = f'add_processor("{name}")'
     function, by_key = checked(where, supplier), by_key_of(by_key, where)

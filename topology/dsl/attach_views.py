@@ -178,9 +178,9 @@ def materialize(graph: Graph, name: str) -> None:
 
 
 def ask_for_old_values(graph: Graph, name: str, *, force: bool) -> bool:
-    """Make a table forward old values, without `force` only if that needs no additional store.
+    """Make a table forward old values; return whether it does.
 
-    Return whether the table forwards them.
+    Without `force`, a table that would need an additional store for it forwards none.
     """
     if name in graph.sending_old:
         return True

@@ -46,7 +46,11 @@ class BranchedKStream(Generic[K, V]):
         return self._split()
 
     def no_default_branch(self) -> dict[str, KStream[K, V]]:
-        """Return the branches by name. A record for which no predicate is true is dropped."""
+        """Return the branches by name. A record for which no predicate is true is dropped.
+
+        Raises:
+            TopologyError: there is no branch; call `branch(predicate, name=...)` before.
+        """
         if not self._predicates:
             raise TopologyError(
                 "split(): there is no branch. Write .split().branch(predicate, name=...).default_branch()."

@@ -25,8 +25,8 @@ def checked(where: str, function: F, *arguments: str) -> F:
     """
     if is_coroutine_function(function):
         raise TopologyError(
-            f"{_calls(where, arguments)}: {_described(function)} is a coroutine function, which nobody awaits there. "
-            "Use `def`, or an operator such as map_values_async."
+            f"{_calls(where, arguments)}: {_described(function)} is a coroutine function, and this operator does not "
+            "await it. Use `def`, or an operator such as map_values_async."
         )
     return checked_async(where, function, *arguments)
 

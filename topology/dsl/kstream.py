@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar, Unpack, overload
 
-from coopstreams.topology.calls import CallOptions
+from coopstreams.topology.calls import BatchOptions, CallOptions
 from coopstreams.topology.dsl import attach
-from coopstreams.topology.dsl.attach_calls import async_map
+from coopstreams.topology.dsl.attach_calls import async_map, map_batches
 from coopstreams.topology.dsl.attach_processors import process
 from coopstreams.topology.dsl.branches import BranchedKStream
 from coopstreams.topology.dsl.functions import checked
@@ -40,6 +40,10 @@ class KStream(StreamJoins[K, V]):
     `key=` and `value=` name the serde of new keys or values; keys or values that stay the same keep their serde.
     `name=` names the node, and the repartition topic if the operator needs one. Keys may be None; keyed operators drop
     such records.
+
+    Raises (each operator, while the topology is built):
+        TopologyError: the function cannot be called with the operator's arguments, the name is taken or not legal, or a
+            serde is unknown where bytes are made. The message names the operator and the cure.
     """
 
     __slots__ = ()
@@ -125,16 +129,17 @@ class KStream(StreamJoins[K, V]):
         """Replace each value by what `mapper(value)` returns after a while: an HTTP request, a query, a model.
 
         A coroutine function is awaited on an event loop, any other function runs on a thread. `options`: see
-        `CallOptions`: `max_in_flight`, `order`, `timeout`, `retry`. Results go on in the order of the partition, so
-        what is below does not depend on how long a call took. Only records that went through the program are committed:
-        after a crash, the calls of the others are made again. An error goes to `processing.exception.handler`.
+        `CallOptions`: `max_in_flight`, `order`, `timeout`, `retry`. Results go on in the order of their keys, or of the
+        partition where operators below act on time; so what is below does not depend on how long a call took. Commits
+        go on above a record that waits. After a crash, only calls whose records had not gone on are made again. An
+        error goes to `processing.exception.handler`.
 
         The functions above run twice for each record, without those of `peek`, and must answer the same both times.
 
         Raises:
             TopologyError: an operator with state above, or another asynchronous one. `repartition()` comes between.
         """
-        flow = async_map(self._flow, "map_values_async", mapper, name, with_key=False, pairs=False, **options)
+        flow = async_map(self._flow, "map_values_async", mapper, name, **options)
         return KStream(flow.with_value(value, "map_values_async"))
 
     @overload
@@ -166,7 +171,7 @@ class KStream(StreamJoins[K, V]):
         **options: Unpack[CallOptions],
     ) -> KStream[K, V2]:
         """Replace each value by what `mapper(key, value)` returns after a while; see `map_values_async`."""
-        flow = async_map(self._flow, "map_values_with_key_async", mapper, name, with_key=True, pairs=False, **options)
+        flow = async_map(self._flow, "map_values_with_key_async", mapper, name, with_key=True, **options)
         return KStream(flow.with_value(value, "map_values_with_key_async"))
 
     def map_async(
@@ -181,6 +186,42 @@ class KStream(StreamJoins[K, V]):
         """Replace each record by the pair that `mapper(key, value)` returns after a while; see `map_values_async`."""
         flow = async_map(self._flow, "map_async", mapper, name, with_key=True, pairs=True, **options)
         return KStream(flow.with_key(key, "map_async").with_value(value, "map_async"))
+
+    def flat_map_values_async(
+        self,
+        mapper: Callable[[V], Awaitable[Iterable[V2]] | Iterable[V2]],
+        *,
+        value: Serde[V2] | None = None,
+        name: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> KStream[K, V2]:
+        """Replace each record by one for each value that `mapper(value)` returns after a while.
+
+        For the rest see `map_values_async`.
+        """
+        flow = async_map(self._flow, "flat_map_values_async", mapper, name, flat=True, **options)
+        return KStream(flow.with_value(value, "flat_map_values_async"))
+
+    def map_batches(
+        self,
+        mapper: Callable[[list[V]], Awaitable[Sequence[V2]] | Sequence[V2]],
+        *,
+        value: Serde[V2] | None = None,
+        name: str | None = None,
+        **options: Unpack[BatchOptions],
+    ) -> KStream[K, V2]:
+        """Replace each value by its place in what `mapper(values)` returns: a model, or a request for many at once.
+
+        A batch has the values of up to `max_records` (500) records that came within `max_wait` (10 ms), of any keys;
+        with `order="key"`, one of a key. `mapper` returns a list of as many. If a batch fails, also when it is tried
+        again (`retry`), its records are tried one by one, so that only the bad one fails. `max_in_flight` counts
+        batches, and is 1 unless given. For the rest see `map_values_async`.
+
+        Raises:
+            TopologyError: as `map_values_async`.
+        """
+        flow = map_batches(self._flow, "map_batches", mapper, name, **options)
+        return KStream(flow.with_value(value, "map_batches"))
 
     def flat_map_values(
         self, mapper: Callable[[V], Iterable[V2]], *, value: Serde[V2] | None = None, name: str | None = None
@@ -230,7 +271,11 @@ class KStream(StreamJoins[K, V]):
         return BranchedKStream(self._flow, name)
 
     def merge(self, other: KStream[K, V], *, name: str | None = None) -> KStream[K, V]:
-        """Merge the records of both streams into one, in no order between the two."""
+        """Merge the records of both streams into one, in no order between the two.
+
+        Raises:
+            TopologyError: the other one is a table; use its `to_stream()`.
+        """
         if not isinstance(other, KStream):
             raise TopologyError(
                 f"merge() puts two streams into one, not a stream and a {type(other).__name__}. A table has "

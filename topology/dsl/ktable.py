@@ -32,7 +32,11 @@ VO = TypeVar("VO")
 
 
 class KTable(Generic[K, V]):
-    """A table with keys K and values V, made by `StreamsBuilder.table` or by an aggregation."""
+    """A table with keys K and values V, made by `StreamsBuilder.table` or by an aggregation.
+
+    Raises (each operator, while the topology is built):
+        TopologyError: as an operator of `KStream`; or two stores have one name.
+    """
 
     __slots__ = ("_table",)
 

@@ -31,7 +31,7 @@ def _something(_: bytes) -> bool:
 
 
 PRESENT: Serde[Any] = Serde("present", _nothing, _something)
-"""Writes any value as no bytes and reads True: all that a count needs to know of a value without a serde."""
+"""Writes any value as empty bytes, and reads True: a count needs to know only that there is a value."""
 
 
 def keyed(

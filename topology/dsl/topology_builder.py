@@ -62,6 +62,9 @@ class TopologyBuilder:
 
         `timestamp(record)` returns the event time of a record in milliseconds; None or a negative number drops the
         record.
+
+        Raises:
+            TopologyError: names together with a pattern, several patterns, or a name or topic that is taken.
         """
         names = tuple(topic for topic in topics if not isinstance(topic, Pattern))
         patterns = [topic for topic in topics if isinstance(topic, Pattern)]

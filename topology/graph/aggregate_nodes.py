@@ -65,5 +65,5 @@ class Suppress(Node):
 
     @property
     def stores(self) -> tuple[StoreSpec, ...]:
-        """Its buffer."""
+        """The store that buffers the suppressed updates."""
         return (self.buffer,)

@@ -258,8 +258,8 @@ def _gone_store(was: Store, renamed: dict[str, str]) -> TopologyChange:
     why = f'the same store is named "{now}" now, which starts empty'
     if set(was.made_by) & {"StreamStreamJoin", "ForeignKeyAnswer", "Suppress", "BufferedJoin"}:
         cure = (
-            "keep the store= or name= of its operator; if it had none, attach what is new behind it, so that "
-            "generated numbers stay"
+            "keep the store= or name= of its operator; if it had none, attach new operators behind it, so that "
+            "the generated numbers stay"
         )
     else:
         cure = f'name it as it was: store="{was.name}"'
@@ -273,17 +273,24 @@ def _new_store(old: Outline, new: Outline, now: Store) -> TopologyChange:
         return TopologyChange("store", now.name, Verdict.NEW, f"it is restored from {now.changelog}")
     if not old.meets(new.outside(now.reads), new, old.sources):
         return TopologyChange("store", now.name, Verdict.NEW)
-    why = f"{_words(new.outside(now.reads))} has been read without it: what was there before is not in it"
+    why = (
+        f"{_words(new.outside(now.reads))} was read before the store existed: its earlier records are not in the store"
+    )
     return TopologyChange("store", now.name, Verdict.EMPTY, why, f"if it must be: {_rebuild(now.name)}", topic)
 
 
 def _repartition(old: Outline, new: Outline, was: RepartitionOutline, renamed: dict[str, str]) -> TopologyChange:
     what, now = "repartition topic", new.repartitions.get(was.name)
-    drain = "let the old version process what is in it before it stops (its producers first)"
+    drain = "let the old version process its records before it stops (stop the producers first)"
     if now is None:
         if not _still_fed(was, new, renamed):
-            return TopologyChange(what, was.name, Verdict.ORPHANED, "nothing that was made from it is there any more")
-        why = "the new version does not read it, and what is in it has been taken from its sources already"
+            return TopologyChange(
+                what,
+                was.name,
+                Verdict.ORPHANED,
+                "the new version has none of the stores and topics that were made from it",
+            )
+        why = "the new version does not read it, and its records are already processed in their sources"
         prefix = was.name.removeprefix(f"{old.application_id}-").removesuffix("-repartition")
         cure = f'name the grouping, join or repartition() behind it: name="{prefix}"; or {drain}'
         return TopologyChange(what, was.name, Verdict.LOST, why, cure, was.name)
@@ -325,7 +332,7 @@ def _positions(old: Outline, new: Outline) -> Iterator[TopologyChange]:
                 "position",
                 topic,
                 Verdict.ORPHANED,
-                "nothing reads it any more: what is unread stays so, and Kafka forgets the position in time",
+                "no source reads it any more: its unread records stay unprocessed, and the position expires",
             )
     for topic in sorted(new.sources - old.sources):
         if not new.meets([topic], old, old.sources):

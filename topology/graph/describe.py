@@ -71,7 +71,7 @@ def _whole(subtopology: SubTopology) -> str:
 
 def _text(topology: Structure) -> str:
     """Return the text of Kafka Streams' `TopologyDescription`, which viewers for it can read."""
-    pieces = []
+    texts = []
     for subtopology in topology.subtopologies:
         children = _children(subtopology)
         lines = [f"Sub-topology: {subtopology.id}{_whole(subtopology)}"]
@@ -88,8 +88,8 @@ def _text(topology: Structure) -> str:
             else:
                 stores = ", ".join(store.name for store in _stores(topology, node))
                 lines += [f"    Processor: {node.name} (stores: [{stores}])", *down, *up]
-        pieces.append("\n".join(lines) + "\n")
-    return "Topologies:\n   " + "\n  ".join(pieces)
+        texts.append("\n".join(lines) + "\n")
+    return "Topologies:\n   " + "\n  ".join(texts)
 
 
 def _json(topology: Structure) -> str:

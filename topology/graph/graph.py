@@ -144,7 +144,7 @@ class Flow:
         )
 
     def same_graph(self, other: Flow, where: str) -> None:
-        """Do nothing if both flows belong to one builder.
+        """Check that both flows belong to one builder.
 
         Raises:
             TopologyError: they do not. Read the topic again with this builder.

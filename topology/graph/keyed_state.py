@@ -88,7 +88,7 @@ def common_key(keys: Iterable[Serde[Any] | None]) -> Serde[Any] | None:
 
 
 def check_processors(nodes: list[Node], kept: Mapping[str, StoreSpec]) -> None:
-    """Do nothing if every processor finds its stores, and state by key lies in the key ranges of its records.
+    """Check that every processor finds its stores, and that state by key lies in the key ranges of its records.
 
     `kept`: stores, by name, that none of these nodes writes.
 
@@ -103,7 +103,7 @@ def check_processors(nodes: list[Node], kept: Mapping[str, StoreSpec]) -> None:
         for name in node.store_names:
             if name not in stores:
                 raise TopologyError(
-                    f'"{node.name}" uses a store "{name}" that nobody keeps; there are '
+                    f'"{node.name}" uses a store "{name}" that no node has; there are '
                     f"{', '.join(sorted(stores)) or 'none'}. "
                     "Give the store itself instead of its name, or name the table that keeps it with store=."
                 )

@@ -109,13 +109,14 @@ class MapValues(Node):
 class AsyncMap(Node):
     """Replaces the value by what `mapper(value)`, or `mapper(key, value)`, returns after a while.
 
-    With `pairs`, `mapper(key, value)` returns a new key and a new value.
+    With `pairs`, `mapper(key, value)` returns a new key and a new value; with `flat`, any number of values.
     """
 
     mapper: Function
     with_key: bool
-    pairs: bool
     calling: Calling
+    pairs: bool = False
+    flat: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,25 +54,25 @@ def optimized(topology: S, wanted: str) -> S:
         ValueError: an unknown name, see `parse_optimization`.
     """
     optimizations = parse_optimization(wanted)
-    pieces = topology.subtopologies
+    parts = topology.subtopologies
     if SELF_JOIN in optimizations:
-        pieces = tuple(_joining_once(piece) for piece in pieces)
+        parts = tuple(_joining_once(part) for part in parts)
     if REUSE in optimizations:
-        pieces = tuple(_reusing(piece) for piece in pieces)
+        parts = tuple(_reusing(part) for part in parts)
     logged = {
         internal_topic(topology.application_id, changelog_topic(store.name))
-        for piece in pieces
-        for store in piece.stores
+        for part in parts
+        for store in part.stores
         if store.logged
     }
     internal = tuple(topic for topic in topology.internal_topics if topic.kind != "changelog" or topic.name in logged)
-    return replace(topology, subtopologies=pieces, internal_topics=internal)
+    return replace(topology, subtopologies=parts, internal_topics=internal)
 
 
-def _joining_once(piece: SubTopology) -> SubTopology:
-    nodes = tuple(_keeping_once(node) for node in piece.nodes)
+def _joining_once(part: SubTopology) -> SubTopology:
+    nodes = tuple(_keeping_once(node) for node in part.nodes)
     kept = {store.name for node in nodes for store in stores_of(node)}
-    return replace(piece, nodes=nodes, stores=tuple(store for store in piece.stores if store.name in kept))
+    return replace(part, nodes=nodes, stores=tuple(store for store in part.stores if store.name in kept))
 
 
 def _keeping_once(node: Node) -> Node:
@@ -81,9 +81,9 @@ def _keeping_once(node: Node) -> Node:
     return node
 
 
-def _reusing(piece: SubTopology) -> SubTopology:
-    reused = dict(_reusable(piece.nodes))
-    return replace(piece, stores=tuple(_restored_from(store, reused) for store in piece.stores))
+def _reusing(part: SubTopology) -> SubTopology:
+    reused = dict(_reusable(part.nodes))
+    return replace(part, stores=tuple(_restored_from(store, reused) for store in part.stores))
 
 
 def _restored_from(store: StoreSpec, reused: Mapping[str, str]) -> StoreSpec:

@@ -102,7 +102,7 @@ def check_partitions(
 
 
 def check_names(topology: Topology) -> None:
-    """Do nothing if every internal topic has an explicit name.
+    """Check that every internal topic has an explicit name.
 
     A generated name contains a counter: adding or removing an operator changes it and orphans the topic with its state.
 

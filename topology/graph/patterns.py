@@ -37,10 +37,10 @@ def matched(topology: Topology, names: Iterable[str]) -> Topology:
     if not topology.has_patterns:
         return topology
     candidates = [name for name in sorted(names) if not name.startswith("__") and not looks_internal(topology, name)]
-    pieces = [[_filled(node, candidates) for node in part.nodes] for part in topology.subtopologies]
-    _check_read_once(topology, [node for piece in pieces for node in piece])
+    components = [[_filled(node, candidates) for node in part.nodes] for part in topology.subtopologies]
+    _check_read_once(topology, [node for component in components for node in component])
     given = {topic.name: topic.partitions for topic in topology.internal_topics if topic.kind == "repartition"}
-    return assembled(topology.application_id, pieces, given, topology.global_tables)
+    return assembled(topology.application_id, components, given, topology.global_tables)
 
 
 def _filled(node: Node, candidates: Sequence[str]) -> Node:

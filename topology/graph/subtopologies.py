@@ -1,6 +1,6 @@
 """From the graph of a builder to a `Topology`: cuts it into sub-topologies, and names and collects internal topics.
 
-A sub-topology is a connected piece of the graph. A repartition topic is a sink and a source without an edge between
+A sub-topology is a connected component of the graph. A repartition topic is a sink and a source without an edge between
 them, so it separates sub-topologies. They are numbered in the order of their first nodes, as in Kafka Streams.
 
 Invariant: every node is in one sub-topology, every store has at most one changelog, every internal topic has a name of
@@ -65,12 +65,15 @@ def cut(graph: Graph) -> Topology:
 
 def assembled(
     application_id: str,
-    pieces: Iterable[list[Node]],
+    components: Iterable[list[Node]],
     given: Mapping[str, int | None],
     global_tables: tuple[GlobalTable, ...],
 ) -> Topology:
-    """Return the topology of connected pieces. `given`: the user's partition counts of repartition topics, by name."""
-    subtopologies = tuple(_subtopology(number, piece) for number, piece in enumerate(pieces))
+    """Return the topology of these connected components.
+
+    `given`: the user's partition counts of repartition topics, by name.
+    """
+    subtopologies = tuple(_subtopology(number, component) for number, component in enumerate(components))
     internal = (*_repartition_topics(given, subtopologies), *_changelog_topics(application_id, subtopologies))
     nodes = [node for subtopology in subtopologies for node in subtopology.nodes]
     return Topology(application_id, subtopologies, internal, tuple(_copartitioned(nodes)), global_tables)
@@ -87,17 +90,19 @@ def _resolved(node: Node, graph: Graph) -> Node:
 
 
 def _connected(nodes: list[Node]) -> list[list[Node]]:
-    """Return the connected pieces, in the order of their first nodes, each in the order of `nodes`."""
-    piece_of = {node.name: [node] for node in nodes}
+    """Return the connected components, in the order of their first nodes, each in the order of `nodes`."""
+    component_of = {node.name: [node] for node in nodes}
     keepers = {store.name: node.name for node in reversed(nodes) for store in stores_of(node)}
     for node in nodes:
         for other in (*node.parents, *_keepers(node, keepers)):
-            if piece_of[other] is not piece_of[node.name]:
-                both = [*piece_of[other], *piece_of[node.name]]
-                piece_of |= {member.name: both for member in both}
+            if component_of[other] is not component_of[node.name]:
+                both = [*component_of[other], *component_of[node.name]]
+                component_of |= {member.name: both for member in both}
     position = {node.name: at for at, node in enumerate(nodes)}
-    pieces = {id(piece): sorted(piece, key=lambda node: position[node.name]) for piece in piece_of.values()}
-    return sorted(pieces.values(), key=lambda piece: position[piece[0].name])
+    components = {
+        id(component): sorted(component, key=lambda node: position[node.name]) for component in component_of.values()
+    }
+    return sorted(components.values(), key=lambda component: position[component[0].name])
 
 
 def _keepers(node: Node, keepers: Mapping[str, str]) -> list[str]:

@@ -33,13 +33,13 @@ _START_BYTES = Struct(">q").pack
 
 
 def aggregate(compiler: Compiler, function: Function, node: Aggregate, record: RecordVariables) -> None:
-    """Write a count, a reduce or an aggregate of a stream, with or without windows."""
+    """Generate a count, a reduce or an aggregate of a stream, with or without windows."""
     drop_null_key(function, node, record)
     record = replace(record, has_key=True)
     if aggregate_reads(node).value:
         function.value(record)
     if node.drops_null_values and not record.dense:
-        function.drop_if(f"{record.value or record.value_bytes} is None", node, "null value")
+        function.drop_if(f"{record.value or record.value_bytes} is None", node, "null-value")
         record = replace(record, dense=True)
     if aggregate_reads(node).key:
         function.key(record)
@@ -70,12 +70,12 @@ def aggregate(compiler: Compiler, function: Function, node: Aggregate, record: R
 
 
 def cogroup_merge(compiler: Compiler, function: Function, node: CogroupMerge, record: RecordVariables) -> None:
-    """Write that the update of an aggregation is passed on."""
+    """Generate code: the update of an aggregation is passed on."""
     compiler.forward(function, node, record)
 
 
 def table_group(compiler: Compiler, function: Function, node: TableGroup, record: RecordVariables) -> None:
-    """Write that an update of a row becomes an update of the row of its new key, or of two rows."""
+    """Generate code: an update of a row becomes an update of the row of its new key, or of two rows."""
     drop_the_past(function, node.name, record)
     value, new, old = function.value(record), function.fresh("new"), function.fresh("old")
     assert record.old is not None  # `group_table` asked for it
@@ -109,7 +109,7 @@ def regrouped(new: tuple[Any, Any] | None, old: tuple[Any, Any] | None) -> list[
 
 
 def table_aggregate(compiler: Compiler, function: Function, node: TableAggregate, record: RecordVariables) -> None:
-    """Write that the old value is subtracted from the row of a key, and the new one added."""
+    """Generate code: the old value is subtracted from the row of a key, and the new one added."""
     drop_null_key(function, node, record)
     record = replace(record, has_key=True)
     unit, pair = compiler.unit, function.value(record)
@@ -184,7 +184,7 @@ def _folding(node: TableAggregate) -> Callable[[Any, tuple[Any, Any], Any], Any]
 def _add_to_row(
     compiler: Compiler, function: Function, node: Aggregate, record: RecordVariables, key_bytes: str
 ) -> None:
-    """Write that a record is added to a row, and the row forwarded.
+    """Generate code: a record is added to a row, and the row forwarded.
 
     Nothing may be written for this record afterwards.
     """
@@ -216,7 +216,7 @@ def _add_to_windows(
     key_bytes: str,
     operator_time: str,
 ) -> None:
-    """Write that a record is added to all open windows that hold it."""
+    """Generate code: a record is added to all open windows that hold it."""
     pack = compiler.unit.constant("window_start_bytes", _START_BYTES)
     start = function.fresh("start")
     key = function.fresh("window_key")
@@ -254,7 +254,7 @@ def _add_to_windows(
 def _add_to_moving_windows(
     compiler: Compiler, function: Function, node: Aggregate, record: RecordVariables, key_bytes: str, operator_time: str
 ) -> None:
-    """Write that a record is added to sliding windows or sessions, and their updates forwarded."""
+    """Generate code: a record is added to sliding windows or sessions, and their updates forwarded."""
     unit, windows, updates = compiler.unit, node.windows, function.fresh("updates")
     assert windows is not None
     name = unit.identifier("windows", node.name)
@@ -327,7 +327,7 @@ def _forward_updates(
 def _forward_without_headers(
     compiler: Compiler, function: Function, node: Aggregate, updates: str, operator_time: str
 ) -> None:
-    """Write that updates of sessions are forwarded without headers, as in Kafka Streams."""
+    """Generate code: updates of sessions are forwarded without headers, as in Kafka Streams."""
     unit = compiler.unit
     name = f"{unit.identifier('windows', node.name)}_forward"
     if all(known.name != name for known in unit.functions):
@@ -394,7 +394,7 @@ def _is_count(node: Aggregate) -> bool:
 
 
 def _kept(compiler: Compiler, function: Function, store: StoreSpec, before: str, *, plain: bool) -> str:
-    """Write a copy of the old value, which an aggregator may change in place; return its variable."""
+    """Generate a copy of the old value, which an aggregator may change in place; return its variable."""
     if plain:
         return before
     old, unit = function.fresh("old"), compiler.unit
@@ -407,7 +407,7 @@ def _kept(compiler: Compiler, function: Function, store: StoreSpec, before: str,
 def _new_aggregate(
     compiler: Compiler, function: Function, node: Aggregate, record: RecordVariables, entry: str, old: str
 ) -> str:
-    """Write the new value and timestamp of a row; return the variable of the value. A deleted row begins again."""
+    """Generate the new value and timestamp of a row; return the variable of the value. A deleted row begins again."""
     new = function.fresh("new")
     if node.aggregator is None:
         first, later = "1", f"{old} + 1"
@@ -438,7 +438,7 @@ def _tumbling_key(
     key_bytes: str,
     operator_time: str,
 ) -> str:
-    """Write the window of a record, or that the record is late; return the variable of the window's key."""
+    """Generate the window of a record, or that the record is late; return the variable of the window's key."""
     start, start_bytes, key = function.fresh("start"), function.fresh("start_bytes"), function.fresh("window_key")
     pack = compiler.unit.constant("window_start_bytes", _START_BYTES)
     function.line(f"{start} = {record.timestamp} - {record.timestamp} % {windows.size_ms}")

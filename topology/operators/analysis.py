@@ -141,19 +141,14 @@ class Analysis:
     def _passes_time(self, node: Node) -> bool:
         passes = isinstance(
             node,
-            Source
-            | MapValues
-            | AsyncMap
-            | SelectKey
-            | Map
-            | Peek
-            | Merge
-            | ToStream
-            | TableSource
-            | Aggregate
-            | DropNullKeys,
+            Source | MapValues | SelectKey | Map | Peek | Merge | ToStream | TableSource | Aggregate | DropNullKeys,
         )
-        return (passes or (isinstance(node, StreamTableJoin) and node.left)) and self.keeps_time(node)
+        passes = (
+            passes
+            or (isinstance(node, StreamTableJoin) and node.left)
+            or (isinstance(node, AsyncMap) and not node.flat)
+        )
+        return passes and self.keeps_time(node)
 
     def topics(self, node: Node) -> tuple[str, ...]:
         """Return the source topics whose records reach the node, sorted."""

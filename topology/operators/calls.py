@@ -19,6 +19,15 @@ def take_result(compiler: Compiler, function: Function, node: AsyncMap, record: 
     """Write that the result of the record's call goes on. The call has ended; its error fails the record here."""
     result = compiler.unit.bind("result", "result = process.result")
     value = function.fresh("value")
+    if node.flat:
+        many = function.fresh("values")
+        with function.guard("processing", node.name):
+            function.line(f"{many} = list({result}({node.name!r}))")
+        if record.key is None and compiler.analysis.below(node, record.key_serde, None).key:
+            function.key(record)  # once, not in each iteration
+        with function.loop(f"for {value} in {many}:"):
+            compiler.forward(function, node, record.with_value(value))
+        return
     if not node.pairs:
         with function.guard("processing", node.name):
             function.line(f"{value} = {result}({node.name!r})")

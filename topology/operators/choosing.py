@@ -14,7 +14,7 @@ from coopstreams.topology.operators.stateless import KEY_AND_VALUE, each_partiti
 
 
 def split(compiler: Compiler, function: Function, node: Split, record: RecordVariables) -> None:
-    """Write the choice of a branch: that of the first true predicate, else the default branch, if there is one."""
+    """Generate the choice of a branch: that of the first true predicate, else the default branch, if there is one."""
     calls = [compiler.call_of(function, "predicate", predicate, record, KEY_AND_VALUE) for predicate in node.predicates]
     branch = function.fresh("branch")
     chosen = "".join(f"{number} if {call} else " for number, call in enumerate(calls))
@@ -27,7 +27,7 @@ def split(compiler: Compiler, function: Function, node: Split, record: RecordVar
 
 
 def dynamic_sink(compiler: Compiler, function: Function, node: DynamicSink, record: RecordVariables) -> None:
-    """Write that a record is appended to the output of the topic that the function names, made on first use."""
+    """Generate code: a record is appended to the output of the topic that the function names, made on first use."""
     call = compiler.call_of(function, "topic_of", node.topic_of, record, KEY_AND_VALUE)
     topic, out = function.fresh("topic"), function.fresh("out")
     with function.guard("processing", node.name):

@@ -101,9 +101,9 @@ class OperatorTime:
     topics: tuple[str, ...]
     due: list[str] = field(default_factory=list)
     resumed: list[str] = field(default_factory=list)
-    """Functions that are given the time at which a task resumes."""
+    """Functions to call with the time at which a task resumes."""
     stores: list[str] = field(default_factory=list)
-    """Functions that are given the time after each batch, to expire windows."""
+    """Functions to call with the time after each batch, so that stores expire windows."""
 
 
 class Unit:
@@ -113,7 +113,9 @@ class Unit:
     the objects of one task.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, by_key: bool = False) -> None:
+        self.by_key = by_key
+        """Records come in the order of their keys only: an operator time is the record's at hand, and may go back."""
         self.constants: dict[str, object] = {}
         self.binding: list[str] = []
         self.functions: list[Function] = []
@@ -187,7 +189,7 @@ class Unit:
         """Return the variable of a node's stream time: the largest timestamp that it has received from these topics."""
         name = f"operator_time_{number}"
         self.operator_times.setdefault(name, OperatorTime(number, tuple(topics)))
-        return self.bind(name, f"{name} = -1")
+        return self.bind(name, *(f"{variable} = -1" for variable in dict.fromkeys([name, self._reached_by_all(name)])))
 
     def function(self, name: str, skip: str = "return") -> Function:
         """Begin a function."""
@@ -234,10 +236,15 @@ class Unit:
             if topic in operator_time.topics
         ]
 
+    def _reached_by_all(self, operator_time: str) -> str:
+        """Return the variable of the operator time up to which every record was processed."""
+        return f"all_{operator_time}" if self.by_key else operator_time
+
     def _moves(self) -> Iterator[str]:
         """Yield, for each operator time, the function that advances it by other tasks' records."""
         for name, operator_time in self.operator_times.items():
-            yield from ["", f"def move_{name}(now, due=True):", f"    nonlocal {name}", f"    {name} = now"]
+            moved = self._reached_by_all(name)
+            yield from ["", f"def move_{name}(now, due=True):", f"    nonlocal {moved}", f"    {moved} = now"]
             yield from (f"    if due: {call}()" for call in operator_time.due)
             yield from (f"    if not due: {call}(now)" for call in operator_time.resumed)
 
@@ -252,19 +259,19 @@ class Unit:
                     f"    {', '.join(f'to_{name}' for name in names)}, = times",
                 ]
             for name in names:
-                yield f"    if to_{name} > {name}: move_{name}(to_{name}, due)"
+                yield f"    if to_{name} > {self._reached_by_all(name)}: move_{name}(to_{name}, due)"
 
     def _observed(self) -> Iterator[str]:
         """Yield the function that advances the window stores to the operator times."""
         calls = [
-            f"    {store}({name})"
+            f"    {store}({self._reached_by_all(name)})"
             for name, operator_time in self.operator_times.items()
             for store in operator_time.stores
         ]
         yield from ["", "def observed():", *(calls or ["    pass"])]
 
     def _headed(self) -> Iterator[str]:
-        """Yield the function that tells the code to keep headers from now on."""
+        """Yield the function `headers_come`: from its first call on the code keeps headers."""
         yield from ["", "headed = False", "def headers_come():", "    nonlocal headed", "    headed = True"]
 
 
@@ -307,12 +314,12 @@ class Function:
         return re.search(rf"(?<![.\w]){variable}\b", code) is not None
 
     def line(self, text: str) -> None:
-        """Write a line."""
+        """Generate a line."""
         self.lines.append("    " * self._indent + text)
 
     @contextmanager
     def block(self, header: str) -> Iterator[None]:
-        """Write a header and its indented block."""
+        """Generate a header and its indented block."""
         self.line(header)
         begin = len(self.lines)
         self._indent += 1
@@ -323,7 +330,7 @@ class Function:
 
     @contextmanager
     def loop(self, header: str) -> Iterator[None]:
-        """Write a loop; in its body, `skip` continues with the next iteration."""
+        """Generate a loop; in its body, `skip` continues with the next iteration."""
         skip, self.skip = self.skip, "continue"
         self.loops += 1
         with self.block(header):
@@ -333,7 +340,7 @@ class Function:
 
     @contextmanager
     def guard(self, phase: Phase, node: str, error: str = "error") -> Iterator[None]:
-        """Write calls of user functions or serdes, whose errors fail the record here. `error` is an expression."""
+        """Generate calls of user functions or serdes, whose errors fail the record here. `error` is an expression."""
         with self.block("try:"):
             yield
         with self.block("except Exception as error:"):
@@ -341,7 +348,7 @@ class Function:
             self.line(self.skip)
 
     def drop_if(self, condition: str, node: Node, reason: str) -> None:
-        """Write that a record is dropped and counted under a condition."""
+        """Generate code: a record is dropped and counted under a condition."""
         with self.block(f"if {condition}:"):
             self.line(f"dropped[{self.unit.drop(node.name, reason)}] += 1")
             self.line(self.skip)

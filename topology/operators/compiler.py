@@ -30,13 +30,19 @@ class Compiler:
     """Writes the unit of one sub-topology."""
 
     def __init__(
-        self, analysis: Analysis, operators: Mapping[type[Node], Operator], *, caching: bool, shared: bool
+        self,
+        analysis: Analysis,
+        operators: Mapping[type[Node], Operator],
+        *,
+        caching: bool,
+        shared: bool,
+        by_key: bool,
     ) -> None:
         self.analysis = analysis
         self.caching = caching
         self.shared = shared
         """Other tasks have other keys of the partition, and their records advance stream time here, too."""
-        self.unit = Unit()
+        self.unit = Unit(by_key=by_key)
         self._operators = operators
 
     def caches(self, node: Node) -> bool:
@@ -44,7 +50,7 @@ class Compiler:
         return self.caching and node.name not in self.analysis.uncached
 
     def forward(self, function: Function, node: Node, record: RecordVariables) -> None:
-        """Write that a record goes to the children of a node. Nothing may be written for this record afterwards."""
+        """Generate code: a record goes to the children of a node. Nothing may be written for this record afterwards."""
         edges = self.analysis.edges(node)
         if len(edges) > 1:
             self._read_once(function, edges, record)
@@ -54,7 +60,7 @@ class Compiler:
             self.enter(function, edges[-1], record)
 
     def call_children(self, function: Function, node: Node, record: RecordVariables, to: str | None = None) -> None:
-        """Write that a record goes to the children of a node, or to the one named `to`, by calls instead of inlining.
+        """Generate code: a record goes to the children of a node, or to the one named `to`, by calls, not inlined.
 
         For a node that forwards in several places.
         """
@@ -63,19 +69,19 @@ class Compiler:
                 self._call(function, edge, record)
 
     def drop_late(self, function: Function, node: Node, record: RecordVariables, condition: str) -> None:
-        """Write that a record is late under a condition: it is dropped, counted, and goes to the `Late` children."""
+        """Generate code: under this condition the record is late: drop it, count it, pass it to `Late` children."""
         with function.block(f"if {condition}:"):
             self.call_late(function, node, record)
             function.line(f"dropped[{self.unit.drop(node.name, 'late')}] += 1")
             function.line(function.skip)
 
     def call_late(self, function: Function, node: Node, record: RecordVariables) -> None:
-        """Write that a late record goes to the node's `Late` children, by calls: late records are rare."""
+        """Generate code: a late record goes to the node's `Late` children, by calls: late records are rare."""
         for edge in self.analysis.late_edges(node):
             self._call(function, edge, record)
 
     def enter(self, function: Function, edge: Edge, record: RecordVariables) -> None:
-        """Write that a record goes to one child, inlined if possible.
+        """Generate code: a record goes to one child, inlined if possible.
 
         Nothing may be written for this record afterwards.
         """
@@ -83,13 +89,13 @@ class Compiler:
         (self._write if inline else self._call)(function, edge, replace(record))
 
     def flush(self, node: Node, store: StoreSpec, key: Serde[Any]) -> str:
-        """Write the function that forwards the updates that a record cache holds back; return its name."""
+        """Generate the function that forwards the updates that a record cache holds back; return its name."""
         function = self.unit.function(f"flush_{self.analysis.numbers[node.name]}")
         function.over_batch = True
         with function.loop(f"for key_bytes, entry in process.flushing(dirty_{self.unit.store(store)}()):"):
             function.line("value, timestamp = entry.value, entry.timestamp")
             with function.block("if value is None and entry.stored is None:"):
-                function.line("continue  # came and went between two flushes: nobody below has heard of it")
+                function.line("continue  # inserted and deleted since the last flush: no child has received it")
             record = RecordVariables("key_bytes", None, key, None, "value", None, node.name, has_key=True)
             if self.analysis.wants_old(node):
                 decode = self.unit.constant("decode_value", store.value.decode)
@@ -112,7 +118,7 @@ class Compiler:
         return f"{self.unit.constant(label, called)}({', '.join(read)})"
 
     def stream_time(self, function: Function, node: Node, record: RecordVariables) -> str:
-        """Write that a node has received a record; return the variable of its stream time, the largest timestamp.
+        """Generate code: a node has received a record; return the variable of its stream time, the largest timestamp.
 
         The records that other tasks have of the partition count, too: the output of a node must not depend on how the
         partition is cut.
@@ -123,7 +129,7 @@ class Compiler:
         return operator_time
 
     def keep_headers(self, function: Function, node: Node, entry: str) -> None:
-        """Write that the record's headers are kept with the row that it changed, if the row's update is held back.
+        """Generate code: the record's headers are kept with the row that it changed, if the row's update is held back.
 
         A program that never gets headers only tests a variable.
         """

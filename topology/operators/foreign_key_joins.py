@@ -20,7 +20,7 @@ from coopstreams.topology.operators.versioned import drop_the_past
 
 
 def ask(compiler: Compiler, function: Function, node: ForeignKeyAsk, record: RecordVariables) -> None:
-    """Write that a change of a left row sends subscriptions to the right rows that it names and named."""
+    """Generate code: a change of a left row sends subscriptions to the right rows that it names and named."""
     drop_the_past(function, node.name, record)
     assert record.old is not None  # the join asked for it
     key, value = function.key(record), function.value(record)
@@ -46,7 +46,7 @@ def ask(compiler: Compiler, function: Function, node: ForeignKeyAsk, record: Rec
 
 
 def answer(compiler: Compiler, function: Function, node: ForeignKeyAnswer, record: RecordVariables) -> None:
-    """Write that a subscription is kept and answered, and a change of a right row answered to all its subscribers.
+    """Generate code: a subscription is kept and answered, and a change of a right row answered to all its subscribers.
 
     Subscribers are answered in the order of their keys.
     """
@@ -112,7 +112,7 @@ def _send(
 
 
 def result(compiler: Compiler, function: Function, node: ForeignKeyResult, record: RecordVariables) -> None:
-    """Write the join of an answer with the left row that asked, unless the row has changed since."""
+    """Generate the join of an answer with the left row that asked, unless the row has changed since."""
     key_bytes, said = function.key_as_bytes(record, node.key, node), function.value(record)
     row = look_up(compiler, function, node.parents[1], replace(record, has_key=True), key_bytes)
     data, right, made = (function.fresh(part) for part in ("data", "right", "value"))
@@ -122,7 +122,7 @@ def result(compiler: Compiler, function: Function, node: ForeignKeyResult, recor
             f"{data} = None if {row.value} is None else "
             f"{unit.constant('encode_left', node.value.serialize)}({row.value})"
         )
-    function.drop_if(f"{unit.constant('hash_of', hash_of)}({data}) != {said}.hash", node, "stale answer")
+    function.drop_if(f"{unit.constant('hash_of', hash_of)}({data}) != {said}.hash", node, "stale-answer")
     with function.guard("deserialization", node.name):
         function.line(
             f"{right} = None if {said}.value is None else "

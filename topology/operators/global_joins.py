@@ -14,9 +14,9 @@ from coopstreams.topology.operators.compiler import Compiler, Operator
 
 
 def stream_global_join(compiler: Compiler, function: Function, node: StreamGlobalJoin, record: RecordVariables) -> None:
-    """Write the join of a record with the current row of the mapped key; the output keeps the record's timestamp."""
+    """Generate the join of a record with the current row of the mapped key; the output keeps the record's timestamp."""
     value = function.value(record)
-    function.drop_if(f"{value} is None", node, "null value")
+    function.drop_if(f"{value} is None", node, "null-value")
     unit, key, name = compiler.unit, function.fresh("mapped"), compiler.unit.store(node.store)
     row, result = function.fresh("row"), function.fresh("value")
     named = compiler.call_of(function, "mapper", node.mapper, record, ("key", "value"))
@@ -25,7 +25,7 @@ def stream_global_join(compiler: Compiler, function: Function, node: StreamGloba
         function.line(f"{key} = {named}")
         function.line(f"{row} = None if {key} is None else load_{name}({encode}({key})).value")
     if not node.left:
-        function.drop_if(f"{key} is None", node, "null key")
+        function.drop_if(f"{key} is None", node, "null-key")
         with function.block(f"if {row} is None:"):
             function.line(function.skip)
     call = compiler.call_of(

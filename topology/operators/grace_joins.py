@@ -55,12 +55,12 @@ class GraceBuffer:
 
 
 def buffered_join(compiler: Compiler, function: Function, node: BufferedJoin, record: RecordVariables) -> None:
-    """Write that a record is held, and that the records which are due are joined with their rows."""
+    """Generate code: a record is held, and that the records which are due are joined with their rows."""
     if not node.left:
         drop_null_key(function, node, record)
         record = replace(record, has_key=True)
     value = function.value(record)
-    function.drop_if(f"{value} is None", node, "null value")
+    function.drop_if(f"{value} is None", node, "null-value")
     key_bytes = function.key_as_bytes(record, node.store.key, node)
     now, unit = compiler.stream_time(function, node, record), compiler.unit
     make = unit.constant(f"make_held_{compiler.analysis.numbers[node.name]}", partial(GraceBuffer, node))

@@ -35,7 +35,7 @@ def look_up(
     as_of: str | None = None,
     said: bool = False,
 ) -> RowVariables:
-    """Write the look-up of a table's row; return its variables.
+    """Generate the look-up of a table's row; return its variables.
 
     `as_of`: the moment, if the table keeps versions. `said`: the row as of the last flush of the record caches, which
     nodes below have received.
@@ -105,7 +105,7 @@ def _version(
     key_bytes: str,
     as_of: str | None,
 ) -> RowVariables:
-    """Write the look-up of the version that was valid at a moment, or the latest."""
+    """Generate the look-up of the version that was valid at a moment, or the latest."""
     unit, row, entry = compiler.unit, _stored(compiler, function, store, record, key_bytes), function.fresh("version")
     now = unit.operator_time(compiler.analysis.numbers[node.name], compiler.analysis.topics(node))
     version = unit.constant("version_at", version_at)
@@ -119,7 +119,7 @@ def _version(
 def _seen(
     compiler: Compiler, function: Function, step: Filter | MapValues, record: RecordVariables, row: RowVariables
 ) -> RowVariables:
-    """Write that a filter or a mapper is applied to a row."""
+    """Generate code: a filter or a mapper is applied to a row."""
     seen = function.fresh("row")
     label, called = ("predicate", step.predicate) if isinstance(step, Filter) else ("mapper", step.mapper)
     with_key = isinstance(step, Filter) or step.with_key
@@ -137,7 +137,7 @@ def _seen(
 def _joined(
     compiler: Compiler, function: Function, node: TableTableJoin, record: RecordVariables, key_bytes: str, *, said: bool
 ) -> RowVariables:
-    """Write the look-up of a row of a join without a store."""
+    """Generate the look-up of a row of a join without a store."""
     left, right = (look_up(compiler, function, parent, record, key_bytes, said=said) for parent in node.parents)
     row = RowVariables(function.fresh("row"), function.fresh("timestamp"))
     joiner = compiler.unit.constant("joiner", node.joiner)

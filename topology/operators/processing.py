@@ -14,7 +14,7 @@ from coopstreams.topology.operators.compiler import Compiler, Operator
 
 
 def process(compiler: Compiler, function: Function, node: Processing, record: RecordVariables) -> None:
-    """Write that the processor is called with the record; its context calls the code of the nodes below."""
+    """Generate code: the processor is called with the record; its context calls the code of the nodes below."""
     unit, key_bytes = compiler.unit, "None"
     if node.key is not None:
         key_bytes = function.key_as_bytes(record, node.key, node)

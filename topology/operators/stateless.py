@@ -32,7 +32,7 @@ KEY_AND_VALUE = ("key", "value")
 
 
 def filter_records(compiler: Compiler, function: Function, node: Filter, record: RecordVariables) -> None:
-    """Write that a record which fails the predicate ends here; on a table, that it becomes a tombstone."""
+    """Generate code: a record which fails the predicate ends here; on a table, that it becomes a tombstone."""
     if node.table:
         _filter_rows(compiler, function, node, record)
         return
@@ -72,7 +72,7 @@ def _filter_rows(compiler: Compiler, function: Function, node: Filter, record: R
 def _filter_kept_rows(
     compiler: Compiler, function: Function, node: Filter, store: StoreSpec, record: RecordVariables
 ) -> None:
-    """Write the filter of a materialised table, whose store has the old value."""
+    """Generate the filter of a materialised table, whose store has the old value."""
     passes = compiler.call_of(function, "predicate", node.predicate, record, KEY_AND_VALUE)
     value, kept = function.value(record), function.fresh("value")
     with function.guard("processing", node.name):
@@ -90,7 +90,7 @@ def _keep(
     *,
     skip_nothing: bool,
 ) -> None:
-    """Write that a row is stored and forwarded; with `skip_nothing`, neither if there is no row and was none.
+    """Generate code: a row is stored and forwarded; with `skip_nothing`, neither if there is no row and there was none.
 
     The store has no versions, even if the table above has: each record is the latest of its row.
     """
@@ -116,7 +116,7 @@ def _keep(
 
 
 def map_values(compiler: Compiler, function: Function, node: MapValues, record: RecordVariables) -> None:
-    """Write that the value is mapped. A table's tombstones stay tombstones."""
+    """Generate code: the value is mapped. A table's tombstones stay tombstones."""
     call = compiler.call_of(function, "mapper", node.mapper, record, KEY_AND_VALUE if node.with_key else ("value",))
     tombstone = f"None if {record.value or record.value_bytes} is None else " if node.table and not record.dense else ""
     value = function.fresh("value")
@@ -136,7 +136,7 @@ def map_values(compiler: Compiler, function: Function, node: MapValues, record: 
 
 
 def flat_map_values(compiler: Compiler, function: Function, node: FlatMapValues, record: RecordVariables) -> None:
-    """Write that a value becomes any number of values.
+    """Generate code: a value becomes any number of values.
 
     The mapper is run to its end first, so that its errors are not taken for those of a node below.
     """
@@ -153,7 +153,7 @@ def flat_map_values(compiler: Compiler, function: Function, node: FlatMapValues,
 
 
 def flat_map(compiler: Compiler, function: Function, node: FlatMap, record: RecordVariables) -> None:
-    """Write that a record becomes any number of records.
+    """Generate code: a record becomes any number of records.
 
     The pairs are unpacked at once: a bad pair fails the mapper.
     """
@@ -166,7 +166,7 @@ def flat_map(compiler: Compiler, function: Function, node: FlatMap, record: Reco
 
 
 def map_pairs(compiler: Compiler, function: Function, node: Map, record: RecordVariables) -> None:
-    """Write that key and value are mapped."""
+    """Generate code: key and value are mapped."""
     call = compiler.call_of(function, "mapper", node.mapper, record, KEY_AND_VALUE)
     key, value = function.fresh("key"), function.fresh("value")
     with function.guard("processing", node.name):
@@ -175,7 +175,7 @@ def map_pairs(compiler: Compiler, function: Function, node: Map, record: RecordV
 
 
 def select_key(compiler: Compiler, function: Function, node: SelectKey, record: RecordVariables) -> None:
-    """Write that the key is mapped."""
+    """Generate code: the key is mapped."""
     call = compiler.call_of(function, "mapper", node.mapper, record, KEY_AND_VALUE)
     key = function.fresh("key")
     with function.guard("processing", node.name):
@@ -184,7 +184,7 @@ def select_key(compiler: Compiler, function: Function, node: SelectKey, record: 
 
 
 def peek(compiler: Compiler, function: Function, node: Peek, record: RecordVariables) -> None:
-    """Write that the action is called, and the record passed on."""
+    """Generate code: the action is called, and the record passed on."""
     call = compiler.call_of(function, "action", node.action, record, KEY_AND_VALUE)
     with function.guard("processing", node.name):
         function.line(call)
@@ -192,20 +192,20 @@ def peek(compiler: Compiler, function: Function, node: Peek, record: RecordVaria
 
 
 def drop_null_keys(compiler: Compiler, function: Function, node: DropNullKeys, record: RecordVariables) -> None:
-    """Write that a record without a key is dropped and counted."""
-    function.drop_if(f"{record.key_bytes or record.key} is None", node, "null key")
+    """Generate code: a record without a key is dropped and counted."""
+    function.drop_if(f"{record.key_bytes or record.key} is None", node, "null-key")
     compiler.forward(function, node, replace(record, has_key=True))
 
 
 def pass_on(
     compiler: Compiler, function: Function, node: Merge | ToStream | Branch | Late, record: RecordVariables
 ) -> None:
-    """Write that the record is passed on."""
+    """Generate code: the record is passed on."""
     compiler.forward(function, node, record)
 
 
 def sink(compiler: Compiler, function: Function, node: Sink, record: RecordVariables) -> None:
-    """Write that the record is appended to the topic's output."""
+    """Generate code: the record is appended to the topic's output."""
     key = function.key_as_bytes(record, node.key, node)
     value = function.value_as_bytes(record, node.value, node)
     out = compiler.unit.output(node.topic)
@@ -219,7 +219,7 @@ def sink(compiler: Compiler, function: Function, node: Sink, record: RecordVaria
 def each_partition(
     compiler: Compiler, function: Function, node: Sink | DynamicSink, record: RecordVariables, topic: str, out: str
 ) -> Iterator[None]:
-    """Write the body once for each partition that a sink's partitioner chooses; without a partitioner, once.
+    """Generate the body once for each partition that a sink's partitioner chooses; without a partitioner, once.
 
     A record for which it chooses no partition is dropped and counted.
     """
@@ -236,7 +236,7 @@ def each_partition(
     key, value = function.key(record), function.value(record)
     with function.guard("processing", node.name):
         function.line(f"{found} = {call}{key}, {value}, {count})")
-    function.drop_if(f"not {found}", node, "no partition")
+    function.drop_if(f"not {found}", node, "no-partition")
     with function.block(f"for {partition} in {found}:"):
         yield
         function.line(f"{out}.choose({partition})")

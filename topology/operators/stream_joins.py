@@ -21,14 +21,14 @@ from coopstreams.topology.operators.join_memory import JoinMemory
 
 
 def stream_stream_join(compiler: Compiler, function: Function, node: StreamStreamJoin, record: RecordVariables) -> None:
-    """Write the join of a record of the side `record.side`."""
+    """Generate the join of a record of the side `record.side`."""
     now, memory = compiler.stream_time(function, node, record), _memory(compiler, node)
     outer = node.kind == "outer" or (node.kind == "left" and record.side == 0)
     value = function.value(record)
-    _drop_if(function, node, f"{value} is None", "null value", f"{memory}.skip({now})")
+    _drop_if(function, node, f"{value} is None", "null-value", f"{memory}.skip({now})")
     key_bytes = function.key_as_bytes(record, node.key, node)
     if not outer:
-        _drop_if(function, node, f"{key_bytes} is None", "null key", f"{memory}.skip({now})")
+        _drop_if(function, node, f"{key_bytes} is None", "null-key", f"{memory}.skip({now})")
     _tell_when_due(compiler, node, now, memory, record)
     _forward(
         compiler,
@@ -60,7 +60,7 @@ def _drop_if(function: Function, node: Node, condition: str, reason: str, first:
 def _tell_when_due(
     compiler: Compiler, node: StreamStreamJoin, operator_time: str, memory: str, record: RecordVariables
 ) -> None:
-    """Write the function that forwards records without a match when other tasks' records advance stream time."""
+    """Generate the function that forwards records without a match when other tasks' records advance stream time."""
     name, due = f"{memory}_due", compiler.unit.operator_times[operator_time].due
     if len(node.stores) < 3 or name in due:
         return

@@ -102,7 +102,7 @@ def _size(key: bytes, update: SuppressedUpdate) -> int:
 
 
 def suppress(compiler: Compiler, function: Function, node: Suppress, record: RecordVariables) -> None:
-    """Write that an update is held, and that the updates whose time has come with it are forwarded."""
+    """Generate code: an update is held, and that the updates whose time has come with it are forwarded."""
     key_bytes = function.key_as_bytes(record, node.key, node)
     value_bytes = function.value_as_bytes(record, node.value, node)
     before = "None"
@@ -123,7 +123,7 @@ def suppress(compiler: Compiler, function: Function, node: Suppress, record: Rec
 
 
 def _write_due(compiler: Compiler, node: Suppress, name: str, operator_time: str) -> None:
-    """Write the functions that forward the updates whose time has come, each with its own headers."""
+    """Generate the functions that forward the updates whose time has come, each with its own headers."""
     unit = compiler.unit
     emit = unit.function(f"{name}_emit")
     emit.parameters = ("key_bytes", "update")

@@ -27,7 +27,7 @@ from coopstreams.topology.stores import Entry
 
 
 def table_table_join(compiler: Compiler, function: Function, node: TableTableJoin, record: RecordVariables) -> None:
-    """Write the join of an update of the side `record.side` with the row of the other side."""
+    """Generate the join of an update of the side `record.side` with the row of the other side."""
     drop_null_key(function, node, record)
     drop_the_past(function, node.name, record)
     record = replace(record, has_key=True, latest=None)
@@ -68,7 +68,7 @@ def waits_for_both(compiler: Compiler, node: TableTableJoin) -> bool:
 
 
 def flush(compiler: Compiler, node: TableTableJoin) -> str:
-    """Write the function that forwards the pending updates of such a join; return its name."""
+    """Generate the function that forwards the pending updates of such a join; return its name."""
     function = compiler.unit.function(f"flush_{compiler.analysis.numbers[node.name]}")
     function.over_batch = True
     with function.loop(f"for key_bytes, entry in process.flushing({_waiting(compiler, node)}.take()):"):
@@ -131,7 +131,7 @@ def _skip_nothing(
     other: RowVariables,
     before: RowVariables,
 ) -> None:
-    """Write that the update ends here if there is no result and was none."""
+    """Generate code: if neither the new nor the old result exists, the update ends here."""
     if _needs_other(node, record):
         with function.block(
             f"if {other.value} is None:" if other is before else f"if {other.value} is None and {before.value} is None:"

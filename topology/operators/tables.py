@@ -26,7 +26,7 @@ from coopstreams.topology.stores import StoreSpec
 
 
 def table_source(compiler: Compiler, function: Function, node: TableSource, record: RecordVariables) -> None:
-    """Write that a record sets the row of its key, and a tombstone deletes it. Either is an update, changed or not."""
+    """Generate code: a record sets the row of its key, a tombstone deletes it. Both are updates, changed or not."""
     drop_null_key(function, node, record)
     record = replace(record, has_key=True)
     if node.store is None:
@@ -50,20 +50,20 @@ def table_source(compiler: Compiler, function: Function, node: TableSource, reco
 
 
 def stream_table_join(compiler: Compiler, function: Function, node: StreamTableJoin, record: RecordVariables) -> None:
-    """Write the join of a stream record with the current row of its key; the output keeps the record's timestamp."""
+    """Generate the join of a stream record with the current row of its key; the output keeps the record's timestamp."""
     if not node.left:
         drop_null_key(function, node, record)
         record = replace(record, has_key=True)
     checked = record.value or record.value_bytes
     if not record.dense:
-        function.drop_if(f"{checked} is None", node, "null value")
+        function.drop_if(f"{checked} is None", node, "null-value")
     compiler.forward(function, node, join_row(compiler, function, node, record, checked))
 
 
 def join_row(
     compiler: Compiler, function: Function, node: StreamTableJoin, record: RecordVariables, checked: str | None = None
 ) -> RecordVariables:
-    """Write the join of a record with the row of its key; return the result as a record.
+    """Generate the join of a record with the row of its key; return the result as a record.
 
     `checked`: a variable of the value, as bytes or object, that is known not to be None.
     """
@@ -81,7 +81,7 @@ def join_row(
     parts = ("key", "value", row) if node.with_key else ("value", row)
     call = compiler.call_of(function, "joiner", node.joiner, record, parts)
     if not record.dense and record.value not in (None, checked):
-        function.drop_if(f"{record.value} is None", node, "null value")  # bytes may deserialise to null, as JSON's do
+        function.drop_if(f"{record.value} is None", node, "null-value")  # bytes may deserialise to null, as JSON's do
     value = function.fresh("value")
     with function.guard("processing", node.name):
         function.line(f"{value} = {call}")
@@ -89,9 +89,9 @@ def join_row(
 
 
 def drop_null_key(function: Function, node: Node, record: RecordVariables) -> None:
-    """Write that a record without a key is dropped."""
+    """Generate code: a record without a key is dropped."""
     if not record.has_key:
-        function.drop_if(f"{record.key_bytes or record.key} is None", node, "null key")
+        function.drop_if(f"{record.key_bytes or record.key} is None", node, "null-key")
 
 
 def row_key(node: Node, store: StoreSpec) -> Serde[Any]:
@@ -100,14 +100,14 @@ def row_key(node: Node, store: StoreSpec) -> Serde[Any]:
 
 
 def entry_of(compiler: Compiler, function: Function, store: StoreSpec, key_bytes: str) -> str:
-    """Write the look-up of a row of a store; return the variable of its entry."""
+    """Generate the look-up of a row of a store; return the variable of its entry."""
     entry, name = function.fresh("entry"), compiler.unit.store(store)
     function.line(f"{entry} = get_{name}({key_bytes}) or load_{name}({key_bytes})")
     return entry
 
 
 def touch(compiler: Compiler, function: Function, store: StoreSpec, key_bytes: str, entry: str) -> None:
-    """Write that an entry is marked as changed."""
+    """Generate code: an entry is marked as changed."""
     with function.block(f"if not {entry}.dirty:"):
         function.line(f"touch_{compiler.unit.store(store)}({key_bytes}, {entry})")
 

@@ -21,7 +21,7 @@ from coopstreams.topology.versions import latest_value, put_version
 def versioned_source(
     compiler: Compiler, function: Function, node: TableSource, store: StoreSpec, record: RecordVariables
 ) -> None:
-    """Write that a record becomes a version of its row. The record's key is not null."""
+    """Generate code: a record becomes a version of its row. The record's key is not null."""
     now, name, unit = compiler.stream_time(function, node, record), compiler.unit.store(store), compiler.unit
     value, key_bytes = function.value(record), function.key_as_bytes(record, store.key, node)
     oldest, entry, latest = (function.fresh(part) for part in ("oldest", "entry", "latest"))
@@ -44,8 +44,8 @@ def versioned_source(
 
 
 def drop_the_past(function: Function, node_name: str, record: RecordVariables) -> None:
-    """Write that a record which changes only the past of its row is dropped: the operator works on the latest rows."""
+    """Generate code: a record that changes only the past of its row is dropped; the operator uses the latest rows."""
     if record.latest is not None:
         with function.block(f"if not {record.latest}:"):
-            function.line(f"dropped[{function.unit.drop(node_name, 'not the latest')}] += 1")
+            function.line(f"dropped[{function.unit.drop(node_name, 'not-the-latest')}] += 1")
             function.line(function.skip)

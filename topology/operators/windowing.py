@@ -183,7 +183,7 @@ class _Sliding:
         self._add(0, *(combined or (self._of._initializer(), timestamp)))
 
     def _begin_right(self, right: tuple[Any, int] | None) -> None:
-        """Make the window after the record if there is a later record, with the value of that record's windows."""
+        """Create the window that begins after the record, if a later record lies in it; its aggregate is `right`."""
         if right is not None and right[1] > self._timestamp:
             window = window_key(self._key_bytes, self._timestamp + 1)
             self._of._store.put(window, *right)

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from confluent_kafka import KafkaError, KafkaException
 
+from coopstreams.common.acls import NEEDS_NOTHING, Attempt, Login
 from coopstreams.log.kafka.settings import ClientErrors, code_in
 from coopstreams.topology.errors import (
+    AccessDeniedError,
     DeliveryError,
     FencedError,
     LogError,
@@ -124,10 +126,24 @@ _CURE = {
     KafkaError._INVALID_DIFFERENT_RECORD: "Another record of the batch was refused: see the topic's "
     "message.timestamp.after.max.ms and cleanup.policy.",
     KafkaError._MSG_TIMED_OUT: "No broker took it in time: is Kafka up, and has the partition a leader?",
-    KafkaError.TOPIC_AUTHORIZATION_FAILED: "Ask for the WRITE or READ permission on it.",
     KafkaError.NOT_ENOUGH_REPLICAS: "Too few replicas of the partition are up for min.insync.replicas.",
 }
 
+
+_LOGIN = frozenset({
+    KafkaError._AUTHENTICATION,
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+    KafkaError.UNSUPPORTED_SASL_MECHANISM,
+    KafkaError.ILLEGAL_SASL_STATE,
+})  # fmt: skip
+_CURE_LOGIN = (
+    "The brokers do not let in {}: check sasl.mechanism, and the user with its password, token or certificate, against "
+    "what the brokers know."
+)
+_CURE_TLS = (
+    "Check ssl.ca.location (the authority that signed the brokers' certificates), that bootstrap.servers has the names "
+    "that are in them, and, if the brokers ask for one, ssl.certificate.location."
+)
 
 _FENCED_BROKERS = "fenced"
 """In the message of INVALID_REPLICATION_FACTOR: known brokers are down at present; otherwise there are too few."""
@@ -152,21 +168,31 @@ def error_of(exception: BaseException) -> KafkaError:
     return error if isinstance(error, KafkaError) else KafkaError(KafkaError._FAIL, str(exception))
 
 
-def heals(error: KafkaError) -> bool:
-    """Whether the same work may succeed later without any change by a user.
+def heals(error: KafkaError, login: Login = NEEDS_NOTHING.login) -> bool:
+    """Whether the same work may succeed later without any change by a user. `login`: who was refused, if it is that.
 
     A fatal error ends the client, not the work: a writer aborts with a new producer (seen: a broker that was killed and
     one that was paused left a producer's sequence numbers out of order; its worker ended).
     """
     if error.code() == KafkaError.INVALID_REPLICATION_FACTOR and _FENCED_BROKERS in error.str():
         return True
-    return error.code() not in FINAL
+    return error.code() not in FINAL or (login.by_token and error.code() in _LOGIN)
 
 
-def translated(error: KafkaError, what: str) -> LogError:
-    """Return our exception for an error; `what` names the attempt, with the topic and partition if there is one."""
+def translated(error: KafkaError, what: str, attempt: Attempt = NEEDS_NOTHING) -> LogError:
+    """Return our exception for an error; `what` names the attempt, with the topic and partition if there is one.
+
+    `attempt`: which ACLs it needs.
+    """
     code = error.code()
     text = f"{what}: {error.str()} ({error.name()})."
+    if code in _LOGIN:
+        denied = f"{text} {_CURE_LOGIN.format(attempt.login)}"
+        return LogError(denied, retryable=True) if attempt.login.by_token else AccessDeniedError(denied)
+    if code == KafkaError._SSL:
+        return AccessDeniedError(f"{text} {_CURE_TLS}")
+    if missing := attempt.missing(error.name()):
+        return AccessDeniedError(f"{text} {missing}")
     if code in FENCED:
         return FencedError(
             f"{text} Another writer or a newer generation took over: abort, forget, open again from the log."
@@ -176,14 +202,17 @@ def translated(error: KafkaError, what: str) -> LogError:
             f"{text} The log no longer has this offset: begin at its start, its end, or the group's last commit."
         )
     if code in _NOT_DELIVERED:
-        return not_delivered(error, what)
+        return not_delivered(error, what, attempt)
     return LogError(text, retryable=heals(error))
 
 
-def not_delivered(error: KafkaError, what: str) -> DeliveryError:
-    """Return the exception for a record that the broker refused."""
+def not_delivered(error: KafkaError, what: str, attempt: Attempt = NEEDS_NOTHING) -> DeliveryError | AccessDeniedError:
+    """Return the exception for a record that the broker refused; `attempt`: which ACLs it needed."""
     cure = "Create the topic first, or correct the name." if error.code() in UNKNOWN else _CURE.get(error.code(), "")
-    text = f"{what}: {error.str()} ({error.name()}). {cure}".rstrip()
+    text = f"{what}: {error.str()} ({error.name()})."
+    if missing := attempt.missing(error.name()):
+        return AccessDeniedError(f"{text} {missing}")
+    text = f"{text} {cure}".rstrip()
     if error.code() in _REFUSED:
         return RefusedError(text)
     return DeliveryError(text, retryable=heals(error))
@@ -205,7 +234,7 @@ def unknown_topic(where: str) -> UnknownTopicError:
 
 def away(servers: object, what: str, seconds: float, errors: ClientErrors) -> LogError:
     """Return the exception for a cluster that does not answer, with its address, the last error and what to check."""
-    last = f" The last thing heard: {errors.last}." if errors.last else ""
+    last = f" The last thing heard: {errors.last.rstrip('.')}." if errors.last else ""
     return LogError(
         f"{what}: no Kafka broker at {servers} answered within {seconds:g} s.{last} "
         "Is it running there (`coopstreams dev` starts one here), are bootstrap.servers and security.protocol right, "

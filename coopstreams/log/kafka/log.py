@@ -20,16 +20,19 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
+from coopstreams.common.acls import Attempt
+from coopstreams.common.references import resolved
 from coopstreams.group.admin import connected
 from coopstreams.group.ends import Ends, EndsAnswer
 from coopstreams.group.transactions import Transactions
 from coopstreams.log.kafka.errors import UNKNOWN, away, error_of, heals, translated, unknown_topic
-from coopstreams.log.kafka.patience import ATTEMPT_S, RETRY_S, Patience
+from coopstreams.log.kafka.patience import ATTEMPT_S, FAILOVER_S, RETRY_S, Patience
 from coopstreams.log.kafka.reader import KafkaReader
 from coopstreams.log.kafka.settings import (
     ClientErrors,
     client_settings,
     consumer_settings,
+    login_of,
     make_client,
     producer_settings,
 )
@@ -72,11 +75,13 @@ class KafkaLog:
     """
 
     def __init__(self, settings: Mapping[str, Any], *, timeout_s: float = 30.0) -> None:
-        self._settings = dict(settings)
+        self._settings = resolved(settings)
         producer_settings(self._settings, None)  # raises now if a setting is wrong
         self.timeout_s = timeout_s
         """How long brokers may be unreachable before a request fails; may be changed at any time."""
-        self._errors = ClientErrors()
+        self._errors = ClientErrors(login_of(self._settings))
+        self._heard = False
+        """Whether any request was answered."""
         self._lock = threading.Lock()
         self._consumer = self._new_consumer()
         self._admin = self._new_admin()
@@ -113,13 +118,21 @@ class KafkaLog:
         self._take_transactions().settle_dead(dead, written, SETTLE_S)
 
     def partitions(self, topics: Sequence[str] | None = None) -> dict[str, int]:
-        """Return the partition counts of the topics asked for (None: of all) that exist."""
+        """Return the partition counts of the topics asked for (None: of all) that exist.
+
+        Brokers leave topics out that this user may not describe; asked for by name, they are an error.
+        """
         known = self._known()
         # A broker may not know a new topic yet: wait, so that its creator finds it from now on.
         while time.monotonic() < self._made_until and not self._made <= known.keys():
             time.sleep(RETRY_S)
             known = self._known()
-        return known if topics is None else {name: known[name] for name in topics if name in known}
+        if topics is None:
+            return known
+        for name in topics:
+            if name not in known:
+                self._described(name, fine=UNKNOWN)
+        return {name: known[name] for name in topics if name in known}
 
     def create_topics(self, specs: Sequence[TopicSpec]) -> None:
         """Create the topics that do not exist yet, and wait until they are known."""
@@ -131,6 +144,7 @@ class KafkaLog:
                 AdminClient.create_topics,
                 [new],
                 f'creating topic "{spec.name}"',
+                self._attempt("Create", spec.name),
                 fine={KafkaError.TOPIC_ALREADY_EXISTS},
             )
         self._made |= {spec.name for spec in specs}
@@ -143,7 +157,8 @@ class KafkaLog:
             return
         self._made -= set(names)
         for name in names:
-            self._request(AdminClient.delete_topics, [name], f'deleting topic "{name}"', fine=UNKNOWN)
+            deleted = self._attempt("Delete", name)
+            self._request(AdminClient.delete_topics, [name], f'deleting topic "{name}"', deleted, fine=UNKNOWN)
         deadline = time.monotonic() + self.timeout_s
         while not self.partitions().keys().isdisjoint(names) and time.monotonic() < deadline:
             time.sleep(RETRY_S)
@@ -151,19 +166,13 @@ class KafkaLog:
     def topic_config(self, topic: str) -> dict[str, str]:
         """Return the topic's configuration, defaults of the broker included."""
         resource = ConfigResource(ResourceType.TOPIC, topic)
-        entries = (
-            self._request(AdminClient.describe_configs, [resource], f'asking for the configuration of topic "{topic}"')
-            or {}
-        )
+        what, attempt = f'asking for the configuration of topic "{topic}"', self._attempt("DescribeConfigs", topic)
+        entries = self._request(AdminClient.describe_configs, [resource], what, attempt) or {}
         return {name: entry.value for name, entry in entries.items() if entry.value is not None}
 
     def topic_id(self, topic: str) -> str:
         """Return the id of the topic, which differs after it is recreated."""
-
-        def describe(admin: AdminClient, names: list[str], *, request_timeout: float) -> Any:
-            return admin.describe_topics(TopicCollection(names), request_timeout=request_timeout)
-
-        found = str(self._request(describe, [topic], f'asking for the id of topic "{topic}"').topic_id)
+        found = str(self._described(topic).topic_id)
         return "" if found == NO_ID else found
 
     def start_offset(self, partition: TopicPartition) -> int:
@@ -192,12 +201,17 @@ class KafkaLog:
         """Return the high watermark that a leader reports: an old one, if that broker hung. One request."""
         return self._watermarks(partition)[1]
 
+    def silent_replicas(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, frozenset[int]]:
+        """Return the brokers of in-sync replicas of these partitions that do not answer within a second."""
+        return self._connected().ends.silent(partitions, LOOK_S)
+
     def delete_before(self, partition: TopicPartition, offset: int) -> None:
         """Delete the records below an offset."""
         self._request(
             AdminClient.delete_records,
             [KafkaPartition(*partition, offset)],
             f"deleting the records of {partition} below {offset}",
+            self._attempt("Delete", partition.topic),
         )
 
     def close(self) -> None:
@@ -208,6 +222,18 @@ class KafkaLog:
                 self._consumer.close()
                 if self._brokers is not None:
                     self._brokers.transactions.close()
+
+    def _described(self, topic: str, fine: Collection[int] = ()) -> Any:
+        """Return what the brokers tell of a topic; None: an error in `fine`."""
+
+        def describe(admin: AdminClient, names: list[str], *, request_timeout: float) -> Any:
+            return admin.describe_topics(TopicCollection(names), request_timeout=request_timeout)
+
+        what, attempt = f'asking for topic "{topic}"', self._attempt("Describe", topic)
+        return self._request(describe, [topic], what, attempt, fine=fine)
+
+    def _attempt(self, operation: str, topic: str) -> Attempt:
+        return Attempt(self._errors.login, operation, topic)
 
     def _take_transactions(self) -> Transactions:
         """Return the client for transactions, connected at the first call."""
@@ -256,23 +282,28 @@ class KafkaLog:
         )
 
     def _ask(self, question: Callable[[float], T], what: str, where: TopicPartition | None = None) -> T:
-        """Return the answer of the cluster; retry while it is unreachable or does not yet know a new topic."""
+        """Return the answer of the cluster; retry while it is unreachable or does not yet know a new topic.
+
+        `where`: the partition whose leader is asked, which may be dead: librdkafka waits for it for a whole attempt.
+        """
         patience, unknown = Patience(what, self.timeout_s), 0.0
         while True:
             with self._lock:  # in librdkafka's consumer a second caller starves
                 if self._closed:
                     raise LogError("this log is closed")
                 try:
-                    answer = question(patience.attempt_s())
+                    answer = question(patience.attempt_s(0.0 if where is None else FAILOVER_S))
                     self._answered_at = time.monotonic()
+                    self._heard = True
                     return answer
                 except KafkaException as exception:
                     error = error_of(exception)
                     self._consumer.poll(0)  # get the reason
             if where is not None and error.code() in UNKNOWN:
                 unknown = self._check_known(where, unknown)
-            elif self._errors.refused is not None or not heals(error):
-                raise translated(self._errors.refused or error, what)
+            elif (refused := self._refused) is not None or not heals(error, self._errors.login):
+                asked = self._attempt("Describe", "" if where is None else where.topic)
+                raise translated(refused or error, what, asked)
             if patience.over:
                 self._renew()
                 raise away(self._settings["bootstrap.servers"], what, self.timeout_s, self._errors)
@@ -349,7 +380,19 @@ class KafkaLog:
             return True
         return False
 
-    def _request(self, request: Callable[..., Any], what_for: list[Any], what: str, fine: Collection[int] = ()) -> Any:
+    @property
+    def _refused(self) -> KafkaError | None:
+        """Why the brokers will not let this process in, however long it waits; None: they do, or may again."""
+        return self._errors.refused or (None if self._heard else self._errors.shut_out)
+
+    def _request(
+        self,
+        request: Callable[..., Any],
+        what_for: list[Any],
+        what: str,
+        attempt: Attempt,
+        fine: Collection[int] = (),
+    ) -> Any:
         """Return the result of an admin request, retried while the cluster is unreachable; None: an error in `fine`."""
         patience, unknown = Patience(what, self.timeout_s), 0.0
         while True:
@@ -368,8 +411,8 @@ class KafkaLog:
                 unknown = unknown or time.monotonic()
                 if time.monotonic() - unknown > min(UNKNOWN_FOR_S, self.timeout_s):
                     raise UnknownTopicError(f"{what}: Kafka has no such topic or partition.")
-            elif self._errors.refused is not None or not heals(error):
-                raise translated(self._errors.refused or error, what)
+            elif (refused := self._refused) is not None or not heals(error, self._errors.login):
+                raise translated(refused or error, what, attempt)
             if patience.over:
                 self._admin = self._new_admin()
                 raise away(self._settings["bootstrap.servers"], what, self.timeout_s, self._errors)

@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 
+from coopstreams.common.acls import Attempt
 from coopstreams.log.kafka.errors import away, error_of, heals, translated
 from coopstreams.log.kafka.patience import Patience
-from coopstreams.log.kafka.settings import ClientErrors, consumer_settings, make_client
+from coopstreams.log.kafka.settings import ClientErrors, consumer_settings, login_of, make_client
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import GroupError
 
@@ -40,7 +41,7 @@ class KafkaOffsets:
 
     def __init__(self, settings: Mapping[str, Any], group: str, *, timeout_s: float = 30.0) -> None:
         plain = {name: value for name, value in settings.items() if not name.endswith("group.id")}
-        self._errors = ClientErrors()
+        self._errors = ClientErrors(login_of(settings))
         self._consumer: Consumer = make_client(
             Consumer, consumer_settings({**plain, "group.id": group}, committed_only=True), self._errors
         )
@@ -52,20 +53,26 @@ class KafkaOffsets:
         """Return the last stable offset: no transaction is open below it."""
         where = KafkaPartition(*partition)
         what = f"asking for the last stable offset of {partition}"
-        end: int = self._ask(lambda seconds: self._consumer.get_watermark_offsets(where, seconds, cached=False), what)[
-            1
-        ]
-        return end
+        _, end = self._ask(
+            lambda seconds: self._consumer.get_watermark_offsets(where, seconds, cached=False), what, partition.topic
+        )
+        return int(end)
 
     def at_time(self, partitions: Sequence[TopicPartition], time_ms: int) -> dict[TopicPartition, int | None]:
         """Return the first offset at or after this timestamp in each partition; None: there is none yet."""
         asked = [KafkaPartition(*partition, time_ms) for partition in partitions]
         found = self._ask(
-            lambda seconds: self._consumer.offsets_for_times(asked, seconds), "asking for offsets by time"
+            lambda seconds: self._consumer.offsets_for_times(asked, seconds),
+            "asking for offsets by time",
+            *(partition.topic for partition in partitions),
         )
         for answer in found:
             if answer.error is not None:
-                raise translated(answer.error, f"asking for an offset of {answer.topic}-{answer.partition} by time")
+                raise translated(
+                    answer.error,
+                    f"asking for an offset of {answer.topic}-{answer.partition} by time",
+                    self._attempt(answer.topic),
+                )
         return {
             TopicPartition(answer.topic, answer.partition): answer.offset if answer.offset >= 0 else None
             for answer in found
@@ -100,14 +107,19 @@ class KafkaOffsets:
         for answer in answers or ():
             if answer.error is not None:
                 raise translated(
-                    answer.error, f"setting the offset of {answer.topic}-{answer.partition} for group {self._group}"
+                    answer.error,
+                    f"setting the offset of {answer.topic}-{answer.partition} for group {self._group}",
+                    self._attempt(answer.topic),
                 )
 
     def close(self) -> None:
         """Close the client."""
         self._consumer.close()
 
-    def _ask(self, question: Callable[[float], T], what: str) -> T:
+    def _attempt(self, *topics: str) -> Attempt:
+        return Attempt(self._errors.login, "Read", ", ".join(sorted(set(topics))), self._group)
+
+    def _ask(self, question: Callable[[float], T], what: str, *topics: str) -> T:
         patience = Patience(what, self._timeout_s)
         while True:
             try:
@@ -119,8 +131,8 @@ class KafkaOffsets:
                     f'{what}: the group has members. Stop all instances of "{self._group}", then try again.'
                 )
             self._consumer.poll(0)  # get the reason
-            if self._errors.refused is not None or not heals(error):
-                raise translated(self._errors.refused or error, what)
+            if self._errors.refused is not None or not heals(error, self._errors.login):
+                raise translated(self._errors.refused or error, what, self._attempt(*topics))
             if patience.over:
                 raise away(self._servers, what, self._timeout_s, self._errors)
             patience.rest(f"{error.str()} ({error.name()})")

@@ -1,6 +1,8 @@
 """How long a request to the cluster is retried: in attempts that grow, within the user's time limit, with a log line.
 
 Turned down: one attempt for the whole time (its broker may be dead, and another one responsible by now).
+Turned down: attempts that grow while a leader may be dead (a process that started found the new leader 4 s after its
+election, because an attempt of 5 s at the old one had just begun: measured).
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from collections.abc import Callable
 ATTEMPT_S = 5.0
 FIRST_ATTEMPT_S = 1.0
 """Doubled with each attempt, up to `ATTEMPT_S`."""
+FAILOVER_S = 20.0
+"""How long a cluster may take to replace a dead leader: its `broker.session.timeout.ms` and a controller's election."""
 RETRY_S = 0.05
 SILENT_S = 3.0
 """How long a request may go without an answer before it is logged."""
@@ -41,10 +45,12 @@ class Patience:
         """Whether the time limit has passed."""
         return self._clock() - self._began >= self._timeout_s
 
-    def attempt_s(self) -> float:
-        """Return how long the next attempt may take."""
-        left = self._began + self._timeout_s - self._clock()
-        self._attempts += 1
+    def attempt_s(self, short_for_s: float = 0.0) -> float:
+        """Return how long the next attempt may take. Attempts begin to grow after `short_for_s`."""
+        waited = self._clock() - self._began
+        left = self._timeout_s - waited
+        if waited >= short_for_s or self._attempts == 0:
+            self._attempts += 1
         return min(max(left, 0.1), ATTEMPT_S, FIRST_ATTEMPT_S * 2.0 ** (self._attempts - 1))
 
     def rest(self, answer: str) -> None:

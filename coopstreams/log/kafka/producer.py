@@ -7,15 +7,32 @@ records go out by the same producer.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from confluent_kafka import Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from coopstreams.log.kafka.errors import CLIENT_ERRORS, error_of, translated
+from coopstreams.log.kafka.settings import ClientErrors, login_of, make_client, producer_settings
 from coopstreams.log.kafka.writer import group_metadata
 from coopstreams.log.log import GroupFence
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import DeliveryError
+
+
+def transactional_producer(settings: Mapping[str, Any], transactional_id: str) -> Producer:
+    """Return a producer for transactions, which has ended those that an earlier one left open.
+
+    Raises:
+        LogError: refused, or the brokers do not answer.
+    """
+    errors = ClientErrors(login_of(settings))
+    producer: Producer = make_client(Producer, producer_settings(settings, transactional_id), errors)
+    try:
+        producer.init_transactions()
+    except CLIENT_ERRORS as error:
+        raise translated(error_of(error), f'beginning with transactional id "{transactional_id}"') from error
+    return producer
 
 
 class ProducerTransaction:

@@ -1,6 +1,6 @@
 """A reader of Kafka partitions, through a confluent-kafka consumer that is never a member of the group.
 
-The consumer returns messages in batches; a batch is cut by partition, each piece becomes columns by comprehensions, and
+The consumer returns messages in batches; a batch is cut by partition, each part becomes columns by comprehensions, and
 `make_batches` does the rest. End-of-partition events mark where a partition ends, and move the position past
 transaction markers, which librdkafka's own position never passes.
 
@@ -24,10 +24,11 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 
+from coopstreams.common.acls import Attempt
 from coopstreams.log.batches import Routes, make_batches
 from coopstreams.log.kafka.errors import OUT_OF_RANGE, UNKNOWN, error_of, heals, translated, unknown_topic
 from coopstreams.log.kafka.messages import columns_of
-from coopstreams.log.kafka.settings import ClientErrors, consumer_settings, logger, make_client
+from coopstreams.log.kafka.settings import ClientErrors, consumer_settings, logger, login_of, make_client
 from coopstreams.log.log import Position, RecordBatch
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.operator_time import OperatorTimeColumns
@@ -37,7 +38,7 @@ from coopstreams.topology.keys import KeyRange
 
 HELD_RECORDS = 50_000
 HELD_BYTES = 32 << 20
-"""What is kept aside of a held partition at most, about; then it is unassigned."""
+"""The approximate bound on the messages kept in memory for a held partition; above it, it is unassigned."""
 MOST_AT_ONCE = 1_000_000
 """The limit of `consume`."""
 METADATA_TIMEOUT_S = 2.0
@@ -91,7 +92,7 @@ class KafkaReader:
 
     def __init__(self, settings: Mapping[str, Any], *, committed_only: bool) -> None:
         self._settings = consumer_settings(settings, committed_only=committed_only)
-        self._errors = ClientErrors()
+        self._errors = ClientErrors(login_of(settings))
         self._consumer: Consumer = make_client(Consumer, self._settings, self._errors)
         self._closed = self._awake = False
         self._readings: dict[TopicPartition, _Reading] = {}
@@ -181,7 +182,7 @@ class KafkaReader:
             self._consumer.close()
 
     def _look_for(self, partitions: Sequence[TopicPartition]) -> None:
-        """Do nothing if these partitions exist, or if no broker answers: then the fetches report it."""
+        """Check that these partitions exist; return if no broker answers, because the fetches report that."""
         wanted: dict[str, int] = {}
         for partition in partitions:
             wanted[partition.topic] = max(partition.partition, wanted.get(partition.topic, 0))
@@ -191,9 +192,10 @@ class KafkaReader:
                 try:
                     found = self._consumer.list_topics(topic, timeout=METADATA_TIMEOUT_S).topics.get(topic)
                 except KafkaException as exception:
-                    if heals(error_of(exception)):
+                    if heals(error_of(exception), self._errors.login):
                         return
-                    raise translated(error_of(exception), f'looking for topic "{topic}"') from exception
+                    error, what = error_of(exception), f'looking for topic "{topic}"'
+                    raise translated(error, what, self._attempt(topic)) from exception
                 if found is not None and highest in found.partitions:
                     break
                 if (
@@ -201,7 +203,7 @@ class KafkaReader:
                     and found.error is not None
                     and found.error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
                 ):
-                    raise translated(found.error, f'looking for topic "{topic}"')
+                    raise translated(found.error, f'looking for topic "{topic}"', self._attempt(topic))
                 if time.monotonic() > deadline:
                     raise unknown_topic(f'partition {highest} of topic "{topic}"')
                 time.sleep(0.02)
@@ -285,7 +287,7 @@ class KafkaReader:
         except KafkaException as exception:
             raise translated(error_of(exception), "reading") from exception
         if self._errors.refused is not None:
-            self._failures.append(translated(self._errors.refused, "logging in to Kafka"))
+            self._failures.append(translated(self._errors.refused, "logging in to Kafka", self._attempt("")))
             self._errors.refused = None
         return messages
 
@@ -303,20 +305,20 @@ class KafkaReader:
         if only is not None and numbers.count(numbers[0]) == len(numbers):
             yield only, messages
             return
-        pieces: dict[Any, list[Message]] = {}
+        parts: dict[Any, list[Message]] = {}
         plain = len(self._by_number) == len(self._readings)
         keys: Iterable[Any] = numbers if plain else zip([message.topic() for message in messages], numbers, strict=True)
         start = 0
         for key, same in groupby(keys):
             end = start + sum(1 for _ in same)
-            pieces.setdefault(key, []).extend(messages[start:end])
+            parts.setdefault(key, []).extend(messages[start:end])
             start = end
-        for key, piece in pieces.items():
+        for key, part in parts.items():
             reading = self._by_number.get(key) if plain else self._readings.get(key)
             if reading is not None:
-                yield reading, piece
-            elif piece[0].topic() is None:
-                self._heed(piece)
+                yield reading, part
+            elif part[0].topic() is None:
+                self._heed(part)
 
     def _runs(self, reading: _Reading, messages: list[Message]) -> list[RecordBatch]:
         """Return the batches of a partition's messages, and move its position."""
@@ -370,10 +372,18 @@ class KafkaReader:
         """
         for event in events:
             error = event.error()
-            if error is None or heals(error) or error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+            if (
+                error is None
+                or heals(error, self._errors.login)
+                or error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
+            ):
                 logger.debug("reading: %s", error)
             else:
-                self._failures.append(translated(error, f"reading {event.topic() or 'Kafka'}"))
+                topic = event.topic() or ""
+                self._failures.append(translated(error, f"reading {topic or 'Kafka'}", self._attempt(topic)))
+
+    def _attempt(self, topic: str) -> Attempt:
+        return Attempt(self._errors.login, "Read", topic)
 
     def _raise_failure(self) -> None:
         if astray := [reading for reading in self._readings.values() if reading.astray]:

@@ -16,8 +16,10 @@ from typing import Any, Literal
 
 from confluent_kafka import KafkaError
 
+from coopstreams.common.acls import Login
+from coopstreams.common.security import Security, is_security
 from coopstreams.log.kafka import outage
-from coopstreams.topology.errors import ConfigError
+from coopstreams.topology.errors import ConfigError, LogError
 
 Kind = Literal["consumer", "producer", "admin"]
 
@@ -91,18 +93,27 @@ _PREFIXES = ("consumer.", "producer.", "admin.")
 TRANSACTION_TIMEOUT_MS = 15_000
 REPEAT_S = 60.0
 _FATAL = "Fatal transaction error"
+_NO_TOKEN = "Failed to acquire SASL OAUTHBEARER token"
+"""Under the code of refused credentials, although no broker was asked: the source of tokens may answer later."""
 AWAY = frozenset({"FAIL", "REQTMOUT"})
 """Facilities in librdkafka's log that report brokers which are unreachable or do not answer."""
+
+
+def login_of(settings: Mapping[str, Any]) -> Login:
+    """Return who clients with these settings are to the brokers."""
+    return Security.of(settings).login
 
 
 def client_settings(settings: Mapping[str, Any], kind: Kind) -> dict[str, Any]:
     """Return the settings of one kind of client.
 
     Raises:
-        ConfigError: a setting that correctness depends on is given; remove it.
+        ConfigError: a setting that correctness depends on is given: remove it; or one on security cannot be used.
     """
     if "bootstrap.servers" not in settings:
         raise ConfigError('"bootstrap.servers" is missing: say where Kafka is, as HOST:PORT, separated by commas')
+    security = Security.of(settings)
+    settings = {name: value for name, value in settings.items() if not is_security(name)}
     plain = {name: value for name, value in settings.items() if not name.startswith(_PREFIXES)}
     own = {name.removeprefix(f"{kind}."): value for name, value in settings.items() if name.startswith(f"{kind}.")}
     fixed = _NEVER | _OURS["consumer"].keys() | _OURS["producer"].keys()
@@ -111,7 +122,7 @@ def client_settings(settings: Mapping[str, Any], kind: Kind) -> dict[str, Any]:
             f"{', '.join(refused)}: coopstreams sets this itself, for exactly-once and for key ranges. Take it out of "
             "the settings."
         )
-    return _EVERYWHERE | _DEFAULTS[kind] | plain | own | _OURS[kind]
+    return _EVERYWHERE | _DEFAULTS[kind] | plain | own | security.librdkafka() | _OURS[kind]
 
 
 def consumer_settings(settings: Mapping[str, Any], *, committed_only: bool) -> dict[str, Any]:
@@ -143,11 +154,15 @@ class ClientErrors:
     producer has it, one line before.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, login: Login) -> None:
+        self.login = login
+        """Who the client is to the brokers."""
         self.fatal: KafkaError | None = None
         """Set when the client is unusable."""
         self.refused: KafkaError | None = None
         """Set when the broker rejects the credentials, which waiting does not cure."""
+        self.shut_out: KafkaError | None = None
+        """Set when TLS, or a login with a token, failed: at the start nothing cures it; later, a new token may."""
         self.transaction = ""
         """The error that made the transaction fail, in words: later calls only report the consequence."""
         self._last: KafkaError | None = None
@@ -155,8 +170,12 @@ class ClientErrors:
 
     def __call__(self, error: KafkaError) -> None:
         """Note an error; librdkafka calls this while it is polled."""
-        if error.code() == KafkaError._AUTHENTICATION:
+        if error.code() == KafkaError._AUTHENTICATION and not self.login.by_token:
             self.refused = error
+        elif error.code() == KafkaError._SSL or (
+            error.code() == KafkaError._AUTHENTICATION and _NO_TOKEN not in error.str()
+        ):
+            self.shut_out = error
         if error.code() != KafkaError._ALL_BROKERS_DOWN:  # the error before it is more specific
             self._last = error
 
@@ -196,10 +215,21 @@ def make_client(make: Callable[[dict[str, Any]], Any], settings: dict[str, Any],
 
     Raises:
         ConfigError: librdkafka does not know a setting, or refuses its value.
+        LogError: retryable: there is no token to log in with.
     """
     try:
         return make(settings | {"error_cb": errors, "logger": errors})
+    except SystemError as error:  # confluent-kafka has waited for a first token, and does not say why there is none
+        raise LogError(f"no token for OAUTHBEARER: {_why_no_token(settings)}", retryable=True) from error
     except Exception as error:  # KafkaException, ValueError or TypeError, depending on the setting
         raise ConfigError(
             f"the Kafka client refuses its settings: {error}. The names are librdkafka's: see its CONFIGURATION.md"
         ) from error
+
+
+def _why_no_token(settings: Mapping[str, Any]) -> str:
+    try:
+        settings["oauth_cb"]("")
+    except Exception as error:  # noqa: BLE001 a user's function may raise anything
+        return str(error)
+    return "oauth_cb took too long"

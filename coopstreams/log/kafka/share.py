@@ -17,8 +17,9 @@ from typing import Any
 from confluent_kafka import AcknowledgeType, KafkaException, ShareConsumer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType  # type: ignore[attr-defined]
 
+from coopstreams.common.acls import Attempt
 from coopstreams.log.kafka.errors import error_of, heals, translated
-from coopstreams.log.kafka.settings import ClientErrors, client_settings, make_client
+from coopstreams.log.kafka.settings import ClientErrors, client_settings, login_of, make_client
 from coopstreams.topology.columns import Headers, TopicPartition
 from coopstreams.topology.errors import LogError
 
@@ -58,7 +59,7 @@ class KafkaShare:
             ConfigError: the client refuses a setting.
             LogError: the brokers refuse the group's settings: they are too old, or this principal may not alter them.
         """
-        self._errors = ClientErrors()
+        self._errors = ClientErrors(login_of(settings))
         self._group = group
         plain = client_settings(settings, "admin")
         self._configure(plain, group_settings)
@@ -81,7 +82,7 @@ class KafkaShare:
         except KafkaException as exception:
             error = error_of(exception)
             if not heals(error):
-                raise translated(error, f"share group {self._group}") from exception
+                raise translated(error, f"share group {self._group}", self._attempt("")) from exception
             return []
         records = []
         for message in messages:
@@ -101,7 +102,7 @@ class KafkaShare:
                     )
                 )
             elif not heals(failed):
-                raise translated(failed, f"share group {self._group}")
+                raise translated(failed, f"share group {self._group}", self._attempt(message.topic() or ""))
         return records
 
     def acknowledge(self, record: AcquiredRecord, *, done: bool) -> None:
@@ -129,6 +130,9 @@ class KafkaShare:
     def close(self) -> None:
         """Leave the group; unacknowledged records are delivered to others. Idempotent."""
         self._client.close()
+
+    def _attempt(self, topic: str) -> Attempt:
+        return Attempt(self._errors.login, "Read", topic, self._group)
 
     def _configure(self, plain: Mapping[str, Any], group_settings: Mapping[str, str]) -> None:
         admin: AdminClient = make_client(AdminClient, dict(plain), self._errors)

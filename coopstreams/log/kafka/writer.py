@@ -26,6 +26,7 @@ from typing import Any
 from confluent_kafka import KafkaError, Message, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 
+from coopstreams.common.acls import Attempt
 from coopstreams.group.transactions import Transactions
 from coopstreams.log.kafka.bounded import Bounded
 from coopstreams.log.kafka.errors import (
@@ -38,7 +39,7 @@ from coopstreams.log.kafka.errors import (
     not_delivered,
     translated,
 )
-from coopstreams.log.kafka.settings import ClientErrors, logger, make_client, producer_settings
+from coopstreams.log.kafka.settings import ClientErrors, logger, login_of, make_client, producer_settings
 from coopstreams.log.log import GroupFence
 from coopstreams.topology.columns import Headers, Int64s, TopicPartition
 from coopstreams.topology.compile.outputs import ANY_PARTITION
@@ -79,8 +80,10 @@ class KafkaWriter:
         self._timeout_s = timeout_s
         self._transactions = transactions
         self._written = written
-        self._errors = ClientErrors()
-        self._failure: tuple[KafkaError, str] | None = None
+        self._login = login_of(settings)
+        self._errors = ClientErrors(self._login)
+        self._failure: tuple[KafkaError, str, str] | None = None
+        """The error of the first record that was not delivered, in words, and its topic."""
         self._void = False
         """Whether this producer must not be used again."""
         self._fenced = False
@@ -90,6 +93,8 @@ class KafkaWriter:
         self._coordinator: int | None = None
         """The coordinator of the group to which this producer has sent offsets."""
         self._open = False
+        self._topics = set[str]()
+        """To which topics the transaction has written: its failure names none."""
         self._closed = False
         self._bounded = Bounded()
         self._producer: Producer | None = None
@@ -109,6 +114,7 @@ class KafkaWriter:
         producer, count = self._ready(), len(keys)
         if not count:
             return
+        self._topics.add(topic)
         if 0 in timestamps:
             timestamps = [timestamp or 1 for timestamp in timestamps]  # librdkafka takes 0 for "now"
         callbacks = repeat(None, count) if self._id is None else chain(repeat(None, count - 1), (self._note,))
@@ -133,7 +139,7 @@ class KafkaWriter:
                     self._produce_later(producer, row)
             producer.poll(0)
         except CLIENT_ERRORS as exception:
-            raise self._translated(exception, f'writing to topic "{topic}"') from exception
+            raise self._translated(exception, f'writing to topic "{topic}"', topic) from exception
 
     def flush(self, timeout_s: float) -> None:
         """Wait until all queued records are in the log."""
@@ -144,9 +150,10 @@ class KafkaWriter:
         failure, self._failure = self._failure, None
         if failure is not None:
             self._void = True
-            error, what = failure
+            error, what, topic = failure
             cause = cause_of(error, self._errors.transaction)
-            raise not_delivered(cause, what if cause is error else f"{what}, after: {self._errors.transaction}")
+            what = what if cause is error else f"{what}, after: {self._errors.transaction}"
+            raise not_delivered(cause, what, self._attempt(topic))
         if left:
             self._void = True
             raise DeliveryError(
@@ -171,6 +178,7 @@ class KafkaWriter:
             self._start()
         assert self._producer is not None
         self._errors.transaction = ""
+        self._topics.clear()
         try:
             self._producer.begin_transaction()
         except CLIENT_ERRORS as exception:
@@ -190,13 +198,13 @@ class KafkaWriter:
             self._bounded.run(lambda: producer.send_offsets_to_transaction(sent, identity, left), left + GRACE_S)
 
         try:
-            self._insist(send, most_s, what)
+            self._insist(send, most_s, what, fence.group)
         except TimeoutError as error:
             self._void = True
             raise away(self._servers, what, most_s, self._errors) from error
 
     def _check_coordinator(self, fence: GroupFence, what: str) -> None:
-        """Do nothing if the client may know the group's coordinator.
+        """Check that the client may know the group's coordinator.
 
         It remembers the first one it found, and waits for it even if that broker has left the cluster meanwhile
         (librdkafka issue 5511).
@@ -278,7 +286,7 @@ class KafkaWriter:
 
     def _start(self) -> None:
         """Make a new producer; a transactional one takes over its id, which aborts the open transaction."""
-        self._errors = ClientErrors()
+        self._errors = ClientErrors(self._login)
         self._failure = None
         self._void = False
         self._fenced = False
@@ -330,7 +338,7 @@ class KafkaWriter:
             except CLIENT_ERRORS as exception:
                 self._errors.fatal = self._errors.fatal or error_of(exception)
 
-    def _insist(self, call: Callable[[float], None], timeout_s: float, what: str) -> None:
+    def _insist(self, call: Callable[[float], None], timeout_s: float, what: str, group: str = "") -> None:
         """Make a call of the transactional API until it succeeds, refuses, or time runs out.
 
         A call that ran out of time is not made again. librdkafka goes on with it and offers to resume it; but if a
@@ -344,14 +352,18 @@ class KafkaWriter:
             except CLIENT_ERRORS as exception:
                 error, left = error_of(exception), deadline - time.monotonic()
                 if not error.retriable() or error.txn_requires_abort():
-                    raise self._translated(exception, what) from exception
+                    raise self._translated(exception, what, group=group) from exception
                 if left <= 0.0 or error.code() == KafkaError._TIMED_OUT:
                     self._void = True  # the call goes on: another one would be answered with a conflict
                     self._serve()
                     raise away(self._servers, what, timeout_s, self._errors) from exception
                 time.sleep(min(RETRY_S, left))
 
-    def _translated(self, exception: BaseException, what: str) -> LogError:
+    def _attempt(self, topic: str = "", group: str = "") -> Attempt:
+        topics = ", ".join(sorted(self._topics)) if self._errors.transaction else topic
+        return Attempt(self._login, "Write", topics, group, self._id or "")
+
+    def _translated(self, exception: BaseException, what: str, topic: str = "", group: str = "") -> LogError:
         """Return our exception. A client with a fatal error answers with the consequence; the cause came before."""
         error = error_of(exception)
         if error.fatal():
@@ -361,7 +373,7 @@ class KafkaWriter:
         error = cause_of(error, self._errors.transaction)
         if self._errors.transaction:
             what = f"{what}, after: {self._errors.transaction}"
-        result = translated(self._errors.fatal or error, what)
+        result = translated(self._errors.fatal or error, what, self._attempt(topic, group))
         if isinstance(result, FencedError) and not error.fatal():
             self._errors.transaction = ""  # the coordinator refused; no record was lost
         else:
@@ -390,7 +402,8 @@ class KafkaWriter:
     def _note_failure(self, error: KafkaError | None, message: Message) -> None:
         """Note the first record that was not delivered."""
         if error is not None and self._failure is None:
-            self._failure = error, f'a record for topic "{message.topic()}" was not delivered'
+            topic = message.topic() or ""
+            self._failure = error, f'a record for topic "{topic}" was not delivered', topic
 
 
 def group_metadata(fence: GroupFence) -> bytes:

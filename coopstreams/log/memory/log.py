@@ -95,6 +95,10 @@ class MemoryLog:
         """Return the true end: there is one broker, which never hangs."""
         return self.end_offset(partition)
 
+    def silent_replicas(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, frozenset[int]]:  # noqa: ARG002
+        """Return nothing: there are no replicas."""
+        return {}
+
     def delete_before(self, partition: TopicPartition, offset: int) -> None:
         """Delete the records below an offset."""
         with self._state.changed:

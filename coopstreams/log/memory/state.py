@@ -164,7 +164,7 @@ class MemoryState:
         participant.mark(producer, commit=commit)
 
     def check(self, session: ProducerSession) -> None:
-        """Do nothing if the session may write.
+        """Check that the session may write.
 
         Raises:
             FencedError: another writer took over its id.

@@ -158,7 +158,7 @@ class MemoryWriter:
 
 
 def check_records(stored: Topic, keys: Sequence[bytes | None], values: Sequence[bytes | None]) -> None:
-    """Do nothing if Kafka would take these records."""
+    """Check that Kafka would take these records."""
     config, name = stored.spec.config, stored.spec.name
     most = int(config.get("max.message.bytes", MOST_BYTES))
     largest = max(map(len, filter(None, values)), default=0)

@@ -51,7 +51,7 @@ class TableHistory:
     continues_at: Mapping[int, int] = field(default_factory=dict)
 
     def check(self, topic: str) -> None:
-        """Do nothing if the table can be the history of a topic.
+        """Check that the table can be the history of a topic.
 
         Raises:
             ConfigError: a column is missing or of another type; the message has the expression to write.

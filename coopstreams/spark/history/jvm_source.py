@@ -16,17 +16,23 @@ from typing import Any
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from coopstreams.common.security import Security, is_security
 from coopstreams.spark.history.kafka_source import PATIENCE_S
 from coopstreams.spark.history.rows import HISTORY, ddl
 from coopstreams.topology.errors import ConfigError
 
-_LOGIN = {
-    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
-    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
-    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
-}
-_SAME = ("bootstrap.servers", "client.id", "security.protocol")
-_OTHERS = ("producer.", "admin.", "socket.", "broker.", "metadata.", "topic.metadata.", "reconnect.", "client.")
+_SAME = ("bootstrap.servers", "client.id")
+_OTHERS = (
+    "producer.",
+    "admin.",
+    "socket.",
+    "broker.",
+    "metadata.",
+    "topic.metadata.",
+    "reconnect.",
+    "client.",
+    "group.id",
+)
 """Prefixes of settings that do not affect access; they tune librdkafka, and Java's client does not know them."""
 _HEADERS = ddl(HISTORY).rpartition("`headers` ")[2]
 
@@ -87,30 +93,11 @@ def java_settings(settings: Mapping[str, Any]) -> dict[str, str]:
     given = {
         name.removeprefix("consumer."): str(value)
         for name, value in settings.items()
-        if not name.startswith(("producer.", "admin."))
+        if not is_security(name) and not name.startswith(("producer.", "admin."))
     }
-    java = {name: given.pop(name) for name in _SAME if name in given}
-    if (authorities := given.pop("ssl.ca.location", None)) is not None:
-        java |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": authorities}
-    if "sasl.username" in given:
-        java |= _login(given)
+    java = {name: given.pop(name) for name in _SAME if name in given} | Security.of(settings).java()
     if unsaid := sorted(name for name in given if not name.startswith(_OTHERS)):
         raise ConfigError(
             f"connector jvm: {', '.join(unsaid)} cannot be told to the Java client; read with connector python"
         )
     return java
-
-
-def _login(given: dict[str, str]) -> dict[str, str]:
-    """Remove the user name and the password from the settings; return them as Java's settings."""
-    mechanism = given.pop("sasl.mechanism", "") or given.pop("sasl.mechanisms", "")
-    if mechanism not in _LOGIN:
-        raise ConfigError(
-            f"connector jvm: a user's name and password need sasl.mechanism {' or '.join(_LOGIN)}, not "
-            f"{mechanism or 'none'}"
-        )
-    user, password = (json.dumps(given.pop(name, "")) for name in ("sasl.username", "sasl.password"))
-    return {
-        "sasl.mechanism": mechanism,
-        "sasl.jaas.config": f"{_LOGIN[mechanism]} required username={user} password={password};",
-    }

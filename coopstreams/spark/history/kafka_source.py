@@ -36,7 +36,7 @@ from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import Position, RecordBatch
 from coopstreams.spark.history.rows import HISTORY, batch, columns_of, ddl, record_columns, runs_of
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import LogError
+from coopstreams.topology.errors import ConfigError, LogError
 
 FETCH_RECORDS = 10_000
 PATIENCE_S = 300.0
@@ -60,7 +60,7 @@ def read_options(
     """
     ranges = [[*partition, *bounds] for partition, bounds in cut.items()]
     return {
-        _SETTINGS: json.dumps(dict(settings)),
+        _SETTINGS: _shipped(settings),
         "cut": json.dumps(ranges),
         "split": str(split),
         "patience": str(patience_s),
@@ -69,7 +69,18 @@ def read_options(
 
 def write_options(settings: Mapping[str, Any], transactional_id: str) -> dict[str, str]:
     """Return the options to write rows, in transactions whose ids have this prefix."""
-    return {_SETTINGS: json.dumps(dict(settings)), "transactional.id": transactional_id}
+    return {_SETTINGS: _shipped(settings), "transactional.id": transactional_id}
+
+
+def _shipped(settings: Mapping[str, Any]) -> str:
+    """Return the settings for workers.
+
+    Raises:
+        ConfigError: a function is among them, which options of Spark cannot have.
+    """
+    if callable(settings.get("oauth_cb")):
+        raise ConfigError('oauth_cb: the workers of Spark import it. Write "module:function"')
+    return json.dumps(dict(settings))
 
 
 @dataclass

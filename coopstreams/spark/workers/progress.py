@@ -84,7 +84,7 @@ class Reporter:
         try:
             self._storage.write(self._file, msgspec.json.encode(report))
         except SnapshotError as error:
-            log.warning("%s goes on, but cannot say how far it is: %s", self._name, error)
+            log.warning("%s continues, but cannot report its progress: %s", self._name, error)
             self._storage = None
         self._said_at = time.monotonic()
 
@@ -128,7 +128,7 @@ class ProgressWatcher:
         except SnapshotError as error:
             log.warning("how far the tasks are cannot be told: %s", error)
         except Exception as error:  # `tell` belongs to the user: raise its error where the block ends
-            log.debug("nobody is told any more how far the tasks are", exc_info=True)
+            log.debug("the progress of the tasks is no longer reported", exc_info=True)
             self._failed = error
 
     def _reports(self) -> list[TaskProgress]:

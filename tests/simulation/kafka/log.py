@@ -91,6 +91,10 @@ class SimulatedLog:
         """Return the end that a broker reports: the same question here."""
         return self.end_offset(partition)
 
+    def silent_replicas(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, frozenset[int]]:
+        """Return nothing: there are no replicas that a record waits for."""
+        return {}
+
     def delete_before(self, partition: TopicPartition, offset: int) -> None:
         """Delete the records below an offset."""
         self._ask("delete records", partition, lambda: self._state.delete_before(partition, offset))

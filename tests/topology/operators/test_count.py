@@ -28,8 +28,8 @@ def test_records_without_key_or_value_do_not_count() -> None:
             topic.send(key, value, 3)
         assert driver.store("counts").all() == [Row("a", 1, 3), Row("b", 1, 3)]
         assert sorted((reason, count) for (_, reason), count in driver.dropped.items()) == [
-            ("null key", 2),
-            ("null value", 1),
+            ("null-key", 2),
+            ("null-value", 1),
         ]
 
 

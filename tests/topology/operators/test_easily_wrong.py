@@ -140,7 +140,7 @@ def test_an_answer_of_a_foreign_key_join_is_dropped_if_the_left_row_has_changed_
     process("orders", (b"1", b"ann,y"))
     process(answers, *on_its_way)
     assert taken("out") == []
-    assert [(reason, count) for (_, reason), count in tasks[answers].dropped.items()] == [("stale answer", 1)]
+    assert [(reason, count) for (_, reason), count in tasks[answers].dropped.items()] == [("stale-answer", 1)]
     process(asks, *taken(asks))
     process(answers, *taken(answers))
     assert taken("out") == [(b"1", b'["ann,y","Ann"]')]

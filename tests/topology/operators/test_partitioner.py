@@ -73,7 +73,7 @@ def test_it_may_choose_several_partitions_or_none(topic: Any, ranges: int) -> No
             ("all", 2, 3),
         ]
         assert all(record.headers == [("h", record.value.encode())] for record in driver.outputs())
-        assert driver.dropped == {("the-sink", "no partition"): 1}
+        assert driver.dropped == {("the-sink", "no-partition"): 1}
 
 
 def test_what_one_sink_drops_another_still_writes() -> None:

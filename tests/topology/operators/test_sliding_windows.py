@@ -49,7 +49,7 @@ def test_null_values_are_dropped_and_late_records_when_their_windows_are_closed(
         topic.send("a", 1, 12)
         assert sorted((reason, count) for (_, reason), count in driver.dropped.items()) == [
             ("late", 1),
-            ("null value", 1),
+            ("null-value", 1),
         ]
         assert {str(row.key): row.value for row in driver.store("lists").all()} == {"[b@15/20]": [1]}
 

@@ -40,7 +40,7 @@ def test_records_without_a_key_are_dropped_and_counted() -> None:
     with TopologyTestDriver(table()) as driver:
         driver.input("rows", serdes.text, serdes.int64).send(None, 1)
         assert driver.outputs() == []
-        assert [reason for _, reason in driver.dropped] == ["null key"]
+        assert [reason for _, reason in driver.dropped] == ["null-key"]
 
 
 def test_a_table_without_a_store_forwards_all_the_same() -> None:

@@ -10,13 +10,13 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from coopstreams.commands.figures import behind, dropped, lag, number, total, written
+from coopstreams.commands.terminal.figures import behind, dropped, lag, number, total, written
 
 MOST_TASKS = 6
 """The number of a process's tasks that are shown one by one; the others are only counted."""
 
 MOST_SAID = 160
-"""The most characters of how a process ended; the log line above the table has all of them."""
+"""The most characters shown of the reason why a process ended; the log line above the table has it in full."""
 
 _COLOURS = {"running": "green", "starting": "dim", "ended": "red", "draining": "yellow"}
 

@@ -1,4 +1,6 @@
-"""The records of one key range: which are handed out, which are done, and the segments that a commit of them writes.
+"""The records of one key range that are done in any order: which are handed out, which are done, and the segments of
+a commit. The cooperative consumer has one for each key range, a task with asynchronous calls one for each source
+partition.
 
     offsets   ....DDDDDDD|oDDoooD|..........      o handed out, D done: here, by an earlier owner, or in another
                          ^       ^                key range
@@ -25,6 +27,7 @@ from collections.abc import Sequence
 from coopstreams.commit.ranges import Runs, above, advance, contains, merge, runs_of
 from coopstreams.commit.record import Segment
 from coopstreams.commit.view import join
+from coopstreams.log.log import NO_STREAM_TIME
 from coopstreams.topology.keys import KeyRange, key_hashes
 
 
@@ -33,7 +36,7 @@ class InFlight:
 
     def __init__(self, segments: Sequence[Segment], most: int) -> None:
         """Begin at the positions of the segments, which tile the range. At most `most` records may be in flight."""
-        self.range = KeyRange(segments[0].range.start, segments[-1].range.end)
+        self.key_range = KeyRange(segments[0].key_range.start, segments[-1].key_range.end)
         self.most = most
         self.next = min(segment.position for segment in segments)
         """Every record of the range below it was handed out, or was done before."""
@@ -130,14 +133,18 @@ class InFlight:
         self.wanted = offset
         self.next = max(self.next, offset)
 
-    def segments(self) -> tuple[Segment, ...]:
-        """Return the progress of each part of the range, as a commit writes it."""
+    def segments(self, stream_time: int = NO_STREAM_TIME) -> tuple[Segment, ...]:
+        """Return the progress of each part of the range, as a commit writes it.
+
+        `stream_time`: the partition's, before the first record that is not done. A consumer knows none.
+        """
         self._named = above(self._named, self.next)
         position, runs = self._own()
         stands = []
         for found in self._found:
             at, done = advance(max(position, found.position), merge(runs, found.runs))
-            stands.append(Segment(found.range, at, found.stream_time, done))
+            time = found.stream_time if at == found.position else max(found.stream_time, stream_time)
+            stands.append(Segment(found.key_range, at, time, done))
         segments = tuple(join(stands))
         if len(segments) == 1 and segments[0].position == position == self.next:
             self._found = segments  # `next` has passed every segment that was found
@@ -152,7 +159,7 @@ class InFlight:
 
     def _not_found(self, keys: Sequence[bytes | None], offsets: Sequence[int], some: Sequence[int]) -> list[int]:
         """Return the indices whose offsets no earlier owner has done."""
-        ends = [segment.range.end for segment in self._found]
+        ends = [segment.key_range.end for segment in self._found]
         hashes = [0] * len(some)
         if len(ends) > 1:
             hashes = key_hashes([keys[i] for i in some], [offsets[i] for i in some])

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coopstreams.commit.inflight import InFlight
 from coopstreams.commit.ranges import Runs
 from coopstreams.commit.record import Segment
-from coopstreams.consumer.inflight import InFlight
 from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
 
 LEFT, RIGHT = KeyRange.split(2)

@@ -23,7 +23,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from coopstreams.commands.processes import WorkerProcess, processes_table
+from coopstreams.commands.terminal.processes import WorkerProcess, processes_table
 from coopstreams.instance.app import CoopStreams
 
 REPORTS = "_COOPSTREAMS_REPORTS"

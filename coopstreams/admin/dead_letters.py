@@ -1,0 +1,168 @@
+"""Dead letters: what a dead-letter topic holds, and their way back into the topics that they came from.
+
+A dead letter is the record that failed, as it was read, with headers that say why (`tasks.failures`). A replay writes
+it, without these headers, to the partition that it came from, and commits its position in the same transaction, for the
+group `<topic>-replay`. So no letter goes back twice, also if a replay is interrupted, or two run at a time.
+
+Invariant: a replay ends. It does not read letters that were written after it began: those may be of what it wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from coopstreams.consumer.consumer import CooperativeConsumer
+from coopstreams.consumer.share import ConsumerRecord
+from coopstreams.log.kafka.producer import transactional_producer
+from coopstreams.log.log import NO_STREAM_TIME, Log, Position
+from coopstreams.topology.columns import Headers, TopicPartition
+from coopstreams.topology.errors import MembershipLostError, UnknownTopicError
+
+PREFIX = "__coopstreams.errors."
+AT_ONCE = 500
+"""Letters in one transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A record of a dead-letter topic.
+
+    Shape: `headers` are the failed record's own; `why` has the texts of the others: `exception`, `message`, `phase`,
+    `node`, `topic`, `partition`, `task`, `offset`, `stacktrace`. It is empty if nobody has said why.
+    Units: ms since the epoch.
+    """
+
+    at: TopicPartition
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    why: Mapping[str, str]
+
+    @property
+    def source(self) -> TopicPartition | None:
+        """Where the failed record came from; None: this is no dead letter."""
+        topic, partition = self.why.get("topic"), self.why.get("partition", "")
+        return TopicPartition(topic, int(partition)) if topic and partition.isdecimal() else None
+
+
+def dead_letter(
+    at: TopicPartition, offset: int, timestamp: int, key: bytes | None, value: bytes | None, headers: Headers | None
+) -> DeadLetter:
+    """Return a record as a dead letter."""
+    own = [(name, text) for name, text in headers or () if not name.startswith(PREFIX)]
+    why = {
+        name.removeprefix(PREFIX): (text or b"").decode(errors="replace")
+        for name, text in headers or ()
+        if name.startswith(PREFIX)
+    }
+    return DeadLetter(at, offset, timestamp, key, value, own, why)
+
+
+def letters(log: Log, topic: str) -> Iterator[DeadLetter]:
+    """Yield what a topic holds now, partition after partition.
+
+    Raises:
+        UnknownTopicError: there is no such topic.
+    """
+    ends = ends_of(log, topic)
+    reader = log.reader()
+    try:
+        starts = {at: log.start_offset(at) for at in ends}
+        positions = {at: Position(start, NO_STREAM_TIME) for at, start in starts.items() if start < ends[at]}
+        reader.assign(positions)
+        while positions:
+            for batch in reader.fetch(5000, 1.0):
+                columns = batch.columns
+                for i, offset in enumerate(columns.offsets):
+                    if offset < ends[batch.partition]:
+                        headers = None if columns.headers is None else columns.headers[i]
+                        yield dead_letter(
+                            batch.partition, offset, columns.timestamps[i], columns.keys[i], columns.values[i], headers
+                        )
+                if batch.next_offset >= ends[batch.partition]:
+                    positions.pop(batch.partition, None)
+    finally:
+        reader.close()
+
+
+def ends_of(log: Log, topic: str) -> dict[TopicPartition, int]:
+    """Return where the partitions of a topic end.
+
+    Raises:
+        UnknownTopicError: there is no such topic.
+    """
+    count = log.partitions([topic]).get(topic)
+    if count is None:
+        raise UnknownTopicError(f'there is no topic "{topic}"; name the one of errors.dead.letter.queue.topic.name')
+    return {at: log.end_offset(at) for at in (TopicPartition(topic, number) for number in range(count))}
+
+
+@dataclass(slots=True)
+class Replayed:
+    """What a replay has done so far. `left_alone`: records that are no dead letters, or were not wanted."""
+
+    written: int = 0
+    left_alone: int = 0
+
+
+def replay(
+    log: Log,
+    settings: Mapping[str, Any],
+    topic: str,
+    wanted: Callable[[DeadLetter], bool],
+    to: str | None = None,
+    on_progress: Callable[[Replayed], None] = lambda _: None,
+) -> Replayed:
+    """Write the dead letters of a topic that no replay has passed yet back to where they came from, or to `to`.
+
+    Shape: `settings` in librdkafka's names: how to reach the brokers. What is not `wanted` is passed, too: it does not
+    come again. Another topic chooses the partition by the key.
+
+    Raises:
+        UnknownTopicError: there is no such topic.
+        LogError: a topic that a letter came from is gone, or refuses it; nothing of the last transaction counts. The
+            next replay goes on there.
+    """
+    ends = {at: end for at, end in ends_of(log, topic).items() if log.start_offset(at) < end}
+    done = Replayed()
+    connection = {**settings, "group.id": f"{topic}-replay", "auto.offset.reset": "earliest"}
+    with CooperativeConsumer(connection) as consumer:
+        consumer.subscribe([topic])
+        producer = transactional_producer(settings, consumer.transactional_id)
+        while any((at.offset if at else 0) < ends[place] for place, at in consumer.committed(ends).items()):
+            records = [record for record in consumer.consume(AT_ONCE) if record.offset < ends.get(_place(record), 0)]
+            if not records:
+                consumer.commit()  # past what transactions leave at the end
+                continue
+            now = Replayed(done.written, done.left_alone)
+            try:
+                with consumer.transaction(producer):
+                    for record in records:
+                        letter = dead_letter(
+                            _place(record), record.offset, record.timestamp, record.key, record.value, record.headers
+                        )
+                        if letter.source is None or not wanted(letter):
+                            now.left_alone += 1
+                        else:
+                            _write(producer, letter, letter.source, to)
+                            now.written += 1
+                        consumer.done(record)
+            except MembershipLostError:
+                continue  # another replay has them now, or they come again
+            done = now
+            on_progress(done)
+    return done
+
+
+def _place(record: ConsumerRecord) -> TopicPartition:
+    return TopicPartition(record.topic, record.partition)
+
+
+def _write(producer: Any, letter: DeadLetter, source: TopicPartition, to: str | None) -> None:
+    where = {"topic": to} if to is not None else {"topic": source.topic, "partition": source.partition}
+    headers: list[Any] = letter.headers
+    producer.produce(**where, key=letter.key, value=letter.value, headers=headers, timestamp=max(1, letter.timestamp))

@@ -1,0 +1,142 @@
+"""`coopstreams dlq`: shows what a dead-letter topic holds, and sends it back to where it came from."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from coopstreams.admin.dead_letters import DeadLetter, Replayed, ends_of, letters, replay
+from coopstreams.commands.settings import Brokers, ConfigFile, cluster, connection
+from coopstreams.topology.errors import ConfigError
+
+app = typer.Typer(help="Dead letters: records that failed, with the reasons. Send them back.", no_args_is_help=True)
+
+_Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="errors.dead.letter.queue.topic.name of an application.")]
+_Node = Annotated[str | None, typer.Option(metavar="NAME", help="Only what failed at this node.")]
+_Phase = Annotated[
+    str | None, typer.Option(metavar="PHASE", help="Only this phase: deserialization, processing or production.")
+]
+PHASES = ("deserialization", "processing", "production")
+SHOWN_BYTES = 60
+
+
+@app.command()
+def show(
+    topic: _Topic,
+    last: Annotated[int, typer.Option(metavar="N", min=0, help="How many of the newest ones to print.")] = 10,
+    format_: Annotated[
+        str, typer.Option("--format", metavar="table|json", help="json: a line for each letter, with the stack trace.")
+    ] = "table",
+    node: _Node = None,
+    phase: _Phase = None,
+    bootstrap_servers: Brokers = None,
+    config: ConfigFile = None,
+) -> None:
+    """Print how many records failed where and why, and the newest of them."""
+    if format_ not in ("table", "json"):
+        raise ConfigError(f"--format {format_}: write table or json")
+    wanted, reasons = _wanted(node, phase), Counter[tuple[str, str, str]]()
+    newest: deque[DeadLetter] = deque(maxlen=last)
+    others = 0
+    with cluster(connection(bootstrap_servers, config)) as log:
+        for letter in letters(log, topic):
+            if letter.source is None:
+                others += 1
+            elif wanted(letter):
+                newest.append(letter)
+                reasons[letter.why.get("node", ""), letter.why.get("phase", ""), letter.why.get("exception", "")] += 1
+    if format_ == "json":
+        for letter in newest:
+            typer.echo(json.dumps(_as_json(letter)))
+        return
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, 200)
+    console.print(f"{topic}: {reasons.total()} dead letters" + (f", {others} other records" if others else ""))
+    if reasons:
+        console.print(_table(("times", "node", "phase", "exception"), ((n, *why) for why, n in reasons.most_common())))
+        console.print(_table(("letter", "time", "from", "exception", "key", "value"), map(_row, newest)))
+
+
+@app.command(name="replay")
+def replay_(
+    topic: _Topic,
+    to: Annotated[
+        str | None, typer.Option(metavar="TOPIC", help="Where they go; default: each where it came from.")
+    ] = None,
+    node: _Node = None,
+    phase: _Phase = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    bootstrap_servers: Brokers = None,
+    config: ConfigFile = None,
+) -> None:
+    """Write the letters that no replay has passed yet back to the topics that they came from, each once.
+
+    A replay passes all that the topic holds when it begins, also what --node and --phase leave out.
+    `coopstreams group reset TOPIC-replay` lets it begin elsewhere.
+    """
+    settings = connection(bootstrap_servers, config)
+    with cluster(settings) as log:
+        held = sum(ends_of(log, topic).values())
+        if not yes:
+            typer.confirm(f"Send what {topic} holds ({held} offsets) back to {to or 'where it came from'}?", abort=True)
+        done = replay(log, settings, topic, _wanted(node, phase), to, _say)
+    typer.echo(f"{done.written} written, {done.left_alone} left alone")
+
+
+def _say(done: Replayed) -> None:
+    typer.echo(f"{done.written} written, {done.left_alone} left alone …", err=True)
+
+
+def _wanted(node: str | None, phase: str | None) -> Callable[[DeadLetter], bool]:
+    """Return whether a letter is of this node and phase.
+
+    Raises:
+        ConfigError: there is no such phase.
+    """
+    if phase is not None and phase not in PHASES:
+        raise ConfigError(f"--phase {phase}: write {', '.join(PHASES)}")
+    return lambda letter: node in (None, letter.why.get("node")) and phase in (None, letter.why.get("phase"))
+
+
+def _table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*map(str, row))
+    return table
+
+
+def _row(letter: DeadLetter) -> tuple[str, ...]:
+    source = f"{letter.source}@{letter.why.get('offset', '?')}"
+    error = f"{letter.why.get('exception', '')}: {letter.why.get('message', '')}"
+    when = f"{datetime.fromtimestamp(letter.timestamp / 1000, UTC):%Y-%m-%d %H:%M:%S}"
+    return f"{letter.at}@{letter.offset}", when, source, error, _shown(letter.key), _shown(letter.value)
+
+
+def _shown(data: bytes | None) -> str:
+    if data is None:
+        return "null"
+    text = data[:SHOWN_BYTES].decode(errors="backslashreplace")
+    return f"{text}…" if len(data) > SHOWN_BYTES else text
+
+
+def _as_json(letter: DeadLetter) -> dict[str, object]:
+    return {
+        "topic": letter.at.topic,
+        "partition": letter.at.partition,
+        "offset": letter.offset,
+        "timestamp": letter.timestamp,
+        "key": None if letter.key is None else letter.key.decode(errors="backslashreplace"),
+        "value": None if letter.value is None else letter.value.decode(errors="backslashreplace"),
+        "why": dict(letter.why),
+    }

@@ -1,0 +1,1 @@
+"""What commands print while something runs: tables of processes, bars of tasks."""

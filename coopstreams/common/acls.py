@@ -1,0 +1,63 @@
+"""Which ACL is missing when Kafka refuses a request, and the command that adds it.
+
+Kafka's refusal names neither the user nor the operation; the attempt knows both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """Who a process is to the brokers: `principal` as ACLs name it (empty: only the brokers know), and by what."""
+
+    principal: str = ""
+    by: str = ""
+    by_token: bool = False
+    """Whether it logs in with tokens: one that has expired has a successor."""
+
+    def __str__(self) -> str:
+        return f"{self.principal or 'the user of this process'} ({self.by})" if self.by else "this process"
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What a request needs ACLs for: operations on `topics` (names, separated by commas), a group, a transactional id.
+
+    Shape: `operation` in the words of `kafka-acls`; it is for the topics.
+    """
+
+    login: Login = Login()
+    operation: str = ""
+    topics: str = ""
+    group: str = ""
+    transactional_id: str = ""
+
+    def missing(self, refusal: str) -> str:
+        """Return which ACL is missing, and the cure, for Kafka's name of an error; empty: it is about no ACL."""
+        match refusal:
+            case "TOPIC_AUTHORIZATION_FAILED":
+                return self._said(self.operation or "Read", "topic", self.topics)
+            case "GROUP_AUTHORIZATION_FAILED":
+                return self._said("Read", "group", self.group)
+            case "TRANSACTIONAL_ID_AUTHORIZATION_FAILED":
+                return self._said("Write", "transactional-id", self.transactional_id)
+            case "CLUSTER_AUTHORIZATION_FAILED":
+                return self._said("IdempotentWrite", "cluster", "")
+        return ""
+
+    def _said(self, operation: str, kind: str, name: str) -> str:
+        resource = f"{kind.replace('-', ' ')}{f' {name}' if name else ''}"
+        where = f"one of the topics {name}" if ", " in name else f"the {resource}"
+        named = [f"--{kind} {each}" for each in name.split(", ")] if name or kind != "cluster" else ["--cluster"]
+        who = self.login.principal or "User:<USER>"
+        included = ", which Read and Write include," if (operation, kind) == ("Describe", "topic") else ""
+        return (
+            f"{self.login} has no ACL for {operation}{included} on {where}. Allow it: kafka-acls.sh "
+            f"--bootstrap-server <HOST:PORT> --add --allow-principal {who} --operation {operation} {' '.join(named)}"
+        )
+
+
+NEEDS_NOTHING = Attempt()
+"""A request that no ACL is for, or of which nothing is known."""

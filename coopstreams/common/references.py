@@ -1,0 +1,66 @@
+"""Secrets in settings: taken from the environment and from files, and not shown.
+
+    ${env:NAME}     the environment variable NAME
+    ${file:PATH}    the text of a file, without line ends at its end: as Docker and Kubernetes mount secrets
+
+Invariant: the `repr` of settings has no secret, and so neither has a log line, a traceback with variables, or a dump.
+Source: KIP-297 and KIP-421 (references to config providers in any value); of Kafka's `FileConfigProvider` only the form
+differs: there the file is one of properties, and the reference names a key as well.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from coopstreams.topology.errors import ConfigError
+
+_REFERENCE = re.compile(r"\$\{(\w+):([^}]*)\}")
+_SECRET = re.compile(r"password|passphrase|secret|ssl\.key\.pem$|jaas|^sasl\.oauthbearer\.config$")
+
+
+class Secret(str):
+    """A text that its `repr` does not show."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "'[hidden]'"
+
+
+def is_secret(name: str) -> bool:
+    """Return whether the value of the setting of this name must not be shown; prefixes of clients do not matter."""
+    return _SECRET.search(re.sub(r"^(consumer|producer|admin)\.", "", name)) is not None
+
+
+def resolved(settings: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Return the settings with references replaced, and secrets as `Secret`. What is a `Secret` already stays as it is.
+
+    Raises:
+        ConfigError: the variable is not set, the file cannot be read, or there is no such kind of reference.
+    """
+    return {name: _resolved(name, value, environment) for name, value in settings.items()}
+
+
+def _resolved(name: str, value: Any, environment: Mapping[str, str]) -> Any:
+    if not isinstance(value, str) or isinstance(value, Secret):
+        return value
+    found = _REFERENCE.sub(lambda match: _read(name, match[1], match[2], environment), value)
+    return Secret(found) if is_secret(name) else found
+
+
+def _read(name: str, kind: str, where: str, environment: Mapping[str, str]) -> str:
+    if kind == "env":
+        if where not in environment:
+            raise ConfigError(f"{name} = ${{env:{where}}}: the environment variable {where} is not set here")
+        return environment[where]
+    if kind == "file":
+        try:
+            return Path(where).expanduser().read_text(encoding="utf-8").rstrip("\r\n")
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is not text"
+            raise ConfigError(f"{name} = ${{file:{where}}}: the file cannot be read: {why}") from None
+    raise ConfigError(f"{name}: a reference is ${{env:NAME}} or ${{file:PATH}}, there is no ${{{kind}:…}}")

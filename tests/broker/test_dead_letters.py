@@ -1,0 +1,108 @@
+"""Dead letters are shown with their reasons, and go back to where they came from, each once."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from typer.testing import CliRunner, Result
+
+from coopstreams import CoopStreams, StreamsBuilder, serdes
+from coopstreams.commands.cli import app
+from coopstreams.topology.errors import ConfigError, UnknownTopicError
+from tests.broker.counting import PATIENT
+from tests.broker.reading import read_topic
+from tests.broker.waiting import eventually
+from tests.conftest import Kafka
+
+pytestmark = pytest.mark.broker
+
+
+def dlq(kafka: Kafka, *arguments: str) -> Result:
+    done = CliRunner().invoke(
+        app, ["dlq", *arguments, "--bootstrap-servers", kafka.bootstrap], env={"COLUMNS": "250"}, input="y\n"
+    )
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done
+
+
+def test_what_failed_goes_back_once_and_is_processed_when_the_cause_is_gone(kafka: Kafka, tmp_path: Path) -> None:
+    source, sink, dead, mended = kafka.topic("in", 2), kafka.topic("out", 2), kafka.topic("dead", 2), threading.Event()
+
+    def parsed(value: bytes) -> int:
+        if not mended.is_set() and int(value) % 3 == 0:
+            raise ValueError(f"{value.decode()} has three in it")
+        return int(value)
+
+    builder = StreamsBuilder(kafka.unique("letters"))
+    builder.stream(source, key=serdes.raw, value=serdes.raw).map_values(parsed, value=serdes.int64, name="parse").to(
+        sink
+    )
+    settings = {
+        "bootstrap.servers": kafka.bootstrap,
+        "state.dir": str(tmp_path),
+        "processing.guarantee": "exactly_once_v2",
+        "auto.offset.reset": "earliest",
+        "processing.exception.handler": "dead-letter",
+        "errors.dead.letter.queue.topic.name": dead,
+    }
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    for number in range(30):
+        producer.produce(source, b"%d" % number, b"k%d" % (number % 4), headers=[("trace", b"%d" % number)])
+    producer.produce(dead, b"somebody's", b"k")
+    producer.flush()
+
+    with CoopStreams(builder.build(), settings | PATIENT):
+        eventually(
+            lambda: len(read_topic(kafka.bootstrap, dead)) == 11, 60, lambda: "ten letters, and one record of somebody"
+        )
+        eventually(lambda: len(read_topic(kafka.bootstrap, sink)) == 20, 60, lambda: "the others are processed")
+        said = dlq(kafka, "show", dead, "--last", "3").output
+        assert "10 dead letters, 1 other records" in said
+        assert "parse" in said
+        assert "ValueError" in said
+        lines = dlq(kafka, "show", dead, "--last", "100", "--format", "json").output.splitlines()
+        assert sorted(int(json.loads(line)["value"]) for line in lines) == list(range(0, 30, 3))
+        assert "has three in it" in json.loads(lines[0])["why"]["stacktrace"]
+        assert not dlq(kafka, "show", dead, "--node", "other", "--format", "json").output
+
+        mended.set()
+        assert dlq(kafka, "replay", dead).output.splitlines()[-1] == "10 written, 1 left alone"
+        assert dlq(kafka, "replay", dead, "--yes").output.splitlines()[-1] == "0 written, 0 left alone"
+        eventually(lambda: len(read_topic(kafka.bootstrap, sink)) == 30, 60, lambda: "all are processed")
+
+    counted = Counter(int.from_bytes(record.value or b"", "big") for record in read_topic(kafka.bootstrap, sink))
+    assert counted == Counter(range(30))
+    written = read_topic(kafka.bootstrap, source)
+    assert len(written) == 40
+    places = {record.key: record.partition for record in written[:1]} | {r.key: r.partition for r in written}
+    for record in written:
+        assert record.headers == {"trace": record.value}
+        assert record.partition == places[record.key]
+
+
+def test_a_topic_may_be_empty_or_unknown_and_letters_may_go_elsewhere(kafka: Kafka) -> None:
+    dead, elsewhere = kafka.topic("dead"), kafka.topic("elsewhere")
+    assert dlq(kafka, "replay", dead).output.splitlines()[-1] == "0 written, 0 left alone"
+    assert "0 dead letters" in dlq(kafka, "show", dead).output
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    why = {"topic": "gone", "partition": "7", "node": "a", "phase": "processing"}
+    headers: list[tuple[str, str | bytes | None]] = [
+        (f"__coopstreams.errors.{name}", text) for name, text in why.items()
+    ]
+    producer.produce(dead, b"v", b"k", headers=headers)
+    producer.produce(dead, None, None, headers=[*headers, ("__coopstreams.errors.node", b"b")])
+    producer.flush()
+    assert "null" in dlq(kafka, "show", dead).output
+    done = dlq(kafka, "replay", dead, "--to", elsewhere, "--node", "a")
+    assert done.output.splitlines()[-1] == "1 written, 1 left alone"
+    assert [(r.key, r.value, r.headers) for r in read_topic(kafka.bootstrap, elsewhere)] == [(b"k", b"v", {})]
+    with pytest.raises(UnknownTopicError, match="there is no topic"):
+        dlq(kafka, "show", "nowhere")
+    with pytest.raises(ConfigError, match="deserialization, processing, production"):
+        dlq(kafka, "replay", dead, "--phase", "reading")

@@ -1,0 +1,84 @@
+"""No secret is in anything that an application prints or serves."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.broker.counting import Counting
+from tests.broker.processes import Workers
+from tests.broker.secured import SecuredKafka, documented, secured_kafka
+from tests.broker.waiting import eventually
+from tests.conftest import download_kafka
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
+
+APP = """
+from coopstreams import StreamsBuilder, serdes
+
+builder = StreamsBuilder("{application}")
+counts = builder.stream("{source}", key=serdes.text, value=serdes.raw).group_by_key().count(store="counts")
+counts.to_stream().to("{sink}")
+topology = builder.build()
+"""
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[SecuredKafka]:
+    """Return a secured broker for the tests of this module."""
+    with secured_kafka(tmp_path_factory.mktemp("secured"), download_kafka(request)) as kafka:
+        yield kafka
+
+
+def commands(app: Path, config: Path, url: str, application: str) -> list[list[str]]:
+    """Return the commands that an operator types."""
+    return [
+        ["status", url],
+        ["describe", str(app)],
+        ["check", str(app), str(app)],
+        ["group", "describe", application, "--config", str(config)],
+        ["query", url, "counts", "a"],
+    ]
+
+
+def test_no_secret_is_printed_or_served(secured: SecuredKafka, tmp_path: Path) -> None:
+    counting = Counting.make(secured)
+    acls = documented(application=counting.application, source=counting.source, sink=counting.sink)
+    user = secured.user(counting.application, acls)
+    password = user.pop("sasl.password")
+    (tmp_path / "password").write_text(password)
+    app, config = tmp_path / "app.py", tmp_path / "settings.toml"
+    app.write_text(APP.format(application=counting.application, source=counting.source, sink=counting.sink))
+    told = user | {"sasl.password": f"${{file:{tmp_path / 'password'}}}", "processing.guarantee": "exactly_once_v2"}
+    config.write_text("".join(f'{name} = "{value}"\n' for name, value in told.items()))
+    workers = Workers(app, secured.bootstrap, tmp_path, {}, {}, ["--config", str(config), "--verbose"])
+    try:
+        workers.start(0)
+        eventually(lambda: workers.url(0) is not None, 60, workers.logs)
+        url = workers.url(0)
+        counting.write(["a", "b"])
+        with httpx.Client(base_url=str(url)) as client:
+            eventually(lambda: client.get("/health/ready").status_code == 200, 60, workers.logs)
+            paths = [path for path in client.get("/openapi.json").json()["paths"] if "{" not in path]
+            served = [client.get(path).text for path in paths]
+        typed = [
+            subprocess.run([sys.executable, "-m", "coopstreams", *each], capture_output=True, text=True, check=False)
+            for each in commands(app, config, str(url), counting.application)
+        ]
+        shown = [
+            *served,
+            *(done.stdout + done.stderr for done in typed),
+            Path(f"/proc/{workers.running[0].pid}/cmdline").read_text(),
+        ]
+        assert workers.terminate(0) == 0
+    finally:
+        workers.clean_up()
+    shown.append(workers.log(0))
+    assert len(served) > 5
+    assert "generation 1" in workers.log(0)
+    assert not [text for text in shown if password in text]

@@ -1,0 +1,248 @@
+"""The main path on a broker with TLS, users and ACLs, as a user with exactly the ACLs that docs/operating.md lists; and
+what is said when one of them is missing.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import socketserver
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coopstreams import CoopStreams, StreamsBuilder, serdes
+from coopstreams.dev import certificates
+from coopstreams.topology.errors import CoopStreamsError, LogError
+from tests.broker.consuming import Orders, poll_until
+from tests.broker.counting import Counting, await_table, failure_of
+from tests.broker.secured import CONSUMER, Acl, SecuredKafka, documented, secured_kafka
+from tests.broker.waiting import eventually
+from tests.conftest import download_kafka
+
+pytestmark = pytest.mark.broker
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[SecuredKafka]:
+    """Return a secured broker for the tests of this module."""
+    with secured_kafka(tmp_path_factory.mktemp("secured"), download_kafka(request)) as kafka:
+        yield kafka
+
+
+def made(secured: SecuredKafka) -> Counting:
+    """Return an application with a repartition topic and a store."""
+    counting = Counting.make(secured)
+    builder = StreamsBuilder(counting.application)
+    stream = builder.stream(counting.source, key=serdes.text, value=serdes.raw)
+    counts = stream.select_key(lambda key, _: key, key=serdes.text).group_by_key().count(store="counts")
+    counts.to_stream().to(counting.sink)
+    return replace(counting, topology=builder.build())
+
+
+def listed(counting: Counting) -> list[Acl]:
+    """Return the ACLs of the operating page for this application."""
+    return documented(application=counting.application, source=counting.source, sink=counting.sink)
+
+
+def running(counting: Counting, folder: Path, user: dict[str, Any], **settings: Any) -> CoopStreams:
+    """Return an instance that runs as this user under exactly-once, not yet running."""
+    given = {"processing_guarantee": "exactly_once_v2", "ranges_per_partition": 2, **settings}
+    given |= {"repartition_purge_interval_ms": 1000, "connect_timeout_ms": 20_000}
+    return counting.app(folder, login=user, **given)
+
+
+def test_an_application_runs_with_exactly_the_acls_of_the_operating_page(secured: SecuredKafka, tmp_path: Path) -> None:
+    """Exactly: the broker refuses it nothing but to look for hanging transactions; and each one is needed (below)."""
+    counting = made(secured)
+    user = secured.user(counting.application, listed(counting))
+    for total in (1, 2):
+        with running(counting, tmp_path, user) as app:
+            counting.write(["a", "b", "a"])
+            await_table(app, {"a": 2 * total, "b": total})
+    assert secured.refusals(counting.application, counting.sink) == set()
+
+
+@pytest.mark.slow
+def test_consumers_share_a_partition_with_exactly_the_acls_of_their_page(secured: SecuredKafka) -> None:
+    orders = Orders(secured)
+    user = secured.user(orders.group, documented(CONSUMER, group=orders.group, source=orders.topic))
+    orders.write(200)
+    orders.login = user
+    consumers = [orders.member(), orders.member()]
+    poll_until(lambda: all(consumer.assignment() for consumer in consumers), *consumers)
+    for consumer in consumers:
+        consumer.commit()
+    orders.close()
+    assert secured.refusals(orders.group) == set()
+
+
+COMMITS = "__individual_commit_offsets"
+STOPS = [
+    ("topic", "in", "Read"),
+    ("topic", "out", "Write"),
+    ("topic", "-", "Read"),
+    ("topic", "-", "Write"),
+    ("topic", COMMITS, "Read"),
+    ("topic", COMMITS, "Write"),
+    ("group", "", "Read"),
+    ("transactional id", "-", "Write"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "name", "operation"), [*STOPS, ("topic", "in", "DescribeConfigs"), ("topic", "-", "Create")]
+)
+def test_an_acl_that_is_missing_at_the_start_is_named(
+    secured: SecuredKafka, tmp_path: Path, kind: str, name: str, operation: str
+) -> None:
+    counting = made(secured)
+    lost = one_of(listed(counting), kind, name, operation)
+    user = may_all_but(secured, counting, lost)
+    counting.write(["a", "b"])
+    names_what_is_missing(failure_of(running(counting, tmp_path, user)), counting, lost)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "name", "operation"), STOPS)
+def test_an_acl_that_is_taken_away_while_it_runs_is_named(
+    secured: SecuredKafka, tmp_path: Path, kind: str, name: str, operation: str
+) -> None:
+    counting = made(secured)
+    lost = one_of(listed(counting), kind, name, operation)
+    user = may_all_but(secured, counting, lost)
+    secured.allow(counting.application, [lost])
+    with pytest.raises(CoopStreamsError) as caught:
+        lose(secured, counting, running(counting, tmp_path, user), lost)
+    names_what_is_missing(caught.value, counting, lost)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "name", "operation"),
+    [("topic", "-", "Delete"), ("topic", "-", "DescribeConfigs"), ("topic", COMMITS, "DescribeConfigs")],
+)
+def test_an_acl_that_it_can_do_without_is_a_warning(
+    secured: SecuredKafka, tmp_path: Path, kind: str, name: str, operation: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    counting = made(secured)
+    lost = one_of(listed(counting), kind, name, operation)
+    user = may_all_but(secured, counting, lost)
+    with caplog.at_level(logging.WARNING):
+        for total in (1, 2):
+            with running(counting, tmp_path / str(total), user) as app:
+                counting.write(["a", "b"])
+                await_table(app, {"a": total, "b": total})
+                eventually(lambda: lost.operation in caplog.text, 60, lambda: caplog.text)
+    told = [record.getMessage() for record in caplog.records if lost.operation in record.getMessage()]
+    print(told)
+    assert f"User:{counting.application} (SCRAM-SHA-512) has no ACL for {operation} on the topic" in told[0]
+
+
+def one_of(acls: list[Acl], kind: str, name: str, operation: str) -> Acl:
+    """Return the one ACL of this kind and operation whose resource has this in its name."""
+    (found,) = [acl for acl in acls if (acl.kind, acl.operation) == (kind, operation) and fits(name, acl)]
+    return found
+
+
+def fits(name: str, acl: Acl) -> bool:
+    """Whether an ACL is meant: prefixed ones by a dash, topics by how the test names them."""
+    return acl.prefixed if name == "-" else not acl.prefixed and acl.name.startswith(name)
+
+
+def may_all_but(secured: SecuredKafka, counting: Counting, lost: Acl) -> dict[str, Any]:
+    """Make a user with all the ACLs but one; it may describe what it may no longer read or write."""
+    others = [acl for acl in listed(counting) if acl != lost]
+    return secured.user(counting.application, [*others, replace(lost, operation="Describe")])
+
+
+def names_what_is_missing(error: BaseException, counting: Counting, lost: Acl) -> None:
+    print(type(error).__name__, error)
+    assert isinstance(error, CoopStreamsError)
+    who = f"User:{counting.application}"
+    lacks = re.compile(
+        rf"{re.escape(who)} \(SCRAM-SHA-512\) has no ACL for {lost.operation} on (?:the {lost.kind}|one of the topics) "
+        rf"([^.]*)\. Allow it: kafka-acls\.sh .* --operation {lost.operation} "
+        rf".*--{lost.kind.replace(' ', '-')} {re.escape(lost.name)}"
+    )
+    found = lacks.search(str(error))
+    assert found is not None
+    assert lost.name in found[1]
+    assert f"--add --allow-principal {who} " in found[0]
+
+
+def lose(secured: SecuredKafka, counting: Counting, app: CoopStreams, lost: Acl) -> None:
+    """Take an ACL from an application that runs; return when it has ended, with its error."""
+    with app:
+        await_table(app, counting.write(["a", "b"]))
+        secured.take_away(counting.application, lost)
+        counting.write(["a", "c"])
+        eventually(lambda: app._error is not None, 90, lambda: "it runs on, or stands still")
+
+
+def test_a_topic_that_brokers_hide_is_named(secured: SecuredKafka, tmp_path: Path) -> None:
+    """Without Describe, brokers answer as if there were no such topic."""
+    counting = made(secured)
+    acls = [acl for acl in listed(counting) if acl.name != counting.source]
+    error = failure_of(running(counting, tmp_path, secured.user(counting.application, acls)))
+    assert isinstance(error, LogError)
+    said = f"User:{counting.application} (SCRAM-SHA-512) has no ACL for Describe, which Read and Write include, on the "
+    assert f"{said}topic {counting.source}. Allow it: kafka-acls.sh" in str(error)
+
+
+def test_a_wrong_password(secured: SecuredKafka, tmp_path: Path) -> None:
+    counting = made(secured)
+    user = secured.user(counting.application, ()) | {"sasl.password": "xyzzy"}
+    error = str(failure_of(running(counting, tmp_path, user)))
+    print(error)
+    assert f"The brokers do not let in User:{counting.application} (SCRAM-SHA-512): check" in error
+    assert "xyzzy" not in error
+
+
+def test_a_broker_that_is_not_trusted(secured: SecuredKafka, tmp_path: Path) -> None:
+    counting = made(secured)
+    (tmp_path / "other.pem").write_bytes(certificates.authority().certificate)
+    user = secured.settings | {"ssl.ca.location": str(tmp_path / "other.pem")}
+    error = str(failure_of(running(counting, tmp_path, user)))
+    print(error)
+    assert "certificate verify failed" in error
+    assert "Check ssl.ca.location" in error
+
+
+def test_a_broker_under_another_name_than_in_its_certificate(secured: SecuredKafka, tmp_path: Path) -> None:
+    with another_name(secured, tmp_path) as address:
+        counting = made(secured)
+        user = secured.settings | {"bootstrap.servers": address}
+        error = str(failure_of(running(counting, tmp_path, user)))
+    print(error)
+    assert "certificate verify failed" in error
+    assert "that bootstrap.servers has the names that are in them" in error
+
+
+@contextmanager
+def another_name(secured: SecuredKafka, folder: Path) -> Iterator[str]:
+    """Yield the address of a server with a certificate of the same authority for another host; it only shakes hands."""
+    root = certificates.Issued(secured.secured.authority.read_bytes(), (secured.secured.folder / "ca.key").read_bytes())
+    issued = certificates.issue(root, "broker", ["kafka.example"])
+    (folder / "pair.pem").write_bytes(issued.key + issued.certificate)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "pair.pem")
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with suppress(OSError):
+                context.wrap_socket(self.request, server_side=True).close()
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield f"127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()

@@ -1,0 +1,100 @@
+"""The example of a model that is given batches judges as the model does, on Kafka, in batches, for any key ranges."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from confluent_kafka import Producer
+
+from coopstreams import CoopStreams
+from coopstreams.testing import TopologyTestDriver
+from tests.broker.counting import PATIENT
+from tests.broker.reading import read_topic
+from tests.broker.waiting import eventually
+from tests.conftest import Kafka
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "machines.py"
+MACHINES, RECORDS = 40, 2000
+
+
+@pytest.fixture
+def example() -> Any:
+    """Return the example, loaded anew."""
+    spec = importlib.util.spec_from_file_location("machines", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def readings(number: int) -> list[tuple[str, dict[str, float]]]:
+    chance = np.random.default_rng(7)
+    return [
+        (f"m{i % MACHINES}", {"temperature": float(chance.uniform(40, 110)), "vibration": float(chance.uniform(0, 4))})
+        for i in range(number)
+    ]
+
+
+def alarms_of(example: Any, some: list[tuple[str, dict[str, float]]]) -> Counter[str]:
+    """Return how many readings of each machine the model, asked for all at once, takes for failures."""
+    verdicts = example.judged([reading for _, reading in some])
+    return Counter(machine for (machine, _), said in zip(some, verdicts, strict=True) if said["failing"] > 0.5)
+
+
+@pytest.mark.parametrize("ranges", [1, 3])
+def test_the_alarms_are_those_of_the_model(example: Any, ranges: int) -> None:
+    some = readings(60)
+    with TopologyTestDriver(example.topology, ranges) as driver:
+        for machine, reading in some:
+            driver.input("readings").send(machine, reading)
+        assert driver.output("alarms").latest() == alarms_of(example, some)
+
+
+@pytest.mark.broker
+def test_on_kafka_the_model_is_asked_for_many_at_once(example: Any, kafka: Kafka, tmp_path: Path) -> None:
+    topics = {name: kafka.topic(name) for name in ("readings", "judgements", "alarms")}
+    source = EXAMPLE.read_text()
+    for name, topic in {**topics, "machines": kafka.unique("machines")}.items():
+        source = source.replace(f'"{name}"', f'"{topic}"')
+    sizes: list[int] = []
+    names: dict[str, Any] = {"__name__": "machines_here"}
+    exec(compile(source, str(EXAMPLE), "exec"), names)
+    predict = names["model"].predict_proba
+
+    def counted(features: Any) -> Any:
+        sizes.append(len(features))
+        return predict(features)
+
+    names["model"].predict_proba = counted
+    some = readings(RECORDS)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    for machine, reading in some:
+        producer.produce(topics["readings"], json.dumps(reading), machine)
+    producer.flush()
+    settings = {
+        "bootstrap.servers": kafka.bootstrap,
+        "state.dir": str(tmp_path),
+        "processing.guarantee": "exactly_once_v2",
+        "auto.offset.reset": "earliest",
+        **PATIENT,
+    }
+    with CoopStreams(names["topology"], settings):
+        eventually(lambda: len(read_topic(kafka.bootstrap, topics["judgements"])) >= RECORDS, 90, lambda: str(sizes))
+        expected = alarms_of(example, some)
+        eventually(lambda: latest(kafka, topics["alarms"]) == expected, 90, lambda: "other alarms")
+    assert sum(sizes) == RECORDS
+    assert max(sizes) > 10, "one of each machine that came meanwhile"
+
+
+def latest(kafka: Kafka, topic: str) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for record in read_topic(kafka.bootstrap, topic):
+        found[(record.key or b"").decode()] = int.from_bytes(record.value or b"", "big")
+    return found

@@ -1,0 +1,21 @@
+"""Workers of a local session begin with all modules that a task needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+
+def test_a_worker_imports_nothing_of_ours_itself(spark: SparkSession) -> None:
+    def loaded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # by value: it brings no import along
+        import sys
+
+        import pyarrow
+
+        for _ in batches:
+            yield pyarrow.RecordBatch.from_pydict({"task": ["coopstreams.spark.task" in sys.modules]})
+
+    rows = spark.range(1).mapInArrow(loaded, "task boolean").collect()
+    assert {row["task"] for row in rows} == {True}
