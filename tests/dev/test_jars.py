@@ -4,6 +4,7 @@ is right.
 
 from __future__ import annotations
 
+import _thread
 import hashlib
 import os
 import signal
@@ -158,9 +159,27 @@ def test_ctrl_c_ends_a_download_at_once_and_in_one_line(repository: Repository, 
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=60)
+        try:
+            said, _ = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == 130
     assert "Traceback" not in said
+
+
+def test_ctrl_c_just_before_the_wait_for_the_files_is_heard(repository: Repository) -> None:
+    """The signal is pending, and the main thread in a wait that no system call interrupts."""
+    repository.trickles.set()
+
+    def interrupt() -> None:
+        while len(repository.asked) < 8:  # all workers: the main thread has begun to wait
+            time.sleep(0.01)
+        time.sleep(0.1)
+        _thread.interrupt_main()
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        kafka_jars(CONSOLE, repository.url, VERSION)
 
 
 def test_jars_that_are_there_need_no_network(repository: Repository, tmp_path: Path) -> None:
