@@ -29,7 +29,6 @@ from coopstreams.commit.progress import Progress
 from coopstreams.commit.record import Segment
 from coopstreams.common.host import Host
 from coopstreams.tasks.queues import Step
-from coopstreams.tasks.tally import Tally
 from coopstreams.topology.columns import NO_RECORDS, Columns, TopicPartition, joined
 from coopstreams.topology.compile.program import BoundProgram, Program
 from coopstreams.topology.failures import Failure
@@ -62,9 +61,17 @@ class _Record:
     waits_for: int
     before: int
     """The stream time before it."""
-    calls: list[tuple[str, Call]] = field(default_factory=list)
-    line: deque[_Record] | None = None
-    """The records of its line, in order, from the first that has not been released; None: it is in none."""
+    calls: list[_Call]
+    line: bytes | None = None
+    """The name of the line in which it waits; None: it waits in none."""
+
+
+@dataclass(slots=True, eq=False)
+class _Call(Call):
+    """A call of a node for a record. `record`: None once the call has ended."""
+
+    node: str
+    record: _Record | None = None
 
 
 @dataclass(slots=True)
@@ -102,7 +109,7 @@ class _Source:
 
 
 class PendingCalls:
-    """The calls of one task. One thread, but for `_ended`."""
+    """The calls of one task. One thread, but for `_ended` and `retries`."""
 
     def __init__(
         self,
@@ -110,7 +117,6 @@ class PendingCalls:
         ahead: Program,
         bound: BoundProgram,
         progress: Progress,
-        tally: Tally,
         host: Host,
         *,
         by_key: bool,
@@ -120,7 +126,6 @@ class PendingCalls:
         self._ahead = ahead.bind({}, _leave_to_the_program, caching=False)
         self._topics = frozenset(ahead.subtopology.topics)
         self._results = bound.results
-        self._tally = tally
         self._host = host
         self._by_key = by_key
         self._sources = {}
@@ -131,13 +136,14 @@ class PendingCalls:
         self._steps: deque[_Taken] = deque()
         """In the order in which they were taken in, from the first that has records or times left."""
         self._lines: dict[bytes, deque[_Record]] = {}
+        """The records of each line, in order, from the first that has not been released."""
         self._ready: deque[_Record] = deque()
         """Released: it is their turn."""
         self._given: deque[_Record] = deque()
         """Yielded by `ready`, not yet `passed`."""
         self._calls = self._records = self._bytes = 0
         self._most_steps = STEPS
-        self._done: deque[Call] = deque()
+        self._done: deque[_Call] = deque()
         """Calls that have ended since the last `look`. Any thread may add."""
         self._news = host.signal()
         self._told = False
@@ -147,6 +153,11 @@ class PendingCalls:
     def __len__(self) -> int:
         """Return how many calls have not ended."""
         return self._calls
+
+    @property
+    def retries(self) -> int:
+        """How many calls were made again. Any thread."""
+        return sum(lane.retried for lane in self._lanes.values())
 
     @property
     def room(self) -> int:
@@ -170,7 +181,7 @@ class PendingCalls:
         self._records += len(columns)
         self._bytes += sum(map(len, filter(None, columns.values)))
         source.segments = None
-        calls = self._wanted(step.source, columns)
+        calls, of_nodes = self._wanted(step.source, columns)
         before = source.taken_time
         for row, (key, offset, timestamp, stream_time) in enumerate(
             zip(columns.keys, columns.offsets, columns.timestamps, columns.stream_times, strict=True)
@@ -179,17 +190,13 @@ class PendingCalls:
             # A record below the stream time did not raise it.
             at = stream_time if timestamp < stream_time else before
             record = _Record(taken, row, offset, len(made), at, made)
-            for _, call in record.calls:
-                call.tag = record
+            for call in made:
+                call.record = record
             source.waiting[offset] = record
             self._line_up(record, key if self._by_key else _ALL)
             before = stream_time
         source.taken_time = max(source.taken_time, step.stream_time)
-        begun: dict[str, list[Call]] = {}
-        for made in calls.values():
-            for name, call in made:
-                begun.setdefault(name, []).append(call)
-        for name, each in begun.items():
+        for name, each in of_nodes.items():
             self._calls += len(each)
             self._lanes[name].begin(each)
 
@@ -233,8 +240,8 @@ class PendingCalls:
         self._told = False
         while self._done:
             call = self._done.popleft()
-            record: _Record = call.tag
-            call.tag = None  # else they would hold each other, for the garbage collector
+            record, call.record = call.record, None  # else they would hold each other, for the garbage collector
+            assert record is not None
             self._calls -= 1
             record.waits_for -= 1
             if not record.waits_for:
@@ -280,9 +287,12 @@ class PendingCalls:
         self._steps = deque(kept)
         self._most_steps = 2 * len(kept) + STEPS
 
-    def _wanted(self, source: TopicPartition, columns: Columns) -> Mapping[int, list[tuple[str, Call]]]:
-        """Return the calls that records need, by their rows."""
-        calls: dict[int, list[tuple[str, Call]]] = {}
+    def _wanted(
+        self, source: TopicPartition, columns: Columns
+    ) -> tuple[Mapping[int, list[_Call]], Mapping[str, list[_Call]]]:
+        """Return the calls that records need, by their rows, and by their nodes."""
+        of_rows: dict[int, list[_Call]] = {}
+        of_nodes: dict[str, list[_Call]] = {}
         if len(columns) and source.topic in self._topics:
             wanted = self._ahead.wanted
             wanted.clear()
@@ -290,40 +300,29 @@ class PendingCalls:
             keys = columns.keys
             for row, name, key, value in wanted:
                 node = self._nodes[name]
-                call = Call(node.mapper, (key, value) if node.with_key else (value,), keys[row])
-                calls.setdefault(row, []).append((name, call))
-        return calls
+                call = _Call(node.mapper, (key, value) if node.with_key else (value,), keys[row], name)
+                of_rows.setdefault(row, []).append(call)
+                of_nodes.setdefault(name, []).append(call)
+        return of_rows, of_nodes
 
     def _line_up(self, record: _Record, line: bytes | None) -> None:
         """Have a record wait for those before it in its line, and for its calls. None: for its calls only."""
-        if line is None:
-            if not record.waits_for:
-                self._ready.append(record)
-            return
-        before = self._lines.get(line)
-        if before is None:
-            if not record.waits_for:
-                self._ready.append(record)
-                return
-            before = self._lines[line] = deque()
-        before.append(record)
-        record.line = before
+        if line is not None and (record.waits_for or line in self._lines):
+            record.line = line
+            self._lines.setdefault(line, deque()).append(record)
+        elif not record.waits_for:
+            self._ready.append(record)
 
     def _release(self, record: _Record) -> None:
         """Release a record whose calls have ended, and those behind it, if it is the first of its line."""
-        line = record.line
-        if line is None:
+        if record.line is None:
             self._ready.append(record)
             return
+        line = self._lines[record.line]
         while line and not line[0].waits_for:
             self._ready.append(line.popleft())
         if not line:
-            del self._lines[self._line_of(record)]
-
-    def _line_of(self, record: _Record) -> bytes:
-        key = record.taken.step.columns.keys[record.row] if self._by_key else _ALL
-        assert key is not None
-        return key
+            del self._lines[record.line]
 
     def _over(self) -> bool:
         """Whether all records of the first step have passed."""
@@ -339,7 +338,7 @@ class PendingCalls:
         before, then = records[0].taken, self._ready[0].taken
         return before.step.source == then.step.source if self._by_key else before is then
 
-    def _ended(self, calls: Iterable[Call]) -> None:
+    def _ended(self, calls: Iterable[_Call]) -> None:
         self._done.extend(calls)
         if not self._told:
             self._told = True
@@ -349,9 +348,8 @@ class PendingCalls:
         """Give the program the results of these records."""
         self._results.clear()
         for record in records:
-            for name, call in record.calls:
-                self._tally.retries += call.failed - (call.error is not None)
-                self._results.give(name, record.offset, call)
+            for call in record.calls:
+                self._results.give(call.node, record.offset, call)
 
 
 _offset = attrgetter("offset")

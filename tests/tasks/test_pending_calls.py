@@ -415,7 +415,7 @@ def test_the_next_record_goes_on_when_the_handler_says_so_and_retries_are_counte
     until(done(made, 5), made)
     made.stop()
     assert sum(task.tally.failed.values()) == 1
-    assert task.tally.retries == 4 + 2, "one for each that came right, two for the one that did not"
+    assert task.retries == 4 + 2, "one for each that came right, two for the one that did not"
     assert len(made.read("out")) == 4
 
 
