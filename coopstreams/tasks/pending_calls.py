@@ -12,7 +12,8 @@ has passed: positions, and done runs above them (`commit.inflight`). After a cra
 Invariant: time does not run ahead of a record that waits. Where records pass each other, each has the operator times
 that the reader worked out for it, and windows expire by the time up to which every record has passed.
 Invariant: not more than `MOST_RECORDS` records with `MOST_BYTES` wait, plus one step, however many others pass one that
-is stuck. The rest stays in the queues, where the dispatcher bounds it.
+is stuck; records that have passed are held in the same order of magnitude. The rest stays in the queues, where the
+dispatcher bounds it.
 """
 
 from __future__ import annotations
@@ -37,8 +38,10 @@ from coopstreams.topology.graph.nodes import AsyncMap
 MOST_RECORDS = 10_000
 MOST_BYTES = 64 << 20
 """Of values."""
-STEPS = 64
-"""Below so many steps, none are joined."""
+SPARE_BYTES = 1 << 20
+"""Up to so much more is held than after steps were shortened last."""
+ROW_BYTES = 100
+"""About what a record, or a step, takes beside its value."""
 _ALL = b""
 
 
@@ -49,6 +52,15 @@ class _Taken:
     step: Step
     began: float
     left: int
+    held: int
+    """The bytes of its records, also of those that have passed."""
+
+    def keep(self, records: Sequence[_Record]) -> None:
+        """Forget its records but for these."""
+        self.step = replace(self.step, columns=self.step.columns.pick([record.row for record in records]))
+        for row, record in enumerate(records):
+            record.row = row
+        self.held = _bytes_of(self.step.columns)
 
 
 @dataclass(slots=True, eq=False)
@@ -141,8 +153,8 @@ class PendingCalls:
         """Released: it is their turn."""
         self._given: deque[_Record] = deque()
         """Yielded by `ready`, not yet `passed`."""
-        self._calls = self._records = self._bytes = 0
-        self._most_steps = STEPS
+        self._calls = self._records = self._bytes = self._held = 0
+        self._most_held = SPARE_BYTES
         self._done: deque[_Call] = deque()
         """Calls that have ended since the last `look`. Any thread may add."""
         self._news = host.signal()
@@ -162,7 +174,7 @@ class PendingCalls:
     @property
     def room(self) -> int:
         """How many records may come now."""
-        full = self._bytes >= MOST_BYTES or len(self._steps) >= MOST_RECORDS
+        full = self._bytes >= MOST_BYTES or len(self._steps) >= 2 * MOST_RECORDS
         return 0 if full else max(0, MOST_RECORDS - self._records)
 
     @property
@@ -175,9 +187,11 @@ class PendingCalls:
         source = self._sources[step.source]
         columns, end = step.columns, step.columns.offsets[-1] + 1 if len(step.columns) else 0
         columns = columns.pick(source.inflight.hand_out(columns.keys, columns.offsets, end))
-        taken = _Taken(replace(step, columns=columns), self._host.now(), len(columns))
+        taken = _Taken(replace(step, columns=columns), self._host.now(), len(columns), _bytes_of(columns))
         self._steps.append(taken)
-        self._shorten()
+        self._held += taken.held
+        if self._held >= self._most_held or len(self._steps) >= 2 * MOST_RECORDS:
+            self._shorten()
         self._records += len(columns)
         self._bytes += sum(map(len, filter(None, columns.values)))
         source.segments = None
@@ -231,6 +245,7 @@ class PendingCalls:
             self._bytes -= len(taken.step.columns.values[record.row] or b"")
         while self._over():
             taken = self._steps.popleft()
+            self._held -= taken.held
             step = taken.step
             self._sources[step.source].reached(step)
             yield step.source, step.stream_time, step.operator_times
@@ -263,12 +278,14 @@ class PendingCalls:
         for each in (self._steps, self._ready, self._given, self._done):
             each.clear()
         self._lines.clear()
-        self._calls = self._records = self._bytes = 0
+        self._calls = self._records = self._bytes = self._held = 0
 
     def _shorten(self) -> None:
-        """Join steps whose records have passed, from time to time: behind a record that is stuck, many may come."""
-        if len(self._steps) < self._most_steps:
-            return
+        """Forget records that have passed, and join steps that have no others: behind one that is stuck, many come."""
+        for each in self._sources.values():
+            for taken, records in groupby(each.waiting.values(), attrgetter("taken")):
+                if 2 * taken.left < len(taken.step.columns):
+                    taken.keep(list(records))
         kept: list[_Taken] = []
         over: dict[TopicPartition, _Taken] = {}
         """The steps at the end of `kept` whose records have all passed; where the order of all counts, the last."""
@@ -281,11 +298,12 @@ class PendingCalls:
                 times = taken.step.operator_times or before.step.operator_times
                 before.step = replace(taken.step, columns=NO_RECORDS, operator_times=times)
             else:
-                taken.step = replace(taken.step, columns=NO_RECORDS)
+                taken.keep(())
                 kept.append(taken)
                 over = {**over, source: taken} if self._by_key else {source: taken}
         self._steps = deque(kept)
-        self._most_steps = 2 * len(kept) + STEPS
+        self._held = sum(taken.held for taken in kept)
+        self._most_held = 2 * self._held + SPARE_BYTES
 
     def _wanted(
         self, source: TopicPartition, columns: Columns
@@ -353,6 +371,11 @@ class PendingCalls:
 
 
 _offset = attrgetter("offset")
+
+
+def _bytes_of(columns: Columns) -> int:
+    """Return about how many bytes a step with these records takes."""
+    return ROW_BYTES * (1 + len(columns)) + sum(map(len, filter(None, columns.values)))
 
 
 def _gathered(records: Iterable[_Record]) -> Columns:
