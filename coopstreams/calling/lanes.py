@@ -2,12 +2,13 @@
 
     lane = Lane(node.calling, ended)    # of one node in one task
     lane.begin(calls)                   # any thread; `ended(some of them)` follows, on another thread
-    lane.cancel()                       # the task was closed: nothing follows any more
+    lane.drain()                        # the task is being closed: calls under way end, the others are forgotten
+    lane.cancel()                       # it was closed: nothing follows any more
 
 Invariant: calls of a lane with the same chain (`Calling.order`) are made one after the other, in the order in which
 they were begun, each with all of its attempts. Not more than `max_in_flight` are under way, batches counted as one.
-Invariant: every call of a lane that is not cancelled ends, with a value or an error. Without a time-out, that is up to
-the user's function.
+Invariant: every call of a lane that is neither drained nor cancelled ends, with a value or an error. Without a
+time-out, that is up to the user's function.
 Invariant: a batch that fails for good is made again record by record, so that only the record that is bad fails.
 Turned down: an event loop for each stream thread (a function that computes would stop the records, too), or for each
 application (a client that is made when the program is loaded belongs to one loop), and `concurrent.futures` (at its
@@ -101,7 +102,9 @@ class Lane(Generic[AnyCall]):
         self._full = False
         """The queue is a batch, although it is short: it has waited long enough."""
         self._watching = False
-        self._cancelled = False
+        self._draining = self._cancelled = False
+        self.drained = False
+        """Since `drain`, every call that was under way has ended and was told. Any thread."""
         self._over: list[AnyCall] = []
         """The calls that have ended and were not told yet."""
 
@@ -109,12 +112,16 @@ class Lane(Generic[AnyCall]):
         """Begin these calls, as far as none waits for another one."""
         self._loop.call_soon_threadsafe(self._begin, calls)
 
+    def drain(self) -> None:
+        """Begin no other call, and forget those that wait. `ended` follows, with no call, when none is under way."""
+        self._loop.call_soon_threadsafe(self._drain)
+
     def cancel(self) -> None:
         """Cancel the calls under way, and begin no other. A thread is not interrupted; what it returns is ignored."""
         self._loop.call_soon_threadsafe(self._cancel)
 
     def _begin(self, calls: Sequence[AnyCall]) -> None:
-        if self._cancelled:
+        if self._draining:
             return
         for call in calls:
             chain = self._chain(call)
@@ -127,12 +134,23 @@ class Lane(Generic[AnyCall]):
                 self._queue.append(call)
         self._fill()
 
-    def _cancel(self) -> None:
-        self._cancelled = True
+    def _drain(self) -> None:
+        self._draining = True
         self._waiting.clear()
         self._queue.clear()
         if self._gathering is not None:
             self._gathering.cancel()
+        self._look_whether_drained()
+
+    def _look_whether_drained(self) -> None:
+        if self._draining and not self._running and not self._cancelled:
+            self._tell()
+            self.drained = True
+            self._ended(())
+
+    def _cancel(self) -> None:
+        self._cancelled = True
+        self._drain()
         for task in self._running:
             task.cancel()
 
@@ -169,8 +187,8 @@ class Lane(Generic[AnyCall]):
     def _left(self, task: asyncio.Task[None]) -> None:
         """Note that calls are over, and begin others that wait for their place."""
         del self._running[task]
-        if not self._cancelled:
-            self._fill()
+        self._fill()
+        self._look_whether_drained()
 
     async def _make(self, attempt: _Attempt[AnyCall]) -> None:
         """Make calls, with all attempts, then begin the next ones of their chains."""
@@ -185,7 +203,7 @@ class Lane(Generic[AnyCall]):
             return
         for call in calls:
             chain = self._chain(call)
-            if chain is not None:
+            if chain is not None and not self._draining:
                 if waiting := self._waiting[chain]:
                     self._queue.append(waiting.popleft())
                 else:

@@ -271,6 +271,15 @@ class PendingCalls:
         self._news.clear()
         return True
 
+    def drain(self) -> None:
+        """Let the calls under way end, and begin no other: the task is being closed."""
+        for lane in self._lanes.values():
+            lane.drain()
+
+    def drained(self) -> bool:
+        """Return whether all calls have ended since `drain`, and nothing is ready; if not, `tell` follows."""
+        return all(lane.drained for lane in self._lanes.values()) and not self.look()
+
     def cancel(self) -> None:
         """Cancel all calls, and forget the records."""
         for lane in self._lanes.values():

@@ -74,7 +74,7 @@ def committed_positions(
 class Task:
     """A task between opening and closing.
 
-    Shape: `processed` counts records since the opening. `leaving`: it is being closed, and processes no more records.
+    Shape: `processed` counts records since the opening. `leaving`: it is being closed, and takes no more records.
     """
 
     def __init__(
@@ -187,7 +187,11 @@ class Task:
 
     def _begin_calls(self, calls: PendingCalls, now: float) -> None:
         """Begin the calls of as many records as there is room for."""
-        while (room := min(calls.room, MOST_TAKEN)) and (step := next(self.queues.steps(room, now), None)) is not None:
+        while (
+            not self.leaving
+            and (room := min(calls.room, MOST_TAKEN))
+            and (step := next(self.queues.steps(room, now), None)) is not None
+        ):
             calls.begin(step)
 
     def waits_for_calls(self) -> bool:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coopstreams.calling.lanes import Call, Lane
-from coopstreams.topology.calls import Calling, Retry, batching, calling
+from coopstreams.topology.calls import Calling, CallOrder, Retry, batching, calling
 from coopstreams.topology.errors import ProcessingError
 from tests.durations import ms
 
@@ -319,6 +319,42 @@ def test_a_function_that_does_not_mind_being_cancelled_is_not_called_again(caplo
         assert one(abs).value == 7
     assert attempts == [1]
     assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
+@pytest.mark.parametrize("order", ["key", "none"])
+def test_a_lane_that_is_drained_lets_the_calls_under_way_end_and_begins_no_other(order: CallOrder) -> None:
+    begun, let_go = threading.Semaphore(0), threading.Event()
+    told: queue.SimpleQueue[Sequence[Call]] = queue.SimpleQueue()
+
+    async def waits(value: int) -> int:
+        begun.release()
+        while not let_go.is_set():
+            await asyncio.sleep(0.001)
+        return value
+
+    lane: Lane[Call] = Lane(calling("f", waits, order=order, max_in_flight=2), told.put)
+    lane.begin([Call(waits, (number,), b"k%d" % (number % 2)) for number in range(6)])
+    assert begun.acquire(timeout=PATIENCE_S)
+    assert begun.acquire(timeout=PATIENCE_S)
+    assert not lane.drained
+    lane.drain()
+    let_go.set()
+    over = [call.value for _ in range(2) for call in told.get(timeout=PATIENCE_S)]
+    while not lane.drained:
+        over += [call.value for call in told.get(timeout=PATIENCE_S)]
+    assert sorted(over) == [0, 1]
+    lane.begin([Call(waits, (7,), b"k")])
+    assert one(abs).value == 7
+    assert not begun.acquire(blocking=False)
+
+
+def test_a_lane_without_calls_is_drained_at_once() -> None:
+    told: queue.SimpleQueue[Sequence[Call]] = queue.SimpleQueue()
+    lane: Lane[Call] = Lane(calling("f", abs), told.put)
+    lane.drain()
+    assert list(told.get(timeout=PATIENCE_S)) == []
+    while not lane.drained:
+        told.get(timeout=PATIENCE_S)
 
 
 def test_a_cancelled_lane_is_silent() -> None:

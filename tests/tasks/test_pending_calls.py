@@ -216,6 +216,13 @@ def runs(task: Task) -> tuple[int, Runs]:
     return segment.position, segment.runs
 
 
+@pytest.fixture
+def short_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tasks that are closed while a call is stuck."""
+    monkeypatch.setattr("coopstreams.tasks.draining.DRAIN_S", 0.05)
+
+
+@pytest.mark.usefixtures("short_drain")
 @pytest.mark.parametrize("guarantee", [EXACTLY, AT_LEAST])
 @pytest.mark.parametrize("clean", [True, False])
 def test_other_keys_pass_a_record_that_waits_and_are_not_called_again(guarantee: str, clean: bool) -> None:
@@ -252,6 +259,7 @@ def closing(called: Callable[..., Any], **options: Any) -> Topology:
     return builder.build()
 
 
+@pytest.mark.usefixtures("short_drain")
 @pytest.mark.parametrize("guarantee", [EXACTLY, AT_LEAST])
 def test_where_time_acts_records_keep_their_order_and_commits_stop_below_the_one_that_waits(guarantee: str) -> None:
     gate = Gate(stuck=20)
@@ -268,6 +276,85 @@ def test_where_time_acts_records_keep_their_order_and_commits_stop_below_the_one
     made.stop()
     assert [gate.called[number] for number in range(100)] == [1] * 20 + [2] * 80
     assert len(made.read("out")) == 90, "the last window is open"
+
+
+def forwarding(called: Callable[..., Any], **options: Any) -> Topology:
+    builder = StreamsBuilder("app")
+    builder.stream("in", key=serdes.text, value=serdes.json).map_values_async(called, value=serdes.json, **options).to(
+        "out"
+    )
+    return builder.build()
+
+
+class Held:
+    """A function that returns when it is let go, and remembers what it was called with."""
+
+    def __init__(self) -> None:
+        self.called: Counter[int] = Counter()
+        self.let_go = threading.Event()
+
+    async def __call__(self, value: int) -> int:
+        self.called[value] += 1
+        while not self.let_go.is_set():
+            await asyncio.sleep(0.001)
+        return value
+
+
+@pytest.mark.parametrize("order", ["key", "partition", "none"])
+@pytest.mark.parametrize("guarantee", [EXACTLY, AT_LEAST])
+@pytest.mark.parametrize("ends", [False, True], ids=["moves", "process-ends"])
+def test_a_task_is_closed_when_the_calls_under_way_have_ended(order: CallOrder, guarantee: str, ends: bool) -> None:
+    """They are in its last commit, so the next owner makes the others only."""
+    held = Held()
+    topology = forwarding(held, max_in_flight=3, order=order)
+    made = Engine(topology, TOPICS | {"in": 2}, processing_guarantee=guarantee)
+    task = made.open(WHOLE)
+    sibling = made.open(WHOLE, partition=1)
+    made.write("in", [(b"k%d" % number, b"%d" % number, number) for number in range(10)], partition=0)
+    made.start()
+    begun = 1 if order == "partition" else 3
+    until(lambda: len(held.called) == begun, made)
+    made.dispatcher.close(task)
+    made.threads[0].close((task,), clean=True)
+    made.write("in", [(b"k", b"77", 0)], partition=1)
+    until(lambda: held.called[77] == 1, made)
+    assert task.id in made.tasks, "a sibling goes on while it drains"
+    held.let_go.set()
+    if ends:
+        made.threads[0].stop(PATIENCE_S)
+    while task.id in made.tasks:
+        made.take(made.events.get(timeout=PATIENCE_S))
+    assert len(held.called) == begun + 1
+    assert task.progress.durable(SOURCE) == begun
+    if ends:
+        return
+    until(lambda: sibling.progress.durable(TopicPartition("in", 1)) == 1, made)
+    made.open(WHOLE)
+    until(done(made, 1), made)
+    until(lambda: sum(held.called.values()) == 11, made)
+    made.stop()
+    assert set(held.called.values()) == {1}
+
+
+def test_a_drain_ends_when_a_transaction_is_aborted_meanwhile() -> None:
+    """The task is discarded with all others of its thread; it is closed nevertheless, once."""
+    held = Held()
+    made = Engine(forwarding(held), TOPICS | {"in": 2})
+    task = made.open(WHOLE)
+    made.write("in", [(b"k", b"1", 0)], partition=0)
+    made.start()
+    until(lambda: held.called[1] == 1, made)
+    other = made.open(WHOLE, partition=1)
+    made.dispatcher.close(task)
+    made.threads[0].close((task,), clean=True)
+    made.close(other, clean=False)
+    while task.id in made.tasks:
+        made.take(made.events.get(timeout=PATIENCE_S))
+    held.let_go.set()
+    made.open(WHOLE)
+    until(done(made, 1), made)
+    made.stop()
+    assert held.called[1] == 2
 
 
 def test_the_stream_time_of_a_commit_is_that_before_the_record_that_waits() -> None:
