@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import struct
-import threading
-import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 from itertools import cycle
@@ -15,12 +13,9 @@ import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from coopstreams.commit.ranges import Runs
 from coopstreams.tasks.events import Failed
-from coopstreams.tasks.task import Task
 from coopstreams.topology import serdes
 from coopstreams.topology.calls import CallOrder, Retry
-from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.dsl.kstream import KStream
@@ -30,28 +25,13 @@ from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.windows import TimeWindows
 from tests.durations import ms
-from tests.tasks.engine import AT_LEAST, EXACTLY, PATIENCE_S, Engine
+from tests.tasks.called import SOURCE, TOPICS, Gate, calls_of, done, runs, until
+from tests.tasks.engine import AT_LEAST, EXACTLY, Engine
 
-SOURCE = TopicPartition("in", 0)
-TOPICS = {"in": 1, "other": 1, "out": 1}
 Called = Callable[[KStream[str, int]], KStream[str, int]]
 PAUSES = st.lists(st.sampled_from([0, 0, 1, 4]), min_size=1, max_size=20)
 NOT_SHRUNK = [Phase.explicit, Phase.reuse, Phase.generate]
 """Each run takes its time, and threads run as they like: a story is made short by hand, as an example."""
-
-
-def until(true: Callable[[], bool], made: Engine) -> None:
-    """Move records until it is true."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not true():
-        made.dispatcher.move(0.005)
-        assert time.monotonic() < deadline
-
-
-def done(made: Engine, records: int) -> Callable[[], bool]:
-    return lambda: all(
-        task.progress.durable(source) >= records for task, _ in made.tasks.values() for source in task.sources[:1]
-    )
 
 
 def program(called: Called) -> Topology:
@@ -137,14 +117,6 @@ def taking(pauses: list[int]) -> Callable[[int], Awaitable[int]]:
     return later
 
 
-def calls_of(called: Callable[..., Any], **options: Any) -> Topology:
-    builder = StreamsBuilder("app")
-    builder.stream("in", key=serdes.text, value=serdes.json).map_values_async(
-        called, value=serdes.json, **options
-    ).group_by_key(value=serdes.json).count(store="counts").to_stream().to("out")
-    return builder.build()
-
-
 def key_program(called: Called) -> Topology:
     """What needs the order of each key only: windows that may get late records, a table, a join with it, a sink."""
     builder = StreamsBuilder("app")
@@ -189,31 +161,6 @@ def test_records_that_pass_others_change_nothing_for_any_key(
     assert compile_subtopology(waiting, waiting.subtopologies[0]).keys_suffice
     at_once = key_program(lambda stream: stream.map_values(lambda value: value * 10, value=serdes.json))
     assert played(waiting, records, pieces) == played(at_once, records, pieces)
-
-
-class Gate:
-    """A function that waits for one value until it is let go, and remembers what it was called with."""
-
-    def __init__(self, stuck: int) -> None:
-        self.stuck = stuck
-        self.called: Counter[int] = Counter()
-        self.most = self._under_way = 0
-        self.let_go = threading.Event()
-
-    async def __call__(self, value: int) -> int:
-        self.called[value] += 1
-        self._under_way += 1
-        self.most = max(self.most, self._under_way)
-        await asyncio.sleep(0)
-        while value == self.stuck and not self.let_go.is_set():
-            await asyncio.sleep(0.001)
-        self._under_way -= 1
-        return value
-
-
-def runs(task: Task) -> tuple[int, Runs]:
-    (segment,) = task.progress.committed_segments(SOURCE)
-    return segment.position, segment.runs
 
 
 @pytest.fixture
@@ -276,85 +223,6 @@ def test_where_time_acts_records_keep_their_order_and_commits_stop_below_the_one
     made.stop()
     assert [gate.called[number] for number in range(100)] == [1] * 20 + [2] * 80
     assert len(made.read("out")) == 90, "the last window is open"
-
-
-def forwarding(called: Callable[..., Any], **options: Any) -> Topology:
-    builder = StreamsBuilder("app")
-    builder.stream("in", key=serdes.text, value=serdes.json).map_values_async(called, value=serdes.json, **options).to(
-        "out"
-    )
-    return builder.build()
-
-
-class Held:
-    """A function that returns when it is let go, and remembers what it was called with."""
-
-    def __init__(self) -> None:
-        self.called: Counter[int] = Counter()
-        self.let_go = threading.Event()
-
-    async def __call__(self, value: int) -> int:
-        self.called[value] += 1
-        while not self.let_go.is_set():
-            await asyncio.sleep(0.001)
-        return value
-
-
-@pytest.mark.parametrize("order", ["key", "partition", "none"])
-@pytest.mark.parametrize("guarantee", [EXACTLY, AT_LEAST])
-@pytest.mark.parametrize("ends", [False, True], ids=["moves", "process-ends"])
-def test_a_task_is_closed_when_the_calls_under_way_have_ended(order: CallOrder, guarantee: str, ends: bool) -> None:
-    """They are in its last commit, so the next owner makes the others only."""
-    held = Held()
-    topology = forwarding(held, max_in_flight=3, order=order)
-    made = Engine(topology, TOPICS | {"in": 2}, processing_guarantee=guarantee)
-    task = made.open(WHOLE)
-    sibling = made.open(WHOLE, partition=1)
-    made.write("in", [(b"k%d" % number, b"%d" % number, number) for number in range(10)], partition=0)
-    made.start()
-    begun = 1 if order == "partition" else 3
-    until(lambda: len(held.called) == begun, made)
-    made.dispatcher.close(task)
-    made.threads[0].close((task,), clean=True)
-    made.write("in", [(b"k", b"77", 0)], partition=1)
-    until(lambda: held.called[77] == 1, made)
-    assert task.id in made.tasks, "a sibling goes on while it drains"
-    held.let_go.set()
-    if ends:
-        made.threads[0].stop(PATIENCE_S)
-    while task.id in made.tasks:
-        made.take(made.events.get(timeout=PATIENCE_S))
-    assert len(held.called) == begun + 1
-    assert task.progress.durable(SOURCE) == begun
-    if ends:
-        return
-    until(lambda: sibling.progress.durable(TopicPartition("in", 1)) == 1, made)
-    made.open(WHOLE)
-    until(done(made, 1), made)
-    until(lambda: sum(held.called.values()) == 11, made)
-    made.stop()
-    assert set(held.called.values()) == {1}
-
-
-def test_a_drain_ends_when_a_transaction_is_aborted_meanwhile() -> None:
-    """The task is discarded with all others of its thread; it is closed nevertheless, once."""
-    held = Held()
-    made = Engine(forwarding(held), TOPICS | {"in": 2})
-    task = made.open(WHOLE)
-    made.write("in", [(b"k", b"1", 0)], partition=0)
-    made.start()
-    until(lambda: held.called[1] == 1, made)
-    other = made.open(WHOLE, partition=1)
-    made.dispatcher.close(task)
-    made.threads[0].close((task,), clean=True)
-    made.close(other, clean=False)
-    while task.id in made.tasks:
-        made.take(made.events.get(timeout=PATIENCE_S))
-    held.let_go.set()
-    made.open(WHOLE)
-    until(done(made, 1), made)
-    made.stop()
-    assert held.called[1] == 2
 
 
 def test_the_stream_time_of_a_commit_is_that_before_the_record_that_waits() -> None:
