@@ -14,20 +14,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coopstreams.calling.lanes import Call, Lane
-from coopstreams.topology.calls import Retry, batching, calling
+from coopstreams.topology.calls import Calling, Retry, batching, calling
 from coopstreams.topology.errors import ProcessingError
 from tests.durations import ms
 
 PATIENCE_S = 60.0
 
 
-def ended(calls: list[Call], **options: Any) -> list[Call]:
-    """Make these calls of one function; return them when all have ended."""
+def make(calls: list[Call], how: Calling) -> list[Call]:
+    """Make these calls; return them when all have ended."""
     left = threading.Semaphore(0)
-    Lane(calling("f", calls[0].function, **options), lambda _: left.release()).begin(calls)
+    Lane(how, lambda _: left.release()).begin(calls)
     while not all(call.ended for call in calls):
         assert left.acquire(timeout=PATIENCE_S)
     return calls
+
+
+def ended(calls: list[Call], **options: Any) -> list[Call]:
+    """Make these calls of one function, each alone."""
+    return make(calls, calling("f", calls[0].function, **options))
 
 
 def one(function: Callable[..., Any], **options: Any) -> Call:
@@ -186,12 +191,9 @@ def test_what_would_end_the_loop_fails_the_call(threads: bool, error: BaseExcept
     assert one(abs).value == 7, "the loop goes on"
 
 
-def batches(made: list[Call], **options: Any) -> list[Call]:
-    left = threading.Semaphore(0)
-    Lane(batching("f", made[0].function, **options), lambda _: left.release()).begin(made)
-    while not all(call.ended for call in made):
-        assert left.acquire(timeout=PATIENCE_S)
-    return made
+def batches(calls: list[Call], **options: Any) -> list[Call]:
+    """Make these calls of one function in batches."""
+    return make(calls, batching("f", calls[0].function, **options))
 
 
 @settings(max_examples=30, deadline=None)
