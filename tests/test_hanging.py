@@ -29,7 +29,7 @@ def test_a_test_that_hangs_fails_with_the_place_where_it_hung(tmp_path: Path) ->
     (tmp_path / "test_it.py").write_text(MODULE)
     plugins = ["xdist", "pytest_timeout", "tests.dealing", "tests.hanging", "no:cacheprovider"]
     command = [sys.executable, "-m", "pytest", *(word for plugin in plugins for word in ("-p", plugin)), "-n", "1"]
-    options = ["--dist", "loadscope", "-o", "timeout=1", "-o", "timeout_method=signal", "--rootdir", tmp_path]
+    options = ["--dist", "loadscope", "-o", "timeout=1", "-o", "timeout_method=signal", "--rootdir", str(tmp_path)]
     done = subprocess.run(
         [*command, *options, tmp_path],
         cwd=ROOT,
