@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
+from coopstreams.calling.breaker import Admission, Breaker
 from coopstreams.state.worker_pool import WorkerPool
 from coopstreams.topology.calls import Calling
 from coopstreams.topology.errors import ProcessingError
@@ -85,6 +86,8 @@ class _Attempt(Generic[AnyCall]):
     """Until when the function may take; None: it is not being called now, or has no limit. Units: `loop.time`."""
     late: bool = False
     """It was cancelled because it took longer."""
+    rests: bool = False
+    """The function is not being called: the next attempt waits for its time."""
 
 
 class Lane(Generic[AnyCall]):
@@ -108,11 +111,19 @@ class Lane(Generic[AnyCall]):
         self._full = False
         """The queue is a batch, although it is short: it has waited long enough."""
         self._watching = False
+        self._breaker = None if calling.breaker is None else Breaker(calling.breaker)
+        self._probed = asyncio.Event()
+        """Set for a moment whenever an attempt has ended, if there is a breaker."""
         self._draining = self._cancelled = False
         self.drained = False
         """Since `drain`, every call that was under way has ended and was told. Any thread."""
         self._over: list[AnyCall] = []
         """The calls that have ended and were not told yet."""
+
+    @property
+    def pauses(self) -> str:
+        """Why no call is begun, in words; empty: they are. Any thread."""
+        return "" if self._breaker is None else self._breaker.why(self._loop.time())
 
     def begin(self, calls: Sequence[AnyCall]) -> None:
         """Begin these calls, as far as none waits for another one."""
@@ -145,6 +156,9 @@ class Lane(Generic[AnyCall]):
         self._queue.clear()
         if self._gathering is not None:
             self._gathering.cancel()
+        for task, attempt in self._running.items():
+            if attempt.rests:
+                task.cancel()
         self._look_whether_drained()
 
     def _look_whether_drained(self) -> None:
@@ -190,20 +204,22 @@ class Lane(Generic[AnyCall]):
         task = asyncio.current_task()
         assert task is not None
         left = IN_A_ROW
-        while attempt.calls:
-            await self._attempts(attempt)
-            if len(attempt.calls) > 1 and attempt.calls[0].error is not None:
-                await self._one_by_one(attempt)
-            if self._cancelled:  # and the function did not mind
-                return
-            self._end(attempt.calls)
-            left -= 1
-            attempt.calls = self._next() if left else []
-            if self._queue:
-                self._fill()
-        del self._running[task]
-        self._fill()
-        self._look_whether_drained()
+        try:
+            while attempt.calls:
+                await self._attempts(attempt)
+                if len(attempt.calls) > 1 and attempt.calls[0].error is not None:
+                    await self._one_by_one(attempt)
+                if self._cancelled:  # and the function did not mind
+                    return
+                self._end(attempt.calls)
+                left -= 1
+                attempt.calls = self._next() if left else []
+                if self._queue:
+                    self._fill()
+        finally:
+            del self._running[task]
+            self._fill()
+            self._look_whether_drained()
 
     async def _one_by_one(self, attempt: _Attempt[AnyCall]) -> None:
         """Make the calls of a batch that failed one by one: which of them is it?"""
@@ -236,9 +252,11 @@ class Lane(Generic[AnyCall]):
 
     async def _attempts(self, attempt: _Attempt[AnyCall]) -> None:
         """Call the function until it answers or is not tried again, and give each call its value or its error."""
-        retry, timeout_s = self._calling.retry, self._calling.timeout_s
+        retry, timeout_s, breaker = self._calling.retry, self._calling.timeout_s, self._breaker
         calls, failed = attempt.calls, 0
         while True:
+            admission = "free" if breaker is None else await self._admission(breaker, attempt)
+            error: Exception | None = None
             try:
                 if timeout_s is not None:
                     attempt.until, attempt.late = self._loop.time() + timeout_s, False
@@ -249,7 +267,6 @@ class Lane(Generic[AnyCall]):
                 else:
                     (call,) = calls
                     call.value, call.error = await self._answer(call.function, call.arguments), None
-                return
             except Exception as raised:  # noqa: BLE001 the records' failure: their task reports it
                 error = raised
             except BaseException as raised:  # else the call would not end, or the loop would
@@ -262,13 +279,32 @@ class Lane(Generic[AnyCall]):
                 attempt.until = None
                 if attempt.late and (task := asyncio.current_task()) is not None:
                     task.uncancel()
+            if breaker is not None:
+                breaker.ended(admission, error, self._loop.time())
+                self._probed.set()
+                self._probed.clear()
+            if error is None:
+                return
             failed += 1
             for call in calls:
                 call.error = error
             if retry is None or self._cancelled or not retry.again(failed, error):
                 return
-            await asyncio.sleep(retry.pause_s(failed, random.random()))
+            await self._rest(attempt, asyncio.sleep(retry.pause_s(failed, random.random())))
             self.retried += 1
+
+    async def _admission(self, breaker: Breaker, attempt: _Attempt[AnyCall]) -> Admission:
+        """Wait until the breaker lets an attempt begin."""
+        while (admission := breaker.admit(self._loop.time())) == "wait":
+            left_s = breaker.wait_s(self._loop.time())
+            await self._rest(attempt, self._probed.wait() if left_s is None else asyncio.sleep(left_s))
+        return admission
+
+    async def _rest(self, attempt: _Attempt[AnyCall], until: Awaitable[object]) -> None:
+        """Wait between two attempts: if the lane is drained meanwhile, no other is made."""
+        attempt.rests = True
+        await until
+        attempt.rests = False
 
     async def _together(self, calls: Sequence[AnyCall]) -> Sequence[Any]:
         """Return what the function answers to a batch: a value for each call."""
