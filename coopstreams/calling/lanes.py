@@ -2,12 +2,13 @@
 
     lane = Lane(node.calling, ended)    # of one node in one task
     lane.begin(calls)                   # any thread; `ended(some of them)` follows, on another thread
-    lane.cancel()                       # the task was closed: nothing follows any more
+    lane.drain()                        # the task is being closed: calls under way end, the others are forgotten
+    lane.cancel()                       # it was closed: nothing follows any more
 
 Invariant: calls of a lane with the same chain (`Calling.order`) are made one after the other, in the order in which
 they were begun, each with all of its attempts. Not more than `max_in_flight` are under way, batches counted as one.
-Invariant: every call of a lane that is not cancelled ends, with a value or an error. Without a time-out, that is up to
-the user's function.
+Invariant: every call of a lane that is neither drained nor cancelled ends, with a value or an error. Without a
+time-out, that is up to the user's function.
 Invariant: a batch that fails for good is made again record by record, so that only the record that is bad fails.
 Turned down: an event loop for each stream thread (a function that computes would stop the records, too), or for each
 application (a client that is made when the program is loaded belongs to one loop), and `concurrent.futures` (at its
@@ -21,9 +22,9 @@ import random
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from coopstreams.state.worker_pool import WorkerPool
 from coopstreams.topology.calls import Calling
@@ -39,18 +40,16 @@ MOST_THREADS = 64
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One call of a user's function for one record. Once `ended`, it has a value or an error, and does not change."""
+    """One call of a user's function for one record. When it has ended, it has a value or an error."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     key: bytes | None
-    tag: Any = None
-    """Whatever it is known by to who began it."""
-    failed: int = 0
-    """How many attempts have failed."""
-    value: Any = None
-    error: Exception | None = None
-    ended: bool = False
+    value: Any = field(default=None, init=False)
+    error: Exception | None = field(default=None, init=False)
+
+
+AnyCall = TypeVar("AnyCall", bound=Call)
 
 
 class _EventLoop:
@@ -73,48 +72,56 @@ _event_loop = _EventLoop()
 
 
 @dataclass(slots=True, eq=False)
-class _Attempt:
+class _Attempt(Generic[AnyCall]):
     """What is under way: calls made together, one unless the function takes a batch."""
 
-    calls: list[Call]
+    calls: list[AnyCall]
     until: float | None = None
     """Until when the function may take; None: it is not being called now, or has no limit. Units: `loop.time`."""
     late: bool = False
     """It was cancelled because it took longer."""
 
 
-class Lane:
+class Lane(Generic[AnyCall]):
     """The calls of one node in one task."""
 
-    def __init__(self, calling: Calling, ended: Callable[[Sequence[Call]], None]) -> None:
+    def __init__(self, calling: Calling, ended: Callable[[Sequence[AnyCall]], None]) -> None:
         """`ended` is called on another thread, at most `TOGETHER_S` after a call has ended, once for several."""
         self._loop = _event_loop()
         self._calling = calling
         self._ended = ended
         self._threads = None if calling.coroutine else WorkerPool("call", min(calling.max_in_flight, MOST_THREADS))
-        self._waiting: dict[bytes, deque[Call]] = {}
+        self.retried = 0
+        """How often the function was called again because it had failed; for a batch once, not once for each record."""
+        self._waiting: dict[bytes, deque[AnyCall]] = {}
         """The calls that wait for one of their chain that is under way."""
-        self._queue: deque[Call] = deque()
+        self._queue: deque[AnyCall] = deque()
         """The calls that wait for a place among `max_in_flight`, or for a batch to become full."""
-        self._running: dict[asyncio.Task[None], _Attempt] = {}
+        self._running: dict[asyncio.Task[None], _Attempt[AnyCall]] = {}
         self._gathering: asyncio.TimerHandle | None = None
         self._full = False
         """The queue is a batch, although it is short: it has waited long enough."""
         self._watching = False
-        self._cancelled = False
-        self._over: list[Call] = []
+        self._draining = self._cancelled = False
+        self.drained = False
+        """Since `drain`, every call that was under way has ended and was told. Any thread."""
+        self._over: list[AnyCall] = []
         """The calls that have ended and were not told yet."""
 
-    def begin(self, calls: Sequence[Call]) -> None:
+    def begin(self, calls: Sequence[AnyCall]) -> None:
         """Begin these calls, as far as none waits for another one."""
         self._loop.call_soon_threadsafe(self._begin, calls)
+
+    def drain(self) -> None:
+        """Begin no other call, and forget those that wait. `ended` follows, with no call, when none is under way."""
+        self._loop.call_soon_threadsafe(self._drain)
 
     def cancel(self) -> None:
         """Cancel the calls under way, and begin no other. A thread is not interrupted; what it returns is ignored."""
         self._loop.call_soon_threadsafe(self._cancel)
 
-    def _begin(self, calls: Sequence[Call]) -> None:
-        if self._cancelled:
+    def _begin(self, calls: Sequence[AnyCall]) -> None:
+        if self._draining:
             return
         for call in calls:
             chain = self._chain(call)
@@ -127,16 +134,27 @@ class Lane:
                 self._queue.append(call)
         self._fill()
 
-    def _cancel(self) -> None:
-        self._cancelled = True
+    def _drain(self) -> None:
+        self._draining = True
         self._waiting.clear()
         self._queue.clear()
         if self._gathering is not None:
             self._gathering.cancel()
+        self._look_whether_drained()
+
+    def _look_whether_drained(self) -> None:
+        if self._draining and not self._running and not self._cancelled:
+            self._tell()
+            self.drained = True
+            self._ended(())
+
+    def _cancel(self) -> None:
+        self._cancelled = True
+        self._drain()
         for task in self._running:
             task.cancel()
 
-    def _chain(self, call: Call) -> bytes | None:
+    def _chain(self, call: AnyCall) -> bytes | None:
         """Return the name of the chain of a call; None: it waits for no other."""
         match self._calling.order:
             case "key":
@@ -169,27 +187,27 @@ class Lane:
     def _left(self, task: asyncio.Task[None]) -> None:
         """Note that calls are over, and begin others that wait for their place."""
         del self._running[task]
-        if not self._cancelled:
-            self._fill()
+        self._fill()
+        self._look_whether_drained()
 
-    async def _make(self, attempt: _Attempt) -> None:
+    async def _make(self, attempt: _Attempt[AnyCall]) -> None:
         """Make calls, with all attempts, then begin the next ones of their chains."""
         calls = attempt.calls
         await self._attempts(attempt)
         if len(calls) > 1 and calls[0].error is not None:  # which of them is it?
             for call in calls:
+                self.retried += 1
                 attempt.calls = [call]
                 await self._attempts(attempt)
         if self._cancelled:  # and the function did not mind
             return
         for call in calls:
             chain = self._chain(call)
-            if chain is not None:
+            if chain is not None and not self._draining:
                 if waiting := self._waiting[chain]:
                     self._queue.append(waiting.popleft())
                 else:
                     del self._waiting[chain]
-            call.ended = True
         if not self._over:
             self._loop.call_later(TOGETHER_S, self._tell)
         self._over += calls
@@ -199,7 +217,7 @@ class Lane:
         if not self._cancelled:
             self._ended(over)
 
-    async def _attempts(self, attempt: _Attempt) -> None:
+    async def _attempts(self, attempt: _Attempt[AnyCall]) -> None:
         """Call the function until it answers or is not tried again, and give each call its value or its error."""
         retry, timeout_s = self._calling.retry, self._calling.timeout_s
         calls, failed = attempt.calls, 0
@@ -220,17 +238,20 @@ class Lane:
                 error = ProcessingError(f"the function raised {raised!r}")
                 if attempt.late:
                     error = TimeoutError(f"no answer within {timeout_s:g} s")
-                    self._uncancel()
+                    running = asyncio.current_task()
+                    assert running is not None
+                    running.uncancel()
             finally:
                 attempt.until = None
             failed += 1
             for call in calls:
-                call.failed, call.error = call.failed + 1, error
+                call.error = error
             if retry is None or self._cancelled or not retry.again(failed, error):
                 return
             await asyncio.sleep(retry.pause_s(failed, random.random()))
+            self.retried += 1
 
-    async def _attempt(self, calls: Sequence[Call]) -> Sequence[Any]:
+    async def _attempt(self, calls: Sequence[AnyCall]) -> Sequence[Any]:
         """Return what the function answers: a value for each call."""
         function = calls[0].function
         if not self._calling.together:
@@ -272,12 +293,6 @@ class Lane:
                     attempt.late = True
                     task.cancel()
                 self._watch(timeout_s)
-
-    @staticmethod
-    def _uncancel() -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        task.uncancel()
 
 
 def _settle(answer: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:

@@ -84,7 +84,9 @@ class Metrics:
             "dead_letters", "Records that failed and went to the dead-letter topic.", "subtopology"
         )
         self._retries = self._counter(
-            "call_retries", "Calls of asynchronous operators that failed and were made again.", "subtopology"
+            "call_retries",
+            "Calls of asynchronous operators that failed and were made again; of a batch, one.",
+            "subtopology",
         )
         self._calls = self._gauge(
             "calls_in_flight", "Calls of asynchronous operators that have begun and not ended.", "task"

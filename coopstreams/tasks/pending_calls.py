@@ -12,7 +12,8 @@ has passed: positions, and done runs above them (`commit.inflight`). After a cra
 Invariant: time does not run ahead of a record that waits. Where records pass each other, each has the operator times
 that the reader worked out for it, and windows expire by the time up to which every record has passed.
 Invariant: not more than `MOST_RECORDS` records with `MOST_BYTES` wait, plus one step, however many others pass one that
-is stuck. The rest stays in the queues, where the dispatcher bounds it.
+is stuck; records that have passed are held in the same order of magnitude. The rest stays in the queues, where the
+dispatcher bounds it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ from coopstreams.commit.progress import Progress
 from coopstreams.commit.record import Segment
 from coopstreams.common.host import Host
 from coopstreams.tasks.queues import Step
-from coopstreams.tasks.tally import Tally
 from coopstreams.topology.columns import NO_RECORDS, Columns, TopicPartition, joined
 from coopstreams.topology.compile.program import BoundProgram, Program
 from coopstreams.topology.failures import Failure
@@ -38,8 +38,10 @@ from coopstreams.topology.graph.nodes import AsyncMap
 MOST_RECORDS = 10_000
 MOST_BYTES = 64 << 20
 """Of values."""
-STEPS = 64
-"""Below so many steps, none are joined."""
+SPARE_BYTES = 1 << 20
+"""Up to so much more is held than after steps were shortened last."""
+ROW_BYTES = 100
+"""About what a record, or a step, takes beside its value."""
 _ALL = b""
 
 
@@ -50,6 +52,15 @@ class _Taken:
     step: Step
     began: float
     left: int
+    held: int
+    """The bytes of its records, also of those that have passed."""
+
+    def keep(self, records: Sequence[_Record]) -> None:
+        """Forget its records but for these."""
+        self.step = replace(self.step, columns=self.step.columns.pick([record.row for record in records]))
+        for row, record in enumerate(records):
+            record.row = row
+        self.held = _bytes_of(self.step.columns)
 
 
 @dataclass(slots=True, eq=False)
@@ -62,9 +73,17 @@ class _Record:
     waits_for: int
     before: int
     """The stream time before it."""
-    calls: list[tuple[str, Call]] = field(default_factory=list)
-    line: deque[_Record] | None = None
-    """The records of its line, in order, from the first that has not been released; None: it is in none."""
+    calls: list[_Call]
+    line: bytes | None = None
+    """The name of the line in which it waits; None: it waits in none."""
+
+
+@dataclass(slots=True, eq=False)
+class _Call(Call):
+    """A call of a node for a record. `record`: None once the call has ended."""
+
+    node: str
+    record: _Record | None = None
 
 
 @dataclass(slots=True)
@@ -102,7 +121,7 @@ class _Source:
 
 
 class PendingCalls:
-    """The calls of one task. One thread, but for `_ended`."""
+    """The calls of one task. One thread, but for `_ended` and `retries`."""
 
     def __init__(
         self,
@@ -110,7 +129,6 @@ class PendingCalls:
         ahead: Program,
         bound: BoundProgram,
         progress: Progress,
-        tally: Tally,
         host: Host,
         *,
         by_key: bool,
@@ -120,7 +138,6 @@ class PendingCalls:
         self._ahead = ahead.bind({}, _leave_to_the_program, caching=False)
         self._topics = frozenset(ahead.subtopology.topics)
         self._results = bound.results
-        self._tally = tally
         self._host = host
         self._by_key = by_key
         self._sources = {}
@@ -131,13 +148,14 @@ class PendingCalls:
         self._steps: deque[_Taken] = deque()
         """In the order in which they were taken in, from the first that has records or times left."""
         self._lines: dict[bytes, deque[_Record]] = {}
+        """The records of each line, in order, from the first that has not been released."""
         self._ready: deque[_Record] = deque()
         """Released: it is their turn."""
         self._given: deque[_Record] = deque()
         """Yielded by `ready`, not yet `passed`."""
-        self._calls = self._records = self._bytes = 0
-        self._most_steps = STEPS
-        self._done: deque[Call] = deque()
+        self._calls = self._records = self._bytes = self._held = 0
+        self._most_held = SPARE_BYTES
+        self._done: deque[_Call] = deque()
         """Calls that have ended since the last `look`. Any thread may add."""
         self._news = host.signal()
         self._told = False
@@ -149,9 +167,14 @@ class PendingCalls:
         return self._calls
 
     @property
+    def retries(self) -> int:
+        """How many calls were made again. Any thread."""
+        return sum(lane.retried for lane in self._lanes.values())
+
+    @property
     def room(self) -> int:
         """How many records may come now."""
-        full = self._bytes >= MOST_BYTES or len(self._steps) >= MOST_RECORDS
+        full = self._bytes >= MOST_BYTES or len(self._steps) >= 2 * MOST_RECORDS
         return 0 if full else max(0, MOST_RECORDS - self._records)
 
     @property
@@ -164,13 +187,15 @@ class PendingCalls:
         source = self._sources[step.source]
         columns, end = step.columns, step.columns.offsets[-1] + 1 if len(step.columns) else 0
         columns = columns.pick(source.inflight.hand_out(columns.keys, columns.offsets, end))
-        taken = _Taken(replace(step, columns=columns), self._host.now(), len(columns))
+        taken = _Taken(replace(step, columns=columns), self._host.now(), len(columns), _bytes_of(columns))
         self._steps.append(taken)
-        self._shorten()
+        self._held += taken.held
+        if self._held >= self._most_held or len(self._steps) >= 2 * MOST_RECORDS:
+            self._shorten()
         self._records += len(columns)
         self._bytes += sum(map(len, filter(None, columns.values)))
         source.segments = None
-        calls = self._wanted(step.source, columns)
+        calls, of_nodes = self._wanted(step.source, columns)
         before = source.taken_time
         for row, (key, offset, timestamp, stream_time) in enumerate(
             zip(columns.keys, columns.offsets, columns.timestamps, columns.stream_times, strict=True)
@@ -179,17 +204,13 @@ class PendingCalls:
             # A record below the stream time did not raise it.
             at = stream_time if timestamp < stream_time else before
             record = _Record(taken, row, offset, len(made), at, made)
-            for _, call in record.calls:
-                call.tag = record
+            for call in made:
+                call.record = record
             source.waiting[offset] = record
             self._line_up(record, key if self._by_key else _ALL)
             before = stream_time
         source.taken_time = max(source.taken_time, step.stream_time)
-        begun: dict[str, list[Call]] = {}
-        for made in calls.values():
-            for name, call in made:
-                begun.setdefault(name, []).append(call)
-        for name, each in begun.items():
+        for name, each in of_nodes.items():
             self._calls += len(each)
             self._lanes[name].begin(each)
 
@@ -224,6 +245,7 @@ class PendingCalls:
             self._bytes -= len(taken.step.columns.values[record.row] or b"")
         while self._over():
             taken = self._steps.popleft()
+            self._held -= taken.held
             step = taken.step
             self._sources[step.source].reached(step)
             yield step.source, step.stream_time, step.operator_times
@@ -233,8 +255,8 @@ class PendingCalls:
         self._told = False
         while self._done:
             call = self._done.popleft()
-            record: _Record = call.tag
-            call.tag = None  # else they would hold each other, for the garbage collector
+            record, call.record = call.record, None  # else they would hold each other, for the garbage collector
+            assert record is not None
             self._calls -= 1
             record.waits_for -= 1
             if not record.waits_for:
@@ -249,6 +271,15 @@ class PendingCalls:
         self._news.clear()
         return True
 
+    def drain(self) -> None:
+        """Let the calls under way end, and begin no other: the task is being closed."""
+        for lane in self._lanes.values():
+            lane.drain()
+
+    def drained(self) -> bool:
+        """Return whether all calls have ended since `drain`, and nothing is ready; if not, `tell` follows."""
+        return all(lane.drained for lane in self._lanes.values()) and not self.look()
+
     def cancel(self) -> None:
         """Cancel all calls, and forget the records."""
         for lane in self._lanes.values():
@@ -256,12 +287,14 @@ class PendingCalls:
         for each in (self._steps, self._ready, self._given, self._done):
             each.clear()
         self._lines.clear()
-        self._calls = self._records = self._bytes = 0
+        self._calls = self._records = self._bytes = self._held = 0
 
     def _shorten(self) -> None:
-        """Join steps whose records have passed, from time to time: behind a record that is stuck, many may come."""
-        if len(self._steps) < self._most_steps:
-            return
+        """Forget records that have passed, and join steps that have no others: behind one that is stuck, many come."""
+        for each in self._sources.values():
+            for taken, records in groupby(each.waiting.values(), attrgetter("taken")):
+                if 2 * taken.left < len(taken.step.columns):
+                    taken.keep(list(records))
         kept: list[_Taken] = []
         over: dict[TopicPartition, _Taken] = {}
         """The steps at the end of `kept` whose records have all passed; where the order of all counts, the last."""
@@ -274,15 +307,19 @@ class PendingCalls:
                 times = taken.step.operator_times or before.step.operator_times
                 before.step = replace(taken.step, columns=NO_RECORDS, operator_times=times)
             else:
-                taken.step = replace(taken.step, columns=NO_RECORDS)
+                taken.keep(())
                 kept.append(taken)
                 over = {**over, source: taken} if self._by_key else {source: taken}
         self._steps = deque(kept)
-        self._most_steps = 2 * len(kept) + STEPS
+        self._held = sum(taken.held for taken in kept)
+        self._most_held = 2 * self._held + SPARE_BYTES
 
-    def _wanted(self, source: TopicPartition, columns: Columns) -> Mapping[int, list[tuple[str, Call]]]:
-        """Return the calls that records need, by their rows."""
-        calls: dict[int, list[tuple[str, Call]]] = {}
+    def _wanted(
+        self, source: TopicPartition, columns: Columns
+    ) -> tuple[Mapping[int, list[_Call]], Mapping[str, list[_Call]]]:
+        """Return the calls that records need, by their rows, and by their nodes."""
+        of_rows: dict[int, list[_Call]] = {}
+        of_nodes: dict[str, list[_Call]] = {}
         if len(columns) and source.topic in self._topics:
             wanted = self._ahead.wanted
             wanted.clear()
@@ -290,40 +327,29 @@ class PendingCalls:
             keys = columns.keys
             for row, name, key, value in wanted:
                 node = self._nodes[name]
-                call = Call(node.mapper, (key, value) if node.with_key else (value,), keys[row])
-                calls.setdefault(row, []).append((name, call))
-        return calls
+                call = _Call(node.mapper, (key, value) if node.with_key else (value,), keys[row], name)
+                of_rows.setdefault(row, []).append(call)
+                of_nodes.setdefault(name, []).append(call)
+        return of_rows, of_nodes
 
     def _line_up(self, record: _Record, line: bytes | None) -> None:
         """Have a record wait for those before it in its line, and for its calls. None: for its calls only."""
-        if line is None:
-            if not record.waits_for:
-                self._ready.append(record)
-            return
-        before = self._lines.get(line)
-        if before is None:
-            if not record.waits_for:
-                self._ready.append(record)
-                return
-            before = self._lines[line] = deque()
-        before.append(record)
-        record.line = before
+        if line is not None and (record.waits_for or line in self._lines):
+            record.line = line
+            self._lines.setdefault(line, deque()).append(record)
+        elif not record.waits_for:
+            self._ready.append(record)
 
     def _release(self, record: _Record) -> None:
         """Release a record whose calls have ended, and those behind it, if it is the first of its line."""
-        line = record.line
-        if line is None:
+        if record.line is None:
             self._ready.append(record)
             return
+        line = self._lines[record.line]
         while line and not line[0].waits_for:
             self._ready.append(line.popleft())
         if not line:
-            del self._lines[self._line_of(record)]
-
-    def _line_of(self, record: _Record) -> bytes:
-        key = record.taken.step.columns.keys[record.row] if self._by_key else _ALL
-        assert key is not None
-        return key
+            del self._lines[record.line]
 
     def _over(self) -> bool:
         """Whether all records of the first step have passed."""
@@ -339,7 +365,7 @@ class PendingCalls:
         before, then = records[0].taken, self._ready[0].taken
         return before.step.source == then.step.source if self._by_key else before is then
 
-    def _ended(self, calls: Iterable[Call]) -> None:
+    def _ended(self, calls: Iterable[_Call]) -> None:
         self._done.extend(calls)
         if not self._told:
             self._told = True
@@ -349,12 +375,16 @@ class PendingCalls:
         """Give the program the results of these records."""
         self._results.clear()
         for record in records:
-            for name, call in record.calls:
-                self._tally.retries += call.failed - (call.error is not None)
-                self._results.give(name, record.offset, call)
+            for call in record.calls:
+                self._results.give(call.node, record.offset, call)
 
 
 _offset = attrgetter("offset")
+
+
+def _bytes_of(columns: Columns) -> int:
+    """Return about how many bytes a step with these records takes."""
+    return ROW_BYTES * (1 + len(columns)) + sum(map(len, filter(None, columns.values)))
 
 
 def _gathered(records: Iterable[_Record]) -> Columns:

@@ -29,13 +29,12 @@ Drop = tuple[str, str]
 class Tally:
     """The counts of one opening of a task. Its stream thread counts, any thread reads.
 
-    Shape: `written` by topic, changelogs left out; `failed` by node and phase. `retries`: of asynchronous calls.
+    Shape: `written` by topic, changelogs left out; `failed` by node and phase.
     """
 
     written: Counter[str] = field(default_factory=Counter)
     failed: Counter[Drop] = field(default_factory=Counter)
     dead_letters: int = 0
-    retries: int = 0
     closed: bool = False
     """Whether all of it is in the metrics."""
 
@@ -52,6 +51,11 @@ class Counting(Protocol):
     processed: int
     tally: Tally
     program: BoundProgram
+
+    @property
+    def retries(self) -> int:
+        """See `Task.retries`."""
+        ...
 
 
 def dropped(task: Counting) -> dict[Drop, int]:
@@ -95,7 +99,7 @@ class Tallies:
     def _look(self, task: Counting) -> None:
         if not task.tally.closed:
             before = self._seen.get(id(task), (task, _Seen()))[1]
-            now = _Seen(task.processed, task.tally.dead_letters, task.tally.retries, dropped(task))
+            now = _Seen(task.processed, task.tally.dead_letters, task.retries, dropped(task))
             self._metrics.processed(task.id, now.processed - before.processed)
             self._metrics.dead_lettered(task.id, now.dead_letters - before.dead_letters)
             self._metrics.retried(task.id, now.retries - before.retries)

@@ -24,7 +24,7 @@ from coopstreams.state.task_state import ChangelogBatch, TaskState
 from coopstreams.tasks.pending_calls import PendingCalls
 from coopstreams.tasks.queues import SourceQueues, Step
 from coopstreams.tasks.tally import Tally
-from coopstreams.topology.columns import Columns, TopicPartition
+from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.outputs import Output
 from coopstreams.topology.compile.program import BoundProgram, Program
 from coopstreams.topology.failures import Failure, OnFailure
@@ -74,7 +74,7 @@ def committed_positions(
 class Task:
     """A task between opening and closing.
 
-    Shape: `processed` counts records since the opening. `leaving`: it is being closed, and processes no more records.
+    Shape: `processed` counts records since the opening. `leaving`: it is being closed, and takes no more records.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Task:
         self.calls: PendingCalls | None = None
         """The records that wait for calls; None: no node is asynchronous."""
         if program.ahead is not None:
-            self.calls = PendingCalls(program, program.ahead, self.program, self.progress, tally, host, by_key=by_key)
+            self.calls = PendingCalls(program, program.ahead, self.program, self.progress, host, by_key=by_key)
         self.queues = SourceQueues(positions, max_idle_ms)
         self.closed = False
         self.leaving = False
@@ -146,7 +146,7 @@ class Task:
         first_ms, more = -1, False
         for step in self._steps(now, single=single):
             self._at = step
-            columns = step.columns if self.calls is not None else self._unseen(step)
+            columns = step.columns if self.calls is not None else self.progress.unseen(step.source, step.columns)
             if len(columns):
                 self.program.process(step.source, columns)
                 self.processed += len(columns)
@@ -166,10 +166,6 @@ class Task:
         if first_ms >= 0:  # once a batch: the clock and the histogram cost as much as a few records
             self._latency(max(0, self._host.wall_ms() - first_ms) / 1000)
         return more
-
-    def _unseen(self, step: Step) -> Columns:
-        """Return its records without those that an earlier owner of part of the range has done."""
-        return self.progress.unseen(step.source, step.columns)
 
     def _steps(self, now: float, *, single: bool) -> Iterator[Step]:
         """Yield the steps that may be processed now, in order; first the single-record steps that are left."""
@@ -191,7 +187,11 @@ class Task:
 
     def _begin_calls(self, calls: PendingCalls, now: float) -> None:
         """Begin the calls of as many records as there is room for."""
-        while (room := min(calls.room, MOST_TAKEN)) and (step := next(self.queues.steps(room, now), None)) is not None:
+        while (
+            not self.leaving
+            and (room := min(calls.room, MOST_TAKEN))
+            and (step := next(self.queues.steps(room, now), None)) is not None
+        ):
             calls.begin(step)
 
     def waits_for_calls(self) -> bool:
@@ -208,6 +208,11 @@ class Task:
     def _left(self) -> Iterator[Step]:
         while self._singles:
             yield self._singles.popleft()
+
+    @property
+    def retries(self) -> int:
+        """How many calls of asynchronous operators were made again."""
+        return 0 if self.calls is None else self.calls.retries
 
     @property
     def last_step(self) -> str:

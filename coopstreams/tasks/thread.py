@@ -20,6 +20,7 @@ from math import ceil
 from coopstreams.common.host import SYSTEM, Empty, Host, Inbox
 from coopstreams.log.log import RecordBatch
 from coopstreams.tasks.committer import Committer
+from coopstreams.tasks.draining import Draining
 from coopstreams.tasks.events import Aborted, Closed, Event, Failed
 from coopstreams.tasks.outlasting import Outlasting
 from coopstreams.tasks.task import Task
@@ -119,6 +120,7 @@ class StreamThread:
         self._in_vain: list[float] = []
         self._outlasting = outlasting
         self._idle_s = min(IDLE_S, outlasting.least_s / 3)
+        self._draining = Draining(outlasting.least_s / 3, host)
         self._slowest = 0.0, ""
         """The longest call since the last commit: its seconds, and its name."""
         self._epoch: int | None = None
@@ -161,8 +163,8 @@ class StreamThread:
     def close(self, tasks: tuple[Task, ...], *, clean: bool) -> None:
         """Close these tasks; `Closed` follows for each. `clean`: commit before; otherwise discard what is uncommitted.
 
-        Records in their queues are left to the next owner: a hand-over takes as long as one record, not as long as a
-        queue.
+        Records in their queues are left to the next owner: a hand-over takes as long as one record, or as the calls
+        under way, not as long as a queue.
         """
         for task in tasks:
             task.leaving = True
@@ -201,10 +203,12 @@ class StreamThread:
 
     def _loop(self) -> None:
         self._due = self._host.now() + self._interval
-        while True:
+        ends = False
+        while not ends or self._draining:
             self.moved_at = self._host.now()
             until_due = max(self._due - self.moved_at, self._idle_s if self._idle else 0.0)
-            wait = max(0.0, min(until_due, self._next_punctuation_s(), self._waited_enough_s()))
+            other_s = min(self._next_punctuation_s(), self._waited_enough_s(), self._draining.next_s())
+            wait = max(0.0, min(until_due, other_s))
             try:
                 message = self._inbox.get(timeout=wait) if wait else self._inbox.get_nowait()
             except Empty:
@@ -213,9 +217,8 @@ class StreamThread:
                 if not isinstance(message, _Look) or self._host.now() < self._due:
                     self._wake()
             if message is None:
-                self._commit_or_abort()
-                return
-            if isinstance(message, tuple):
+                ends = True
+            elif isinstance(message, tuple):
                 if message:
                     self._process(*message)
             elif isinstance(message, _Moved):
@@ -225,10 +228,12 @@ class StreamThread:
             elif isinstance(message, _Open):
                 self._open(message.task)
             elif isinstance(message, _Close):
-                self._close(message)
+                self._close_or_drain(message)
             self._go_on()
             self._punctuate()
             self._commit_if_due()
+            self._close_drained()
+        self._commit_or_abort()
 
     def _wake(self) -> None:
         """End idling; keep the next commit on the grid of intervals that it would have had without idling."""
@@ -273,7 +278,7 @@ class StreamThread:
             self._abort(error)
 
     def _step(self, task: Task) -> None:
-        while not task.closed and not task.leaving:
+        while not task.closed and (not task.leaving or task.calls is not None):
             self.moved_at = self._host.now()
             if task.waits_for_calls():
                 break
@@ -391,6 +396,19 @@ class StreamThread:
         for task in tasks:
             task.discard()
         self.committer.abort()
+
+    def _close_or_drain(self, message: _Close) -> None:
+        """Close tasks now, or let their calls end before."""
+        now = tuple(task for task in message.tasks if not message.clean or not self._draining.begin(task))
+        if now:
+            self._close(_Close(now, message.clean))
+
+    def _close_drained(self) -> None:
+        """Close the tasks whose calls have ended, or have had their time."""
+        for task in self._draining.ready():
+            self._go_on_with(task)
+        if over := tuple(self._draining.over()):
+            self._close(_Close(over, clean=True))
 
     def _close(self, message: _Close) -> None:
         mine = [task for task in message.tasks if not task.closed]

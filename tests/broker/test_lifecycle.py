@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +24,7 @@ from coopstreams import (
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ApplicationStoppedError, ConfigError, ProcessingError
 from tests.broker.counting import PATIENT, Counting, await_table, failure_of, metric
+from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
 
@@ -172,6 +175,37 @@ def test_what_fails_while_it_drains_is_raised(kafka: Kafka, tmp_path: Path) -> N
     with pytest.raises(ProcessingError, match="while it drained"):
         drain()
     assert states[-2:] == [StreamsState.PENDING_SHUTDOWN, StreamsState.ERROR]
+
+
+def test_a_process_that_ends_lets_the_calls_under_way_end(kafka: Kafka, tmp_path: Path) -> None:
+    """Their results are in its last commit: the next process makes the other calls only."""
+    builder = StreamsBuilder(kafka.unique("calling"))
+    topic, out = kafka.topic("in"), kafka.topic("out")
+    called, let_go = Counter[bytes](), threading.Event()
+
+    async def held(value: bytes) -> bytes:
+        called[value] += 1
+        while not let_go.is_set():
+            await asyncio.sleep(0.001)
+        return value
+
+    def listen(new: StreamsState, _: StreamsState) -> None:
+        if new is StreamsState.PENDING_SHUTDOWN:
+            let_go.set()
+
+    builder.stream(topic, key=serdes.raw, value=serdes.raw).map_values_async(
+        held, value=serdes.raw, max_in_flight=5
+    ).to(out)
+    topology, settings = builder.build(), {"bootstrap.servers": kafka.bootstrap, "state.dir": str(tmp_path)} | PATIENT
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    for number in range(20):
+        producer.produce(topic, b"%d" % number, b"key-%d" % number)
+    assert producer.flush(60) == 0
+    with CoopStreams(topology, settings, on_state=listen):
+        eventually(lambda: len(called) == 5, 120, lambda: str(called))
+    with CoopStreams(topology, settings):
+        eventually(lambda: len(read_topic(kafka.bootstrap, out)) == 20, 120, lambda: str(called))
+    assert called == Counter({b"%d" % number: 1 for number in range(20)})
 
 
 def test_an_answer_that_is_none_is_an_error_with_the_words_that_are(kafka: Kafka, tmp_path: Path) -> None:

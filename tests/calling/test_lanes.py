@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -14,19 +15,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coopstreams.calling.lanes import Call, Lane
-from coopstreams.topology.calls import Retry, batching, calling
+from coopstreams.topology.calls import Calling, CallOrder, Retry, batching, calling
 from coopstreams.topology.errors import ProcessingError
 from tests.durations import ms
 
 PATIENCE_S = 60.0
 
 
+def made_by(how: Calling, calls: list[Call]) -> Lane[Call]:
+    """Make these calls; return the lane that made them when all have ended."""
+    told: queue.SimpleQueue[Sequence[Call]] = queue.SimpleQueue()
+    lane = Lane(how, told.put)
+    lane.begin(calls)
+    left = Counter(calls)
+    while left:
+        over = Counter(told.get(timeout=PATIENCE_S))
+        assert over <= left, "a call ends once"
+        left -= over
+    return lane
+
+
 def ended(calls: list[Call], **options: Any) -> list[Call]:
     """Make these calls of one function; return them when all have ended."""
-    left = threading.Semaphore(0)
-    Lane(calling("f", calls[0].function, **options), lambda _: left.release()).begin(calls)
-    while not all(call.ended for call in calls):
-        assert left.acquire(timeout=PATIENCE_S)
+    made_by(calling("f", calls[0].function, **options), calls)
     return calls
 
 
@@ -112,7 +123,7 @@ def test_a_call_that_fails_is_made_again_and_the_last_error_counts(threads: bool
         return fails(value)
 
     call = one(fails if threads else fails_later, retry=Retry(times=2, backoff=ms(1)))
-    assert (str(call.error), call.failed, len(attempts)) == ("attempt 3", 3, 3)
+    assert (str(call.error), len(attempts)) == ("attempt 3", 3)
 
 
 def test_a_call_that_succeeds_at_last_has_no_error() -> None:
@@ -125,15 +136,18 @@ def test_a_call_that_succeeds_at_last_has_no_error() -> None:
         return value
 
     call = one(fails_twice, retry=Retry(times=5, backoff=ms(1)))
-    assert (call.value, call.error, call.failed) == (7, None, 2)
+    assert (call.value, call.error, len(attempts)) == (7, None, 3)
 
 
 def test_errors_of_other_kinds_are_not_tried_again() -> None:
+    attempts: list[int] = []
+
     async def fails(value: int) -> int:
+        attempts.append(value)
         raise ValueError("no")
 
     call = one(fails, retry=Retry(times=5, backoff=ms(1), on=(ConnectionError,)))
-    assert (repr(call.error), call.failed) == ("ValueError('no')", 1)
+    assert (repr(call.error), attempts) == ("ValueError('no')", [7])
 
 
 @pytest.mark.parametrize("threads", [False, True])
@@ -154,7 +168,7 @@ def test_an_attempt_that_takes_too_long_is_a_time_out_that_can_be_tried_again(th
         return value
 
     call = one(hangs if threads else hangs_later, timeout=ms(1000), retry=Retry(backoff=ms(1), on=(TimeoutError,)))
-    assert (call.value, call.error, call.failed) == (7, None, 1)
+    assert (call.value, call.error, attempts) == (7, None, [7, 7])
     assert "no answer within 0.05 s" in str(one(lambda _: time.sleep(1), timeout=ms(50)).error)
     let_go.set()
 
@@ -187,10 +201,7 @@ def test_what_would_end_the_loop_fails_the_call(threads: bool, error: BaseExcept
 
 
 def batches(made: list[Call], **options: Any) -> list[Call]:
-    left = threading.Semaphore(0)
-    Lane(batching("f", made[0].function, **options), lambda _: left.release()).begin(made)
-    while not all(call.ended for call in made):
-        assert left.acquire(timeout=PATIENCE_S)
+    made_by(batching("f", made[0].function, **options), made)
     return made
 
 
@@ -269,11 +280,13 @@ def test_of_a_batch_that_fails_only_the_bad_record_fails() -> None:
             raise ValueError("3 is bad")
         return [number * 2 for number in numbers]
 
-    made = batches([Call(picky, (number,), b"%d" % number) for number in range(5)], retry=Retry(times=1, backoff=ms(1)))
+    made = [Call(picky, (number,), b"%d" % number) for number in range(5)]
+    lane = made_by(batching("f", picky, retry=Retry(times=1, backoff=ms(1))), made)
     assert [(call.value, str(call.error)) for call in made] == [
         (0, "None"), (2, "None"), (4, "None"), (None, "3 is bad"), (8, "None")
     ]  # fmt: skip
     assert tried == [[0, 1, 2, 3, 4]] * 2 + [[0], [1], [2], [3], [3], [4]]
+    assert lane.retried == len(tried) - 1, "a batch counts once"
 
 
 @pytest.mark.parametrize(("answer", "says"), [([1], "not 1 of them"), (None, "not a NoneType"), (1, "not a int")])
@@ -297,7 +310,7 @@ def test_a_function_that_does_not_mind_being_cancelled_is_not_called_again(caplo
         finally:
             over.set()
 
-    lane = Lane(calling("f", minds_not, retry=Retry(backoff=ms(1))), lambda _: None)
+    lane: Lane[Call] = Lane(calling("f", minds_not, retry=Retry(backoff=ms(1))), lambda _: None)
     lane.begin([Call(minds_not, (1,), b"k"), Call(minds_not, (2,), b"k")])
     assert begun.wait(PATIENCE_S)
     lane.cancel()
@@ -306,6 +319,42 @@ def test_a_function_that_does_not_mind_being_cancelled_is_not_called_again(caplo
         assert one(abs).value == 7
     assert attempts == [1]
     assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
+@pytest.mark.parametrize("order", ["key", "none"])
+def test_a_lane_that_is_drained_lets_the_calls_under_way_end_and_begins_no_other(order: CallOrder) -> None:
+    begun, let_go = threading.Semaphore(0), threading.Event()
+    told: queue.SimpleQueue[Sequence[Call]] = queue.SimpleQueue()
+
+    async def waits(value: int) -> int:
+        begun.release()
+        while not let_go.is_set():
+            await asyncio.sleep(0.001)
+        return value
+
+    lane: Lane[Call] = Lane(calling("f", waits, order=order, max_in_flight=2), told.put)
+    lane.begin([Call(waits, (number,), b"k%d" % (number % 2)) for number in range(6)])
+    assert begun.acquire(timeout=PATIENCE_S)
+    assert begun.acquire(timeout=PATIENCE_S)
+    assert not lane.drained
+    lane.drain()
+    let_go.set()
+    over = [call.value for _ in range(2) for call in told.get(timeout=PATIENCE_S)]
+    while not lane.drained:
+        over += [call.value for call in told.get(timeout=PATIENCE_S)]
+    assert sorted(over) == [0, 1]
+    lane.begin([Call(waits, (7,), b"k")])
+    assert one(abs).value == 7
+    assert not begun.acquire(blocking=False)
+
+
+def test_a_lane_without_calls_is_drained_at_once() -> None:
+    told: queue.SimpleQueue[Sequence[Call]] = queue.SimpleQueue()
+    lane: Lane[Call] = Lane(calling("f", abs), told.put)
+    lane.drain()
+    assert list(told.get(timeout=PATIENCE_S)) == []
+    while not lane.drained:
+        told.get(timeout=PATIENCE_S)
 
 
 def test_a_cancelled_lane_is_silent() -> None:
@@ -319,7 +368,7 @@ def test_a_cancelled_lane_is_silent() -> None:
         finally:
             cancelled.set()
 
-    lane = Lane(calling("f", hangs), lambda _: said.append(1))
+    lane: Lane[Call] = Lane(calling("f", hangs), lambda _: said.append(1))
     calls = [Call(hangs, (number,), b"k") for number in range(3)]
     lane.begin(calls)
     assert begun.wait(PATIENCE_S)
@@ -327,4 +376,4 @@ def test_a_cancelled_lane_is_silent() -> None:
     assert cancelled.wait(PATIENCE_S)
     lane.begin(calls)
     assert one(abs).value == 7
-    assert (said, [call.ended for call in calls]) == ([], [False] * 3)
+    assert said == []

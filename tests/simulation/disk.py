@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
+from coopstreams.state.database import Database
 from coopstreams.state.engine import Change
 from coopstreams.state.memory import Memory
 from coopstreams.topology.errors import StateError
@@ -24,6 +25,9 @@ class Disk(Memory):
     there.
     """
 
+    contents: int
+    """Stands for what it has: another number after each change."""
+
     def __new__(cls, folder: Path) -> Disk:
         """Return the engine of a folder as whoever had it before has left it; a folder that was made anew has an empty
         one.
@@ -31,10 +35,7 @@ class Disk(Memory):
         mark = folder / MARK
         if mark.exists():
             return _DISKS[mark.read_text()]
-        made = super().__new__(cls)
-        Memory.__init__(made)
-        _keep(made, mark)
-        return made
+        return _made(mark)
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._closed = folder, False
@@ -42,8 +43,14 @@ class Disk(Memory):
     def write(self, changes: Sequence[Change]) -> None:
         """Write, if there is room."""
         if not _FULL.isdisjoint(self.folder.parents):
-            raise StateError(f"{self.folder}: no space left on device")
+            raise StateError(f"{self.folder.name}: no space left on device")
         super().write(changes)
+        self.contents = next(_NUMBERS)
+
+    def drop(self, family: str) -> None:
+        """Remove a family."""
+        super().drop(family)
+        self.contents = next(_NUMBERS)
 
 
 def copy(source: Path, target: Path) -> None:
@@ -51,10 +58,8 @@ def copy(source: Path, target: Path) -> None:
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("lock"))
     for mark in sorted(target.rglob(MARK)):
-        copied = Memory.__new__(Disk)
-        Memory.__init__(copied)
-        copied._families = {family: rows.copy() for family, rows in _DISKS[mark.read_text()]._families.items()}
-        _keep(copied, mark)
+        families = _DISKS[mark.read_text()]._families
+        _made(mark)._families = {family: rows.copy() for family, rows in families.items()}
 
 
 def fill(folder: Path) -> None:
@@ -73,7 +78,19 @@ def wipe() -> None:
     _FULL.clear()
 
 
-def _keep(engine: Disk, mark: Path) -> None:
-    number = str(next(_NUMBERS))
-    mark.write_text(number)
-    _DISKS[number] = engine
+def contents(database: Database) -> int:
+    """Return a number that stands for what a database has."""
+    (stores,) = database._engine_stores
+    engine = stores._engine
+    assert isinstance(engine, Disk)
+    return engine.contents
+
+
+def _made(mark: Path) -> Disk:
+    """Return an empty engine, and note at the mark of a folder that it has this one."""
+    engine = Memory.__new__(Disk)
+    Memory.__init__(engine)
+    engine.contents = number = next(_NUMBERS)
+    mark.write_text(str(number))
+    _DISKS[str(number)] = engine
+    return engine

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import NamedTuple
 from unittest.mock import patch
@@ -42,12 +44,25 @@ _compiled = cache(compile_subtopology)
 
 def play(history: History, only: Collection[int] | None = None) -> tuple[World, ViolationError | None]:
     """Return the world of a history at its end, and what was wrong in it. `only`: see `World.run`."""
-    world = World(history.seed, PROGRAMS[history.program], exactly_once=history.guarantee == EXACTLY_ONCE)
+    with _collected_before():
+        world = World(history.seed, PROGRAMS[history.program], exactly_once=history.guarantee == EXACTLY_ONCE)
+        try:
+            with patch.object(resolved_topology, "compile_subtopology", _compiled):
+                world.run(STEPS, only)
+        except ViolationError as violation:
+            return world, violation
+        finally:
+            world.close()
+        return world, None
+
+
+@contextmanager
+def _collected_before() -> Iterator[None]:
+    """Collect garbage between histories: within one, each pass of the collector would go over all modules."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
     try:
-        with patch.object(resolved_topology, "compile_subtopology", _compiled):
-            world.run(STEPS, only)
-    except ViolationError as violation:
-        return world, violation
+        yield
     finally:
-        world.close()
-    return world, None
+        gc.enable()

@@ -8,7 +8,7 @@ queries     whoever says that it owns a key answers with what it is, or was afte
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from coopstreams.log.log import Position
@@ -18,9 +18,10 @@ from coopstreams.state import layout
 from coopstreams.state.database import Database
 from coopstreams.state.views import KeyRangeView, StoredRow
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.keys import KeyRange
+from coopstreams.topology.keys import ALL_GROUPS, KeyRange
 from coopstreams.topology.naming import changelog_topic, internal_topic
 from coopstreams.topology.stores import StoreSpec
+from tests.simulation import disk
 
 Told = tuple[bytes | None, int]
 """A value and its timestamp."""
@@ -36,8 +37,14 @@ class Part(NamedTuple):
     ranges: Sequence[KeyRange]
 
     def rows(self) -> list[StoredRow]:
-        """Return what is in these ranges."""
+        """Return what is in these ranges, as queries see it."""
         return list(KeyRangeView(self.database, self.spec, self.ranges).all())
+
+    def everything(self) -> Iterator[StoredRow]:
+        """Yield all rows of the store, of windows that have expired as well."""
+        for _, rows in self.database.rows(self.spec.name, ALL_GROUPS):
+            for key, data in rows:
+                yield StoredRow(key[1:], *layout.unpack(data))
 
 
 class Changelogs:
@@ -48,36 +55,67 @@ class Changelogs:
         self._reader = MemoryReader(state, committed_only=True)
         self._read: dict[TopicPartition, Position] = {}
         self._rows: dict[TopicPartition, dict[bytes, list[Told]]] = defaultdict(lambda: defaultdict(list))
-        self._answered: dict[tuple[TopicPartition, bytes], int] = {}
+        self._answered: dict[TopicPartition, dict[bytes, int]] = defaultdict(dict)
         """Which of the rows of a key was answered last."""
+        self._right: dict[tuple[str, str, str], object] = {}
+        """What has been found right of a part: asked again, it is the same while all of it is."""
 
-    def wrong(self, components: Iterable[Part]) -> Iterator[str]:
-        """Yield each row of these that was never committed."""
-        for part in components:
-            changelog = self._of(part)
-            if not self._look(changelog):
-                continue
-            known = self._rows[changelog]
-            for key, value, timestamp in part.rows():
-                if (value, timestamp) not in known[layout.changelog_key(part.spec.kind, key)]:
-                    yield f"the database of {part.where} has {value!r} of {key!r}, which {changelog} never had"
-
-    def wrong_answers(self, part: Part) -> Iterator[str]:
-        """Yield what a sequential history forbids in this answer: all rows of ranges that are owned."""
+    def wrong(self, part: Part) -> list[str]:
+        """Return each row of a database that was never committed."""
         changelog = self._of(part)
-        decided = self._look(changelog)
+        if not self._look(changelog):
+            return []
+        return self._asked("rows", part, disk.contents(part.database), self._wrong_rows)
+
+    def wrong_answers(self, part: Part) -> list[str]:
+        """Return what a sequential history forbids in this answer: all rows of ranges that are owned."""
+        changelog = self._of(part)
+        decided, answered = self._look(changelog), self._answered[changelog]
+        return self._asked(
+            "answers",
+            part,
+            (
+                disk.contents(part.database),
+                self._read.get(changelog),
+                decided,
+                part.ranges,
+                len(answered),
+                sum(answered.values()),
+            ),
+            lambda part: self._wrong_answers(part, decided=decided),
+        )
+
+    def _asked(self, what: str, part: Part, about: object, wrong: Callable[[Part], Iterator[str]]) -> list[str]:
+        """Return what is wrong; nothing, if all that it is about is as it was when it was right."""
+        name = what, part.where, part.spec.name
+        if self._right.get(name) == about:
+            return []
+        if not (found := list(wrong(part))):
+            self._right[name] = about
+        return found
+
+    def _wrong_rows(self, part: Part) -> Iterator[str]:
+        changelog = self._of(part)
+        known = self._rows[changelog]
+        for key, value, timestamp in part.everything():
+            if (value, timestamp) not in known[layout.changelog_key(part.spec.kind, key)]:
+                yield f"the database of {part.where} has {value!r} of {key!r}, which {changelog} never had"
+
+    def _wrong_answers(self, part: Part, *, decided: bool) -> Iterator[str]:
+        changelog = self._of(part)
+        answered = self._answered[changelog]
         view = KeyRangeView(part.database, part.spec, part.ranges)
         answer = {layout.changelog_key(part.spec.kind, key): (value, timestamp) for key, value, timestamp in view.all()}
         for key, had in self._rows[changelog].items():
             if not view.owns(layout.plain_key(part.spec, layout.store_key(part.spec.kind, key))):
                 continue
-            last, row = self._answered.get((changelog, key), -1), answer.get(key)
+            last, row = answered.get(key, -1), answer.get(key)
             at = next(
                 (at for at in range(max(last, 0), len(had)) if (had[at] if had[at][0] is not None else None) == row),
                 None,
             )
             if at is not None:
-                self._answered[changelog, key] = at
+                answered[key] = at
             # else it may be of a transaction that has no marker yet
             elif row in had[: max(last, 0)] or (decided and (row is not None or last >= 0)):
                 yield (

@@ -379,7 +379,8 @@ class World:
         wrong = self.answer.tell(self._told()) or (self.answer.lacking() if whole else [])
         if wrong or not self.exactly_once or not (whole or self.looks % STATES == 0):
             return wrong
-        wrong = list(self.changelogs.wrong(self._components(running=False))) or (self._wrong_rows() if whole else [])
+        wrong = [problem for part in self._components(running=False) for problem in self.changelogs.wrong(part)]
+        wrong = wrong or (self._wrong_rows() if whole else [])
         return wrong or self._wrong_answers()
 
     def _wrong_answers(self) -> list[str]:
@@ -411,17 +412,19 @@ class World:
                 continue
             serving = Serving(process.instance, {})
             for (subtopology, partition), opened in list(process.components.directory._open.items()):
+                ranges = [
+                    id_.key_range
+                    for id_, task in process.instance.tasks.items()
+                    if (id_.subtopology, id_.partition) == (subtopology, partition)
+                    and (not owned or serving.owns(task))
+                ]
                 for spec in process.components.subtopology(subtopology).stores:
-                    tasks = [
-                        task
-                        for id_, task in process.instance.tasks.items()
-                        if (id_.subtopology, id_.partition) == (subtopology, partition)
-                    ]
-                    ranges = (
-                        [task.id.key_range for task in tasks if not owned or serving.owns(task)] if running else [WHOLE]
-                    )
                     yield Part(
-                        f"{process.machine.name} {subtopology}_{partition}", partition, opened.database, spec, ranges
+                        f"{process.machine.name} {subtopology}_{partition}",
+                        partition,
+                        opened.database,
+                        spec,
+                        ranges if running else [WHOLE],
                     )
 
     def _told(self) -> Rows:

@@ -1,0 +1,59 @@
+"""Tasks that are closed when their calls have ended.
+
+What has ended when a task is closed counts with its last commit; the next owner makes all other calls again. So a task
+with asynchronous operators lets the calls under way end, and begins no others, before it is closed: for a short while
+only, because its keys stand still meanwhile, here and at the next owner.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from coopstreams.common.host import Host
+from coopstreams.tasks.task import Task
+
+log = logging.getLogger(__name__)
+
+DRAIN_S = 3.0
+"""How long a task waits for its calls, at most."""
+
+
+class Draining:
+    """The tasks of one stream thread that wait for their calls, to be closed. One thread."""
+
+    def __init__(self, most_s: float, host: Host) -> None:
+        self._most_s = min(DRAIN_S, most_s)
+        self._host = host
+        self._until: dict[Task, float] = {}
+        """Until when each waits at most. Units: `Host.now`."""
+
+    def __bool__(self) -> bool:
+        return bool(self._until)
+
+    def begin(self, task: Task) -> bool:
+        """Let the calls of a task end; return False if it has none."""
+        if task.calls is None or task.closed:
+            return False
+        task.calls.drain()
+        self._until[task] = self._host.now() + self._most_s
+        return True
+
+    def ready(self) -> list[Task]:
+        """Return the tasks that have records to process, because their calls have ended."""
+        return [task for task in self._until if task.calls is not None and not task.closed and task.calls.look()]
+
+    def over(self) -> Iterator[Task]:
+        """Yield the tasks to close now, and forget them."""
+        now = self._host.now()
+        for task, until in list(self._until.items()):
+            drained = task.closed or task.calls is None or task.calls.drained()
+            if drained or until <= now:
+                if not drained:
+                    log.info("%s: calls have not ended within %g s; the next owner makes them", task, self._most_s)
+                del self._until[task]
+                yield task
+
+    def next_s(self) -> float:
+        """Return in how many seconds the next task is closed, whatever its calls do."""
+        return min(self._until.values(), default=float("inf")) - self._host.now()

@@ -1,0 +1,90 @@
+"""Programs of one asynchronous operator on an `Engine`, and functions for it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from coopstreams.commit.ranges import Runs
+from coopstreams.tasks.task import Task
+from coopstreams.topology import serdes
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.dsl.builder import StreamsBuilder
+from coopstreams.topology.graph.topology import Topology
+from tests.tasks.engine import PATIENCE_S, Engine
+
+SOURCE = TopicPartition("in", 0)
+TOPICS = {"in": 1, "other": 1, "out": 1}
+
+
+def until(true: Callable[[], bool], made: Engine) -> None:
+    """Move records until it is true."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not true():
+        made.dispatcher.move(0.005)
+        assert time.monotonic() < deadline
+
+
+def done(made: Engine, records: int) -> Callable[[], bool]:
+    return lambda: all(
+        task.progress.durable(source) >= records for task, _ in made.tasks.values() for source in task.sources[:1]
+    )
+
+
+def calls_of(called: Callable[..., Any], **options: Any) -> Topology:
+    builder = StreamsBuilder("app")
+    builder.stream("in", key=serdes.text, value=serdes.json).map_values_async(
+        called, value=serdes.json, **options
+    ).group_by_key(value=serdes.json).count(store="counts").to_stream().to("out")
+    return builder.build()
+
+
+def forwarding(called: Callable[..., Any], **options: Any) -> Topology:
+    builder = StreamsBuilder("app")
+    builder.stream("in", key=serdes.text, value=serdes.json).map_values_async(called, value=serdes.json, **options).to(
+        "out"
+    )
+    return builder.build()
+
+
+class Gate:
+    """A function that waits for one value until it is let go, and remembers what it was called with."""
+
+    def __init__(self, stuck: int) -> None:
+        self.stuck = stuck
+        self.called: Counter[int] = Counter()
+        self.most = self._under_way = 0
+        self.let_go = threading.Event()
+
+    async def __call__(self, value: int) -> int:
+        self.called[value] += 1
+        self._under_way += 1
+        self.most = max(self.most, self._under_way)
+        await asyncio.sleep(0)
+        while value == self.stuck and not self.let_go.is_set():
+            await asyncio.sleep(0.001)
+        self._under_way -= 1
+        return value
+
+
+class Held:
+    """A function that returns when it is let go, and remembers what it was called with."""
+
+    def __init__(self) -> None:
+        self.called: Counter[int] = Counter()
+        self.let_go = threading.Event()
+
+    async def __call__(self, value: int) -> int:
+        self.called[value] += 1
+        while not self.let_go.is_set():
+            await asyncio.sleep(0.001)
+        return value
+
+
+def runs(task: Task) -> tuple[int, Runs]:
+    (segment,) = task.progress.committed_segments(SOURCE)
+    return segment.position, segment.runs
