@@ -176,7 +176,15 @@ class Serving:
         for task, state in list(self._instance.registry.states.items()):
             if state is not State.RUNNING:
                 reasons.append(Reason(state.value, self._why(task, state), task))
-        return Health(live, not reasons, (*reasons, *slow))
+        return Health(live, not reasons, (*reasons, *slow, *self._not_shared()))
+
+    def _not_shared(self) -> list[Reason]:
+        assigned, restrictions = self._instance.assigned, self._components.restrictions
+        ranges = self._components.config["ranges.per.partition"]
+        return [
+            Reason("not-shared", message)
+            for message in (() if assigned is None else restrictions.reasons(assigned.cluster, ranges))
+        ]
 
     def status(self) -> Status:
         """Return the status of the instance."""
