@@ -22,7 +22,17 @@ from coopstreams.instance.components import Components
 from coopstreams.instance.dispatch import Dispatcher
 from coopstreams.instance.task_registry import Action, Do, State, TaskRegistry
 from coopstreams.tasks.doubt import Doubts
-from coopstreams.tasks.events import Aborted, Cancelled, Closed, Event, Failed, Matched, Opened, Stopping
+from coopstreams.tasks.events import (
+    Aborted,
+    Cancelled,
+    Closed,
+    Event,
+    Failed,
+    Matched,
+    Opened,
+    PolicyChanged,
+    Stopping,
+)
 from coopstreams.tasks.lifecycle import Lifecycle, StreamsState, StreamThreadExceptionResponse
 from coopstreams.tasks.task import Incarnation, Task
 from coopstreams.tasks.thread import StreamThread
@@ -252,6 +262,10 @@ class Instance:
                 before, self.components.resolved = self.components.resolved, resolved
                 self.member.subscribe(self.components.subscribed, self.components.source_topics)
                 self._do(self.registry.reopen(resolved.changed(before)))
+            case PolicyChanged(announced, reopened):
+                if announced:
+                    self.member.rejoin()
+                self._do(self.registry.reopen(reopened))
             case Refused(error):
                 return Failed(error, "group")
             case Lost(epoch):

@@ -63,8 +63,22 @@ class Matched:
 
 
 @dataclass(frozen=True, slots=True)
+class PolicyChanged:
+    """The cluster's policy allows this application something else than before.
+
+    Shape: `announced`: other sub-topologies than before may be cut by key range, and the group must hear of it.
+    `reopened`: sub-topologies whose tasks pass their records in another order from now on.
+    """
+
+    announced: bool
+    reopened: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Stopping:
     """The instance shall end."""
 
 
-Event: TypeAlias = Assigned | Lost | Refused | Opened | Closed | Aborted | Cancelled | Failed | Matched | Stopping
+Event: TypeAlias = (
+    Assigned | Lost | Refused | Opened | Closed | Aborted | Cancelled | Failed | Matched | PolicyChanged | Stopping
+)

@@ -117,6 +117,8 @@ class Engine:
             self.log.reader(), lambda _: None, self.program.operator_times_of, most, self.metrics
         )
         self.tasks: dict[TaskId, tuple[Task, StreamThread]] = {}
+        self.by_key = True
+        """Whether records of tasks that are opened may pass others that wait for calls."""
 
     def start(self) -> None:
         """Start the stream threads."""
@@ -149,7 +151,7 @@ class Engine:
             on_failure,
             tally,
             caching=False,
-            by_key=True,
+            by_key=self.by_key,
             latency=latency,
             partitions=lambda _: 1,
             max_idle_ms=idle_ms,
