@@ -10,13 +10,13 @@ Source: KIP-161, KIP-1033 (handlers), KIP-1034 (dead-letter topic and its header
 from __future__ import annotations
 
 import os
-import random
 import sysconfig
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeAlias
+from zlib import crc32
 
 from coopstreams.common.config import HANDLERS, Config
 from coopstreams.tasks.repeats import Sayings
@@ -123,7 +123,8 @@ def handler(
                 ) from failure.error
             if answer.again(failure.attempt, failure.error):
                 tries.note(task, failure)
-                raise TriedLaterError(message, task, answer.pause_s(failure.attempt, random.random()))
+                chance = crc32(str(task).encode()) / (1 << 32)  # tasks that fail together come back one by one
+                raise TriedLaterError(message, task, answer.pause_s(failure.attempt, chance))
             answer = "fail"
         if answer == "fail":
             cure = (
