@@ -10,6 +10,7 @@ partition, so everything below sees exactly what it would have seen with a funct
 from __future__ import annotations
 
 import inspect
+import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -97,12 +98,20 @@ def _check_exceptions(where: str, on: object) -> None:
         raise TopologyError(f"{where}: on must be a tuple of exception classes, not {on!r}")
 
 
+Executor: TypeAlias = Literal["thread", "process"]
+"""Where a function that is no coroutine function runs.
+
+    thread    on a thread of the process: it waits, or calls a library that computes without holding Python's lock
+    process   in a process of its own: it computes in Python
+"""
+
+
 class CallOptions(TypedDict, total=False):
     """How `map_values_async` and its like make their calls.
 
     Each task has up to `max_in_flight` (100) calls under way. `order`: see `CallOrder`; "key" unless given. `timeout`
     is that of one attempt: 30 seconds, None for no limit. `retry`: which failed calls are made again; without it, none.
-    `breaker`: when calls pause because many fail; without it, never.
+    `breaker`: when calls pause because many fail; without it, never. `executor`: see `Executor`; "thread" unless given.
     """
 
     max_in_flight: int
@@ -110,6 +119,7 @@ class CallOptions(TypedDict, total=False):
     timeout: Duration | None
     retry: Retry | None
     breaker: CircuitBreaker | None
+    executor: Executor
 
 
 class BatchOptions(CallOptions, total=False):
@@ -127,7 +137,8 @@ class BatchOptions(CallOptions, total=False):
 class Calling:
     """How the calls of one node are made.
 
-    Shape: as `CallOptions`. `coroutine`: the function is awaited on the event loop; otherwise it runs on a thread.
+    Shape: as `CallOptions`. `coroutine`: the function is awaited on the event loop; otherwise `executor` says where it
+    runs.
     `together`: it is given lists, of up to `max_records`; otherwise a record at a time.
     """
 
@@ -136,6 +147,7 @@ class Calling:
     timeout_s: float | None
     retry: Retry | None
     breaker: CircuitBreaker | None
+    executor: Executor
     coroutine: bool
     together: bool = False
     max_records: int = 1
@@ -160,8 +172,10 @@ def calling(where: str, function: Callable[..., Any], **options: Unpack[CallOpti
         raise TopologyError(f"{where}: retry must be a Retry such as Retry(times=3), not {retry!r}")
     if breaker is not None and not isinstance(breaker, CircuitBreaker):
         raise TopologyError(f"{where}: breaker must be a CircuitBreaker such as CircuitBreaker(), not {breaker!r}")
+    executor = options.get("executor", "thread")
+    _check_executor(where, function, executor)
     timeout_s = None if timeout is None else checked_ms(timeout, f"{where}: timeout", 1) / 1000
-    return Calling(most, order, timeout_s, retry, breaker, is_coroutine_function(function))
+    return Calling(most, order, timeout_s, retry, breaker, executor, is_coroutine_function(function))
 
 
 def batching(where: str, function: Callable[..., Any], **options: Unpack[BatchOptions]) -> Calling:
@@ -179,6 +193,22 @@ def batching(where: str, function: Callable[..., Any], **options: Unpack[BatchOp
     for name in get_type_hints(CallOptions).keys() & options.keys():
         each[name] = options[name]  # type: ignore[literal-required]
     return replace(calling(where, function, **each), together=True, max_records=most, max_wait_s=max_wait_s)
+
+
+def _check_executor(where: str, function: Callable[..., Any], executor: str) -> None:
+    if executor not in get_args(Executor):
+        raise TopologyError(f'{where}: executor must be "thread" or "process", not {executor!r}')
+    if executor == "thread":
+        return
+    if is_coroutine_function(function):
+        raise TopologyError(f'{where}: a coroutine function runs on the event loop; executor="process" takes others')
+    try:
+        pickle.dumps(function)
+    except Exception as error:
+        raise TopologyError(
+            f'{where}: executor="process" needs a function that another process can import, one at the top of a '
+            f"module, not {function!r}: {error}"
+        ) from error
 
 
 def _check_known(where: str, options: Mapping[str, Any], known: type[CallOptions]) -> None:

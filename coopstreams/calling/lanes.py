@@ -1,4 +1,4 @@
-"""Makes the calls of asynchronous operators: coroutines on one event loop, other functions on threads.
+"""Makes the calls of asynchronous operators: coroutines on one event loop, other functions on threads or in processes.
 
     lane = Lane(node.calling, ended)    # of one node in one task
     lane.begin(calls)                   # any thread; `ended(some of them)` follows, on another thread
@@ -28,6 +28,7 @@ from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
 from coopstreams.calling.breaker import Admission, Breaker
+from coopstreams.calling.processes import MOST_PROCESSES, ProcessCall
 from coopstreams.state.worker_pool import WorkerPool
 from coopstreams.topology.calls import Calling
 from coopstreams.topology.errors import ProcessingError
@@ -98,7 +99,9 @@ class Lane(Generic[AnyCall]):
         self._loop = _event_loop()
         self._calling = calling
         self._ended = ended
-        self._threads = None if calling.coroutine else WorkerPool("call", min(calling.max_in_flight, MOST_THREADS))
+        self._processes = calling.executor == "process"
+        self._most = min(calling.max_in_flight, MOST_PROCESSES) if self._processes else calling.max_in_flight
+        self._threads = None if calling.coroutine else WorkerPool("call", min(self._most, MOST_THREADS))
         self.retried = 0
         """How often the function was called again because it had failed; for a batch once, not once for each record."""
         self._by_key, self._chain_of_all = calling.order == "key", b"" if calling.order == "partition" else None
@@ -179,7 +182,7 @@ class Lane(Generic[AnyCall]):
 
     def _fill(self) -> None:
         """Begin the calls in the queue for which there is a place."""
-        while len(self._running) < self._calling.max_in_flight and (calls := self._next()):
+        while len(self._running) < self._most and (calls := self._next()):
             attempt = _Attempt(calls)
             self._running[self._loop.create_task(self._work(attempt))] = attempt
 
@@ -320,6 +323,10 @@ class Lane(Generic[AnyCall]):
         if self._threads is None:
             return function(*arguments)  # type: ignore[no-any-return]  # it is a coroutine function
         answer: asyncio.Future[Any] = self._loop.create_future()
+        if self._processes:
+            call = ProcessCall(function, arguments)
+            function, arguments = call.make, ()
+            answer.add_done_callback(lambda answer: call.abandon() if answer.cancelled() else None)
         self._threads.put(self, partial(self._on_thread, function, arguments, answer))
         return answer
 
