@@ -48,6 +48,7 @@ from coopstreams.tasks.resolved_topology import ResolvedTopology, as_it_runs, re
 from coopstreams.tasks.tally import Tallies, Tally
 from coopstreams.tasks.task import Incarnation, Task
 from coopstreams.tasks.thread import StreamThread
+from coopstreams.tasks.tries import Tries
 from coopstreams.tasks.unpublished import check_published
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.operator_time import OperatorTimeColumns
@@ -89,6 +90,7 @@ class Components:
     tallies: Tallies
     sayings: Sayings
     outlasting: Outlasting
+    tries: Tries = field(default_factory=Tries, init=False)
     deployed: Deployed
     restrictions: Restrictions = field(init=False)
     _closing: ExitStack
@@ -353,7 +355,9 @@ class Components:
     def task(self, opened: Incarnation, dead_letter: Committer) -> Task:
         """Return a task, ready to run on the thread of this committer."""
         tally = Tally()
-        on_failure = handler(opened.id, self.config, tally.failure, dead_letter.dead_letter, self.sayings)
+        on_failure = handler(
+            opened.id, self.config, tally.failure, dead_letter.dead_letter, self.sayings, tries=self.tries
+        )
         caching = self.config["statestore.cache.max.bytes"] > 0
         return Task(
             opened,

@@ -278,7 +278,9 @@ class Instance:
             case Closed(task) if self.tasks.get(task.id) is task:
                 self._forget([task])
                 self._do(self.registry.closed(task.id))
-            case Aborted(tasks):
+            case Aborted(tasks, held=held):
+                if held is not None:
+                    self.opener.hold(held)
                 mine = [task for task in tasks if self.tasks.get(task.id) is task]
                 self._forget(mine)
                 self._subscription.hurry()

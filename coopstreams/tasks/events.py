@@ -11,6 +11,7 @@ from typing import TypeAlias
 from coopstreams.group.holdings import Assigned, Lost, Refused
 from coopstreams.tasks.resolved_topology import ResolvedTopology
 from coopstreams.tasks.task import Incarnation, Task
+from coopstreams.tasks.tries import Held
 from coopstreams.topology.task_id import TaskId
 
 
@@ -30,10 +31,14 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """A stream thread could not commit; it has discarded these tasks, which must be opened again from the log."""
+    """A stream thread could not commit; it has discarded these tasks, which must be opened again from the log.
+
+    `held`: one of them is to be opened later than the others.
+    """
 
     tasks: tuple[Task, ...]
     reason: str
+    held: Held | None = None
 
 
 @dataclass(frozen=True, slots=True)
