@@ -26,6 +26,8 @@ _META = "meta"
 _CHECKPOINT = b"checkpoint/"
 _SHAPE = b"shape/"
 _BATCH = 10_000
+FEW = 4
+"""How many rows for each key group of a scan are read with one iterator and sorted."""
 
 
 class EngineStores:
@@ -75,12 +77,18 @@ class EngineStores:
     ) -> Rows:
         """Return the store keys start <= key < end of some key groups and their values, in key order, as of now.
 
-        It costs an iterator for each group and segment. For the windows of one key, use `windows_of`.
+        It costs an iterator for each group and segment, unless there are few rows. For the windows of one key, use
+        `windows_of`.
         """
+        wanted = frozenset(groups)
         rows: list[Rows] = []
         with self._lock:  # no write between the iterators: all see the same moment
             families = self._families(store)
-            for group in groups:
+            few = self._few_rows(families, wanted)
+            if few is not None:
+                within = [row for row in few if (start is None or row[0] >= start) and (end is None or row[0] < end)]
+                return iter(sorted(within, reverse=reverse))
+            for group in wanted:
                 low, high = layout.group_bounds(KeyGroups(group, group))
                 if start is not None:
                     low = layout.PREFIXES[group] + start
@@ -186,6 +194,20 @@ class EngineStores:
         """Close the engine. Idempotent."""
         with self._lock:
             self._engine.close()
+
+    def _few_rows(self, families: Sequence[str], groups: frozenset[int]) -> list[tuple[bytes, bytes]] | None:
+        """Return the store keys of some key groups and their values, in no order; None if they may be many.
+
+        An iterator for each group costs more than to read a few rows and to sort them. The counts are approximate, so
+        the rows are counted as well.
+        """
+        most = FEW * len(groups)
+        if not groups or sum(self._engine.count(family) for family in families) > most:
+            return None
+        low, high = layout.group_bounds(KeyGroups(min(groups), max(groups)))
+        found = chain.from_iterable(self._engine.scan(family, low, high) for family in families)
+        rows = list(islice(found, most + 1))
+        return None if len(rows) > most else [(key[1:], value) for key, value in rows if key[0] in groups]
 
     def _families(self, store: str) -> list[str]:
         if self.specs[store].kind not in layout.SEGMENTED:

@@ -71,6 +71,7 @@ class Memory:
 
     def count(self, family: str) -> int:
         """Return how many keys a family has."""
+        self._check_open()
         return len(self._families[family])
 
     def close(self) -> None:

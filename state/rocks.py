@@ -172,7 +172,9 @@ class Rocks:
 
         A key that is overwritten counts several times until it is compacted.
         """
-        return self._columns[family].rdict.property_int_value("rocksdb.estimate-num-keys") or 0
+        with self._lock:
+            self._check_open()
+            return self._columns[family].rdict.property_int_value("rocksdb.estimate-num-keys") or 0
 
     def close(self) -> None:
         """Close the engine; iterators end with an error. Idempotent."""

@@ -31,7 +31,7 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 
-pytest_plugins = ["tests.dealing"]
+pytest_plugins = ["tests.dealing", "tests.hanging"]
 
 # What a script starts in the background ignores Ctrl-C, and so would all processes that tests start and press it for.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from functools import partial
 from itertools import islice
 from typing import Annotated, Any
 
 import orjson
 import typer
 
-from coopstreams.commands.settings import say_waiting
+from coopstreams.commands.settings import AskingFile, asking
 from coopstreams.query.extra import need_http
 from coopstreams.topology.errors import QueryError
 
@@ -44,6 +43,7 @@ def query(
     as_of: Annotated[
         int | None, typer.Option(min=0, metavar="MS", help="The row of a versioned store as of this time.")
     ] = None,
+    config: AskingFile = None,
 ) -> None:
     """Print the value of a key, its windows or sessions, or the entries of a store: a line of JSON each.
 
@@ -52,12 +52,12 @@ def query(
     key has no value, or the query failed.
     """
     need_http("coopstreams query")
-    from coopstreams.query.client import LATEST_MS, QueryClient
+    from coopstreams.query.client import LATEST_MS
 
     timed = first is not None or last is not None
     if as_of is not None and (timed or key is None):
         raise _bad("--as-of is one moment of one key: give it with KEY, and without --from and --to")
-    with QueryClient(url, on_wait=partial(say_waiting, 30)) as client:
+    with asking(url, config, "read", 30) as client:
         if key is None:
             if timed:
                 raise _bad("--from and --to are times of a key: give KEY too")

@@ -8,14 +8,19 @@ import socket
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from coopstreams.common.config import Config, settings_of
+from coopstreams.common.config import Config, http_values, settings_of
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.topology.errors import ConfigError, QueryError
+
+if TYPE_CHECKING:
+    from coopstreams.query.access import Role
+    from coopstreams.query.client import QueryClient
 
 
 def flags(pairs: Iterable[str] | None, named: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,6 +70,10 @@ SettingsFile = Annotated[
     Path | None,
     typer.Option("--config", metavar="FILE.toml", help="Settings in a TOML file, by Kafka's dotted names."),
 ]
+AskingFile = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE.toml", help="Settings in a TOML file: http.token.* and http.ssl.*."),
+]
 Pairs = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="One setting; may be repeated.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")]
 
@@ -76,6 +85,24 @@ def connection(brokers: str | None, config: Path | None) -> Mapping[str, Any]:
         ConfigError: no brokers, or an unknown setting.
     """
     return Config.of(settings_of(config, os.environ, {"bootstrap.servers": brokers})).client
+
+
+@contextmanager
+def asking(url: str, config: Path | None, role: Role, seconds: float) -> Iterator[QueryClient]:
+    """Yield a client of an application's queries, with the token and certificates of the settings `http.*`.
+
+    Raises:
+        ConfigError: they cannot be used.
+    """
+    from coopstreams.query.certificates import Files
+    from coopstreams.query.client import QueryClient
+
+    settings = http_values(settings_of(config, os.environ, {}))
+    tokens, files = settings[f"http.token.{role}"] or settings["http.token.read"], Files.of(settings)
+    tls = files.client() if files.certificate or files.authorities else None
+    on_wait = partial(say_waiting, seconds)
+    with QueryClient(url, deadline_s=seconds, on_wait=on_wait, token=tokens and tokens[0], tls=tls) as client:
+        yield client
 
 
 def say_waiting(seconds: float, error: QueryError) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from functools import partial
 from itertools import zip_longest
 from typing import Annotated, Any
 
@@ -12,13 +11,14 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from coopstreams.commands.settings import say_waiting
+from coopstreams.commands.settings import AskingFile, asking
 from coopstreams.commands.terminal.figures import behind, dropped, lag, number, written
 from coopstreams.query.extra import need_http
 
 
 def status(
     url: Annotated[str, typer.Argument(metavar="URL", help="http://HOST:PORT of any instance of the application.")],
+    config: AskingFile = None,
 ) -> None:
     """Print the instances of an application with their tasks, key ranges, rates and lags, and why something does not
     move.
@@ -26,9 +26,7 @@ def status(
     Exit status 1: an instance is not well or does not answer.
     """
     need_http("coopstreams status")
-    from coopstreams.query.client import QueryClient
-
-    with QueryClient(url, deadline_s=10, on_wait=partial(say_waiting, 10)) as client:
+    with asking(url, config, "operate", 10) as client:
         report = client.status()
     console = Console()
     console.print(status_table(report))

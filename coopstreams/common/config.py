@@ -11,6 +11,7 @@ Turned down: an object with a class per client (a user copies dotted names from 
 from __future__ import annotations
 
 import logging
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from coopstreams.common.nearest import did_you_mean
-from coopstreams.common.references import resolved
+from coopstreams.common.references import Secret, resolved
 from coopstreams.common.security import Security, is_security
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.optimizing import parse_optimization
@@ -99,6 +100,16 @@ def _listen(value: Any) -> str:
     if value and (":" not in str(value) or not str(value).rpartition(":")[2].isdigit()):
         raise ValueError("HOST:PORT (port 0 takes a free one), or an empty text for no server")
     return str(value or "")
+
+
+def _tokens(value: Any) -> tuple[str, ...]:
+    """Return bearer tokens (RFC 6750) that are separated by commas."""
+    tokens = tuple(Secret(token.strip()) for token in str(value).split(","))
+    if not all(re.fullmatch(r"[A-Za-z0-9._~+/-]{16,}=*", token) for token in tokens):
+        raise ValueError(
+            "at least 16 letters, digits or -._~+/ (`openssl rand -hex 32` makes one); several separated by commas"
+        )
+    return tokens
 
 
 SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
@@ -213,6 +224,30 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
         None,
         "HOST:PORT under which other instances reach the query server. Default: where it listens.",
     ),
+    "http.token.read": (
+        _tokens,
+        None,
+        "Bearer token that queries of the state need; `old,new` while one replaces another. Default: anybody may ask.",
+    ),
+    "http.token.operate": (_tokens, None, "Likewise for status and metrics. Default: `http.token.read`."),
+    "http.ssl.certificate.location": (
+        text,
+        None,
+        "PEM file with the certificate of the query server and its chain: it answers over HTTPS.",
+    ),
+    "http.ssl.key.location": (text, None, "PEM file with the key. Default: it is in the file of the certificate."),
+    "http.ssl.key.password": (text, None, "Password of that key."),
+    "http.ssl.ca.location": (
+        text,
+        None,
+        "PEM file with the authorities of the other instances' certificates. Default: the system's.",
+    ),
+    "http.ssl.client.auth": (
+        one_of("none", "required"),
+        "none",
+        "`required`: who asks needs a certificate of `http.ssl.ca.location`; instances show their own.",
+    ),
+    "http.max.connections": (integer(8, 100_000), 512, "The most connections to the query server at a time."),
     "windowstore.changelog.additional.retention.ms": (
         integer(0),
         ADDITIONAL_RETENTION_MS,
@@ -305,6 +340,17 @@ class Config:
         return Config(values, client)
 
 
+def http_values(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the checked settings `http.*` among these, with defaults: what a command needs that asks an application.
+
+    Raises:
+        ConfigError: an invalid value.
+    """
+    values = {name: default for name, (_, default, _) in SETTINGS.items() if name.startswith("http.")}
+    given = resolved({name: value for name, value in settings.items() if name in values})
+    return values | {name: _read(name, value) for name, value in given.items()}
+
+
 def check_heartbeat(values: Mapping[str, Any]) -> None:
     """Do nothing if the session survives a lost heartbeat.
 
@@ -338,8 +384,29 @@ def _check_application(given: str | None, of_topology: str | None) -> None:
         )
 
 
+def check_http(values: Mapping[str, Any]) -> None:
+    """Do nothing if the settings on who may ask over HTTP go together.
+
+    Raises:
+        ConfigError: they do not, or leave open what is meant to be closed.
+    """
+    if values["http.token.operate"] and not values["http.token.read"]:
+        raise ConfigError(
+            "http.token.operate is set and http.token.read is not: anybody could read the state. Set both"
+        )
+    needed = {"http.ssl.key.location", "http.ssl.key.password", "http.ssl.ca.location"}
+    given = sorted(name for name in needed if values[name])
+    if values["http.ssl.client.auth"] == "required":
+        given.append("http.ssl.client.auth")
+        if not values["http.ssl.ca.location"]:
+            raise ConfigError("http.ssl.client.auth = required: whose certificates? Set http.ssl.ca.location")
+    if given and not values["http.ssl.certificate.location"]:
+        raise ConfigError(f"{', '.join(given)}: without http.ssl.certificate.location, queries are not encrypted")
+
+
 def _check_together(values: Mapping[str, Any]) -> None:
     check_heartbeat(values)
+    check_http(values)
     handlers = [f"{phase}.exception.handler" for phase in ("deserialization", "processing", "production")]
     if any(values[h] == "dead-letter" for h in handlers) and values["errors.dead.letter.queue.topic.name"] is None:
         raise ConfigError(

@@ -19,7 +19,7 @@ from typing import Any
 from coopstreams.topology.errors import ConfigError
 
 _REFERENCE = re.compile(r"\$\{(\w+):([^}]*)\}")
-_SECRET = re.compile(r"password|passphrase|secret|ssl\.key\.pem$|jaas|^sasl\.oauthbearer\.config$")
+_SECRET = re.compile(r"password|passphrase|secret|ssl\.key\.pem$|jaas|^http\.token\.|^sasl\.oauthbearer\.config$")
 
 
 class Secret(str):

@@ -15,8 +15,10 @@ from coopstreams.instance.components import Components
 from coopstreams.instance.instance import Instance
 from coopstreams.instance.serving import Serving
 from coopstreams.query import reports
+from coopstreams.query.access import Access
 from coopstreams.query.extra import need_http
 from coopstreams.query.server import QueryServer
+from coopstreams.query.service import RequestLimits
 from coopstreams.tasks.lifecycle import (
     Lifecycle,
     RestoreListener,
@@ -161,9 +163,11 @@ class CoopStreams:
         """Start the query server; it runs before the group knows this instance and until after it has left."""
         if not self.config["http.listen"]:
             return None
-        server = QueryServer(self.config["http.listen"], self.config["application.server"])
+        config = self.config
+        server = QueryServer(config["http.listen"], config["application.server"], Access.of(config.values))
         self.url = instance.url = server.url
-        server.start(serving, instance.components.metrics)
+        limits = RequestLimits(connections=config["http.max.connections"])
+        server.start(serving, instance.components.metrics, limits)
         log.info("queries are answered at %s", server.url)
         return server
 

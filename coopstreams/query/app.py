@@ -23,6 +23,7 @@ from starlette.routing import Route
 
 from coopstreams.common.metrics import CONTENT_TYPE, Metrics
 from coopstreams.query import reports
+from coopstreams.query.access import Access, Role, role_of
 from coopstreams.query.asked import (
     RANGE_PARAMETERS,
     TIME_PARAMETERS,
@@ -37,13 +38,14 @@ from coopstreams.query.asked import (
     version_times,
 )
 from coopstreams.query.backend import Backend, StoreInfo
+from coopstreams.query.certificates import CHECK_EVERY_S, Certificates
 from coopstreams.query.openapi import description
 from coopstreams.query.pages import Page, Query
 from coopstreams.query.peers import FORWARDED, INSTANCE, PART_TYPE, Peers, check_hop
 from coopstreams.query.problems import body_of, timed_out
 from coopstreams.query.router import Asked
 from coopstreams.query.service import QueryService, RequestLimits
-from coopstreams.topology.errors import QueryError
+from coopstreams.topology.errors import ConfigError, QueryError
 
 log = logging.getLogger(__name__)
 
@@ -56,10 +58,11 @@ Answer: TypeAlias = Callable[[Request], Awaitable[Response]]
 class QueryApp:
     """The routes of one instance."""
 
-    def __init__(self, backend: Backend, metrics: Metrics, limits: RequestLimits) -> None:
+    def __init__(self, backend: Backend, metrics: Metrics, limits: RequestLimits, access: Access) -> None:
         self._backend = backend
         self._metrics = metrics
         self._limits = limits
+        self._access = access
         self._service: QueryService
 
     def starlette(self) -> Starlette:
@@ -88,11 +91,15 @@ class QueryApp:
 
     @asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
-        peers = Peers(self._backend, self._limits.connect_s)
+        peers = Peers(self._backend, self._access, self._limits.connect_s)
         self._service = QueryService(self._backend, peers, self._limits)
+        certificates = self._access.certificates
+        renewing = None if certificates is None else asyncio.create_task(_renew(certificates))
         try:
             yield
         finally:
+            if renewing is not None:
+                renewing.cancel()
             await peers.close()
             self._service.close()
 
@@ -210,20 +217,23 @@ class QueryApp:
         return how_asked(parameters, forwarded=request.headers.get(FORWARDED) == "1")
 
     def _endpoint(self, path: str, answer: Answer) -> Answer:
-        """Return an endpoint that limits the time of an answer, turns errors into responses, and counts requests."""
-        route = path.replace(":path", "")
+        """Return an endpoint that checks the token, limits the time of an answer, turns errors into responses, and
+        counts requests.
+        """
+        route, role = path.replace(":path", ""), role_of(path)
 
         async def endpoint(request: Request) -> Response:
             began = time.monotonic()
-            response = await self._guarded(request, answer)
+            response = await self._guarded(request, role, answer)
             response.headers[INSTANCE] = self._backend.placement().here
             self._metrics.answered(route, response.status_code, time.monotonic() - began)
             return response
 
         return endpoint
 
-    async def _guarded(self, request: Request, answer: Answer) -> Response:
+    async def _guarded(self, request: Request, role: Role | None, answer: Answer) -> Response:
         try:
+            self._access.check(role, request.headers.get("authorization"))
             if request.headers.get(FORWARDED) == "1":
                 check_hop(request.headers, self._backend.placement(), self._backend.application)
             async with asyncio.timeout(self._limits.request_s):
@@ -244,6 +254,16 @@ class QueryApp:
         )
         response.headers[INSTANCE] = self._backend.placement().here
         return response
+
+
+async def _renew(certificates: Certificates) -> None:
+    while True:
+        await asyncio.sleep(CHECK_EVERY_S)
+        try:
+            if certificates.renew():
+                log.info("the certificates of the query server were read again")
+        except ConfigError as error:
+            log.warning("the certificates have changed; those from before stay in use: %s", error)
 
 
 def _page_body(store: StoreInfo, page: Page) -> bytes:
@@ -269,6 +289,8 @@ def _failure(error: QueryError) -> Response:
     response = _json(body_of(error), error.status)
     if error.retry_after_ms is not None:
         response.headers["retry-after"] = str(max(1, -(-error.retry_after_ms // 1000)))
+    if error.code == "UNAUTHORIZED":
+        response.headers["www-authenticate"] = "Bearer"
     return response
 
 

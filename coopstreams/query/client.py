@@ -11,6 +11,7 @@ are retried until `deadline_s` is over, and raised then.
 from __future__ import annotations
 
 import base64
+import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -98,12 +99,21 @@ class QueryClient:
         deadline_s: float = 30.0,
         timeout_s: float = 15.0,
         on_wait: Callable[[QueryError], None] | None = None,
+        token: str | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        """Connect with the first query. `on_wait` is called once a query, with the error of its first retry."""
+        """Connect with the first query. `on_wait` is called once a query, with the error of its first retry.
+
+        Shape: `token` is one of the application's `http.token.read` (or `…operate`, for `status`). `tls` says which
+        authorities an https URL is checked by, and which certificate this client shows; None: the system's, and none.
+        """
         self._url = url.rstrip("/")
         self._on_wait = on_wait
         self._deadline_s = deadline_s
-        self._client = httpx.Client(trust_env=False, timeout=timeout_s)
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        self._client = httpx.Client(
+            trust_env=False, timeout=timeout_s, headers=headers, verify=True if tls is None else tls
+        )
         self._key_serdes: dict[str, str] = {}
 
     def get(self, store: str, key: Any) -> Found | None:
@@ -246,6 +256,13 @@ class QueryClient:
         try:
             response = self._client.get(self._url + path)
         except httpx.TransportError as error:
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                raise QueryError(
+                    "UNTRUSTED",
+                    f"{self._url} shows a certificate that is not trusted: {error}. Name its authority "
+                    "(http.ssl.ca.location, or `tls=`), and ask by a name that it has",
+                    status=0,
+                ) from error
             cure = (
                 "Does the application run, and is this an address of it? Each process logs where its queries are "
                 "answered."

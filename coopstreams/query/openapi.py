@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, get_args
 
+from coopstreams.query.access import role_of
 from coopstreams.query.backend import Kind
 
 if TYPE_CHECKING:
@@ -30,9 +31,31 @@ def description(limits: RequestLimits) -> Schema:
             "description": "Every instance answers for all: a request is routed by the key's partition, then by its "
             "key hash, and forwarded at most once.",
         },
-        "paths": _paths(limits),
-        "components": {"schemas": _schemas()},
+        "paths": {path: _closed(path, operation) for path, operation in _paths(limits).items()},
+        "components": {
+            "schemas": _schemas(),
+            "securitySchemes": {
+                "token": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "`http.token.read`, or `http.token.operate` for status and metrics; an application "
+                    "that has none lets everybody ask.",
+                }
+            },
+        },
     }
+
+
+def _closed(path: str, operation: Schema) -> Schema:
+    """Return an operation with what it answers to a request without the right token, if it needs one."""
+    if role_of(path) is None:
+        return operation
+    refusals = {
+        "401": _error("UNAUTHORIZED: no token, or one that is not known"),
+        "403": _error("FORBIDDEN: the token of the other role"),
+    }
+    get = operation["get"]
+    return {"get": {**get, "security": [{"token": []}, {}], "responses": {**get["responses"], **refusals}}}
 
 
 def _paths(limits: RequestLimits) -> Schema:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import httpx
 
+from coopstreams.query.access import Access
 from coopstreams.query.backend import Backend, Peer, Placement
 from coopstreams.query.problems import bad_request, error_of, moving
 
@@ -29,11 +30,14 @@ PART_TYPE = "application/x-msgpack"
 class Peers:
     """The other instances of the application. Used on the server's event loop."""
 
-    def __init__(self, backend: Backend, connect_s: float) -> None:
+    def __init__(self, backend: Backend, access: Access, connect_s: float) -> None:
         self._backend = backend
+        self._access = access
         self._connect_s = connect_s
         self._client = httpx.AsyncClient(
-            trust_env=False, limits=httpx.Limits(max_connections=200, max_keepalive_connections=50)
+            trust_env=False,
+            limits=httpx.Limits(max_connections=200, max_keepalive_connections=50),
+            verify=access.certificates.client if access.certificates else True,
         )
 
     async def ask(self, target: Peer, path: str, timeout_s: float) -> bytes:
@@ -48,6 +52,7 @@ class Peers:
             APPLICATION: self._backend.application,
             TARGET: target.id,
             GENERATION: str(self._backend.placement().generation),
+            **self._access.headers(path.partition("?")[0]),
         }
         timeout = httpx.Timeout(timeout_s, connect=min(self._connect_s, timeout_s))
         try:
@@ -63,6 +68,11 @@ class Peers:
         if response.status_code == httpx.codes.OK:
             return response.content
         refusal = error_of(response.status_code, response.content)
+        if refusal.code in ("UNAUTHORIZED", "FORBIDDEN"):
+            raise moving(
+                f"instance {target.id} does not know the token of this one: give all instances the same "
+                "http.token.read and http.token.operate (old,new while one replaces another)"
+            )
         if refusal.code in ("UNKNOWN_STORE", "UNKNOWN_PATH"):
             raise moving(f"instance {target.id} has another topology: {refusal}")
         raise refusal

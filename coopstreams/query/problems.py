@@ -1,12 +1,15 @@
 """The errors of queries, which travel as JSON.
 
     400  BAD_KEY, BAD_PARAMETER, WRONG_KIND   the request cannot be parsed, or does not fit this kind of store
+    401  UNAUTHORIZED                         no token, or one that the application does not know
+    403  FORBIDDEN                            the token of another role
     404  KEY_NOT_FOUND                        only from the owner of the key, whose range was open during the whole read
     404  UNKNOWN_STORE, UNKNOWN_PATH
     410  FORGOTTEN                            the time lies before the history that a versioned store keeps
     421  NOT_OWNER                            `local=true` at another instance; `owner` and `url` name the owner
     500  UNREADABLE, INTERNAL                 stored bytes that the serde cannot read, or a bug
     503  TASK_MOVING                          no instance can answer now: ask again after `retry_after_ms`
+    503  TOO_MANY_CONNECTIONS                 ask again, or close some
     504  TIMED_OUT                            ask again, or ask for less
 
 Invariant: `retryable` means that the same request may succeed later without any intervention.
@@ -69,6 +72,17 @@ def moving(message: str, retry_after_ms: int = RETRY_AFTER_MS) -> QueryError:
 def timed_out(message: str) -> QueryError:
     """Return the error for an answer that took too long."""
     return QueryError("TIMED_OUT", message, status=504, retryable=True, retry_after_ms=RETRY_AFTER_MS)
+
+
+def too_many(connections: int) -> QueryError:
+    """Return the error for a connection beyond the limit."""
+    return QueryError(
+        "TOO_MANY_CONNECTIONS",
+        f"{connections} connections are open: ask again, and close them when they are not needed",
+        status=503,
+        retryable=True,
+        retry_after_ms=1000,
+    )
 
 
 def unreadable(message: str) -> QueryError:

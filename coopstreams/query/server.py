@@ -13,6 +13,7 @@ import socket
 import threading
 from typing import TYPE_CHECKING
 
+from coopstreams.query.access import Access
 from coopstreams.query.backend import Backend
 from coopstreams.topology.errors import ConfigError
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+OPEN = Access()
 LONGEST_HEAD = 1 << 20
 """Request line and headers in bytes: a thousand keys fit into a query string."""
 DRAIN_S = 3
@@ -33,7 +35,7 @@ DRAIN_S = 3
 class QueryServer:
     """An HTTP server on a thread: `QueryServer("127.0.0.1:0")`, tell the group its `url`, `start(...)`, `stop()`."""
 
-    def __init__(self, listen: str, advertised: str | None = None) -> None:
+    def __init__(self, listen: str, advertised: str | None = None, access: Access = OPEN) -> None:
         """Bind HOST:PORT; port 0 takes a free one. `advertised` is the HOST:PORT (or URL) that others reach it by.
 
         Raises:
@@ -43,11 +45,13 @@ class QueryServer:
         host, port = self._socket.getsockname()[:2]
         self.host: str = host
         self.port: int = port
-        self.url = (
-            _url(advertised)
-            if advertised
-            else _url(f"[{_reachable(host)}]:{port}" if ":" in host else f"{_reachable(host)}:{port}")
+        self._access = access
+        self.url = _url(
+            advertised or (f"[{_reachable(host)}]:{port}" if ":" in host else f"{_reachable(host)}:{port}"),
+            "http" if access.certificates is None else "https",
         )
+        if exposed := access.exposed(host):
+            log.warning("%s answers on %s: %s", self.url, listen, exposed)
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
 
@@ -60,9 +64,12 @@ class QueryServer:
         import uvicorn
 
         from coopstreams.query.app import QueryApp
+        from coopstreams.query.connections import limited
         from coopstreams.query.service import RequestLimits
 
-        app = QueryApp(backend, metrics, limits or RequestLimits()).starlette()
+        limits = limits or RequestLimits()
+        app = QueryApp(backend, metrics, limits, self._access).starlette()
+        certificates = self._access.certificates
         config = uvicorn.Config(
             app,
             access_log=False,
@@ -70,7 +77,8 @@ class QueryServer:
             log_level="warning",
             lifespan="on",
             ws="none",
-            http="h11",
+            http=limited(limits),
+            ssl_context_factory=None if certificates is None else lambda _config, _default: certificates.server,
             h11_max_incomplete_event_size=LONGEST_HEAD,
             server_header=False,
             timeout_graceful_shutdown=DRAIN_S,
@@ -142,5 +150,5 @@ def _reachable(host: str) -> str:
     return socket.gethostname() if host in ("0.0.0.0", "::") else host
 
 
-def _url(address: str) -> str:
-    return address.rstrip("/") if "://" in address else f"http://{address}"
+def _url(address: str, scheme: str) -> str:
+    return address.rstrip("/") if "://" in address else f"{scheme}://{address}"

@@ -67,6 +67,12 @@ class RequestLimits:
     """The longest wait for a connection to another instance."""
     retry_s: float = 2.0
     """How long TASK_MOVING is retried before the client gets it."""
+    connections: int = 512
+    """The most connections at a time."""
+    ask_s: float = 10.0
+    """The longest a client may take from its first byte to the end of its request."""
+    read_s: float = 30.0
+    """The longest a client may read nothing of an answer that waits for it."""
 
 
 class QueryService:

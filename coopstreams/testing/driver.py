@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias, TypeVar, overload
@@ -59,6 +59,8 @@ K = TypeVar("K")
 V = TypeVar("V")
 AnySerde: TypeAlias = Serde[Any] | None
 _CACHE_BYTES = 1 << 40
+_PROGRAMS = 64
+"""How many programs are kept: tests make a driver for each case, often of the same topology."""
 
 
 class TopologyTestDriver:
@@ -296,7 +298,7 @@ class TopologyTestDriver:
 
         Tasks that were open are closed.
         """
-        self._programs[part.id], before = compile_subtopology(self.topology, part), self._parts[part.id]
+        self._programs[part.id], before = _program(_Identity(self.topology, part)), self._parts[part.id]
         for old in (task for siblings in before for task in siblings):
             old.program.close()
             self._dropped_before.update(old.program.dropped)
@@ -463,3 +465,26 @@ class TopologyTestDriver:
             )
             checkpoints[batch.store] = self._writer.delivered_to(changelog)
         task.commit(checkpoints)
+
+
+class _Identity:
+    """A sub-topology of a topology, equal to itself alone: the functions in it need be neither equal nor hashable."""
+
+    def __init__(self, topology: Topology, part: SubTopology) -> None:
+        self.topology, self.part = topology, part
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, _Identity)
+            and self.part is other.part
+            and self.topology.application_id == other.topology.application_id
+        )
+
+    def __hash__(self) -> int:
+        return id(self.part)
+
+
+@lru_cache(_PROGRAMS)
+def _program(identity: _Identity) -> Program:
+    """Return the program of a sub-topology, compiled once for all drivers of a topology."""
+    return compile_subtopology(identity.topology, identity.part)

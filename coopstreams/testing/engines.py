@@ -113,6 +113,7 @@ def _check_closed(engine: Engine) -> None:
     asked: Sequence[tuple[str, Callable[[], object]]] = (
         ("a getter", lambda: get(b"k")),
         ("scan()", lambda: list(engine.scan(_FAMILIES[0], b"", None))),
+        ("count()", lambda: engine.count(_FAMILIES[0])),
         ("write()", lambda: engine.write([Change(_FAMILIES[0], [b"k"], [b"1"])])),
     )
     for what, ask in asked:

@@ -1,4 +1,7 @@
-"""Every kind of store, asked over HTTP of two running instances: either answers for both, one hop away at most."""
+"""Every kind of store, asked over HTTP of two running instances: either answers for both, one hop away at most.
+
+They ask for a token and for a certificate, of each other too.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,9 @@ from tests.broker.counting import PATIENT, await_running
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
 from tests.durations import ms
+from tests.query.office import Office
 
+TOKEN = "of-all-instances-and-clients"
 KEYS = [f"key-{number}" for number in range(24)]
 STEP = 1000
 HISTORY = 50 * STEP
@@ -111,6 +116,7 @@ class Running:
     begin: int
     apps: list[CoopStreams]
     clients: list[QueryClient]
+    plain: httpx.Client
 
     def at(self, step: int) -> int:
         """Return the time of a step."""
@@ -137,17 +143,24 @@ def running(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         producer.produce(topics["names"], f"name of {key}", key)
     assert producer.flush(30) == 0
     folder: Path = tmp_path_factory.mktemp("queries")
+    own = Office(folder).files()
     settings = {
         "bootstrap.servers": kafka.bootstrap,
         "state.dir": str(folder),
         "commit.interval.ms": 100,
         "ranges.per.partition": 4,
+        "http.token.read": TOKEN,
+        "http.ssl.certificate.location": own.certificate,
+        "http.ssl.key.location": own.key,
+        "http.ssl.ca.location": own.authorities,
+        "http.ssl.client.auth": "required",
         **PATIENT,
     }
     with ExitStack() as open_:
         apps = [open_.enter_context(CoopStreams(topology, settings | {"instance": number})) for number in range(2)]
         await_running(apps)
-        clients = [open_.enter_context(QueryClient(str(app.url), deadline_s=60)) for app in apps]
+        tls = own.client()
+        clients = [open_.enter_context(QueryClient(str(app.url), deadline_s=60, token=TOKEN, tls=tls)) for app in apps]
 
         def complete() -> bool:
             ever = {entry.key: entry.value for entry in clients[0].range("ever")}
@@ -160,7 +173,10 @@ def running(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
             )
 
         eventually(complete, 120, lambda: str(clients[0].status()))
-        yield Running(begin, apps, clients)
+        with httpx.Client(
+            verify=tls, headers={"authorization": f"Bearer {TOKEN}"}, trust_env=False, timeout=60
+        ) as plain:
+            yield Running(begin, apps, clients, plain)
 
 
 @pytest.fixture(params=[0, 1])
@@ -248,7 +264,7 @@ def test_a_processor_keeps_versions_that_are_asked_as_those_of_a_table(running: 
 
 def test_a_global_table_is_answered_where_it_is_asked(running: Running, queries: QueryClient) -> None:
     [here] = [str(app.url) for app in running.apps if queries is running.clients[running.apps.index(app)]]
-    metadata = httpx.get(f"{here}/v1/metadata", trust_env=False, timeout=60).json()
+    metadata = running.plain.get(f"{here}/v1/metadata").json()
     for key in KEYS:
         found = queries.get("names", key)
         assert found is not None
@@ -265,7 +281,7 @@ def test_what_another_instance_owns_is_one_hop_away_and_local_says_whose_it_is(r
             owner = running.clients[0].owner(store, key)["owner"]
             for app in running.apps:
                 url = f"{app.url}/v1/stores/{store}/{form}/{key}"
-                assert httpx.get(url, trust_env=False, timeout=60).json()["owner"] == owner["id"]
-                local = httpx.get(url, params={"local": "true"}, trust_env=False, timeout=60)
+                assert running.plain.get(url).json()["owner"] == owner["id"]
+                local = running.plain.get(url, params={"local": "true"})
                 assert local.status_code == (200 if app.url == owner["url"] else 421)
                 assert app.url == owner["url"] or local.json()["url"] == owner["url"]

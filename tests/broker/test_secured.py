@@ -103,9 +103,7 @@ STOPS = [
 def test_an_acl_that_is_missing_at_the_start_is_named(
     secured: SecuredKafka, tmp_path: Path, kind: str, name: str, operation: str
 ) -> None:
-    counting = made(secured)
-    lost = one_of(listed(counting), kind, name, operation)
-    user = may_all_but(secured, counting, lost)
+    counting, lost, user = made_without(secured, kind, name, operation)
     counting.write(["a", "b"])
     names_what_is_missing(failure_of(running(counting, tmp_path, user)), counting, lost)
 
@@ -115,9 +113,7 @@ def test_an_acl_that_is_missing_at_the_start_is_named(
 def test_an_acl_that_is_taken_away_while_it_runs_is_named(
     secured: SecuredKafka, tmp_path: Path, kind: str, name: str, operation: str
 ) -> None:
-    counting = made(secured)
-    lost = one_of(listed(counting), kind, name, operation)
-    user = may_all_but(secured, counting, lost)
+    counting, lost, user = made_without(secured, kind, name, operation)
     secured.allow(counting.application, [lost])
     with pytest.raises(CoopStreamsError) as caught:
         lose(secured, counting, running(counting, tmp_path, user), lost)
@@ -132,9 +128,7 @@ def test_an_acl_that_is_taken_away_while_it_runs_is_named(
 def test_an_acl_that_it_can_do_without_is_a_warning(
     secured: SecuredKafka, tmp_path: Path, kind: str, name: str, operation: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    counting = made(secured)
-    lost = one_of(listed(counting), kind, name, operation)
-    user = may_all_but(secured, counting, lost)
+    counting, lost, user = made_without(secured, kind, name, operation)
     with caplog.at_level(logging.WARNING):
         for total in (1, 2):
             with running(counting, tmp_path / str(total), user) as app:
@@ -157,10 +151,14 @@ def fits(name: str, acl: Acl) -> bool:
     return acl.prefixed if name == "-" else not acl.prefixed and acl.name.startswith(name)
 
 
-def may_all_but(secured: SecuredKafka, counting: Counting, lost: Acl) -> dict[str, Any]:
-    """Make a user with all the ACLs but one; it may describe what it may no longer read or write."""
+def made_without(secured: SecuredKafka, kind: str, name: str, operation: str) -> tuple[Counting, Acl, dict[str, Any]]:
+    """Return an application, an ACL that it needs, and its user, who has all but this one. The user may describe what
+    it may not read or write.
+    """
+    counting = made(secured)
+    lost = one_of(listed(counting), kind, name, operation)
     others = [acl for acl in listed(counting) if acl != lost]
-    return secured.user(counting.application, [*others, replace(lost, operation="Describe")])
+    return counting, lost, secured.user(counting.application, [*others, replace(lost, operation="Describe")])
 
 
 def names_what_is_missing(error: BaseException, counting: Counting, lost: Acl) -> None:

@@ -114,7 +114,8 @@ def test_a_command_can_be_typed(block: Block, command: str) -> None:
 
 @pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "toml"], ids=str)
 def test_a_configuration_file_is_taken(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ORDERS_PASSWORD", "secret")
+    for secret in ("ORDERS_PASSWORD", "ORDERS_READ", "ORDERS_OPERATE"):
+        monkeypatch.setenv(secret, "a-secret-of-the-orders")
     tomllib.loads(block.text)
     file = tmp_path / "settings.toml"
     file.write_text(block.text)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -14,8 +11,8 @@ import pytest
 
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
+from tests.examples.loading import EXAMPLES, loaded
 
-FOLDER = Path(__file__).resolve().parents[2] / "examples"
 HOUR = 3_600_000
 NEW_YEAR = 1_356_998_400_000 + 5 * HOUR
 """The first of January 2013 in New York. Units: ms."""
@@ -24,19 +21,13 @@ NEW_YEAR = 1_356_998_400_000 + 5 * HOUR
 @pytest.fixture
 def example(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
     """Return the example that the test is parametrised with, loaded anew."""
-    spec = importlib.util.spec_from_file_location(request.param, FOLDER / f"{request.param}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[request.param] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[request.param]
+    with loaded(request.param) as module:
+        yield module
 
 
 def test_every_example_is_executed_here_or_by_the_pages_of_the_guide() -> None:
     of_the_guide = {"guide", "shop"}
-    assert {path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("consumer_")} == {
+    assert {path.stem for path in EXAMPLES.glob("*.py") if not path.stem.startswith("consumer_")} == {
         "flights",
         "machines",
         "prices",

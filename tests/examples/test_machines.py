@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +18,17 @@ from tests.broker.counting import PATIENT
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
+from tests.examples.loading import EXAMPLES, loaded
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "machines.py"
+EXAMPLE = EXAMPLES / "machines.py"
 MACHINES, RECORDS = 40, 2000
 
 
 @pytest.fixture
-def example() -> Any:
+def example() -> Iterator[Any]:
     """Return the example, loaded anew."""
-    spec = importlib.util.spec_from_file_location("machines", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    with loaded("machines") as module:
+        yield module
 
 
 def readings(number: int) -> list[tuple[str, dict[str, float]]]:

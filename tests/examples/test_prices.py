@@ -4,7 +4,6 @@ would.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
 import threading
@@ -25,8 +24,8 @@ from coopstreams.testing import TopologyTestDriver
 from tests.broker.counting import PATIENT
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
+from tests.examples.loading import loaded
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "prices.py"
 PRICES = {"tea": 3.0, "coffee": 5.0, "cocoa": 4.0}
 
 
@@ -73,12 +72,8 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     with Server(("127.0.0.1", 0), Service) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setenv("PRICES_URL", f"http://127.0.0.1:{server.server_port}")
-        spec = importlib.util.spec_from_file_location("prices", EXAMPLE)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        yield module
+        with loaded("prices") as module:
+            yield module
         Service.go_on.set()
         server.shutdown()
 

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from coopstreams.common.metrics import Metrics
+from coopstreams.query.access import Access
 from coopstreams.query.backend import (
     DownloadStatus,
     Health,
@@ -31,7 +32,7 @@ from coopstreams.query.backend import (
     StoreInfo,
     TaskStatus,
 )
-from coopstreams.query.server import QueryServer
+from coopstreams.query.server import OPEN, QueryServer
 from coopstreams.query.service import RequestLimits
 from coopstreams.state import layout
 from coopstreams.state.database import Database
@@ -183,10 +184,10 @@ class Node:
 
     application = "words"
 
-    def __init__(self, name: str, folder: Path | None = None) -> None:
+    def __init__(self, name: str, folder: Path | None = None, access: Access = OPEN) -> None:
         self.name = name
         self._folder = folder
-        self.server = QueryServer("127.0.0.1:0")
+        self.server = QueryServer("127.0.0.1:0", access=access)
         self.metrics = Metrics(self.application, name)
         self.openings: dict[TaskId, Opening] = {}
         self.pending: dict[TaskId, Literal["waiting", "restoring", "closing"]] = {}
@@ -305,9 +306,16 @@ class Cluster:
     """Nodes a, b, c, ... with servers; what they own is up to the test. A context manager."""
 
     def __init__(
-        self, size: int, limits: RequestLimits | None = None, *, kind: type[Node] = Node, folder: Path | None = None
+        self,
+        size: int,
+        limits: RequestLimits | None = None,
+        *,
+        kind: type[Node] = Node,
+        folder: Path | None = None,
+        access: Sequence[Access] = (),
     ) -> None:
-        self.nodes = [kind("abcdefgh"[i], folder) for i in range(size)]
+        """Bind the servers; `access` has who may ask each node, if not anybody."""
+        self.nodes = [kind("abcdefgh"[i], folder, access[i] if access else OPEN) for i in range(size)]
         self.generation = 0
         self.placed: dict[str, list[TaskId]] = {}
         self._limits = limits or LIMITS

@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from coopstreams.common.metrics import Metrics
 from coopstreams.query import server
+from coopstreams.query.access import Access
 from coopstreams.query.app import QueryApp
 from coopstreams.query.backend import Health
 from coopstreams.query.openapi import description
@@ -252,7 +253,8 @@ def test_answers_are_what_the_description_says(cluster: Cluster, path: str, rout
 def test_the_description_has_every_route_with_its_parameters_and_nothing_dangling(cluster: Cluster) -> None:
     document = get(cluster["a"].url + "/openapi.json")
     routes = {
-        path.replace(":path", "") for path in QueryApp(cluster["a"], cluster["a"].metrics, RequestLimits()).answers()
+        path.replace(":path", "")
+        for path in QueryApp(cluster["a"], cluster["a"].metrics, RequestLimits(), Access()).answers()
     }
     assert set(document["paths"]) == routes
     assert document == description(LIMITS)

@@ -9,6 +9,7 @@ from coopstreams.state import layout
 from coopstreams.state.checkpoints import Checkpoint
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Change, Engine
+from coopstreams.state.memory import Memory
 from coopstreams.topology.errors import StateError
 from coopstreams.topology.keys import ALL_GROUPS, KeyGroups
 from coopstreams.topology.serdes import int64, text
@@ -50,6 +51,20 @@ def test_keys_of_all_groups_come_merged_in_their_order_and_within_bounds(new_eng
     upper = keys_of(database, groups=range(128, 256))
     assert sorted(lower + upper) == keys
     assert all(layout.database_key(key, key)[0] < 128 for key in lower)
+
+
+class Uncounted(Memory):
+    """Its counts are too low: they are approximate."""
+
+    def count(self, family: str) -> int:
+        return 0
+
+
+def test_a_scan_loses_no_row_where_the_engine_counts_too_few() -> None:
+    database = Database(Uncounted(), [COUNTS])
+    keys = [b"%05d" % number for number in range(5000)]
+    put(database, keys, Checkpoint(0, 255, 1))
+    assert keys_of(database) == keys
 
 
 def test_dropped_groups_leave_neither_keys_nor_checkpoints_in_any_store(new_engine: NewEngine) -> None:

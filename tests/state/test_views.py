@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from coopstreams.state import engine_stores
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Engine
 from coopstreams.state.memory import Memory
@@ -68,6 +69,7 @@ def test_a_view_answers_for_its_ranges_only(new_engine: NewEngine) -> None:
     assert [row.key for row in apart.all()] == [key for key in sorted(KEYS) if views[0].owns(key) or views[3].owns(key)]
 
 
+@pytest.mark.parametrize("few", [0, engine_stores.FEW])
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     st.none() | st.sampled_from(KEYS) | st.binary(max_size=2),
@@ -77,8 +79,15 @@ def test_a_view_answers_for_its_ranges_only(new_engine: NewEngine) -> None:
     st.none() | st.integers(0, 60),
 )
 def test_a_range_is_the_sorted_keys_within_inclusive_bounds_and_prefix(
-    first: bytes | None, last: bytes | None, prefix: bytes | None, reverse: bool, limit: int | None
+    few: int,
+    monkeypatch: pytest.MonkeyPatch,
+    first: bytes | None,
+    last: bytes | None,
+    prefix: bytes | None,
+    reverse: bool,
+    limit: int | None,
 ) -> None:
+    monkeypatch.setattr(engine_stores, "FEW", few)  # 0: an iterator for each key group, as for many rows
     view = KeyRangeView(filled(Memory()), SPEC, [WHOLE])
     within = [
         key

@@ -1,0 +1,97 @@
+"""Who may ask an instance for what: bearer tokens for two roles.
+
+    read       the state: stores, keys, ranges, and where a key lies
+    operate    status and metrics
+    (nobody)   health and the description: probes carry no token
+
+A role may have several tokens, and all are accepted. Instances send each other all of theirs, so a token is replaced
+without a refusal: first `old,new` on one instance after the other, then `new`.
+
+Invariant: with any token set, no path beyond health and the description is answered without one.
+Turned down: user names and groups (a proxy in front does that, and has one token).
+Source: RFC 6750.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from coopstreams.query.certificates import Certificates, Files
+from coopstreams.topology.errors import QueryError
+
+Role: TypeAlias = Literal["read", "operate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """The tokens of each role (none: anybody), and the certificates (None: no TLS)."""
+
+    tokens: Mapping[Role, Sequence[str]] = field(default_factory=dict)
+    certificates: Certificates | None = None
+
+    @staticmethod
+    def of(settings: Mapping[str, Any]) -> Access:
+        """Return what the settings `http.token.*` and `http.ssl.*` say.
+
+        Raises:
+            ConfigError: a file of `http.ssl.*` cannot be used.
+        """
+        read, operate = settings["http.token.read"], settings["http.token.operate"]
+        tokens: Mapping[Role, Sequence[str]] = {"read": read, "operate": operate or read} if read else {}
+        if not settings["http.ssl.certificate.location"]:
+            return Access(tokens)
+        clients_show = settings["http.ssl.client.auth"] == "required"
+        return Access(tokens, Certificates(Files.of(settings), clients_show=clients_show))
+
+    def check(self, role: Role | None, authorization: str | None) -> None:
+        """Do nothing if a request with this header may ask for what the role may.
+
+        Raises:
+            QueryError: UNAUTHORIZED: no token, or one that is not known; FORBIDDEN: the token of the other role.
+        """
+        if role is None or not self.tokens:
+            return
+        scheme, _, token = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer":
+            raise unauthorized(f"this path needs the token http.token.{role} of the application")
+        given = [part.strip() for part in token.split(",")]
+        if _in_common(given, self.tokens[role]):
+            return
+        if any(_in_common(given, tokens) for tokens in self.tokens.values()):
+            raise QueryError("FORBIDDEN", f"this path needs the token http.token.{role}, not the other one", status=403)
+        raise unauthorized("the application does not know this token")
+
+    def headers(self, path: str) -> dict[str, str]:
+        """Return the headers that another instance wants to see with a request for the path."""
+        role = role_of(path)
+        return {"authorization": f"Bearer {','.join(self.tokens[role])}"} if role is not None and self.tokens else {}
+
+    def exposed(self, host: str) -> str:
+        """Return what is open to whoever reaches a server that listens on this host; empty: nothing is."""
+        if host == "::1" or host.startswith("127."):
+            return ""
+        if not self.tokens and not (self.certificates and self.certificates.clients_show):
+            return "anybody who reaches it can read the state: set http.token.read, or http.ssl.client.auth=required"
+        if self.certificates is None:
+            return "it is not encrypted, and tokens travel over it: set http.ssl.certificate.location"
+        return ""
+
+
+def role_of(path: str) -> Role | None:
+    """Return the role that a path needs; None: it is open."""
+    if path.startswith(("/v1/stores", "/v1/metadata")):
+        return "read"
+    return "operate" if path in ("/v1/status", "/metrics") else None
+
+
+def unauthorized(message: str) -> QueryError:
+    """Return the error for a request without a valid token."""
+    return QueryError("UNAUTHORIZED", f"{message}; send it as `Authorization: Bearer <TOKEN>`", status=401)
+
+
+def _in_common(given: Sequence[str], tokens: Sequence[str]) -> bool:
+    """Compare in constant time: how long an answer takes must not tell how much of a guess is right."""
+    return any(hmac.compare_digest(one.encode(), token.encode()) for one in given for token in tokens)

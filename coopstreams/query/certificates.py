@@ -1,0 +1,114 @@
+"""TLS of the query server, and of requests to it: PEM files that may be renewed while both are in use.
+
+An instance shows one certificate both as a server and, if others ask for it (mutual TLS), as a client of theirs.
+
+Invariant: files that cannot be used never replace those that are in use.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coopstreams.topology.errors import ConfigError
+
+CHECK_EVERY_S = 30.0
+"""How often the files are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """A certificate with its chain, its key, and the authorities that the other side's is checked by.
+
+    Shape: None: no certificate; the key is in the certificate's file; the system's authorities.
+    """
+
+    certificate: str | None
+    key: str | None
+    password: str | None
+    authorities: str | None
+
+    @staticmethod
+    def of(settings: Mapping[str, Any]) -> Files:
+        """Return those of the settings `http.ssl.*`."""
+        names = ("certificate.location", "key.location", "key.password", "ca.location")
+        return Files(*(settings[f"http.ssl.{name}"] for name in names))
+
+    def into(self, context: ssl.SSLContext) -> ssl.SSLContext:
+        """Read the files into a context; return it.
+
+        Raises:
+            ConfigError: a file is missing, is no PEM, or key and certificate do not belong together.
+        """
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            if self.certificate is not None:
+                # Without a password, OpenSSL would ask for one on the terminal.
+                context.load_cert_chain(self.certificate, self.key, self.password or "")
+            if self.authorities is not None:
+                context.load_verify_locations(cafile=self.authorities)
+            elif context.verify_mode == ssl.CERT_REQUIRED:
+                context.load_default_certs()
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+            raise ConfigError(
+                f"http.ssl.certificate.location = {self.certificate}, http.ssl.key.location = {self.key}, "
+                f"http.ssl.ca.location = {self.authorities}: these cannot be used: {error}. PEM files are needed: the "
+                "certificate with its chain, its key, the authorities that sign the other side's certificates"
+            ) from error
+        return context
+
+    def client(self) -> ssl.SSLContext:
+        """Return the context of a client: it checks the server's certificate and name, and shows its own, if any.
+
+        Raises:
+            ConfigError: as `into`.
+        """
+        return self.into(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+
+    def stamps(self) -> list[tuple[int, int] | None]:
+        """Return when each file was changed; None for one that is not there."""
+        stamps: list[tuple[int, int] | None] = []
+        for name in filter(None, (self.certificate, self.key, self.authorities)):
+            try:
+                stat = Path(name).stat()
+                stamps.append((stat.st_mtime_ns, stat.st_ino))
+            except OSError:
+                stamps.append(None)
+        return stamps
+
+
+class Certificates:
+    """The TLS contexts of an instance: `server`, and `client` for its requests to others."""
+
+    def __init__(self, files: Files, *, clients_show: bool) -> None:
+        """Read the files. With `clients_show`, whoever asks needs a certificate of the authorities (mutual TLS).
+
+        Raises:
+            ConfigError: a file cannot be used.
+        """
+        self.clients_show = clients_show
+        self._files = files
+        self._stamps = files.stamps()
+        self.client = files.client()
+        self.server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        if clients_show:
+            self.server.verify_mode = ssl.CERT_REQUIRED
+        files.into(self.server)
+
+    def renew(self) -> bool:
+        """Read the files again if they have changed; return whether. They hold for new connections.
+
+        Raises:
+            ConfigError: they cannot be used (half of them may be written); the old ones stay.
+        """
+        stamps = self._files.stamps()
+        if stamps == self._stamps:
+            return False
+        self._stamps = stamps
+        self._files.client()  # a context in use would keep a certificate whose key does not fit
+        for context in (self.server, self.client):
+            self._files.into(context)
+        return True

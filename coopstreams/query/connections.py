@@ -1,0 +1,88 @@
+"""The connections of the query server: how many, and how long a client may take to ask and to read.
+
+A connection that is idle after an answer is closed by uvicorn. A client that never finishes a request, or never reads
+its answer, would hold a file descriptor for ever, and the process needs them for its databases and its brokers.
+
+Invariant: every connection makes progress or is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from coopstreams.query.problems import body_of, too_many
+from coopstreams.query.service import RequestLimits
+
+log = logging.getLogger(__name__)
+
+SAY_EVERY_S = 60.0
+
+
+def limited(limits: RequestLimits) -> type[asyncio.Protocol]:
+    """Return the protocol of connections that keep to these limits."""
+    body = body_of(too_many(limits.connections))
+    head = f"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+    full = f"{head}retry-after: 1\r\nconnection: close\r\n\r\n".encode() + body
+    said_at = -SAY_EVERY_S
+
+    class Limited(H11Protocol):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as its base
+            nonlocal said_at
+            super().connection_made(transport)
+            self._asking = _Deadline(self.loop, limits.ask_s, transport.close)
+            self._reading = _Deadline(self.loop, limits.read_s, transport.abort)
+            if len(self.connections) <= limits.connections:
+                self._asking.set()
+                return
+            transport.write(full)
+            transport.close()
+            if time.monotonic() - said_at >= SAY_EVERY_S:
+                said_at = time.monotonic()
+                log.warning("%d connections are open: new ones are refused (http.max.connections)", limits.connections)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._asking.cancel()
+            self._reading.cancel()
+            super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            before = self.cycle
+            super().data_received(data)
+            if self.cycle is not before:
+                self._asking.cancel()
+            elif getattr(before, "response_complete", True):  # no request yet, or the last one is answered
+                self._asking.set()
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._reading.set()
+
+        def resume_writing(self) -> None:
+            self._reading.cancel()
+            super().resume_writing()
+
+    return Limited
+
+
+class _Deadline:
+    """Calls a function when a time is over; `set` again changes nothing while it runs."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, call: Callable[[], None]) -> None:
+        self._loop = loop
+        self._seconds = seconds
+        self._call = call
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set(self) -> None:
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._seconds, self._call)
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,68 @@
+"""Commands that ask an application which asks who they are: the token and the certificates are settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from coopstreams.commands.cli import app
+from coopstreams.query.access import Access
+from coopstreams.query.certificates import Certificates, Files
+from coopstreams.topology.errors import ConfigError, QueryError
+from tests.query.cluster import Cluster
+from tests.query.office import Office
+
+READ, OPERATE = "read-" + 20 * "r", "operate-" + 20 * "o"
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return Office(tmp_path_factory.mktemp("office")).files()
+
+
+@pytest.fixture(scope="module")
+def url(own: Files) -> Iterator[str]:
+    access = Access({"read": [READ], "operate": [OPERATE]}, Certificates(own, clients_show=True))
+    with Cluster(1, access=[access]) as cluster:
+        cluster.deal(1, {"counts": {"be": (2, 1)}})
+        yield cluster["a"].url
+
+
+def run(*arguments: str, **environment: str | None) -> Result:
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "80", **environment})
+
+
+def settings(folder: Path, own: Files, **tokens: str) -> str:
+    file = folder / "settings.toml"
+    lines = [f'token.{role} = "{token}"' for role, token in tokens.items()]
+    lines += [
+        f'ssl.{name}.location = "{path}"'
+        for name, path in (("certificate", own.certificate), ("key", own.key), ("ca", own.authorities))
+    ]
+    file.write_text("\n".join(["[http]", *lines]))
+    return str(file)
+
+
+def test_a_file_has_what_both_commands_need(url: str, own: Files, tmp_path: Path) -> None:
+    config = settings(tmp_path, own, read=READ, operate=OPERATE)
+    assert '"value":2' in run("query", url, "counts", "be", "--config", config).stdout
+    assert "running" in run("status", url, "--config", config).stdout
+
+
+def test_the_environment_may_have_the_token(url: str, own: Files, tmp_path: Path) -> None:
+    config = settings(tmp_path, own)
+    assert run("query", url, "counts", "be", "--config", config, COOPSTREAMS_HTTP_TOKEN_READ=READ).exit_code == 0
+
+
+def test_what_is_missing_is_said_at_once(url: str, own: Files, tmp_path: Path) -> None:
+    refused = run("query", url, "counts", "be", "--config", settings(tmp_path, own))
+    assert isinstance(refused.exception, QueryError)
+    assert "http.token.read" in str(refused.exception)
+    untrusted = run("status", url)
+    assert isinstance(untrusted.exception, QueryError)
+    assert "http.ssl.ca.location" in str(untrusted.exception)
+    short = run("status", url, COOPSTREAMS_HTTP_TOKEN_READ="short")
+    assert isinstance(short.exception, ConfigError)
