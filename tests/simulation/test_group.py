@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+from tests.simulation.planted import PLANTED
+
 SEEDS = 40
 
 
@@ -37,6 +39,18 @@ def test_the_same_seed_is_the_same_history() -> None:
     first, second = (simulate("--replay", "3").stdout for _ in range(2))
     assert "nothing goes wrong any more" in first
     assert first.rpartition("turns")[0] == second.rpartition("turns")[0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("bug", [name for name, bug in PLANTED.items() if bug.program and bug.seed is None])
+def test_bugs_that_are_rare_are_found(bug: str) -> None:
+    planted = PLANTED[bug]
+    assert planted.program is not None
+    done = simulate(
+        *("--seeds", "0..3000", "--program", planted.program, "--guarantee", planted.guarantee, "--planted", bug)
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
 
 
 @pytest.mark.slow
