@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from coopstreams.state.engine import Change, Engine
     from coopstreams.tasks.lifecycle import RestoreListener, StreamsState, StreamThreadExceptionResponse
     from coopstreams.topology import errors, serdes
-    from coopstreams.topology.calls import Retry
+    from coopstreams.topology.calls import CircuitBreaker, Retry
     from coopstreams.topology.compile.processor_stores import KeyValueStore, SessionStore, VersionedStore, WindowStore
     from coopstreams.topology.dsl.branches import BranchedKStream
     from coopstreams.topology.dsl.builder import StreamsBuilder
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BranchedKStream",
     "Change",
+    "CircuitBreaker",
     "Config",
     "CoopStreams",
     "Engine",
@@ -104,7 +105,7 @@ _HOME = {
         "coopstreams.instance.app": "CoopStreams",
         "coopstreams.state.engine": "Change Engine",
         "coopstreams.tasks.lifecycle": "RestoreListener StreamThreadExceptionResponse StreamsState",
-        "coopstreams.topology.calls": "Retry",
+        "coopstreams.topology.calls": "CircuitBreaker Retry",
         "coopstreams.topology.compile.processor_stores": "KeyValueStore SessionStore VersionedStore WindowStore",
         "coopstreams.topology.dsl.branches": "BranchedKStream",
         "coopstreams.topology.dsl.builder": "StreamsBuilder",

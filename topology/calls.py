@@ -10,6 +10,7 @@ partition, so everything below sees exactly what it would have seen with a funct
 from __future__ import annotations
 
 import inspect
+import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -52,9 +53,7 @@ class Retry:
             raise TopologyError(f"Retry: jitter must be between 0 and 1, not {self.jitter!r}")
         checked_ms(self.backoff, "Retry: backoff")
         checked_ms(self.longest, "Retry: longest")
-        on: object = self.on  # type checkers are not the only callers
-        if not isinstance(on, tuple) or not all(isinstance(each, type) and issubclass(each, Exception) for each in on):
-            raise TopologyError(f"Retry: on must be a tuple of exception classes, not {on!r}")
+        _check_exceptions("Retry", self.on)
 
     def again(self, failed: int, error: Exception) -> bool:
         """Return whether a call that has failed so often is made again after this error."""
@@ -66,17 +65,61 @@ class Retry:
         return min(backoff_ms << min(failed - 1, 30), longest_ms) / 1000 * (1 - self.jitter * chance)
 
 
+@dataclass(frozen=True, slots=True)
+class CircuitBreaker:
+    """When calls pause because the service behind them fails: none is begun, so that none fails in vain.
+
+    Shape: after `failures` attempts in a row that failed with one of `on`, whichever records they were for, no attempt
+    is begun for `pause`; then one is. When it succeeds, all go on; when it fails, they wait for another `pause`.
+
+    Raises:
+        TopologyError: a number or duration that makes no sense.
+    """
+
+    failures: int = 10
+    pause: Duration = timedelta(seconds=5)
+    on: tuple[type[Exception], ...] = (Exception,)
+
+    def __post_init__(self) -> None:
+        if type(self.failures) is not int or self.failures < 1:
+            raise TopologyError(f"CircuitBreaker: failures must be a whole number from 1 on, not {self.failures!r}")
+        checked_ms(self.pause, "CircuitBreaker: pause", 1)
+        _check_exceptions("CircuitBreaker", self.on)
+
+    @property
+    def pause_s(self) -> float:
+        """The pause in seconds."""
+        return checked_ms(self.pause, "pause") / 1000
+
+
+def _check_exceptions(where: str, on: object) -> None:
+    """Check that `on` is a tuple of exception classes: type checkers are not the only callers."""
+    if not isinstance(on, tuple) or not all(isinstance(each, type) and issubclass(each, Exception) for each in on):
+        raise TopologyError(f"{where}: on must be a tuple of exception classes, not {on!r}")
+
+
+Executor: TypeAlias = Literal["thread", "process"]
+"""Where a function that is no coroutine function runs.
+
+    thread    on a thread of the process: it waits, or calls a library that computes without holding Python's lock
+    process   in a process of its own: it computes in Python
+"""
+
+
 class CallOptions(TypedDict, total=False):
     """How `map_values_async` and its like make their calls.
 
     Each task has up to `max_in_flight` (100) calls under way. `order`: see `CallOrder`; "key" unless given. `timeout`
     is that of one attempt: 30 seconds, None for no limit. `retry`: which failed calls are made again; without it, none.
+    `breaker`: when calls pause because many fail; without it, never. `executor`: see `Executor`; "thread" unless given.
     """
 
     max_in_flight: int
     order: CallOrder
     timeout: Duration | None
     retry: Retry | None
+    breaker: CircuitBreaker | None
+    executor: Executor
 
 
 class BatchOptions(CallOptions, total=False):
@@ -94,7 +137,8 @@ class BatchOptions(CallOptions, total=False):
 class Calling:
     """How the calls of one node are made.
 
-    Shape: as `CallOptions`. `coroutine`: the function is awaited on the event loop; otherwise it runs on a thread.
+    Shape: as `CallOptions`. `coroutine`: the function is awaited on the event loop; otherwise `executor` says where it
+    runs.
     `together`: it is given lists, of up to `max_records`; otherwise a record at a time.
     """
 
@@ -102,6 +146,8 @@ class Calling:
     order: CallOrder
     timeout_s: float | None
     retry: Retry | None
+    breaker: CircuitBreaker | None
+    executor: Executor
     coroutine: bool
     together: bool = False
     max_records: int = 1
@@ -116,15 +162,20 @@ def calling(where: str, function: Callable[..., Any], **options: Unpack[CallOpti
     """
     _check_known(where, options, CallOptions)
     most, order = options.get("max_in_flight", 100), options.get("order", "key")
-    retry, timeout = options.get("retry"), options.get("timeout", timedelta(seconds=30))
+    retry, breaker = options.get("retry"), options.get("breaker")
+    timeout = options.get("timeout", timedelta(seconds=30))
     if type(most) is not int or most < 1:
         raise TopologyError(f"{where}: max_in_flight must be a whole number from 1 on, not {most!r}")
     if order not in get_args(CallOrder):
         raise TopologyError(f'{where}: order must be "key", "partition" or "none", not {order!r}')
     if retry is not None and not isinstance(retry, Retry):
         raise TopologyError(f"{where}: retry must be a Retry such as Retry(times=3), not {retry!r}")
+    if breaker is not None and not isinstance(breaker, CircuitBreaker):
+        raise TopologyError(f"{where}: breaker must be a CircuitBreaker such as CircuitBreaker(), not {breaker!r}")
+    executor = options.get("executor", "thread")
+    _check_executor(where, function, executor)
     timeout_s = None if timeout is None else checked_ms(timeout, f"{where}: timeout", 1) / 1000
-    return Calling(most, order, timeout_s, retry, is_coroutine_function(function))
+    return Calling(most, order, timeout_s, retry, breaker, executor, is_coroutine_function(function))
 
 
 def batching(where: str, function: Callable[..., Any], **options: Unpack[BatchOptions]) -> Calling:
@@ -142,6 +193,22 @@ def batching(where: str, function: Callable[..., Any], **options: Unpack[BatchOp
     for name in get_type_hints(CallOptions).keys() & options.keys():
         each[name] = options[name]  # type: ignore[literal-required]
     return replace(calling(where, function, **each), together=True, max_records=most, max_wait_s=max_wait_s)
+
+
+def _check_executor(where: str, function: Callable[..., Any], executor: str) -> None:
+    if executor not in get_args(Executor):
+        raise TopologyError(f'{where}: executor must be "thread" or "process", not {executor!r}')
+    if executor == "thread":
+        return
+    if is_coroutine_function(function):
+        raise TopologyError(f'{where}: a coroutine function runs on the event loop; executor="process" takes others')
+    try:
+        pickle.dumps(function)
+    except Exception as error:
+        raise TopologyError(
+            f'{where}: executor="process" needs a function that another process can import, one at the top of a '
+            f"module, not {function!r}: {error}"
+        ) from error
 
 
 def _check_known(where: str, options: Mapping[str, Any], known: type[CallOptions]) -> None:

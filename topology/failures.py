@@ -33,6 +33,10 @@ class Failure:
     value: bytes | None
     timestamp: int
     headers: Headers | None
+    attempt: int = 1
+    """The how many-th failure in a row of this record this is, if a handler had it processed again. A restart, or
+    another range, begins at 1.
+    """
 
 
 OnFailure: TypeAlias = Callable[[Failure], None]

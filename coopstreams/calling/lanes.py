@@ -1,4 +1,4 @@
-"""Makes the calls of asynchronous operators: coroutines on one event loop, other functions on threads.
+"""Makes the calls of asynchronous operators: coroutines on one event loop, other functions on threads or in processes.
 
     lane = Lane(node.calling, ended)    # of one node in one task
     lane.begin(calls)                   # any thread; `ended(some of them)` follows, on another thread
@@ -10,7 +10,8 @@ they were begun, each with all of its attempts. Not more than `max_in_flight` ar
 Invariant: every call of a lane that is neither drained nor cancelled ends, with a value or an error. Without a
 time-out, that is up to the user's function.
 Invariant: a batch that fails for good is made again record by record, so that only the record that is bad fails.
-Turned down: an event loop for each stream thread (a function that computes would stop the records, too), or for each
+Turned down: a task of the event loop for each call (it costs as much as half a call; so a task makes several, one after
+the other), an event loop for each stream thread (a function that computes would stop the records, too), or for each
 application (a client that is made when the program is loaded belongs to one loop), and `concurrent.futures` (at its
 end, a process waits for its threads).
 """
@@ -21,17 +22,21 @@ import asyncio
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
+from coopstreams.calling.breaker import Admission, Breaker
+from coopstreams.calling.processes import MOST_PROCESSES, ProcessCall
 from coopstreams.state.worker_pool import WorkerPool
 from coopstreams.topology.calls import Calling
 from coopstreams.topology.errors import ProcessingError
 
 TOGETHER_S = 0.004
 """To wake a stream thread costs as much as several calls: those that end together are told together."""
+IN_A_ROW = 8
+"""Calls that one task makes. Of a function that does not really wait, others have their turn after so many."""
 LOOKS = 16
 """How often it is looked for calls that take too long, in the time that they may take."""
 MOST_THREADS = 64
@@ -45,6 +50,8 @@ class Call:
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     key: bytes | None
+    next: Self | None = field(default=None, init=False)
+    """The one that waits for it."""
     value: Any = field(default=None, init=False)
     error: Exception | None = field(default=None, init=False)
 
@@ -80,6 +87,8 @@ class _Attempt(Generic[AnyCall]):
     """Until when the function may take; None: it is not being called now, or has no limit. Units: `loop.time`."""
     late: bool = False
     """It was cancelled because it took longer."""
+    rests: bool = False
+    """The function is not being called: the next attempt waits for its time."""
 
 
 class Lane(Generic[AnyCall]):
@@ -90,11 +99,14 @@ class Lane(Generic[AnyCall]):
         self._loop = _event_loop()
         self._calling = calling
         self._ended = ended
-        self._threads = None if calling.coroutine else WorkerPool("call", min(calling.max_in_flight, MOST_THREADS))
+        self._processes = calling.executor == "process"
+        self._most = min(calling.max_in_flight, MOST_PROCESSES) if self._processes else calling.max_in_flight
+        self._threads = None if calling.coroutine else WorkerPool("call", min(self._most, MOST_THREADS))
         self.retried = 0
         """How often the function was called again because it had failed; for a batch once, not once for each record."""
-        self._waiting: dict[bytes, deque[AnyCall]] = {}
-        """The calls that wait for one of their chain that is under way."""
+        self._by_key, self._chain_of_all = calling.order == "key", b"" if calling.order == "partition" else None
+        self._last: dict[bytes, AnyCall] = {}
+        """The last call of each chain. The first is in the queue or under way, the others wait for it."""
         self._queue: deque[AnyCall] = deque()
         """The calls that wait for a place among `max_in_flight`, or for a batch to become full."""
         self._running: dict[asyncio.Task[None], _Attempt[AnyCall]] = {}
@@ -102,11 +114,19 @@ class Lane(Generic[AnyCall]):
         self._full = False
         """The queue is a batch, although it is short: it has waited long enough."""
         self._watching = False
+        self._breaker = None if calling.breaker is None else Breaker(calling.breaker)
+        self._probed = asyncio.Event()
+        """Set for a moment whenever an attempt has ended, if there is a breaker."""
         self._draining = self._cancelled = False
         self.drained = False
         """Since `drain`, every call that was under way has ended and was told. Any thread."""
         self._over: list[AnyCall] = []
         """The calls that have ended and were not told yet."""
+
+    @property
+    def pauses(self) -> str:
+        """Why no call is begun, in words; empty: they are. Any thread."""
+        return "" if self._breaker is None else self._breaker.why(self._loop.time())
 
     def begin(self, calls: Sequence[AnyCall]) -> None:
         """Begin these calls, as far as none waits for another one."""
@@ -124,22 +144,24 @@ class Lane(Generic[AnyCall]):
         if self._draining:
             return
         for call in calls:
-            chain = self._chain(call)
-            if chain is None:
+            chain, before = self._chain(call), None
+            if chain is not None:
+                before, self._last[chain] = self._last.get(chain), call
+            if before is None:
                 self._queue.append(call)
-            elif (waiting := self._waiting.get(chain)) is not None:
-                waiting.append(call)
             else:
-                self._waiting[chain] = deque()
-                self._queue.append(call)
+                before.next = call
         self._fill()
 
     def _drain(self) -> None:
         self._draining = True
-        self._waiting.clear()
+        self._last.clear()
         self._queue.clear()
         if self._gathering is not None:
             self._gathering.cancel()
+        for task, attempt in self._running.items():
+            if attempt.rests:
+                task.cancel()
         self._look_whether_drained()
 
     def _look_whether_drained(self) -> None:
@@ -156,58 +178,72 @@ class Lane(Generic[AnyCall]):
 
     def _chain(self, call: AnyCall) -> bytes | None:
         """Return the name of the chain of a call; None: it waits for no other."""
-        match self._calling.order:
-            case "key":
-                return call.key
-            case "partition":
-                return b""
-            case "none":
-                return None
+        return call.key if self._by_key else self._chain_of_all
 
     def _fill(self) -> None:
         """Begin the calls in the queue for which there is a place."""
-        most = self._calling.max_records
-        while self._queue and len(self._running) < self._calling.max_in_flight:
-            if len(self._queue) < most and not self._full:
-                if self._gathering is None:
-                    self._gathering = self._loop.call_later(self._calling.max_wait_s, self._waited)
-                return
-            if self._gathering is not None:
-                self._gathering.cancel()
-            self._gathering, self._full = None, False
-            attempt = _Attempt([self._queue.popleft() for _ in range(min(most, len(self._queue)))])
-            task = self._loop.create_task(self._make(attempt))
-            self._running[task] = attempt
-            task.add_done_callback(self._left)
+        while len(self._running) < self._most and (calls := self._next()):
+            attempt = _Attempt(calls)
+            self._running[self._loop.create_task(self._work(attempt))] = attempt
+
+    def _next(self) -> list[AnyCall]:
+        """Take the calls to make next from the queue; none: it is empty, or is to become a batch."""
+        queue, most = self._queue, self._calling.max_records
+        if len(queue) < most and not (queue and self._full):
+            if queue and self._gathering is None:
+                self._gathering = self._loop.call_later(self._calling.max_wait_s, self._waited)
+            return []
+        if self._gathering is not None:
+            self._gathering.cancel()
+        self._gathering, self._full = None, False
+        return [queue.popleft() for _ in range(min(most, len(queue)))]
 
     def _waited(self) -> None:
         self._gathering, self._full = None, True
         self._fill()
 
-    def _left(self, task: asyncio.Task[None]) -> None:
-        """Note that calls are over, and begin others that wait for their place."""
-        del self._running[task]
-        self._fill()
-        self._look_whether_drained()
-
-    async def _make(self, attempt: _Attempt[AnyCall]) -> None:
-        """Make calls, with all attempts, then begin the next ones of their chains."""
-        calls = attempt.calls
-        await self._attempts(attempt)
-        if len(calls) > 1 and calls[0].error is not None:  # which of them is it?
-            for call in calls:
-                self.retried += 1
-                attempt.calls = [call]
+    async def _work(self, attempt: _Attempt[AnyCall]) -> None:
+        """Make calls, and then others that wait for their place, up to `IN_A_ROW`."""
+        task = asyncio.current_task()
+        assert task is not None
+        left = IN_A_ROW
+        try:
+            while attempt.calls:
                 await self._attempts(attempt)
-        if self._cancelled:  # and the function did not mind
-            return
+                if len(attempt.calls) > 1 and attempt.calls[0].error is not None:
+                    await self._one_by_one(attempt)
+                if self._cancelled:  # and the function did not mind
+                    return
+                self._end(attempt.calls)
+                left -= 1
+                attempt.calls = self._next() if left else []
+                if self._queue:
+                    self._fill()
+        finally:
+            del self._running[task]
+            self._fill()
+            self._look_whether_drained()
+
+    async def _one_by_one(self, attempt: _Attempt[AnyCall]) -> None:
+        """Make the calls of a batch that failed one by one: which of them is it?"""
+        calls = attempt.calls
         for call in calls:
-            chain = self._chain(call)
-            if chain is not None and not self._draining:
-                if waiting := self._waiting[chain]:
-                    self._queue.append(waiting.popleft())
+            self.retried += 1
+            attempt.calls = [call]
+            await self._attempts(attempt)
+        attempt.calls = calls
+
+    def _end(self, calls: Sequence[AnyCall]) -> None:
+        """Tell soon that these calls have ended; their chains go on."""
+        if not self._draining:
+            for call in calls:
+                chain = self._chain(call)
+                if chain is None:
+                    continue
+                if call.next is not None:
+                    self._queue.append(call.next)
                 else:
-                    del self._waiting[chain]
+                    del self._last[chain]
         if not self._over:
             self._loop.call_later(TOGETHER_S, self._tell)
         self._over += calls
@@ -219,17 +255,21 @@ class Lane(Generic[AnyCall]):
 
     async def _attempts(self, attempt: _Attempt[AnyCall]) -> None:
         """Call the function until it answers or is not tried again, and give each call its value or its error."""
-        retry, timeout_s = self._calling.retry, self._calling.timeout_s
+        retry, timeout_s, breaker = self._calling.retry, self._calling.timeout_s, self._breaker
         calls, failed = attempt.calls, 0
         while True:
+            admission = "free" if breaker is None else await self._admission(breaker, attempt)
+            error: Exception | None = None
             try:
                 if timeout_s is not None:
                     attempt.until, attempt.late = self._loop.time() + timeout_s, False
                     self._watch(timeout_s)
-                values = await self._attempt(calls)
-                for call, value in zip(calls, values, strict=True):
-                    call.value, call.error = value, None
-                return
+                if self._calling.together:
+                    for call, value in zip(calls, await self._together(calls), strict=True):
+                        call.value, call.error = value, None
+                else:
+                    (call,) = calls
+                    call.value, call.error = await self._answer(call.function, call.arguments), None
             except Exception as raised:  # noqa: BLE001 the records' failure: their task reports it
                 error = raised
             except BaseException as raised:  # else the call would not end, or the loop would
@@ -238,38 +278,57 @@ class Lane(Generic[AnyCall]):
                 error = ProcessingError(f"the function raised {raised!r}")
                 if attempt.late:
                     error = TimeoutError(f"no answer within {timeout_s:g} s")
-                    running = asyncio.current_task()
-                    assert running is not None
-                    running.uncancel()
             finally:
                 attempt.until = None
+                if attempt.late and (task := asyncio.current_task()) is not None:
+                    task.uncancel()
+            if breaker is not None:
+                breaker.ended(admission, error, self._loop.time())
+                self._probed.set()
+                self._probed.clear()
+            if error is None:
+                return
             failed += 1
             for call in calls:
                 call.error = error
             if retry is None or self._cancelled or not retry.again(failed, error):
                 return
-            await asyncio.sleep(retry.pause_s(failed, random.random()))
+            await self._rest(attempt, asyncio.sleep(retry.pause_s(failed, random.random())))
             self.retried += 1
 
-    async def _attempt(self, calls: Sequence[AnyCall]) -> Sequence[Any]:
-        """Return what the function answers: a value for each call."""
-        function = calls[0].function
-        if not self._calling.together:
-            (call,) = calls
-            return [await self._answer(function, call.arguments)]
+    async def _admission(self, breaker: Breaker, attempt: _Attempt[AnyCall]) -> Admission:
+        """Wait until the breaker lets an attempt begin."""
+        while (admission := breaker.admit(self._loop.time())) == "wait":
+            left_s = breaker.wait_s(self._loop.time())
+            await self._rest(attempt, self._probed.wait() if left_s is None else asyncio.sleep(left_s))
+        return admission
+
+    async def _rest(self, attempt: _Attempt[AnyCall], until: Awaitable[object]) -> None:
+        """Wait between two attempts: if the lane is drained meanwhile, no other is made."""
+        attempt.rests = True
+        await until
+        attempt.rests = False
+
+    async def _together(self, calls: Sequence[AnyCall]) -> Sequence[Any]:
+        """Return what the function answers to a batch: a value for each call."""
         columns = [list(column) for column in zip(*(call.arguments for call in calls), strict=True)]
-        values = await self._answer(function, columns)
+        values = await self._answer(calls[0].function, columns)
         if not isinstance(values, Sequence) or len(values) != len(calls):
             got = f"{len(values)} of them" if isinstance(values, Sequence) else f"a {type(values).__name__}"
             raise ProcessingError(f"for {len(calls)} values the function must return a list of as many, not {got}")
         return values
 
-    async def _answer(self, function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    def _answer(self, function: Callable[..., Any], arguments: Sequence[Any]) -> Awaitable[Any]:
+        """Return what is to be awaited for the function's answer."""
         if self._threads is None:
-            return await function(*arguments)
+            return function(*arguments)  # type: ignore[no-any-return]  # it is a coroutine function
         answer: asyncio.Future[Any] = self._loop.create_future()
+        if self._processes:
+            call = ProcessCall(function, arguments)
+            function, arguments = call.make, ()
+            answer.add_done_callback(lambda answer: call.abandon() if answer.cancelled() else None)
         self._threads.put(self, partial(self._on_thread, function, arguments, answer))
-        return await answer
+        return answer
 
     def _on_thread(self, function: Callable[..., Any], arguments: Sequence[Any], answer: asyncio.Future[Any]) -> None:
         try:

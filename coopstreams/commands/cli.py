@@ -10,6 +10,7 @@ from coopstreams.commands.describe import describe
 from coopstreams.commands.dlq import app as dlq
 from coopstreams.commands.ending import run_command
 from coopstreams.commands.group import app as group
+from coopstreams.commands.init import init
 from coopstreams.commands.pack import pack
 from coopstreams.commands.policy import app as policy
 from coopstreams.commands.query import query
@@ -18,6 +19,7 @@ from coopstreams.commands.reset import reset
 from coopstreams.commands.run import run
 from coopstreams.commands.snapshots import app as snapshots
 from coopstreams.commands.status import status
+from coopstreams.commands.topics import app as topics
 from coopstreams.dev.command import app as dev
 
 app = typer.Typer(
@@ -27,6 +29,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
 )
+app.command()(init)
 app.command()(run)
 app.command()(describe)
 app.command()(check)
@@ -40,6 +43,7 @@ app.add_typer(snapshots, name="snapshots")
 app.add_typer(group, name="group")
 app.add_typer(policy, name="policy")
 app.add_typer(dlq, name="dlq")
+app.add_typer(topics, name="topics")
 app.add_typer(dev, name="dev")
 
 

@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from coopstreams.commands.settings import Brokers, ConfigFile, connection
-from coopstreams.consumer.policy import CLUSTER, TOPICS, Policy, read_policy, set_policy
+from coopstreams.commit.policy import CLUSTER, TOPICS, Policy
+from coopstreams.consumer.policy import read_policy, set_policy
 from coopstreams.topology.errors import ConfigError
 
 app = typer.Typer(

@@ -1,12 +1,13 @@
 """Consumers that share partitions by key range and commit records in any order."""
 
 from coopstreams.commit.offsets import OffsetAndRanges, list_consumer_group_offsets
+from coopstreams.commit.policy import Policy
 from coopstreams.consumer.assignors import Subscription, key_range_range, key_range_round_robin, sticky
 from coopstreams.consumer.committing import CommitResult
 from coopstreams.consumer.consumer import CooperativeConsumer
 from coopstreams.consumer.cooperative_fetch import CooperativeFetch
 from coopstreams.consumer.filters import RecordFilter
-from coopstreams.consumer.policy import Policy, read_policy, set_policy
+from coopstreams.consumer.policy import read_policy, set_policy
 from coopstreams.consumer.share import ConsumerRecord
 from coopstreams.log.kafka.share import AcquiredRecord
 from coopstreams.topology.columns import TopicPartition

@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from coopstreams.consumer.policy import Policy, PolicyTopic
+from coopstreams.commit.policy import Policy, PolicyTopic
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.kafka.share import AcquiredRecord, KafkaShare
 from coopstreams.topology.columns import TopicPartition

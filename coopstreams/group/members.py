@@ -37,6 +37,7 @@ class Runs(NamedTuple):
     partitions: int
     """As this member sees them; of topics by pattern, another member may see more. 0: no topic matches yet."""
     divisible: bool = True
+    """Whether its partitions may be cut by key range, as far as this member knows. All members must say so."""
 
 
 @dataclass(frozen=True, slots=True)

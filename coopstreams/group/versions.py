@@ -104,10 +104,14 @@ _STRANGER = (
 def _most(able: Members) -> tuple[Runs, ...]:
     """Return the topology of one version's members, with the partition counts of the member that sees the most.
 
-    The other members look for topics again when they get a task that they do not know.
+    The other members look for topics again when they get a task that they do not know. What one member may not divide
+    stays whole: it has seen a policy that the others have yet to see, or they have seen that it was lifted first.
     """
     columns = zip(*(state.info.topology for state in able.values()), strict=True)
-    return tuple(max(column, key=lambda part: part.partitions) for column in columns)
+    return tuple(
+        max(column, key=lambda part: part.partitions)._replace(divisible=all(part.divisible for part in column))
+        for column in columns
+    )
 
 
 def _why(mine: tuple[Runs, ...], active: tuple[Runs, ...], able: int, members: int) -> str:

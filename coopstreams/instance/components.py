@@ -9,7 +9,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from types import TracebackType
 from typing import Any, Self
@@ -24,6 +24,7 @@ from coopstreams.group.members import MemberInfo
 from coopstreams.group.membership import GroupMember
 from coopstreams.group.versions import assign_active
 from coopstreams.instance.deployed import Deployed
+from coopstreams.instance.restrictions import Restrictions
 from coopstreams.instance.subscription import PatternSubscription
 from coopstreams.instance.task_registry import TaskRegistry
 from coopstreams.instance.watcher import Watcher
@@ -47,6 +48,7 @@ from coopstreams.tasks.resolved_topology import ResolvedTopology, as_it_runs, re
 from coopstreams.tasks.tally import Tallies, Tally
 from coopstreams.tasks.task import Incarnation, Task
 from coopstreams.tasks.thread import StreamThread
+from coopstreams.tasks.tries import Tries
 from coopstreams.tasks.unpublished import check_published
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.operator_time import OperatorTimeColumns
@@ -88,7 +90,9 @@ class Components:
     tallies: Tallies
     sayings: Sayings
     outlasting: Outlasting
+    tries: Tries = field(default_factory=Tries, init=False)
     deployed: Deployed
+    restrictions: Restrictions = field(init=False)
     _closing: ExitStack
 
     @staticmethod
@@ -134,7 +138,14 @@ class Components:
             closing.callback(tables.stop)
             shared = Refusals(cluster, config, host), tallies, sayings, Outlasting.of(config), deployed
             made = resolved, directory, databases, metrics, follower, tables, process
-            return Components(wiring, config, topology, cluster, watching, *made, *shared, closing.pop_all())
+            components = Components(wiring, config, topology, cluster, watching, *made, *shared, closing.pop_all())
+            components.restrictions.look()
+            components.restrictions.close()  # the watcher reads on, on its own thread
+            return components
+
+    def __post_init__(self) -> None:
+        self.restrictions = Restrictions(self.watching, lambda: self.resolved, self.host)
+        self._closing.callback(self.restrictions.close)
 
     def __enter__(self) -> Self:
         return self
@@ -217,7 +228,7 @@ class Components:
                 threads,
                 ids,
                 ending=ending(),
-                topology=self.resolved.announced,
+                topology=self.restrictions.announced(),
             )
 
         assign = partial(assign_active, ranges=self.config["ranges.per.partition"])
@@ -337,12 +348,16 @@ class Components:
         rests_s = self.config.commit_interval_s + max(0, self.config["max.task.idle.ms"]) / 1000
         # The replicas are asked over the connections that the opener has already: so they are known in an outage, too.
         looked_at = self.watching, self.log.silent_replicas, self.metrics, self.tallies, self.sayings, registry, tasks
-        return Watcher(*looked_at, purged, purge_every_s, rests_s, emit, self.changelog, self.host)
+        return Watcher(
+            *looked_at, purged, purge_every_s, rests_s, emit, self.changelog, self.restrictions.look, self.host
+        )
 
     def task(self, opened: Incarnation, dead_letter: Committer) -> Task:
         """Return a task, ready to run on the thread of this committer."""
         tally = Tally()
-        on_failure = handler(opened.id, self.config, tally.failure, dead_letter.dead_letter, self.sayings)
+        on_failure = handler(
+            opened.id, self.config, tally.failure, dead_letter.dead_letter, self.sayings, tries=self.tries
+        )
         caching = self.config["statestore.cache.max.bytes"] > 0
         return Task(
             opened,
@@ -350,7 +365,7 @@ class Components:
             on_failure,
             tally,
             caching=caching,
-            by_key=True,
+            by_key=self.restrictions.policy.accepts_individual_commit,
             latency=partial(self.metrics.latency, opened.id.subtopology),
             partitions=cache(self._partitions),
             max_idle_ms=self.config["max.task.idle.ms"],

@@ -22,7 +22,17 @@ from coopstreams.instance.components import Components
 from coopstreams.instance.dispatch import Dispatcher
 from coopstreams.instance.task_registry import Action, Do, State, TaskRegistry
 from coopstreams.tasks.doubt import Doubts
-from coopstreams.tasks.events import Aborted, Cancelled, Closed, Event, Failed, Matched, Opened, Stopping
+from coopstreams.tasks.events import (
+    Aborted,
+    Cancelled,
+    Closed,
+    Event,
+    Failed,
+    Matched,
+    Opened,
+    PolicyChanged,
+    Stopping,
+)
 from coopstreams.tasks.lifecycle import Lifecycle, StreamsState, StreamThreadExceptionResponse
 from coopstreams.tasks.task import Incarnation, Task
 from coopstreams.tasks.thread import StreamThread
@@ -252,6 +262,10 @@ class Instance:
                 before, self.components.resolved = self.components.resolved, resolved
                 self.member.subscribe(self.components.subscribed, self.components.source_topics)
                 self._do(self.registry.reopen(resolved.changed(before)))
+            case PolicyChanged(announced, reopened):
+                if announced:
+                    self.member.rejoin()
+                self._do(self.registry.reopen(reopened))
             case Refused(error):
                 return Failed(error, "group")
             case Lost(epoch):
@@ -264,7 +278,9 @@ class Instance:
             case Closed(task) if self.tasks.get(task.id) is task:
                 self._forget([task])
                 self._do(self.registry.closed(task.id))
-            case Aborted(tasks):
+            case Aborted(tasks, held=held):
+                if held is not None:
+                    self.opener.hold(held)
                 mine = [task for task in tasks if self.tasks.get(task.id) is task]
                 self._forget(mine)
                 self._subscription.hurry()

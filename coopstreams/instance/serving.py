@@ -140,15 +140,23 @@ class Serving:
     def health(self) -> Health:
         """Return whether the instance is live and ready, with the reasons if not."""
         now = self._components.host.now()
+        paused = {
+            task: why
+            for task, running in list(self._instance.tasks.items())
+            if running.calls is not None and (why := running.calls.pauses)
+        }
         reasons = [
             Reason("no-progress", message + self._instance.waiting_for(task), task)
             for task, message in self._instance.stall_detector.stalled(now).items()
+            if task not in paused  # a new process could not call either
         ]
         live = not reasons
         slow = [
             Reason("slow", message + self._instance.waiting_for(task), task)
             for task, message in self._instance.stall_detector.slow(now).items()
+            if task not in paused
         ]
+        slow += [Reason("calls-pause", f"task {task}: {why}", task) for task, why in paused.items()]
         if self._instance.assigned is None or not self._instance.member.sure(self._instance.member.epoch):
             reasons.append(
                 Reason(
@@ -168,7 +176,15 @@ class Serving:
         for task, state in list(self._instance.registry.states.items()):
             if state is not State.RUNNING:
                 reasons.append(Reason(state.value, self._why(task, state), task))
-        return Health(live, not reasons, (*reasons, *slow))
+        return Health(live, not reasons, (*reasons, *slow, *self._not_shared()))
+
+    def _not_shared(self) -> list[Reason]:
+        assigned, restrictions = self._instance.assigned, self._components.restrictions
+        ranges = self._components.config["ranges.per.partition"]
+        return [
+            Reason("not-shared", message)
+            for message in (() if assigned is None else restrictions.reasons(assigned.cluster, ranges))
+        ]
 
     def status(self) -> Status:
         """Return the status of the instance."""

@@ -1,4 +1,5 @@
-"""The watcher: a thread that measures lags and rates, finds stalled tasks, counts, and purges repartition topics.
+"""The watcher: a thread that measures lags and rates, finds stalled tasks, counts, looks at the cluster's policy, and
+purges repartition topics.
 
 It also compares the topic ids of running tasks with those at their opening. A recreated source ends the instance. If a
 changelog was deleted, the local state is right as long as its task runs; the next opening restores only what was
@@ -28,7 +29,7 @@ from coopstreams.instance.task_registry import State, TaskRegistry
 from coopstreams.log.kafka import outage
 from coopstreams.log.log import Log
 from coopstreams.state.checkpoints import NO_TOPIC
-from coopstreams.tasks.events import Event, Failed
+from coopstreams.tasks.events import Event, Failed, PolicyChanged
 from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.tally import Tallies
 from coopstreams.tasks.task import Task
@@ -153,6 +154,7 @@ class Watcher:
         rests_s: float,
         emit: Callable[[Event], None],
         changelog: Callable[[StoreSpec], str],
+        look_at_policy: Callable[[], PolicyChanged | None],
         host: Host = SYSTEM,
     ) -> None:
         self._host = host
@@ -171,6 +173,7 @@ class Watcher:
         self._purge_at = self._host.now() + purge_every_s
         self._emit = emit
         self._changelog = changelog
+        self._look_at_policy = look_at_policy
         self._compare_at = self._host.now() + COMPARE_EVERY_S
         self._deleted: dict[TopicPartition, int] = {}
         self._stop = host.signal()
@@ -200,6 +203,8 @@ class Watcher:
 
     def _look(self) -> None:
         self._sayings.tick()
+        if (changed := self._look_at_policy()) is not None:
+            self._emit(changed)
         tasks = dict(self._tasks)
         asked_at, sources = self._host.now(), {source for task in tasks.values() for source in task.sources}
         # Before the brokers are asked, which may take long: a task that does not move is slow from now on.

@@ -28,6 +28,7 @@ from coopstreams.state.restore import RestoreProgress
 from coopstreams.state.snapshot_download import DownloadProgress
 from coopstreams.tasks.events import Cancelled, Event, Failed, Opened
 from coopstreams.tasks.task import Incarnation, committed_positions
+from coopstreams.tasks.tries import Held
 from coopstreams.topology.errors import AccessDeniedError, GroupError, LogError, OffsetOutOfRangeError
 from coopstreams.topology.task_id import TaskId
 
@@ -94,6 +95,8 @@ class Opener:
         self._emit = emit
         self._requests: Inbox[_TaskOpening | TaskId | Assigned | None] = host.inbox()
         self._openings: dict[TaskId, _TaskOpening] = {}
+        self._held: dict[TaskId, Held] = {}
+        """Tasks that are not to be opened before their time."""
         self._trouble = ""
         """Why the last pass of the loop failed, in words; empty: it did not."""
         self._thread = host.thread(self._run, "opener")
@@ -109,6 +112,10 @@ class Opener:
     def open(self, task: TaskId, epoch: int) -> None:
         """Open a task under this epoch of the membership; `Opened` follows, unless it is cancelled."""
         self._ask(_TaskOpening(task, epoch))
+
+    def hold(self, held: Held) -> None:
+        """Open a task later than it will be asked for."""
+        self._held[held.task] = held
 
     def cancel(self, task: TaskId) -> None:
         """Stop opening a task; `Cancelled` follows if it was not yet open."""
@@ -128,6 +135,9 @@ class Opener:
         trouble = f", which failed and is done again: {self._trouble}" if self._trouble else ""
         if unreadable := self._follower.trouble:
             return TaskWait(f"the group's progress to be readable: {unreadable}")
+        held = self._held.get(task)
+        if held is not None and held.until > self._host.now():
+            return TaskWait(f"a pause to end, in {held.until - self._host.now():.0f} s: {held.why}")
         if opening is None or opening.barrier is None:
             return TaskWait(f"its turn with the opener{trouble}")
         if not self._follower.passed(opening.barrier):
@@ -225,21 +235,27 @@ class Opener:
 
     def _wait_s(self) -> float:
         """Return how long to poll for commits: a task behind its barrier waits for something else."""
-        waiting = [opening.barrier for opening in self._openings.values() if opening.progress is None]
+        waiting = [opening.barrier for opening in self._unresolved()]
         if any(barrier is None or self._follower.passed(barrier) for barrier in waiting):
             return BUSY_S
         return LOOK_S if self._openings or self._barrier.hunting else IDLE_S
+
+    def _unresolved(self) -> list[_TaskOpening]:
+        """Return the openings whose positions are to be found now."""
+        now = self._host.now()
+        for held in list(self._held.values()):
+            if held.until <= now:
+                del self._held[held.task]
+        return [
+            opening for opening in self._openings.values() if opening.progress is None and opening.id not in self._held
+        ]
 
     def _pass_barrier(self) -> None:
         for opening in self._openings.values():
             if opening.epoch != self._taken:
                 self._take_over()
                 self._taken = opening.epoch
-        waiting = [
-            opening
-            for opening in self._openings.values()
-            if opening.progress is None and self._positions.sources(opening.id)
-        ]
+        waiting = [opening for opening in self._unresolved() if self._positions.sources(opening.id)]
         passed = {opening.id: opening for opening in self._barrier.passed(waiting)}
         opened = self._positions.resolve(list(passed.values()), self._barrier.generation)
         for id_, progress in opened.items():

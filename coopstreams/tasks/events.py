@@ -11,6 +11,7 @@ from typing import TypeAlias
 from coopstreams.group.holdings import Assigned, Lost, Refused
 from coopstreams.tasks.resolved_topology import ResolvedTopology
 from coopstreams.tasks.task import Incarnation, Task
+from coopstreams.tasks.tries import Held
 from coopstreams.topology.task_id import TaskId
 
 
@@ -30,10 +31,14 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """A stream thread could not commit; it has discarded these tasks, which must be opened again from the log."""
+    """A stream thread could not commit; it has discarded these tasks, which must be opened again from the log.
+
+    `held`: one of them is to be opened later than the others.
+    """
 
     tasks: tuple[Task, ...]
     reason: str
+    held: Held | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +68,22 @@ class Matched:
 
 
 @dataclass(frozen=True, slots=True)
+class PolicyChanged:
+    """The cluster's policy allows this application something else than before.
+
+    Shape: `announced`: other sub-topologies than before may be cut by key range, and the group must hear of it.
+    `reopened`: sub-topologies whose tasks pass their records in another order from now on.
+    """
+
+    announced: bool
+    reopened: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Stopping:
     """The instance shall end."""
 
 
-Event: TypeAlias = Assigned | Lost | Refused | Opened | Closed | Aborted | Cancelled | Failed | Matched | Stopping
+Event: TypeAlias = (
+    Assigned | Lost | Refused | Opened | Closed | Aborted | Cancelled | Failed | Matched | PolicyChanged | Stopping
+)

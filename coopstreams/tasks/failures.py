@@ -1,9 +1,9 @@
 """Failure handlers: what happens to a record that fails. The configuration says `fail`, `continue` or `dead-letter`, or
-names a function that says so of each failure.
+names a function that says so of each failure, or that the record is processed again later.
 
 Invariant: no failure is silent: it stops the instance, or it is counted and logged, or it becomes a record in the
-dead-letter topic, written in the same transaction as the results around it. Of similar failures the first are logged
-one by one, the rest as a count (`repeats`).
+dead-letter topic, written in the same transaction as the results around it, or its task is given up until it is
+processed again (`tries`). Of similar failures the first are logged one by one, the rest as a count (`repeats`).
 Source: KIP-161, KIP-1033 (handlers), KIP-1034 (dead-letter topic and its headers).
 """
 
@@ -13,11 +13,15 @@ import os
 import sysconfig
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeAlias
+from zlib import crc32
 
 from coopstreams.common.config import HANDLERS, Config
 from coopstreams.tasks.repeats import Sayings
+from coopstreams.tasks.tries import TriedLaterError, Tries
+from coopstreams.topology.calls import Retry
 from coopstreams.topology.columns import Headers
 from coopstreams.topology.errors import ProcessingError
 from coopstreams.topology.failures import Failure, OnFailure
@@ -95,16 +99,33 @@ def handler(
     dead_letter: Callable[[Failure, Headers], None],
     sayings: Sayings,
     fates: Mapping[Answer, str] = FATES,
+    tries: Tries | None = None,
 ) -> OnFailure:
     """Return the configured failure handler of a task's program, or, without a task, of a global table.
 
+    `tries`: of the instance; None: nothing can be processed again later here.
+
     Raises (the returned function):
         ProcessingError: the handler of the phase says `fail`.
+        TriedLaterError: it says `Retry`.
     """
 
     def on_failure(failure: Failure) -> None:
         message = describe_failure(task, failure)
+        if task is not None and tries is not None:
+            failure = replace(failure, attempt=tries.attempt(task, failure))
         answer = _answer(config, failure, message)
+        if isinstance(answer, Retry):
+            if task is None or tries is None:
+                raise ProcessingError(
+                    f"{message}. The handler answered {answer}, but only a task of a running application processes a "
+                    "record again later, not a global table, a backfill or a test driver"
+                ) from failure.error
+            if answer.again(failure.attempt, failure.error):
+                tries.note(task, failure)
+                chance = crc32(str(task).encode()) / (1 << 32)  # tasks that fail together come back one by one
+                raise TriedLaterError(message, task, answer.pause_s(failure.attempt, chance))
+            answer = "fail"
         if answer == "fail":
             cure = (
                 f"Mend the data or the function, or set {failure.phase}.exception.handler to continue or dead-letter."
@@ -118,7 +139,7 @@ def handler(
     return on_failure
 
 
-def _answer(config: Config, failure: Failure, message: str) -> Literal["fail"] | Answer:
+def _answer(config: Config, failure: Failure, message: str) -> Literal["fail"] | Answer | Retry:
     """Return what the handler of the phase says.
 
     Raises:
@@ -132,8 +153,12 @@ def _answer(config: Config, failure: Failure, message: str) -> Literal["fail"] |
         answer = said(failure)
     except Exception as error:
         raise ProcessingError(f"{message}. {name} raised {type(error).__name__}: {error}{place_of(error)}") from error
+    if isinstance(answer, Retry):
+        return answer
     if answer not in HANDLERS:
-        raise ProcessingError(f"{message}. {name} answered {answer!r}: it must be one of {', '.join(HANDLERS)}")
+        raise ProcessingError(
+            f"{message}. {name} answered {answer!r}: it must be one of {', '.join(HANDLERS)}, or a Retry"
+        )
     if answer == "dead-letter" and config["errors.dead.letter.queue.topic.name"] is None:
         raise ProcessingError(
             f"{message}. {name} answered dead-letter, but errors.dead.letter.queue.topic.name is not set: name it"

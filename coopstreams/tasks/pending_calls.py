@@ -121,7 +121,7 @@ class _Source:
 
 
 class PendingCalls:
-    """The calls of one task. One thread, but for `_ended` and `retries`."""
+    """The calls of one task. One thread, but for `_ended`, `retries` and `pauses`."""
 
     def __init__(
         self,
@@ -170,6 +170,11 @@ class PendingCalls:
     def retries(self) -> int:
         """How many calls were made again. Any thread."""
         return sum(lane.retried for lane in self._lanes.values())
+
+    @property
+    def pauses(self) -> str:
+        """Why calls are not begun, in words; empty: they are. Any thread."""
+        return "; ".join(f"calls of {name} pause: {why}" for name, lane in self._lanes.items() if (why := lane.pauses))
 
     @property
     def room(self) -> int:

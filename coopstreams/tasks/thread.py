@@ -24,6 +24,7 @@ from coopstreams.tasks.draining import Draining
 from coopstreams.tasks.events import Aborted, Closed, Event, Failed
 from coopstreams.tasks.outlasting import Outlasting
 from coopstreams.tasks.task import Task
+from coopstreams.tasks.tries import Held, TriedLaterError
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import (
     AccessDeniedError,
@@ -361,8 +362,11 @@ class StreamThread:
         self._abandon()
         if refused:
             self.committer.expect_refusals()
-        self._emit(Aborted(tasks, str(error)))
-        if isinstance(error, LogError) and not isinstance(error, FencedError):
+        held = None
+        if isinstance(error, TriedLaterError):
+            held = Held(error.task, self._host.now() + error.pause_s, str(error))
+        self._emit(Aborted(tasks, str(error), held))
+        if isinstance(error, LogError) and not isinstance(error, (FencedError, TriedLaterError)):
             self.committer.check_topics()  # the tasks are opened again meanwhile
 
     def _check_hope(self, error: LogError | MembershipLostError) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from coopstreams.commit.policy import PolicyTopic
 from coopstreams.consumer import ConsumerRecord, CooperativeConsumer, KeyRange, TopicPartition
-from coopstreams.consumer.policy import PolicyTopic
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import TopicSpec

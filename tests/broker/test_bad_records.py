@@ -4,14 +4,16 @@ around them is lost.
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 
-from coopstreams import CoopStreams, StreamsBuilder, Topology, serdes
+from coopstreams import CoopStreams, Failure, Retry, StreamsBuilder, Topology, serdes
 from coopstreams.topology.errors import ProcessingError
 from tests.broker.counting import PATIENT, failure_of, instance_of, metric
 from tests.broker.guarantees import EACH_GUARANTEE
@@ -326,3 +328,51 @@ def test_records_of_all_kinds_pass_beside_bad_ones(kafka: Kafka, tmp_path: Path)
     joined = {key.decode(): values for key, values in by_key(read_topic(kafka.bootstrap, sink)).items()}
     assert joined == {f"key-{number}": [(2 * number).to_bytes(8, "big")] for number in range(40) if number % 4}
     assert len(read_topic(kafka.bootstrap, dead)) == 10
+
+
+def test_a_record_is_processed_again_later_while_another_partition_goes_on(kafka: Kafka, tmp_path: Path) -> None:
+    source, sink = kafka.topic("in", 2), kafka.topic("out", 2)
+    back, attempts = threading.Event(), list[int]()
+
+    def asks(value: bytes) -> bytes:
+        if value == b"needs it" and not back.is_set():
+            raise ConnectionError("refused")
+        return value
+
+    def patient(failure: Failure) -> Retry:
+        attempts.append(failure.attempt)
+        return Retry(times=1000, backoff=timedelta(milliseconds=500), longest=timedelta(milliseconds=500))
+
+    builder = StreamsBuilder(kafka.unique("patient"))
+    builder.stream(source, key=serdes.raw, value=serdes.raw).map_values(asks, value=serdes.raw).to(sink)
+    settings = {
+        "bootstrap.servers": kafka.bootstrap,
+        "state.dir": str(tmp_path),
+        "processing.guarantee": "exactly_once_v2",
+        "processing.exception.handler": patient,
+    }
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    for number, value in enumerate([b"before", b"needs it", b"after"]):
+        producer.produce(source, value, b"k%d" % number, partition=0)
+    assert producer.flush(60) == 0
+
+    def read() -> list[bytes]:
+        return [record.value or b"" for record in read_topic(kafka.bootstrap, sink)]
+
+    def held(app: CoopStreams) -> list[str]:
+        reasons = (app.status() or {"reasons": []})["reasons"]
+        return [reason["message"] for reason in reasons if "a pause to end" in reason["message"]]
+
+    with CoopStreams(builder.build(), settings | PATIENT) as app:
+        eventually(lambda: bool(held(app)), 120, lambda: str(app.status()))
+        (message,) = held(app)
+        assert "offset 1" in message
+        assert "ConnectionError: refused" in message
+        producer.produce(source, b"elsewhere", b"k", partition=1)
+        assert producer.flush(60) == 0
+        eventually(lambda: b"elsewhere" in read(), 120, lambda: str(app.status()))
+        assert b"after" not in read()
+        back.set()
+        eventually(lambda: b"after" in read(), 120, lambda: str(app.status()))
+    assert sorted(read()) == [b"after", b"before", b"elsewhere", b"needs it"]
+    assert attempts == list(range(1, len(attempts) + 1))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from coopstreams.commit.policy import PolicyTopic
 from coopstreams.commit.progress import plan
 from coopstreams.consumer import ConsumerRecord, CooperativeConsumer, KeyRange, TopicPartition
-from coopstreams.consumer.policy import PolicyTopic
 from coopstreams.topology.errors import (
     CommitConflictError,
     ConsumerRangeFetchNotAcceptedError,

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
+from coopstreams.commit.policy import PolicyTopic
 from coopstreams.consumer import ConsumerRecord, CooperativeConsumer, KeyRange, TopicPartition
-from coopstreams.consumer.policy import PolicyTopic
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.topology.errors import FencedError, LogError
 from coopstreams.topology.keys import WHOLE, check_tiling, key_hash

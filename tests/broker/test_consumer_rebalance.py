@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from coopstreams.commit.policy import PolicyTopic
 from coopstreams.consumer import ConsumerRecord, KeyRange
 from coopstreams.consumer.ownership import Shared
-from coopstreams.consumer.policy import PolicyTopic
 from coopstreams.consumer.session import Ranges
 from coopstreams.topology.keys import WHOLE, key_hash
 from tests.broker.consuming import Orders, finish, nothing_more, poll_until, read

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
+from coopstreams.commit.policy import PolicyTopic
 from coopstreams.consumer import ConsumerRecord, CooperativeConsumer, KeyRange
-from coopstreams.consumer.policy import PolicyTopic
 from coopstreams.consumer.share import Share
 from coopstreams.topology.errors import OffsetOutOfRangeError
 from tests.broker.consuming import Orders

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import pytest
 from confluent_kafka import Producer
 
+from coopstreams.commit.policy import PolicyTopic
 from coopstreams.consumer.cooperative_fetch import CooperativeFetch
-from coopstreams.consumer.policy import PolicyTopic
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.kafka.share import AcquiredRecord

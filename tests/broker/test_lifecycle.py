@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ import pytest
 from confluent_kafka import Producer
 
 from coopstreams import (
+    CircuitBreaker,
     CoopStreams,
     RestoreListener,
+    Retry,
     StreamsBuilder,
     StreamsState,
     StreamThreadExceptionResponse,
@@ -206,6 +209,46 @@ def test_a_process_that_ends_lets_the_calls_under_way_end(kafka: Kafka, tmp_path
     with CoopStreams(topology, settings):
         eventually(lambda: len(read_topic(kafka.bootstrap, out)) == 20, 120, lambda: str(called))
     assert called == Counter({b"%d" % number: 1 for number in range(20)})
+
+
+def test_calls_that_pause_are_a_reason_in_health(kafka: Kafka, tmp_path: Path) -> None:
+    builder = StreamsBuilder(kafka.unique("pausing"))
+    topic, out = kafka.topic("in"), kafka.topic("out")
+    healthy = threading.Event()
+
+    async def asks(value: bytes) -> bytes:
+        if not healthy.is_set():
+            raise ConnectionError("refused")
+        return value
+
+    builder.stream(topic, key=serdes.raw, value=serdes.raw).map_values_async(
+        asks,
+        value=serdes.raw,
+        retry=Retry(times=1000),
+        breaker=CircuitBreaker(failures=3, pause=timedelta(milliseconds=200)),
+        name="asks",
+    ).to(out)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    for number in range(20):
+        producer.produce(topic, b"%d" % number, b"key-%d" % number)
+    assert producer.flush(60) == 0
+
+    def paused(app: CoopStreams) -> list[str]:
+        status = app.status()
+        return (
+            []
+            if status is None
+            else [reason["message"] for reason in status["reasons"] if reason["code"] == "calls-pause"]
+        )
+
+    settings = {"bootstrap.servers": kafka.bootstrap, "state.dir": str(tmp_path)} | PATIENT
+    with CoopStreams(builder.build(), settings) as app:
+        eventually(lambda: bool(paused(app)), 120, lambda: str(app.status()))
+        (message,) = paused(app)
+        assert "calls of asks pause: 3 in a row have failed, the last with ConnectionError: refused" in message
+        healthy.set()
+        eventually(lambda: len(read_topic(kafka.bootstrap, out)) == 20, 120, lambda: str(app.status()))
+        assert not paused(app)
 
 
 def test_an_answer_that_is_none_is_an_error_with_the_words_that_are(kafka: Kafka, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coopstreams.calling.lanes import Call, Lane
-from coopstreams.topology.calls import Calling, CallOrder, Retry, batching, calling
+from coopstreams.topology.calls import Calling, CallOrder, CircuitBreaker, Retry, batching, calling
 from coopstreams.topology.errors import ProcessingError
 from tests.durations import ms
 
@@ -198,6 +199,57 @@ def test_what_would_end_the_loop_fails_the_call(threads: bool, error: BaseExcept
     call = one(raises if threads else raises_later)
     assert isinstance(call.error, ProcessingError | RuntimeError), call.error
     assert one(abs).value == 7, "the loop goes on"
+
+
+def test_calls_pause_while_a_service_fails_and_are_tried_one_at_a_time() -> None:
+    healthy, lock, under_way = threading.Event(), threading.Lock(), 0
+    begun: list[int] = []
+    most: list[int] = []
+    """How many are under way when one begins, from the third failure on."""
+
+    async def asks(value: int) -> int:
+        nonlocal under_way
+        with lock:
+            begun.append(value)
+            under_way += 1
+            most.append(under_way)
+        await asyncio.sleep(0.001)
+        with lock:
+            under_way -= 1
+        if not healthy.is_set():
+            if len(begun) >= 8:
+                healthy.set()
+            raise ConnectionError("refused")
+        return value
+
+    breaker = CircuitBreaker(failures=3, pause=ms(20))
+    calls = [Call(asks, (number,), b"%d" % number) for number in range(40)]
+    lane = made_by(calling("f", asks, max_in_flight=3, breaker=breaker, retry=Retry(times=20, backoff=ms(1))), calls)
+    assert [call.value for call in calls] == list(range(40)), "none has failed for good"
+    assert len(begun) == 40 + 8
+    assert most[3:9] == [1] * 6, "probes"
+    assert max(most[9:]) > 1
+    assert lane.pauses == ""
+
+
+def test_a_lane_that_pauses_says_why_and_is_drained_at_once() -> None:
+    failed = threading.Event()
+
+    async def fails(value: int) -> None:
+        failed.set()
+        raise ConnectionError("refused")
+
+    how = calling("f", fails, breaker=CircuitBreaker(failures=1, pause=timedelta(hours=1)), retry=Retry())
+    told: queue.SimpleQueue[Sequence[Call]] = queue.SimpleQueue()
+    lane: Lane[Call] = Lane(how, told.put)
+    lane.begin([Call(fails, (number,), None) for number in range(3)])
+    assert failed.wait(PATIENCE_S)
+    while not lane.pauses:
+        assert one(abs).value == 7
+    assert "ConnectionError: refused" in lane.pauses
+    lane.drain()
+    while not lane.drained:
+        told.get(timeout=PATIENCE_S)
 
 
 def batches(made: list[Call], **options: Any) -> list[Call]:

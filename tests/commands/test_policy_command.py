@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from coopstreams.commands.cli import app
-from coopstreams.consumer.policy import PolicyTopic
+from coopstreams.commit.policy import PolicyTopic
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.topology.errors import ConfigError, UnknownTopicError
 from tests.conftest import Kafka

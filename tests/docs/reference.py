@@ -9,10 +9,9 @@ from collections.abc import Sequence
 
 from prometheus_client.metrics import MetricWrapperBase
 
-from coopstreams.commit import record
+from coopstreams.commit import policy, record
 from coopstreams.common.config import SETTINGS
 from coopstreams.common.metrics import Metrics
-from coopstreams.consumer import policy
 from coopstreams.consumer.settings import SETTINGS as CONSUMER_SETTINGS
 from coopstreams.instance.deployed import topic_spec as deployed_topic_spec
 from coopstreams.query.openapi import description

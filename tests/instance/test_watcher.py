@@ -61,6 +61,7 @@ class Watched(Engine):
             0.005,
             self.events.put,
             lambda spec: self.changelog(spec.name),
+            lambda: None,
         )
 
     def run(self, *ranges: KeyRange) -> None:

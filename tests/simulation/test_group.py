@@ -19,7 +19,7 @@ FOUND_AT = {
     "whoever wakes is sure": (9, "a table on its source"),
     "no barrier": (51, "a count behind a repartition"),
     "a stale barrier": (56, "a join with a table"),
-    "time of its own": (54, "windows that close"),
+    "time of its own": (489, "windows that close"),
 }
 """The seed and the program with which each planted bug was found."""
 WITHIN = 40

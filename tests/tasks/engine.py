@@ -35,6 +35,7 @@ from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.tally import Tallies, Tally
 from coopstreams.tasks.task import Incarnation, Task
 from coopstreams.tasks.thread import StreamThread
+from coopstreams.tasks.tries import Tries
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.errors import MembershipLostError
@@ -99,6 +100,7 @@ class Engine:
         self.member = Membership(self.log, self.application)
         self.metrics = Metrics(self.application, "test")
         self.tallies = Tallies(self.metrics)
+        self.tries = Tries()
         self.program = compile_subtopology(topology, topology.subtopologies[0])
         self.sources = topology.subtopologies[0].topics
         self.stores = topology.subtopologies[0].stores
@@ -117,6 +119,8 @@ class Engine:
             self.log.reader(), lambda _: None, self.program.operator_times_of, most, self.metrics
         )
         self.tasks: dict[TaskId, tuple[Task, StreamThread]] = {}
+        self.by_key = True
+        """Whether records of tasks that are opened may pass others that wait for calls."""
 
     def start(self) -> None:
         """Start the stream threads."""
@@ -140,7 +144,8 @@ class Engine:
         state = TaskState(database, self.stores, key_range, self.buffer)
         progress = Progress(key_range, openings, Author(self.application, self.member.generation, f"app-{thread}"))
         tally = Tally()
-        on_failure = handler(id_, self.config, tally.failure, self.committers[thread].dead_letter, Sayings())
+        dead_letter = self.committers[thread].dead_letter
+        on_failure = handler(id_, self.config, tally.failure, dead_letter, Sayings(), tries=self.tries)
         opened = Incarnation(id_, sources, state, progress, self.member.epoch)
         latency, idle_ms = partial(self.metrics.latency, id_.subtopology), self.config["max.task.idle.ms"]
         return Task(
@@ -149,7 +154,7 @@ class Engine:
             on_failure,
             tally,
             caching=False,
-            by_key=True,
+            by_key=self.by_key,
             latency=latency,
             partitions=lambda _: 1,
             max_idle_ms=idle_ms,

@@ -193,6 +193,31 @@ def test_other_keys_pass_a_record_that_waits_and_are_not_called_again(guarantee:
     assert sorted(counted) == sorted([*range(1, 11)] * 10), "each record of each key once, in its order"
 
 
+def test_where_nothing_may_be_committed_out_of_order_no_more_records_pass_and_what_is_done_stays_done() -> None:
+    """The cluster's policy may change while records have passed: what is done stays done."""
+    gate = Gate(stuck=20)
+    made = Engine(calls_of(gate, max_in_flight=5), TOPICS, processing_guarantee=EXACTLY)
+    task = made.open(WHOLE)
+    made.write("in", [(b"k%d" % (number % 10), b"%d" % number, number) for number in range(50)])
+    made.start()
+    passed = tuple((start, start + 8) for start in range(21, 50, 10))
+    until(lambda: runs(task) == (20, passed), made)
+    made.close(task)
+    made.by_key = False
+    task = made.open(WHOLE)
+    made.write("in", [(b"k%d" % (number % 10), b"%d" % number, number) for number in range(50, 100)])
+    until(lambda: all(gate.called[number] for number in range(51, 53)), made)
+    assert runs(task) == (20, passed)
+    gate.let_go.set()
+    until(done(made, 100), made)
+    made.stop()
+    assert {value for value, times in gate.called.items() if times > 1} == {20}
+    counted = [struct.unpack(">q", value or b"")[0] for value in made.read("out").values]
+    assert sorted(counted) == sorted([*range(1, 11)] * 10), "each record of each key once"
+    results = list(zip(made.read("out").keys, counted, strict=True))
+    assert results.index((b"k0", 3)) < counted.index(6), "20, the third of its key, before 50 and those behind it"
+
+
 def closing(called: Callable[..., Any], **options: Any) -> Topology:
     """Windows that go out when they close: what is due at a record's turn depends on all records before it."""
     builder = StreamsBuilder("app")

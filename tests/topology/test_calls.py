@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coopstreams.topology import serdes
-from coopstreams.topology.calls import Retry, calling
+from coopstreams.topology.calls import CircuitBreaker, Retry, calling
 from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.dsl.kstream import KStream
@@ -56,10 +56,13 @@ def test_only_so_many_failures_of_the_named_kinds_are_tried_again() -> None:
         lambda: Retry(jitter=2),
         lambda: Retry(on=ValueError),  # type: ignore[arg-type]
         lambda: Retry(on=(KeyboardInterrupt,)),  # type: ignore[arg-type]
+        lambda: CircuitBreaker(failures=0),
+        lambda: CircuitBreaker(pause=ms(0)),
+        lambda: CircuitBreaker(on=OSError),  # type: ignore[arg-type]
     ],
 )
-def test_a_retry_that_makes_no_sense_is_refused(made: Callable[[], Retry]) -> None:
-    with pytest.raises(TopologyError, match="Retry: "):
+def test_a_retry_or_breaker_that_makes_no_sense_is_refused(made: Callable[[], Retry | CircuitBreaker]) -> None:
+    with pytest.raises(TopologyError, match=r"^(Retry|CircuitBreaker): "):
         made()
 
 
@@ -71,6 +74,7 @@ def test_a_retry_that_makes_no_sense_is_refused(made: Callable[[], Retry]) -> No
         ({"timeout": 5}, "a number without a unit"),
         ({"timeout": 0}, "at least 1 ms"),
         ({"retry": 3}, "Retry\\(times=3\\)"),
+        ({"breaker": 3}, "CircuitBreaker\\(\\)"),
         ({"retries": 3}, "takes no retries="),
     ],
 )

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from coopstreams.consumer import policy
-from coopstreams.consumer.policy import Policy, PolicyTopic
+from coopstreams.commit import policy
+from coopstreams.commit.policy import Policy, PolicyTopic
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import Log, TopicSpec

@@ -1,0 +1,148 @@
+"""Runs functions that compute in processes of their own: threads of one Python process compute one at a time.
+
+    call = ProcessCall(function, arguments)
+    call.make()      # on a thread that waits
+    call.abandon()   # on another thread: nobody wants the answer any more; its process is ended
+
+Invariant: of one Python process, at most `MOST_PROCESSES` are at work. They are started when needed, import what the
+function needs, and are kept. They are started anew (`spawn`): a fork would copy locks that other threads hold.
+Invariant: a process that dies fails the call that it was at, and no other.
+Turned down: `ProcessPoolExecutor` (a process that dies fails all calls of the pool, and one call cannot be ended).
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+from coopstreams.topology.errors import ProcessingError
+
+MOST_PROCESSES = os.cpu_count() or 1
+
+
+class ProcessCall:
+    """One call of a function in another process."""
+
+    def __init__(self, function: Callable[..., Any], arguments: Sequence[Any]) -> None:
+        self._call = function, tuple(arguments)
+        self._lock = threading.Lock()
+        self._worker: _Worker | None = None
+        self._abandoned = False
+
+    def make(self) -> Any:
+        """Return what the function returns. Blocks.
+
+        Raises:
+            Exception: what the function raised; its trace is a note of it.
+            ProcessingError: the process has died.
+        """
+        asked = pickle.dumps(self._call)
+        with _pool.places:
+            with self._lock:
+                if self._abandoned:
+                    return None
+                worker = self._worker = _pool.take()
+            try:
+                answer = worker.ask(asked)
+            finally:
+                with self._lock:
+                    self._worker = None
+                _pool.give_back(worker)
+        value, error = pickle.loads(answer)
+        if error is not None:
+            raise error
+        return value
+
+    def abandon(self) -> None:
+        """End the process that makes the call, if one does."""
+        with self._lock:
+            self._abandoned = True
+            if self._worker is not None:
+                self._worker.end()
+
+
+class _Worker:
+    """A process that makes calls, one at a time."""
+
+    def __init__(self) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._connection, theirs = spawn.Pipe()
+        self._process = spawn.Process(target=_serve, args=(theirs,), name="calls", daemon=True)
+        self._process.start()
+        theirs.close()  # so that its end is seen
+        self._ended = False
+
+    @property
+    def alive(self) -> bool:
+        return not self._ended and self._process.is_alive()
+
+    def ask(self, asked: bytes) -> bytes:
+        try:
+            self._connection.send_bytes(asked)
+            return self._connection.recv_bytes()
+        except (EOFError, OSError) as error:
+            self._process.join()
+            raise ProcessingError(
+                f"the process that made the call has died (exit code {self._process.exitcode})"
+            ) from error
+
+    def end(self) -> None:
+        self._ended = True
+        self._process.kill()
+
+
+class _Pool:
+    """The processes that are started, and wait for a call."""
+
+    def __init__(self) -> None:
+        self.places = threading.BoundedSemaphore(MOST_PROCESSES)
+        self._lock = threading.Lock()
+        self._idle: list[_Worker] = []
+
+    def take(self) -> _Worker:
+        with self._lock:
+            while self._idle:
+                if (worker := self._idle.pop()).alive:
+                    return worker
+        return _Worker()
+
+    def give_back(self, worker: _Worker) -> None:
+        if worker.alive:
+            with self._lock:
+                self._idle.append(worker)
+
+
+_pool = _Pool()
+
+
+def _serve(connection: Connection) -> None:
+    """Make calls until the process that asks for them has ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the first one drains
+    while True:
+        try:
+            asked = connection.recv_bytes()
+        except EOFError:
+            return
+        connection.send_bytes(_answer(asked))
+
+
+def _answer(asked: bytes) -> bytes:
+    """Return the value, or the error, of a call."""
+    try:
+        function, arguments = pickle.loads(asked)
+        return pickle.dumps((function(*arguments), None))
+    except Exception as error:  # noqa: BLE001 it belongs to the record
+        error.add_note("".join(traceback.format_exception(error)))
+        try:
+            answer = pickle.dumps((None, error))
+            pickle.loads(answer)  # some exceptions can be written, but not read
+        except Exception:  # noqa: BLE001
+            answer = pickle.dumps((None, ProcessingError(f"{type(error).__name__}: {error}")))
+        return answer

@@ -1,0 +1,57 @@
+"""`coopstreams topics`: makes topics and writes lines to them, where Kafka's own tools are not at hand."""
+
+from __future__ import annotations
+
+import sys
+from itertools import islice
+from typing import Annotated
+
+import typer
+
+from coopstreams.commands.settings import Brokers, ConfigFile, cluster, connection
+from coopstreams.common.host import SYSTEM
+from coopstreams.log.log import TopicSpec
+from coopstreams.topology.errors import UnknownTopicError
+
+AT_ONCE = 1000
+FLUSH_S = 60.0
+
+app = typer.Typer(help="Make topics, and write lines to them: for a first try.", no_args_is_help=True)
+
+
+@app.command()
+def create(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="The topics.")],
+    partitions: Annotated[int, typer.Option(min=1, metavar="N", help="Partitions of each.")] = 1,
+    bootstrap_servers: Brokers = None,
+    config: ConfigFile = None,
+) -> None:
+    """Create topics; those that exist stay as they are."""
+    with cluster(connection(bootstrap_servers, config)) as log:
+        there = log.partitions(names)
+        log.create_topics([TopicSpec(name, partitions) for name in names if name not in there])
+    for name in names:
+        typer.echo(f"{name}: {f'is there, {there[name]}' if name in there else f'created, {partitions}'} partitions")
+
+
+@app.command()
+def write(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The topic.")],
+    bootstrap_servers: Brokers = None,
+    config: ConfigFile = None,
+) -> None:
+    """Write each line of the standard input as the value of a record without a key."""
+    with cluster(connection(bootstrap_servers, config)) as log:
+        if name not in log.partitions([name]):
+            raise UnknownTopicError(f'there is no topic "{name}"; make it: coopstreams topics create {name}')
+        written = 0
+        writer = log.writer()
+        try:
+            lines = (line.rstrip("\r\n").encode() for line in sys.stdin)
+            while values := list(islice(lines, AT_ONCE)):
+                writer.append(name, [None] * len(values), values, [SYSTEM.wall_ms()] * len(values))
+                written += len(values)
+            writer.flush(FLUSH_S)
+        finally:
+            writer.close()
+    typer.echo(f"{written} records written to {name}")

@@ -1,0 +1,123 @@
+"""What the cluster's policy keeps this application from: reading partitions by key range, committing out of order.
+
+    accept.range.fetch=false        a sub-topology that reads the topic runs with whole partitions
+    accept.individual.commit=false  all do; and where records wait for calls, none passes another
+
+Each member announces which of its sub-topologies may be cut, and the group cuts what all members allow
+(`group.versions`). So members that see a change at different times agree on the stricter policy in between, and the
+ranges of a partition become one as in any other rebalance: each is committed and closed before one task opens them all.
+
+Invariant: individual commits that describe what is done already are kept until the partition has caught up with them:
+without them, records would be processed twice.
+Turned down: the leader reads the policy for all (one whose user may not read the topic would cut what others may not).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from coopstreams.commit.policy import LOOK_EVERY_S, TOPIC, Policy, PolicyTopic
+from coopstreams.common.host import SYSTEM, Host
+from coopstreams.group.members import Cluster, Runs
+from coopstreams.group.slots import Layout
+from coopstreams.log.log import Log
+from coopstreams.tasks.events import PolicyChanged
+from coopstreams.tasks.resolved_topology import ResolvedTopology
+from coopstreams.topology.errors import LogError, UnknownTopicError
+
+log = logging.getLogger(__name__)
+
+
+class Restrictions:
+    """The policy as last seen. One thread calls `look`, any thread the others."""
+
+    def __init__(self, cluster: Log, resolved: Callable[[], ResolvedTopology], host: Host = SYSTEM) -> None:
+        self._log = cluster
+        self._resolved = resolved
+        self._host = host
+        self.policy = Policy()
+        self._topic: PolicyTopic | None = None
+        self._look_at = 0.0
+        self._said = ""
+
+    def look(self) -> PolicyChanged | None:
+        """Refresh the policy if it is time; return what has changed for this application, if anything.
+
+        While the topic cannot be read, the policy seen last stays valid.
+        """
+        if self._host.now() < self._look_at:
+            return None
+        before = self.policy
+        try:
+            self.policy = self._read()
+            self._said = ""
+        except (LogError, UnknownTopicError) as error:
+            self.close()
+            if str(error) != self._said:
+                self._said = str(error)
+                log.warning("cannot see what the cluster's policy allows; what was seen last holds: %s", error)
+        self._look_at = self._host.now() + LOOK_EVERY_S
+        changed = change(self._resolved(), before, self.policy)
+        for reason in () if changed is None else restricted(self._resolved(), self.policy).values():
+            log.info("%s", reason)
+        return changed
+
+    def announced(self) -> tuple[Runs, ...]:
+        """Return the sub-topologies as this member announces them to the group."""
+        return announced(self._resolved(), self.policy)
+
+    def reasons(self, cluster: Cluster, ranges: int) -> list[str]:
+        """Return why sub-topologies run with whole partitions that the group would else cut, in words."""
+        threads = {member.id: member.info.threads for member in cluster.members}
+        return [
+            reason
+            for number, reason in restricted(self._resolved(), self.policy).items()
+            if (partitions := cluster.partitions.get(number)) and _cuts(Layout(partitions, threads, ranges))
+        ]
+
+    def close(self) -> None:
+        """Stop reading the policy. Idempotent."""
+        if self._topic is not None:
+            self._topic.close()
+            self._topic = None
+
+    def _read(self) -> Policy:
+        if self._topic is None:
+            # Of all topics: asked for by name, one that this user may not see would be an error.
+            if TOPIC not in self._log.partitions():
+                return Policy()
+            self._topic = PolicyTopic(self._log, host=self._host)
+        return self._topic.read()
+
+
+def restricted(resolved: ResolvedTopology, policy: Policy) -> dict[int, str]:
+    """Return the sub-topologies that the policy keeps from being cut by key range, each with the reason in words."""
+    return {
+        part.id: f"sub-topology {part.id} runs with whole partitions: {reason} (`coopstreams policy get`)"
+        for part in resolved.topology.subtopologies
+        if part.divisible and (reason := policy.forbids_ranges(part.topics))
+    }
+
+
+def announced(resolved: ResolvedTopology, policy: Policy) -> tuple[Runs, ...]:
+    """Return the sub-topologies of a member under a policy."""
+    whole = restricted(resolved, policy)
+    return tuple(
+        runs._replace(divisible=runs.divisible and number not in whole)
+        for number, runs in enumerate(resolved.announced)
+    )
+
+
+def change(resolved: ResolvedTopology, before: Policy, now: Policy) -> PolicyChanged | None:
+    """Return what a new policy changes for an application; None: nothing."""
+    reordered = before.accepts_individual_commit != now.accepts_individual_commit
+    calling = {number for number, program in resolved.programs.items() if program.keys_suffice and program.ahead}
+    changed = PolicyChanged(
+        announced(resolved, before) != announced(resolved, now), frozenset(calling if reordered else ())
+    )
+    return changed if changed.announced or changed.reopened else None
+
+
+def _cuts(layout: Layout) -> bool:
+    return any(layout.ranges_of(slots) > 1 for slots in layout.counts)

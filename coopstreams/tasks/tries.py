@@ -1,0 +1,55 @@
+"""Records that are processed again later, because a failure handler says so.
+
+A record that fails has left half of its effects behind: rows, and results in the open transaction. So its task is given
+up as after an error of the log: the interval is aborted, the task is opened again from the last commit, but only when
+the pause is over. Tasks on the same thread are opened again at once. Exactly-once holds as after any abort.
+
+Turned down: to wait on the stream thread (all of its tasks would stand still, and the transaction would run out).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from coopstreams.topology.errors import LogError
+from coopstreams.topology.failures import Failure
+from coopstreams.topology.task_id import TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A task that is not to be opened yet. Units: `until` as `Host.now`. Shape: `why` in words, a failure."""
+
+    task: TaskId
+    until: float
+    why: str
+
+
+class TriedLaterError(LogError):
+    """A record is to be processed again after a pause: to its stream thread, an interval that cannot be committed."""
+
+    def __init__(self, message: str, task: TaskId, pause_s: float) -> None:
+        super().__init__(f"{message}; it is processed again in {pause_s:.1f} s", retryable=True)
+        self.task = task
+        self.pause_s = pause_s
+
+
+class Tries:
+    """How often the record has failed that a task has stopped at; of one instance. A stream thread notes its own."""
+
+    def __init__(self) -> None:
+        self._failed: dict[TaskId, tuple[Hashable, int]] = {}
+
+    def attempt(self, task: TaskId, failure: Failure) -> int:
+        """Return the how many-th failure in a row this is of its record."""
+        record, times = self._failed.get(task, (None, 0))
+        return times + 1 if record == _record(failure) else 1
+
+    def note(self, task: TaskId, failure: Failure) -> None:
+        """Note that the record is processed again."""
+        self._failed[task] = _record(failure), failure.attempt
+
+
+def _record(failure: Failure) -> Hashable:
+    return failure.phase, failure.node, failure.source, failure.offset, failure.key

@@ -1,0 +1,82 @@
+"""Functions that compute, in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import pytest
+
+from coopstreams.calling.lanes import Call
+from coopstreams.calling.processes import MOST_PROCESSES
+from coopstreams.topology.calls import calling
+from coopstreams.topology.errors import ProcessingError, TopologyError
+from tests.calling.test_lanes import ended, made_by
+from tests.durations import ms
+
+
+class OddError(Exception):
+    """One that can be written, but not read."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} {second}")
+
+
+def here(_: int) -> int:
+    return os.getpid()
+
+
+def sometimes(value: int) -> int:
+    match value:
+        case 1:
+            raise ValueError("no such colour")
+        case 2:
+            raise OddError("very", "odd")
+        case 3:
+            os._exit(9)
+        case 4:
+            time.sleep(3600)
+    return value * 2
+
+
+async def awaited(value: int) -> int:
+    return value
+
+
+def test_a_function_runs_in_another_process_which_is_kept() -> None:
+    pids = {ended([Call(here, (1,), b"k")], executor="process")[0].value for _ in range(3)}
+    assert len(pids) == 1
+    assert os.getpid() not in pids
+
+
+def test_each_call_has_its_own_error_also_if_its_process_dies() -> None:
+    calls = [Call(sometimes, (number,), b"%d" % number) for number in (0, 1, 2, 3, 5, 6)]
+    made_by(calling("f", sometimes, executor="process", timeout=None), calls)
+    assert [call.value for call in calls] == [0, None, None, None, 10, 12]
+    assert isinstance(calls[1].error, ValueError)
+    assert "in sometimes" in calls[1].error.__notes__[0]
+    assert str(calls[2].error) == "OddError: very odd"
+    assert isinstance(calls[3].error, ProcessingError)
+    assert str(calls[3].error) == "the process that made the call has died (exit code 9)"
+
+
+def test_a_call_that_takes_too_long_is_ended_with_its_process() -> None:
+    (call,) = ended([Call(sometimes, (4,), b"k")], executor="process", timeout=ms(1000))
+    assert isinstance(call.error, TimeoutError)
+    made = [Call(here, (number,), None) for number in range(2 * MOST_PROCESSES)]
+    ended(made, executor="process")
+    assert all(each.error is None for each in made), "no place is taken by it, and no call meets its process"
+
+
+@pytest.mark.parametrize(
+    ("function", "executor", "says"),
+    [
+        (lambda value: value, "process", "that another process can import"),
+        (awaited, "process", "runs on the event loop"),
+        (here, "gpu", '"thread" or "process"'),
+    ],
+)
+def test_what_cannot_run_in_another_process_is_refused(function: Any, executor: Any, says: str) -> None:
+    with pytest.raises(TopologyError, match=says):
+        calling("f", function, executor=executor)

@@ -1,0 +1,154 @@
+"""A new application: its files fit each other, its test passes, and it runs as its README says."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+import yaml  # type: ignore[import-untyped]
+from typer.testing import CliRunner, Result
+
+from coopstreams.commands.cli import app
+from coopstreams.commands.init import project_of
+from coopstreams.common.config import Config, settings_of
+from coopstreams.query.openapi import description
+from coopstreams.query.service import RequestLimits
+from coopstreams.topology.errors import ConfigError, UnknownTopicError
+from tests.broker.waiting import eventually
+from tests.conftest import Kafka
+
+TOKEN = "a-token-for-the-test-of-init"
+
+
+def run(*arguments: str, input_: str | None = None, token: str | None = None) -> Result:
+    return CliRunner().invoke(app, list(arguments), input=input_, env={"COOPSTREAMS_HTTP_TOKEN_READ": token})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("new") / "orders"
+    assert run("init", str(made)).exit_code == 0
+    return made
+
+
+def test_the_files_have_the_name_of_the_folder_or_the_one_given(folder: Path, tmp_path: Path) -> None:
+    assert {file.name for file in folder.iterdir()} == set(project_of("orders"))
+    assert "orders.service" in project_of("orders")
+    assert not any("my-application" in file.read_text() or "template" in file.name for file in folder.iterdir())
+    assert run("init", str(tmp_path / "Strange Folder"), "--name", "shipping").exit_code == 0
+    assert 'StreamsBuilder("shipping")' in (tmp_path / "Strange Folder" / "app.py").read_text()
+
+
+@pytest.mark.parametrize("name", ["Orders", "my orders", "-a", "a" * 51, "a_b"])
+def test_a_name_that_is_not_one_everywhere_is_refused(name: str, tmp_path: Path) -> None:
+    assert isinstance(run("init", str(tmp_path / name)).exception, ConfigError)
+    assert not (tmp_path / name).exists()
+
+
+def test_nothing_is_overwritten(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text("mine")
+    refused = run("init", str(tmp_path), "--name", "mine")
+    assert isinstance(refused.exception, ConfigError)
+    assert "has app.py already" in str(refused.exception)
+    assert [file.name for file in tmp_path.iterdir()] == ["app.py"]
+    assert (tmp_path / "app.py").read_text() == "mine"
+
+
+def test_its_own_test_passes(folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", folder],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_what_the_readme_types_are_commands(folder: Path) -> None:
+    [block] = re.findall(r"```sh\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    typed = [shlex.split(command.rpartition("|")[2], comments=True) for command in block.splitlines()]
+    for _, *arguments in (words for words in typed if words[0] == "coopstreams"):
+        names = [word for word in arguments[:2] if word.isalpha()]
+        known = [names[:n] for n in (1, 2) if run(*names[:n], "--help").exit_code == 0]
+        assert known, arguments
+        options = {word for word in arguments if word.startswith("--")}
+        assert all(option in run(*known[-1], "--help").output for option in options), arguments
+
+
+def manifests(folder: Path) -> dict[str, Any]:
+    return {one["kind"]: one for one in yaml.safe_load_all((folder / "kubernetes.yaml").read_text())}
+
+
+def test_the_manifests_fit_each_other_the_settings_and_the_paths(folder: Path) -> None:
+    found = manifests(folder)
+    service, stateful, scaler = found["Service"], found["StatefulSet"], found["HorizontalPodAutoscaler"]
+    [container] = stateful["spec"]["template"]["spec"]["containers"]
+    assert service["spec"]["selector"] == stateful["spec"]["template"]["metadata"]["labels"]
+    assert stateful["spec"]["serviceName"] == service["metadata"]["name"] == "orders"
+    assert scaler["spec"]["scaleTargetRef"]["name"] == stateful["metadata"]["name"]
+    paths = description(RequestLimits())["paths"]
+    probes = ("livenessProbe", "readinessProbe", "startupProbe")
+    assert all(container[probe]["httpGet"]["path"] in paths for probe in probes)
+    given = {one["name"]: one.get("value", TOKEN) for one in container["env"]}
+    docker = (folder / "Dockerfile").read_text()
+    given |= dict(pair.split("=") for line in re.findall(r"^ENV (.*)", docker, re.MULTILINE) for pair in line.split())
+    config = Config.of(settings_of(folder / "settings.toml", given, {}), "orders")
+    assert config["http.listen"].endswith(f":{container['ports'][0]['containerPort']}")
+    assert config["application.server"] == "$(POD_NAME).orders:8080"
+    assert config["http.token.read"] == (TOKEN,)
+    [mount], [claim] = container["volumeMounts"], stateful["spec"]["volumeClaimTemplates"]
+    assert (mount["mountPath"], mount["name"]) == (config["state.dir"], claim["metadata"]["name"])
+
+
+def test_the_unit_starts_what_the_container_starts(folder: Path) -> None:
+    unit, docker = (folder / "orders.service").read_text(), (folder / "Dockerfile").read_text()
+    entry = orjson.loads(re.search(r"^ENTRYPOINT (.*)", docker, re.MULTILINE)[1])  # type: ignore[index]
+    [start] = re.findall(r"^ExecStart=\S*/(.*)", unit, re.MULTILINE)
+    assert shlex.split(start)[: len(entry)] == entry
+
+
+@pytest.mark.broker
+def test_it_runs_as_its_readme_says(folder: Path, kafka: Kafka) -> None:
+    """With its own settings and, as in a container, an environment."""
+    name = kafka.unique("orders")
+    lines, counts, servers = f"{name}-lines", f"{name}-counts", ("--bootstrap-servers", kafka.bootstrap)
+    program = (folder / "app.py").read_text()
+    for before, after in (("orders", name), ("lines", lines), ("word-counts", counts)):
+        program = program.replace(f'"{before}"', f'"{after}"')
+    (folder / "on_kafka.py").write_text(program)
+    assert isinstance(run("topics", "write", lines, *servers, input_="x").exception, UnknownTopicError)
+    assert f"{lines}: created, 2 partitions" in run("topics", "create", lines, "--partitions", "2", *servers).stdout
+    again = run("topics", "create", lines, counts, *servers).stdout.splitlines()
+    assert again == [f"{lines}: is there, 2 partitions", f"{counts}: created, 1 partitions"]
+    assert "2 records written" in run("topics", "write", lines, *servers, input_="to be or\nnot to Be\n").stdout
+    environment = os.environ | {
+        "COOPSTREAMS_BOOTSTRAP_SERVERS": kafka.bootstrap,
+        "COOPSTREAMS_HTTP_LISTEN": "127.0.0.1:0",
+        "COOPSTREAMS_HTTP_TOKEN_READ": TOKEN,
+    }
+    log = folder / "log"
+    command = [sys.executable, "-m", "coopstreams", "run", "on_kafka.py", "--config", "settings.toml"]
+    with (
+        log.open("w") as said,
+        subprocess.Popen(command, cwd=folder, env=environment, stderr=said) as process,
+    ):
+        try:
+            eventually(lambda: "answered at http" in log.read_text(), 60, log.read_text)
+            [url] = re.findall(r"answered at (http\S+)", log.read_text())
+            assert httpx.get(f"{url}/v1/stores", trust_env=False, timeout=60).status_code == httpx.codes.UNAUTHORIZED
+            asked = ("query", url, "counts", "be")
+            eventually(lambda: '"value":2' in run(*asked, token=TOKEN).stdout, 60, log.read_text)
+            process.terminate()
+            assert process.wait(60) == 0, log.read_text()
+        finally:
+            process.kill()
