@@ -92,7 +92,6 @@ class Committer:
         self._follower = follower
         self._metrics = metrics
         self._changelog = changelog
-        self._dead_letters = config["errors.dead.letter.queue.topic.name"]
         self._timeout_s = config["transaction.timeout.ms"] / 1000
         self._refusals = refusals
         self.careful = False
@@ -165,8 +164,8 @@ class Committer:
                 task.tally.written[output.topic] += len(output)
                 output.clear()
 
-    def dead_letter(self, failure: Failure, headers: Headers) -> None:
-        """Write a failed record to the dead-letter topic, in the same commit as the results around it.
+    def dead_letter(self, failure: Failure, headers: Headers, topic: str) -> None:
+        """Write a failed record to a dead-letter topic, in the same commit as the results around it.
 
         A timestamp in the future becomes the time of now: it may be why the record failed, and the broker would refuse
         the letter too.
@@ -174,14 +173,14 @@ class Committer:
         timestamp = min(failure.timestamp, self._host.wall_ms())
         if self.careful:
             self._check_taken(
-                self._dead_letters,
+                topic,
                 failure.key,
                 failure.value,
                 headers,
                 timestamp,
                 "A dead letter that cannot be written",
             )
-        self._append(self._dead_letters, [failure.key], [failure.value], [timestamp], headers=[headers])
+        self._append(topic, [failure.key], [failure.value], [timestamp], headers=[headers])
 
     def expect_refusals(self) -> None:
         """Check each output before it is written from the next interval on, because Kafka has refused a record."""

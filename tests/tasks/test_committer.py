@@ -254,7 +254,7 @@ def test_a_dead_letter_counts_with_the_results_around_it() -> None:
         made.write("in", [(b"a", b"", 0)])
         task = made.task(WHOLE)
         made.process(task)
-        made.committers[0].dead_letter(failure, [("why", b"no")])
+        made.committers[0].dead_letter(failure, [("why", b"no")], "dead")
         if commit:
             made.committers[0].commit([task])
         else:
