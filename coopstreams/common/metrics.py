@@ -80,6 +80,9 @@ class Metrics:
         )
         says = "Records left out, by node and reason: late, null-key, deserialization, ..."
         self._dropped = self._counter("dropped_records", says, "subtopology", "node", "reason")
+        self._time_marks = self._counter(
+            "time_marks", "Advances of the stream time of a silent partition (idle_advance).", "subtopology", "topic"
+        )
         self._dead_letters = self._counter(
             "dead_letters", "Records that failed and went to the dead-letter topic.", "subtopology"
         )
@@ -155,6 +158,10 @@ class Metrics:
     def produced(self, task: TaskId, topic: str, records: int) -> None:
         """Count records that a task has written to a topic."""
         self._produced.of(task.subtopology, topic).inc(records)
+
+    def time_marked(self, task: TaskId, topic: str) -> None:
+        """Count an advance of the stream time of a silent partition."""
+        self._time_marks.of(task.subtopology, topic).inc()
 
     def dropped(self, task: TaskId | None, node: str, reason: str, records: int = 1) -> None:
         """Count records dropped by a task or (None) by global tables.

@@ -13,11 +13,14 @@ its table's records back.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from coopstreams.common.host import SYSTEM, Host
 from coopstreams.common.metrics import Metrics
 from coopstreams.log.log import NO_STREAM_TIME, Position, Reader, RecordBatch
+from coopstreams.tasks.silence import Silence
 from coopstreams.tasks.task import Task
 from coopstreams.tasks.thread import StreamThread
 from coopstreams.topology.columns import Columns, TopicPartition
@@ -55,6 +58,8 @@ class _Partition:
     held: bool = False
     record_bytes: int = RECORD_BYTES
     """The average size of a record in the last batch."""
+    silence: Silence | None = None
+    """None: its stream time advances with records only."""
 
 
 class Dispatcher:
@@ -67,8 +72,10 @@ class Dispatcher:
         operator_times_of: Callable[[str], OperatorTimeColumns | None],
         most_bytes: int,
         metrics: Metrics,
+        host: Host = SYSTEM,
     ) -> None:
         self._reader = reader
+        self._host = host
         self._timestamp_of = timestamp_of
         self._operator_times_of = operator_times_of
         self._most_bytes = most_bytes
@@ -78,9 +85,10 @@ class Dispatcher:
     def open(self, task: Task, thread: StreamThread) -> None:
         """Route the records of a task's range to it from now on, from the position it was opened at."""
         for source in task.sources:
-            self._partitions.setdefault(source, _Partition()).routes.append(
-                _Route(task, thread, task.progress.position(source))
-            )
+            partition = self._partitions.setdefault(source, _Partition())
+            partition.routes.append(_Route(task, thread, task.progress.position(source)))
+            if partition.silence is None and (idle_ms := task.idle_ms.get(source.topic)) is not None:
+                partition.silence = Silence(idle_ms)
         self._place(task.sources)
 
     def close(self, task: Task) -> None:
@@ -105,10 +113,13 @@ class Dispatcher:
         self._hold()
         moved = 0
         held = any(partition.held for partition in self._partitions.values())
-        for batch in self._reader.fetch(FETCH_RECORDS, min(timeout_s, HELD_WAIT_S) if held else timeout_s):
+        wait_s = min(self._advance_time(), min(timeout_s, HELD_WAIT_S) if held else timeout_s)
+        for batch in self._reader.fetch(FETCH_RECORDS, wait_s):
             partition = self._partitions.get(batch.partition)
             if partition is None:
                 continue
+            if partition.silence is not None:
+                partition.silence.heard(batch, self._host.now())
             partition.at, partition.at_end = Position(batch.next_offset, batch.stream_time), batch.at_end
             route = partition.routes[batch.slot]
             if batch.next_offset > route.next.offset:
@@ -123,6 +134,12 @@ class Dispatcher:
     def wake(self) -> None:
         """End the wait of a `move` that runs. Any thread."""
         self._reader.wake()
+
+    def silent_s(self, source: TopicPartition) -> float | None:
+        """Return for how long a partition has been silent; None: it is not, or its time needs records. Any thread."""
+        partition = self._partitions.get(source)
+        since = partition.silence.since if partition is not None and partition.silence is not None else None
+        return None if since is None else self._host.now() - since
 
     def position(self, source: TopicPartition) -> Position | None:
         """Return the reader's position in a partition; None: it is not read."""
@@ -144,6 +161,8 @@ class Dispatcher:
             # Seek forward, too: the owner of the records in between may have processed and deleted them.
             if partition.at is None or first.offset != partition.at.offset:
                 partition.at, partition.at_end = first, False
+                if partition.silence is not None:
+                    partition.silence.broken()
         self._reader.assign(
             {source: partition.at or Position(0, NO_STREAM_TIME) for source, partition in self._partitions.items()}
         )
@@ -153,16 +172,31 @@ class Dispatcher:
                 continue
             ranges = [route.task.id.key_range for route in partition.routes]
             for route in partition.routes:
-                route.task.program.elsewhere = bool(WHOLE.minus(ranges))
+                route.task.program.elsewhere = bool(WHOLE.minus(ranges) or route.task.idle_ms)
             operator_times = (
                 self._operator_times_of(source.topic)
                 if any(route.task.program.shared for route in partition.routes)
                 else None
             )
-            self._reader.route(source, ranges, self._timestamp_of(source.topic), operator_times)
+            timestamps, marked = self._timestamp_of(source.topic), partition.silence is not None
+            self._reader.route(source, ranges, timestamps, operator_times, time_marks=marked)
             if partition.at_end and partition.at is not None:
                 for slot, route in enumerate(partition.routes):
                     route.thread.deliver(route.task, RecordBatch.ended(source, slot, partition.at))
+
+    def _advance_time(self) -> float:
+        """Have the owners of hash 0 advance the time of silent partitions; return when the next may be due."""
+        now, next_s = self._host.now(), math.inf
+        for source, partition in self._partitions.items():
+            owner = partition.routes[0]
+            if partition.silence is None or owner.task.id.key_range.start:
+                continue
+            if (stream_time := partition.silence.advance(now)) is not None:
+                owner.thread.advance_time(owner.task, source, stream_time)
+                self._metrics.time_marked(owner.task.id, source.topic)
+            if (due_s := partition.silence.due_in(now)) is not None:
+                next_s = min(next_s, due_s)
+        return next_s
 
     def _hold(self) -> None:
         for source, partition in self._partitions.items():

@@ -36,6 +36,7 @@ from coopstreams.tasks.events import (
 from coopstreams.tasks.lifecycle import Lifecycle, StreamsState, StreamThreadExceptionResponse
 from coopstreams.tasks.task import Incarnation, Task
 from coopstreams.tasks.thread import StreamThread
+from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ApplicationStoppedError, CoopStreamsError
 from coopstreams.topology.task_id import TaskId
 
@@ -87,6 +88,7 @@ class Instance:
             components.operator_times_of,
             most_bytes,
             components.metrics,
+            self._host,
         )
         self._subscription = components.subscription(self._tell)
         self._watcher = components.watcher(self.registry, self.tasks, self._tell)
@@ -389,6 +391,10 @@ class Instance:
             return f"; its thread has waited {self._host.now() - waiting[1]:.0f} s for {waiting[0]}"
         since = None if running is None or running.calls is None else running.calls.oldest
         return "" if since is None else f"; its first record has waited {self._host.now() - since:.0f} s for a call"
+
+    def silent_s(self, source: TopicPartition) -> float | None:
+        """Return for how long a partition has been silent; None: it is not, or its time needs records. Any thread."""
+        return self._dispatcher.silent_s(source)
 
     def _load(self, thread: StreamThread, subtopology: int) -> tuple[int, int]:
         """Return how many tasks a thread has of this sub-topology, and of all: each stage spreads over all threads."""

@@ -269,7 +269,7 @@ class Serving:
             behind_ms=behind_ms,
         )
 
-    @staticmethod
-    def _source(task: Task, source: TopicPartition, end: int | None) -> SourceStatus:
+    def _source(self, task: Task, source: TopicPartition, end: int | None) -> SourceStatus:
         at, time = task.progress.durable(source), task.progress.stream_time(source)
-        return SourceStatus(source, at, at, end, None if time == NO_STREAM_TIME else time)
+        silent_s = self._instance.silent_s(source)
+        return SourceStatus(source, at, at, end, None if time == NO_STREAM_TIME else time, silent_s)

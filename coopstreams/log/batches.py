@@ -4,7 +4,7 @@ Both readers call `make_batches` with all records that they looked at, in offset
 between logs.
 
 Invariant: a record is in exactly one slot, or in none if its hash is outside all ranges; every slot gets a batch, so
-that its position moves.
+that its position moves. Time marks are in no slot.
 Turned down: hashing and cutting record by record (three times as slow as a comprehension of hashes and lists of
 indexes: measured).
 """
@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from coopstreams.log.log import NO_STREAM_TIME, RecordBatch
-from coopstreams.topology.columns import NO_RECORDS, Columns, Headers, Int64s, TopicPartition
+from coopstreams.log.time_marks import marks_in
+from coopstreams.topology.columns import NO_RECORDS, Columns, Headers, Int64s, TopicPartition, joined
 from coopstreams.topology.compile.operator_time import OperatorTimeColumns, before_and_after
 from coopstreams.topology.compile.program import TimestampColumn
 from coopstreams.topology.keys import GROUPS, HASH_BITS, KeyRange, key_hashes
@@ -30,15 +31,27 @@ class Routes:
     Shape: slot = index in `ranges`.
     """
 
-    __slots__ = ("_bounds", "_by_bound", "_by_group", "_operator_times", "_ranges", "now", "timestamps", "whole")
+    __slots__ = (
+        "_bounds",
+        "_by_bound",
+        "_by_group",
+        "_operator_times",
+        "_ranges",
+        "now",
+        "time_marks",
+        "timestamps",
+        "whole",
+    )
 
     def __init__(
         self,
         ranges: Sequence[KeyRange],
         timestamps: TimestampColumn | None = None,
         operator_times: OperatorTimeColumns | None = None,
+        *,
+        time_marks: bool = False,
     ) -> None:
-        """Cut the hash space.
+        """Cut the hash space. `time_marks`: they advance time.
 
         Raises:
             ValueError: no ranges at all, or two that overlap.
@@ -48,6 +61,7 @@ class Routes:
                 "a route needs at least one key range; a partition without key ranges must not be assigned"
             )
         self.timestamps = timestamps
+        self.time_marks = time_marks
         self.whole = len(ranges) == 1 and ranges[0].is_whole
         self.now: list[int] = []
         """The operator times, counted since the routes were made: a task takes the later of this and its own."""
@@ -78,6 +92,12 @@ class Routes:
         both = [before_and_after(times, operator_time) for times, operator_time in zip(told, now, strict=True)]
         columns.operator_times = [before for before, _ in both]
         self.now = [after for _, after in both]
+
+    def reach(self, stream_time: int) -> None:
+        """Advance all operator times: a time mark reaches every operator."""
+        if self._operator_times is not None:
+            now = self.now or [NO_STREAM_TIME] * len(self._operator_times(NO_RECORDS))
+            self.now = [max(operator_time, stream_time) for operator_time in now]
 
     def _indexes(self, hashes: list[int]) -> list[list[int]]:
         """Return the indexes of each slot's records."""
@@ -110,18 +130,38 @@ def make_batches(
     Shape: `columns` are all records looked at, also those outside of all ranges; their stream times are not yet known.
     `before` is the stream time before them.
     """
-    if len(columns):
-        if routes is not None and routes.timestamps is not None:
-            columns.timestamps = routes.timestamps(partition, columns, before)
-        columns.stream_times = stream_times(columns.timestamps, before)
-        before = columns.stream_times[-1]
-        if routes is not None:
-            routes.tell_time(columns)
-    parts = [columns] if routes is None else routes.split(columns)
+    if marks := marks_in(columns):
+        parts, start = list[Columns](), 0
+        for at, time in marks:
+            parts.append(columns.slice(start, at))
+            before = _tell_time(partition, parts[-1], routes, before)
+            if routes is not None and routes.time_marks:
+                before = max(before, time)
+                routes.reach(time)
+            start = at + 1
+        parts.append(columns.slice(start, len(columns)))
+        before = _tell_time(partition, parts[-1], routes, before)
+        columns = joined(parts)
+    else:
+        before = _tell_time(partition, columns, routes, before)
+    slots = [columns] if routes is None else routes.split(columns)
+    now = () if routes is None else routes.now
+    busy = len(columns) > 0
     return [
-        RecordBatch(partition, slot, part, next_offset, before, at_end, () if routes is None else routes.now)
-        for slot, part in enumerate(parts)
+        RecordBatch(partition, slot, part, next_offset, before, at_end, now, busy) for slot, part in enumerate(slots)
     ]
+
+
+def _tell_time(partition: TopicPartition, columns: Columns, routes: Routes | None, before: int) -> int:
+    """Set timestamps, stream times and operator times; return the stream time after these records."""
+    if not len(columns):
+        return before
+    if routes is not None and routes.timestamps is not None:
+        columns.timestamps = routes.timestamps(partition, columns, before)
+    columns.stream_times = stream_times(columns.timestamps, before)
+    if routes is not None:
+        routes.tell_time(columns)
+    return columns.stream_times[-1]
 
 
 def raw_columns(

@@ -47,6 +47,8 @@ class RecordBatch:
     """The reader had reached the end of the log (read_committed: the last stable offset) when this was made."""
     operator_times: Sequence[int] = ()
     """The operator times of the partition after this batch; see `route`."""
+    busy: bool = False
+    """Whether the fetch had a record of the partition, of whichever key range. Time marks are none."""
 
     def behind(self, before: RecordBatch) -> RecordBatch:
         """Return one batch for this one and the one before it, if neither has records: the latest position."""
@@ -84,6 +86,8 @@ class Reader(Protocol):
         ranges: Sequence[KeyRange],
         timestamps: TimestampColumn | None = None,
         operator_times: OperatorTimeColumns | None = None,
+        *,
+        time_marks: bool = False,
     ) -> None:
         """Give each record to the slot (index) of the range with its key hash; drop records outside of all ranges.
 
@@ -91,7 +95,7 @@ class Reader(Protocol):
         without a key has the hash of its offset. May be called before the partition is assigned. `timestamps` replaces
         the timestamps of ALL records, before any is dropped and before stream times are computed from them.
         `operator_times` is called with ALL records, too: the columns of a slot have the operator times before each of
-        its records.
+        its records. Time marks are dropped; with `time_marks` they advance stream time and all operator times.
         """
 
     def fetch(self, max_records: int, timeout_s: float) -> list[RecordBatch]:

@@ -186,6 +186,10 @@ class SourceStatus:
     end: int | None = None
     stream_time: int | None = None
     """Of the latest commit. Units: ms."""
+    silent_s: float | None = None
+    """For how long the partition has been silent, so that its stream time advances with the clock (`idle_advance`).
+    None: records come, or time advances with records only.
+    """
 
     @property
     def lag(self) -> int | None:

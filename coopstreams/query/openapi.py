@@ -292,6 +292,10 @@ def _status(health: Schema, place: Schema) -> Schema:
         "lag": lag,
     }
     source["stream_time"] = _MAYBE_WHOLE
+    source["silent_s"] = {
+        "type": ["number", "null"],
+        "description": "How long the partition has been silent while its stream time advances with the clock.",
+    }
     restore = {
         "store": _STRING,
         "restored": _WHOLE,

@@ -135,6 +135,7 @@ def _task(status: TaskStatus) -> Report:
                 "end": source.end,
                 "lag": source.lag,
                 "stream_time": source.stream_time,
+                "silent_s": None if source.silent_s is None else round(source.silent_s, 1),
             }
             for source in status.sources
         ],

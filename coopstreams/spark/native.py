@@ -87,6 +87,8 @@ def fields_of(condition: Condition | None) -> tuple[str, ...]:
 def _other(node: Node, nodes: dict[str, Node]) -> str | None:
     """Return why a node that is no aggregation cannot be translated; None if it can."""
     match node:
+        case Source(idle_ms=int()):
+            return "advances time where its topic is silent"
         case Source(timestamp=function):
             return None if function is None else "takes timestamps by a Python function"
         case MapValues(table=False, with_key=False, mapper=field()):

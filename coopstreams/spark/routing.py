@@ -63,11 +63,13 @@ class Routing:
             return
         partition, stream_time, next_offset = _only_partition(first), NO_STREAM_TIME, 0
         cut = Cut(KeyRange.split(self.ranges), ALL if self.committed is None else self.committed[partition.partition])
-        operator_times = program.operator_times_of(self.topic) if len(cut.segment_ranges) > 1 else None
+        idle = bool(program.idle_ms)
+        operator_times = program.operator_times_of(self.topic) if idle or len(cut.segment_ranges) > 1 else None
         routes = Routes(
             [segment_range.key_range for segment_range in cut.segment_ranges],
             program.timestamp_of.get(self.topic),
             operator_times,
+            time_marks=self.topic in program.idle_ms,
         )
         reporter = self._reporter(partition)
         for rows in chain([first], filled):

@@ -25,7 +25,6 @@ from coopstreams.topology.calls import Retry
 from coopstreams.topology.columns import Headers
 from coopstreams.topology.errors import ProcessingError
 from coopstreams.topology.failures import Failure, OnFailure
-from coopstreams.topology.graph.nodes import Structure
 from coopstreams.topology.task_id import TaskId
 
 Answer: TypeAlias = Literal["continue", "dead-letter"]
@@ -34,7 +33,6 @@ Count: TypeAlias = Callable[[Failure, Answer], None]
 
 FATES: Mapping[Answer, str] = {"continue": "dropped", "dead-letter": "sent to the dead-letter topic"}
 """What happens to a record, in words, by answer."""
-NO_TOPICS: Mapping[str, str] = {}
 _OURS = Path(__file__).parents[1]
 _ROOMS = {folder for room in ("", "topology", "state") for folder in (_OURS / room, (_OURS / room).resolve())}
 _LIBRARIES = tuple(
@@ -44,12 +42,6 @@ _LIBRARIES = tuple(
 """Folders of code that is not the user's: coopstreams (its rooms may be links), Python, installed packages."""
 MOST_SAID = 8000
 """Most characters of an error's text in a header: one that quotes a large value would make the record too large."""
-
-
-def dead_letter_topics(topology: Structure, config: Config) -> tuple[str, ...]:
-    """Return all topics to which dead letters may go."""
-    of_all = config["errors.dead.letter.queue.topic.name"]
-    return tuple(dict.fromkeys([*([of_all] if of_all else []), *topology.dead_letter_topics.values()]))
 
 
 def describe_failure(task: TaskId | None, failure: Failure) -> str:
@@ -104,16 +96,14 @@ def handler(
     task: TaskId | None,
     config: Config,
     count: Count,
-    dead_letter: Callable[[Failure, Headers, str], None],
+    dead_letter: Callable[[Failure, Headers], None],
     sayings: Sayings,
     fates: Mapping[Answer, str] = FATES,
     tries: Tries | None = None,
-    topics: Mapping[str, str] = NO_TOPICS,
 ) -> OnFailure:
     """Return the configured failure handler of a task's program, or, without a task, of a global table.
 
-    `tries`: of the instance; None: nothing can be processed again later here. `topics`: of nodes that have a topic for
-    their dead letters. `dead_letter`: writes a record with these headers to a topic.
+    `tries`: of the instance; None: nothing can be processed again later here.
 
     Raises (the returned function):
         ProcessingError: the handler of the phase says `fail`.
@@ -124,8 +114,7 @@ def handler(
         message = describe_failure(task, failure)
         if task is not None and tries is not None:
             failure = replace(failure, attempt=tries.attempt(task, failure))
-        own = topics.get(failure.node) if failure.phase == "processing" else None
-        answer = _answer(config, failure, message) if own is None else "dead-letter"
+        answer = _answer(config, failure, message)
         if isinstance(answer, Retry):
             if task is None or tries is None:
                 raise ProcessingError(
@@ -145,8 +134,7 @@ def handler(
         count(failure, answer)
         sayings.warn((failure.phase, failure.node, failure.source.topic), f"{message}; {fates[answer]}")
         if answer == "dead-letter":
-            topic = own or config["errors.dead.letter.queue.topic.name"]
-            dead_letter(failure, dead_letter_headers(task, failure), topic)
+            dead_letter(failure, dead_letter_headers(task, failure))
 
     return on_failure
 

@@ -127,6 +127,7 @@ class Task:
         self._latency = latency
         self.tally = tally
         self._on_failure = on_failure
+        self.idle_ms = program.idle_ms
         self._sinks = {node.topic: node.name for node in program.subtopology.nodes if isinstance(node, Sink)}
         self._singles: deque[Step] = deque()
         """Steps of one record, taken from the queues and not yet processed."""

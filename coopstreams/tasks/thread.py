@@ -78,7 +78,16 @@ class _Called:
     task: Task
 
 
-_Message = _Open | _Close | _Moved | _Look | _Called | tuple[Task, RecordBatch] | None
+@dataclass(frozen=True, slots=True)
+class _Silent:
+    """A partition of a task has been silent for long: its stream time advances."""
+
+    task: Task
+    source: TopicPartition
+    stream_time: int
+
+
+_Message = _Open | _Close | _Moved | _Look | _Called | _Silent | tuple[Task, RecordBatch] | None
 
 
 class StreamThread:
@@ -161,6 +170,10 @@ class StreamThread:
                 message = waiting[batch.partition] = _Moved(task, batch)
         self._inbox.put(message)
 
+    def advance_time(self, task: Task, source: TopicPartition, stream_time: int) -> None:
+        """Append a time mark to a silent source of a task; it counts with the next commit."""
+        self._inbox.put(_Silent(task, source, stream_time))
+
     def close(self, tasks: tuple[Task, ...], *, clean: bool) -> None:
         """Close these tasks; `Closed` follows for each. `clean`: commit before; otherwise discard what is uncommitted.
 
@@ -226,6 +239,8 @@ class StreamThread:
                 self._process(message.task, self._taken(message))
             elif isinstance(message, _Called):
                 self._go_on_with(message.task)
+            elif isinstance(message, _Silent):
+                self._advance_time(message)
             elif isinstance(message, _Open):
                 self._open(message.task)
             elif isinstance(message, _Close):
@@ -275,6 +290,16 @@ class StreamThread:
         """Process the records whose calls have ended."""
         try:
             self._step(task)
+        except (LogError, MembershipLostError) as error:
+            self._abort(error)
+
+    def _advance_time(self, message: _Silent) -> None:
+        task = message.task
+        if task.closed or task.leaving:
+            return
+        try:
+            self.committer.begin(task)
+            self.committer.mark_time(task, message.source, message.stream_time)
         except (LogError, MembershipLostError) as error:
             self._abort(error)
 

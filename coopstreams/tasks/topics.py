@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from coopstreams.common.config import Config
 from coopstreams.log.log import Log, TopicSpec
-from coopstreams.tasks.failures import dead_letter_topics
 from coopstreams.topology.errors import ConfigError, UnknownTopicError
+from coopstreams.topology.graph.nodes import Source
 from coopstreams.topology.graph.partitions import ResolvedTopics, check_names, check_partitions
 from coopstreams.topology.graph.topology import Topology
 
@@ -50,7 +50,8 @@ def check_topics(cluster: Log, topology: Topology, config: Config) -> ResolvedTo
     """Return the partition counts of all topics, if the application can start.
 
     Raises:
-        ConfigError: a table is to be restored from a topic that the group may begin to read at its end.
+        ConfigError: a table is to be restored from a topic that the group may begin to read at its end; or time is to
+            advance in a compacted topic.
         UnknownTopicError: a topic that users read, write or send dead letters to does not exist.
         TopologyError: topics of a join differ in partitions, an internal topic is of an older form of the topology, or
             its name is generated.
@@ -58,11 +59,13 @@ def check_topics(cluster: Log, topology: Topology, config: Config) -> ResolvedTo
     if config["ensure.explicit.internal.resource.naming"]:
         check_names(topology)
     counts = cluster.partitions()
-    wanted = [*topology.sink_topics, *dead_letter_topics(topology, config)]
+    dead_letters = config["errors.dead.letter.queue.topic.name"]
+    wanted = [*topology.sink_topics, *([dead_letters] if dead_letters else [])]
     # By name: a topic that this user may not describe is another error than one that does not exist.
     cluster.partitions([topic for topic in (*topology.source_topics, *wanted) if topic not in counts])
     resolved = check_partitions(topology, counts, config["windowstore.changelog.additional.retention.ms"])
     _check_reused(cluster, topology, config)
+    _check_marked(cluster, topology)
     missing = [topic for topic in wanted if topic not in counts and topic not in resolved.partitions]
     if missing:
         raise UnknownTopicError(
@@ -77,6 +80,17 @@ def check_topics(cluster: Log, topology: Topology, config: Config) -> ResolvedTo
             orphan,
         )
     return resolved
+
+
+def _check_marked(cluster: Log, topology: Topology) -> None:
+    """Check the topics to which the application writes time marks: a compacted one takes no record without a key."""
+    sources = [node for part in topology.subtopologies for node in part.nodes if isinstance(node, Source)]
+    for topic in (topic for node in sources if node.idle_ms is not None and not node.internal for topic in node.topics):
+        if "compact" in cluster.topic_config(topic).get("cleanup.policy", ""):
+            raise ConfigError(
+                f'stream("{topic}", idle_advance=): the topic is compacted, and takes no record without a key. '
+                "Say .repartition(idle_advance=...) below it instead: the time marks go to that topic."
+            )
 
 
 def _check_reused(cluster: Log, topology: Topology, config: Config) -> None:

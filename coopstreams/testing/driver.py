@@ -33,11 +33,12 @@ from coopstreams.state.engines import open_database, open_engine
 from coopstreams.state.global_updates import rows_of
 from coopstreams.state.memory import Memory
 from coopstreams.state.task_state import TaskState
-from coopstreams.tasks.failures import dead_letter_topics, handler
+from coopstreams.tasks.failures import handler
 from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.tally import Tally
 from coopstreams.tasks.task import Incarnation, Task
 from coopstreams.testing.ordered import ordered
+from coopstreams.testing.silences import Silences
 from coopstreams.testing.topic_serdes import decoded, one_of, read_with, written_with
 from coopstreams.testing.views import InputTopic, OutputRecord, OutputTopic, StoreView
 from coopstreams.topology.columns import Columns, Headers, TopicPartition
@@ -89,7 +90,8 @@ class TopologyTestDriver:
         self._built = self.topology = topology
         self._given_partitions = partitions
         self._caching = caching
-        self._dead_letters = dead_letter_topics(topology, self._config)
+        dead_letters = self._config["errors.dead.letter.queue.topic.name"]
+        self._dead_letters = [] if dead_letters is None else [dead_letters]
         self._state_dir = state_dir
         self._sayings = Sayings()
         self._log = MemoryLog()
@@ -103,6 +105,7 @@ class TopologyTestDriver:
         self._tasks: dict[TopicPartition, list[Task]] = {}
         self._at_hand: dict[TopicPartition, Position] = {}
         """The position of a partition after the record that waits in front of its tasks."""
+        self._silences = Silences(self._writer)
         self._globals = {table.store.name: rows_of(table, lambda: self.now_ms) for table in topology.global_tables}
         self._parts: dict[int, list[list[Task]]] = {}
         self._databases: dict[tuple[int, int], Database] = {}
@@ -132,8 +135,13 @@ class TopologyTestDriver:
             rows.close()
 
     def advance(self, time: Duration) -> None:
-        """Move the driver's clock on, and run what is due. Stream time moves with records only."""
+        """Move the driver's clock on, and run what is due.
+
+        Stream time moves with records, and in the silent partitions of sources with `idle_advance`.
+        """
         self.now_ms += duration_ms(time, "advance: the time")
+        self._silences.advance(self.now_ms)
+        self._work()
         for task in self._all_tasks():
             try:
                 task.punctuate(self.now_ms)
@@ -347,12 +355,11 @@ class TopologyTestDriver:
             output=lambda topic: ordered(topic, self._order),
             host=self._host,
         )
-        task.program.elsewhere = False
+        task.program.elsewhere = bool(program.idle_ms)
         return task
 
     def _on_failure(self, task: TaskId | None) -> OnFailure:
-        topics = self._built.dead_letter_topics
-        handle = handler(task, self._config, lambda *_: None, self._dead_letter, self._sayings, topics=topics)
+        handle = handler(task, self._config, lambda *_: None, self._dead_letter, self._sayings)
 
         def on_failure(failure: Failure) -> None:
             handle(failure)
@@ -367,7 +374,9 @@ class TopologyTestDriver:
         program = self._programs[self._tasks[source][0].id.subtopology]
         ranges = [task.id.key_range for task in self._tasks[source]]
         operator_times = program.operator_times_of(source.topic) if self._tasks[source][0].program.shared else None
-        self._reader.route(source, ranges, program.timestamp_of.get(source.topic), operator_times)
+        marked = self._silences.listen(source, program.idle_ms.get(source.topic))
+        timestamps = program.timestamp_of.get(source.topic)
+        self._reader.route(source, ranges, timestamps, operator_times, time_marks=marked)
 
     def _all_tasks(self) -> Iterator[Task]:
         """Yield the tasks, those of earlier sub-topologies first."""
@@ -392,16 +401,16 @@ class TopologyTestDriver:
         while runs := self._reader.fetch(1, 0.0):
             for run in runs:
                 self._tasks[run.partition][run.slot].add(run)
-                if len(run.columns):
+                if self._silences.heard(run, self.now_ms) or len(run.columns):
                     self._at_hand[run.partition] = Position(run.next_offset, run.stream_time)
                     self._reader.hold(run.partition, True)
 
     def _go_on(self, source: TopicPartition) -> bool:
-        """Run the tasks of a partition until they are done with its record; return whether any record was processed."""
+        """Run the tasks of a partition until they are done with its record; return whether they got any further."""
         until = self._at_hand[source].offset
         # First the task that has the record; the others only advance their stream time.
         tasks = sorted(self._tasks[source], key=lambda task: not task.queues.waiting(source))
-        before = sum(task.processed for task in tasks)
+        before = [(task.processed, task.progress.position(source)) for task in tasks]
         try:
             for task in tasks:
                 while task.progress.position(source).offset < until:
@@ -410,7 +419,7 @@ class TopologyTestDriver:
         finally:
             self._fetch()  # of two records with the same time, the existing one goes before one that is written now
             self._collect()
-        return sum(task.processed for task in tasks) > before
+        return [(task.processed, task.progress.position(source)) for task in tasks] != before
 
     def _collect(self) -> None:
         """Append the records that a task wrote to the log, in the order in which they were forwarded."""
@@ -447,8 +456,8 @@ class TopologyTestDriver:
             self._log.create_topics([TopicSpec(topic, self._partitions[topic])])
         self._writer.append(topic, [key], [value], [timestamp], partitions=[at], headers=[headers])
 
-    def _dead_letter(self, failure: Failure, headers: Headers, topic: str) -> None:
-        self._forward(topic, failure.key, failure.value, max(0, failure.timestamp), headers)
+    def _dead_letter(self, failure: Failure, headers: Headers) -> None:
+        self._forward(self._dead_letters[0], failure.key, failure.value, max(0, failure.timestamp), headers)
 
     def _commit(self, task: Task) -> None:
         checkpoints = {}

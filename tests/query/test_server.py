@@ -120,7 +120,16 @@ def test_status_gathers_all_instances(cluster: Cluster) -> None:
     task = answer["instances"][0]["tasks"][0]
     assert (task["state"], task["processed"], task["rate"], task["lag"]) == ("running", 10, 2.5, 4)
     assert task["sources"] == [
-        {"topic": "lines", "partition": 0, "position": 10, "committed": 8, "end": 12, "lag": 4, "stream_time": 5000}
+        {
+            "topic": "lines",
+            "partition": 0,
+            "position": 10,
+            "committed": 8,
+            "end": 12,
+            "lag": 4,
+            "stream_time": 5000,
+            "silent_s": None,
+        }
     ]
     assert (task["written"], task["dropped"], task["dead_letters"]) == (
         {"out": 6},

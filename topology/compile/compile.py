@@ -86,6 +86,7 @@ def compile_subtopology(topology: Topology, subtopology: SubTopology) -> Program
         if first is None
         else Program(first, (), {}, cache(partial(_compiled, f"{title} ahead", first, calls.AHEAD))),
         keys_suffice=first is not None and keys_suffice(subtopology),
+        idle_ms={topic: source.idle_ms for topic, source in sources.items() if source.idle_ms is not None},
     )
 
 

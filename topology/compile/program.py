@@ -13,7 +13,7 @@ the columns of one topic).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from coopstreams.topology.columns import Columns, Headers, TopicPartition
@@ -125,6 +125,9 @@ class Program:
     """The part that runs ahead and finds out which calls the records need; None: no node is asynchronous."""
     keys_suffice: bool = False
     """Whether records of other keys may pass one that waits for a call: see `calls.keys_suffice`."""
+    idle_ms: Mapping[str, int] = field(default_factory=dict)
+    """After how much silence the stream time of a source topic's partitions advances. With any, tasks are told the
+    operator times also where they have whole partitions: a time mark moves them, and is no record."""
 
     def operator_times_of(self, topic: str) -> OperatorTimeColumns | None:
         """Return the function that computes a shared topic's operator times for the reader; None if it has none."""
@@ -152,7 +155,7 @@ class Program:
         `clock`: the wall clock of processors, in milliseconds. `partitions`: the partition count of a topic, for
         partitioners.
         """
-        shared = shared or by_key
+        shared = shared or by_key or bool(self.idle_ms)
         return BoundProgram(
             self, self.compiled(caching, shared, by_key), stores, on_failure, output, clock, partitions, shared=shared
         )
@@ -184,8 +187,8 @@ class BoundProgram:
 
     Shape: `outputs` by topic; the writer of the outputs calls `clear` on each. `shared`: the task is given only part of
     the records of its partitions, and is told the operator times. `elsewhere`: some keys of the partition belong to no
-    task over the same database, so the tasks here do not take all the records that advance its stream time. The owner
-    of the tasks updates it.
+    task over the same database, or time marks advance stream time, so the tasks here do not take all the records that
+    advance it. The owner of the tasks updates it.
     """
 
     def __init__(

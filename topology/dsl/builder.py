@@ -47,17 +47,20 @@ class StreamsBuilder:
         key: Serde[K],
         value: Serde[V],
         timestamp: Callable[[TimestampedRecord[K, V]], int | None] | None = None,
+        idle_advance: Duration | None = None,
         name: str | None = None,
     ) -> KStream[K, V]:
         """Read one topic, several with the same serdes, or all that match `re.compile(…)` as a whole, as a stream.
 
         Matching topics that are created while the application runs are read, too (`metadata.max.age.ms`). Internal
         topics never match. `timestamp(record)` returns the event time of a record in milliseconds; None or a negative
-        number drops the record.
+        number drops the record. `idle_advance`: when a partition has been silent for so long, its stream time advances
+        with the clock, and windows close. To that end the application writes time marks to the topic, which other
+        readers see as records without key and value; `repartition(idle_advance=)` writes them to a topic of its own.
         """
         pattern = topic if isinstance(topic, Pattern) else None
         topics = () if isinstance(topic, Pattern) else (topic,) if isinstance(topic, str) else tuple(topic)
-        source = self._graph.source(name, described("stream", topics, key, value, timestamp, pattern))
+        source = self._graph.source(name, described("stream", topics, key, value, timestamp, pattern, idle_advance))
         return KStream(Flow(self._graph, source.name, source.key, source.value))
 
     def table(

@@ -20,6 +20,7 @@ from coopstreams.topology.dsl.ktable import KTable
 from coopstreams.topology.dsl.materialized import Materialized
 from coopstreams.topology.dsl.repartition import repartition
 from coopstreams.topology.dsl.stream_joins import StreamJoins
+from coopstreams.topology.durations import Duration
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.nodes import Filter, FlatMap, FlatMapValues, Map, MapValues, Peek, SelectKey
 from coopstreams.topology.partitioners import Partitioner
@@ -291,14 +292,15 @@ class KStream(StreamJoins[K, V]):
         value: Serde[V] | None = None,
         partitions: int | None = None,
         partitioner: Partitioner[K, V] | None = None,
+        idle_advance: Duration | None = None,
     ) -> KStream[K, V]:
         """Send the records through a repartition topic `<application>-<name>-repartition`.
 
         It has `partitions`, or as many as needed. `partitioner(topic, key, value, partitions)` chooses the partition,
         as in `to`. Then equal keys may be on several partitions, so aggregations, joins and tables below repartition
-        the records by their keys.
+        the records by their keys. `idle_advance`: as of `StreamsBuilder.stream`.
         """
-        return KStream(repartition(self._flow, name, key, value, partitions, partitioner))
+        return KStream(repartition(self._flow, name, key, value, partitions, partitioner, idle_advance))
 
     def group_by_key(
         self, *, key: Serde[K] | None = None, value: Serde[V] | None = None, name: str | None = None

@@ -15,6 +15,8 @@ from dataclasses import replace
 from typing import Any
 
 from coopstreams.topology.dsl.functions import checked
+from coopstreams.topology.dsl.sources import silence_ms
+from coopstreams.topology.durations import Duration
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.graph import Flow, Repartition, Unknown, serde_or_none
 from coopstreams.topology.graph.nodes import DropNullKeys, Sink, Source
@@ -73,6 +75,7 @@ def repartition(
     value: Serde[Any] | None,
     partitions: int | None,
     partitioner: Callable[..., Any] | None,
+    idle_advance: Duration | None = None,
 ) -> Flow:
     """Return the flow after a repartition topic of its own. Records without a key are dropped before it.
 
@@ -97,10 +100,10 @@ def repartition(
     wanted = Repartition(
         flow.node, key, value, True, topic, source="", partitions=partitions, explicit=True, partitioner=partitioner
     )
-    return _through(flow, prefix, wanted)
+    return _through(flow, prefix, wanted, silence_ms(where, idle_advance))
 
 
-def _through(flow: Flow, prefix: str, wanted: Repartition) -> Flow:
+def _through(flow: Flow, prefix: str, wanted: Repartition, idle_ms: int | None = None) -> Flow:
     graph, topic = flow.graph, wanted.topic
     if any(made.topic == topic for made in graph.repartitions):
         raise TopologyError(
@@ -123,7 +126,14 @@ def _through(flow: Flow, prefix: str, wanted: Repartition) -> Flow:
         )
     )
     graph.attach(
-        Source(name=graph.names.take(source_name), topics=(topic,), key=wanted.key, value=wanted.value, internal=True)
+        Source(
+            name=graph.names.take(source_name),
+            topics=(topic,),
+            key=wanted.key,
+            value=wanted.value,
+            internal=True,
+            idle_ms=idle_ms,
+        )
     )
     graph.repartitions.append(replace(wanted, source=source_name))
     return Flow(graph, source_name, wanted.key, wanted.value, rekeyed=wanted.partitioner is not None)

@@ -11,10 +11,14 @@ from re import Pattern
 from typing import Any
 
 from coopstreams.topology.dsl.functions import checked
+from coopstreams.topology.durations import Duration, checked_ms
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.nodes import Source
 from coopstreams.topology.naming import check_name
 from coopstreams.topology.serdes import Serde
+
+SHORTEST_MS = 1000
+"""The shortest `idle_advance`: each advance is a record in the topic."""
 
 
 def described(
@@ -24,6 +28,7 @@ def described(
     value: Serde[Any],
     timestamp: Callable[..., int | None] | None = None,
     pattern: Pattern[str] | None = None,
+    idle_advance: Duration | None = None,
 ) -> Callable[..., Source]:
     """Return a function that makes the source of these topics, or of those that match the pattern, given its name.
 
@@ -45,4 +50,14 @@ def described(
                 f"serdes.text or serdes.json(Type), not {serde!r}"
             )
     extract = None if timestamp is None else checked("timestamp=", timestamp, "record")
-    return partial(Source, topics=topics, key=key, value=value, timestamp=extract, pattern=pattern)
+    idle_ms = silence_ms(method, idle_advance)
+    return partial(Source, topics=topics, key=key, value=value, timestamp=extract, pattern=pattern, idle_ms=idle_ms)
+
+
+def silence_ms(method: str, idle_advance: Duration | None) -> int | None:
+    """Return `idle_advance=` in milliseconds.
+
+    Raises:
+        TopologyError: it is no duration, or shorter than a second.
+    """
+    return None if idle_advance is None else checked_ms(idle_advance, f"{method}(): idle_advance", SHORTEST_MS)

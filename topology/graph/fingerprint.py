@@ -64,8 +64,11 @@ def _looked_into(topology: Structure, part: SubTopology) -> list[GlobalTable]:
 
 def _node(node: Node, number_of: Mapping[str, int]) -> dict[str, Any]:
     drawn = said(node)
-    if isinstance(node, Source) and node.pattern is not None:
-        del drawn["topics"]
+    if isinstance(node, Source):
+        if node.pattern is not None:
+            del drawn["topics"]
+        if node.idle_ms is None:  # as before there was such a thing
+            del drawn["idle_ms"]
     return {**drawn, "parents": [number_of[parent] for parent in node.parents]}
 
 

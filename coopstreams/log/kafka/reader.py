@@ -132,9 +132,11 @@ class KafkaReader:
         ranges: Sequence[KeyRange],
         timestamps: TimestampColumn | None = None,
         operator_times: OperatorTimeColumns | None = None,
+        *,
+        time_marks: bool = False,
     ) -> None:
         """Give each record to the slot of its key range."""
-        self._routes[partition] = Routes(ranges, timestamps, operator_times)
+        self._routes[partition] = Routes(ranges, timestamps, operator_times, time_marks=time_marks)
 
     def hold(self, partition: TopicPartition, held: bool) -> None:
         """Stop or resume returning a partition's records."""

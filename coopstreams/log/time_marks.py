@@ -1,0 +1,42 @@
+"""Time marks: records by which the stream time of a silent partition advances (`idle_advance`).
+
+    key None | value None | header `__coopstreams.stream.time`: the stream time, in decimal digits, milliseconds
+
+The owner of hash 0 appends a mark to the partition itself. So a mark has a place in the order of the records, and
+stream time stays a function of the log: every key range, every successor, a replay and a backfill find the same mark
+between the same records. A mark advances the time of every operator that its source feeds, and is handed to no task.
+
+Invariant: marks are dropped by every reader, and advance time only where the source asks for it.
+Turned down: the advance in the individual commit of the owner of hash 0. A sibling reads that topic and the source in
+no common order, so it may process a record before it reads of the advance; and the compacted topic keeps the last
+advance only, so a replay would miss the others.
+Turned down: a topic beside the source with (offset, stream time). To agree on the first record behind an advance, each
+sibling would have to ask for that topic's end after each fetch, and the decider to confirm each advance after a look at
+the source's end.
+"""
+
+from __future__ import annotations
+
+from coopstreams.topology.columns import Columns, Headers
+
+HEADER = "__coopstreams.stream.time"
+
+
+def headers_of(stream_time: int) -> Headers:
+    """Return the headers of a mark."""
+    return [(HEADER, b"%d" % stream_time)]
+
+
+def marks_in(columns: Columns) -> list[tuple[int, int]]:
+    """Return the index and the stream time of each mark among these records."""
+    if columns.headers is None:
+        return []
+    return [
+        (index, int(time))
+        for index, headers in enumerate(columns.headers)
+        if headers
+        and headers[0][0] == HEADER
+        and columns.keys[index] is None
+        and columns.values[index] is None
+        and (time := headers[0][1] or b"").isdigit()
+    ]

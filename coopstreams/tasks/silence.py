@@ -1,0 +1,48 @@
+"""When the stream time of a silent partition advances, and how far (`idle_advance`). Pure: batches and a clock in.
+
+A partition is silent from the moment at which its reader has come to its end, until the next record of any key range.
+Once that has lasted for `idle_advance`, and then each time it has lasted that much longer, stream time is due to be
+what it was at the last record, plus the silence: it lags behind the wall clock by as much as it did before.
+
+Invariant: time marks do not end a silence; without a record there is no stream time to advance.
+Turned down: the wall clock itself as stream time (a topic that is read with an hour's delay would lose that hour).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coopstreams.log.log import RecordBatch
+
+
+@dataclass(slots=True)
+class Silence:
+    """The silence of one partition, as one reader sees it. Units: `now` in seconds of a monotonic clock."""
+
+    idle_ms: int
+    since: float | None = None
+    """None: records come, or the reader has some of them before it."""
+    _stream_time: int = -1
+    _due: float = 0.0
+
+    def heard(self, batch: RecordBatch, now: float) -> None:
+        """Take note of what a fetch brought: one batch of the partition, of any key range."""
+        if batch.busy:
+            self.since = None
+        if self.since is None and batch.at_end and batch.stream_time >= 0:
+            self.since, self._stream_time, self._due = now, batch.stream_time, now + self.idle_ms / 1000
+
+    def broken(self) -> None:
+        """The reader goes elsewhere: what it finds there is not known yet."""
+        self.since = None
+
+    def due_in(self, now: float) -> float | None:
+        """Return how long it is until stream time is due to advance; None: records come first."""
+        return None if self.since is None else max(0.0, self._due - now)
+
+    def advance(self, now: float) -> int | None:
+        """Return the stream time that is due, once for each `idle_advance`; None: none is. Units: milliseconds."""
+        if self.since is None or now < self._due:
+            return None
+        self._due = now + self.idle_ms / 1000
+        return self._stream_time + int((now - self.since) * 1000)

@@ -1,0 +1,102 @@
+"""Time marks in the history of a source: a backfill closes windows where the live application did. No Spark: what
+workers do is Arrow in, Arrow out.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coopstreams import StreamsBuilder, TimeWindows, Topology, serdes, until_window_closes
+from coopstreams.common.config import Config
+from coopstreams.log.time_marks import headers_of
+from coopstreams.spark.history.rows import HISTORY, ROUTED, batch
+from coopstreams.spark.native import translated
+from coopstreams.spark.routing import Routing
+from coopstreams.spark.task import TaskWork
+from coopstreams.spark.workers.shipping import ship
+from coopstreams.testing import TopologyTestDriver
+from coopstreams.topology.keys import key_hash
+from tests.durations import ms
+
+SETTINGS = {"statestore.cache.max.bytes": 0}
+Log = list[tuple[bytes | None, int]]
+"""The key and time of a record, or of a mark, which has no key."""
+
+
+def topology() -> Topology:
+    builder = StreamsBuilder("app")
+    stream = builder.stream("in", key=serdes.raw, value=serdes.raw, idle_advance=timedelta(seconds=1))
+    counted = stream.group_by_key().windowed_by(TimeWindows(seconds=10, grace=ms(3000))).count(store="counts")
+    counted.suppress(until_window_closes()).to_stream().to("out")
+    return builder.build()
+
+
+def live(log: Log) -> dict[bytes | None, list[bytes | None]]:
+    """What the test driver makes of the records, where it has marked the silences between them."""
+    found: dict[bytes | None, list[bytes | None]] = {}
+    with TopologyTestDriver(topology(), 1, SETTINGS) as driver:
+        stream_time = -1
+        for key, time in log:
+            if key is None:
+                driver.advance(ms(time - stream_time))
+            else:
+                driver.input("in").send(key, b"", time)
+            stream_time = max(stream_time, time)
+        for record in driver.output("out", serdes.raw, serdes.raw).records():
+            found.setdefault(record.key, []).append(record.value)
+    return found
+
+
+def backfilled(log: Log, ranges: int) -> dict[bytes | None, list[bytes | None]]:
+    shipped, times = ship(topology()), [time for _, time in log]
+    keys, values = [key for key, _ in log], [None if key is None else b"" for key, _ in log]
+    headers = [
+        None if key is not None else [{"name": name, "value": value} for name, value in headers_of(time)]
+        for key, time in log
+    ]
+    columns = [["in"] * len(log), [0] * len(log), list(range(len(log))), times, keys, values, headers]
+    history = batch(HISTORY, columns)
+    rows = [row for routed in Routing(shipped, 0, "in", ranges)(iter([history])) for row in routed.to_pylist()]
+    config = Config.of({"bootstrap.servers": "nowhere:1", **SETTINGS}, "app")
+    work = TaskWork(shipped, 0, ranges, "run", 0, config, outputs="table")
+    found: dict[bytes | None, list[bytes | None]] = {}
+    for task in range(ranges):
+        mine = sorted((row for row in rows if row["task"] == task), key=lambda row: (row["time"], row["offset"]))
+        for results in work(iter([type(history).from_pylist(mine, ROUTED)])):
+            for row in results.to_pylist():
+                if row["topic"] is not None:
+                    found.setdefault(row["key"], []).append(row["value"])
+    return found
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> Log:
+    """Records, and marks at least a second ahead of all before them."""
+    log, stream_time = list[tuple[bytes | None, int]](), -1
+    for _ in range(draw(st.integers(5, 20))):
+        if stream_time >= 0 and draw(st.booleans()):
+            log.append((None, stream_time + draw(st.integers(1000, 30_000))))
+        else:
+            log.append((draw(st.sampled_from([b"a", b"b", b"c", b"d"])), draw(st.integers(0, 60_000))))
+        stream_time = max(stream_time, log[-1][1])
+    return log
+
+
+@pytest.mark.parametrize("ranges", [1, 4])
+@settings(max_examples=10, deadline=None)
+@given(logs())
+def test_a_backfill_closes_windows_at_the_marks_of_the_history(ranges: int, log: Log) -> None:
+    assert backfilled(log, ranges) == live(log)
+
+
+def test_the_engine_of_spark_itself_leaves_such_a_program_to_python() -> None:
+    (part,) = topology().subtopologies
+    assert translated(part) == "KSTREAM-SOURCE-0000000000 advances time where its topic is silent"
+
+
+def test_the_keys_lie_in_several_ranges() -> None:
+    assert len({key_hash(key) >> 61 for key in (b"a", b"b", b"c", b"d")}) > 1
