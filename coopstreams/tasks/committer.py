@@ -31,6 +31,7 @@ from coopstreams.common.config import Config
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.common.metrics import Metrics
 from coopstreams.log.log import UNKNOWN_FOR_S, GroupFence, Log, Writer
+from coopstreams.state.task_state import ChangelogBatch
 from coopstreams.tasks.refusals import Refusals, batch_bytes, batches
 from coopstreams.tasks.task import Task
 from coopstreams.topology.columns import Headers, Int64s, TopicPartition
@@ -305,12 +306,20 @@ class Committer:
         self.waiting = what, self._host.now()
 
     def _write(self, tasks: Sequence[Task]) -> set[TopicPartition]:
-        """Flush the record caches, write outputs and changelogs; return the changelog partitions written to."""
+        """Flush the record caches, write outputs and changelogs; return the changelog partitions written to.
+
+        Under at-least-once the outputs are in the log before the changelogs are written: a crash may leave changelogs
+        ahead of the positions, and a restored state that has told a result (closed a window) does not tell it again.
+        """
         written: set[TopicPartition] = set()
+        changes: list[tuple[Task, Sequence[ChangelogBatch]]] = []
         for task in tasks:
-            batches = task.flush()
+            changes.append((task, task.flush()))
             self.write_outputs(task)
-            for batch in batches:
+        if not self._transactional and any(changed for _, changed in changes):
+            self._writer.flush(self._timeout_s)
+        for task, changed in changes:
+            for batch in changed:
                 self._check_sure(task.epoch)
                 changelog = TopicPartition(self._changelog(task.state.stores[batch.store].spec), task.id.partition)
                 for row in zip(batch.keys, batch.values, batch.timestamps, strict=True) if self.careful else ():
