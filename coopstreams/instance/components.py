@@ -103,7 +103,7 @@ class Components:
             ConfigError: a store's engine is not available; or a backfill waits to be published.
             LogError: the brokers cannot be reached within `connect.timeout.ms`.
             TopologyError, UnknownTopicError: the topics do not fit the topology, or the state of its last version does
-            not.
+                not.
             StateLockedError: another process uses the state folder.
         """
         application, host = config["application.id"], wiring.host

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from coopstreams.calling.breaker import Admission, Breaker
@@ -13,11 +13,19 @@ PAUSE_S = 5.0
 COUNTED, OTHER = ConnectionError("refused"), ValueError("a bad record")
 EVENTS = st.one_of(
     st.just("begin"),
-    st.tuples(st.integers(0, 20), st.sampled_from([None, COUNTED, COUNTED, COUNTED, OTHER])),
-    st.sampled_from([0.5, 2.0, PAUSE_S]),
+    st.just("begin"),
+    st.tuples(st.integers(0, 20), st.sampled_from([None, COUNTED, COUNTED, COUNTED, COUNTED, OTHER])),
+    st.sampled_from([2.0, PAUSE_S]),
 )
 
 
+@example(failures=1, events=["begin", (0, COUNTED), PAUSE_S, "begin", "begin"])
+@example(failures=2, events=["begin"] * 4 + [(0, COUNTED), (0, COUNTED), (0, None), PAUSE_S, "begin", (1, COUNTED)])
+@example(
+    failures=2,
+    events=["begin", "begin", (0, COUNTED), (0, COUNTED), PAUSE_S, "begin", (0, None), "begin", (0, COUNTED)],
+)
+@example(failures=2, events=["begin", (0, COUNTED), "begin", (0, OTHER), "begin", (0, COUNTED), "begin"])
 @given(failures=st.integers(1, 4), events=st.lists(EVENTS, max_size=80))
 def test_it_opens_after_so_many_failures_in_a_row_and_only_a_probe_closes_it(
     failures: int, events: list[str | float | tuple[int, Exception | None]]

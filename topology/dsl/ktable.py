@@ -227,8 +227,7 @@ class KTable(Generic[K, V]):
 
         Raises:
             TopologyError: the table has no `history=`, so it drops no late records. For windowed tables, call `late()`
-            of
-                the windowed stream.
+                of the windowed stream.
         """
         from coopstreams.topology.dsl.kstream import KStream
 

@@ -101,7 +101,7 @@ def read_outline(described: str | bytes) -> Outline:
 
     Raises:
         TopologyError: the text is not such a description, or another version of coopstreams wrote it. Describe it
-        again.
+            again.
     """
     try:
         drawn = orjson.loads(described)

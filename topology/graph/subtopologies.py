@@ -45,8 +45,7 @@ def cut(graph: Graph) -> Topology:
 
     Raises:
         TopologyError: the graph is empty, a topic is read in two ways, a processor's stores do not fit, or a topic of
-        the
-            user has the name of an internal one.
+            the user has the name of an internal one.
     """
     if not graph.nodes:
         raise TopologyError(
