@@ -48,6 +48,8 @@ setup-demo: $(LIGHT) ## the same with only what the demo needs: no PySpark, no t
 
 $(STAMP): pyproject.toml
 	@$(call install,check,PySpark and its tools (the first time this downloads about 600 MB))
+	@echo "setup: compiling the tests once, for all processes that run them"
+	@$(BIN)/python -m pytest --collect-only --quiet >/dev/null || true # make test says what cannot be imported
 
 $(LIGHT): pyproject.toml
 	@if [ $(STAMP) -nt $< ]; then touch $@; else $(call install,dev,what the demo needs (the first time this downloads about 20 MB)); fi

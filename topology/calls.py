@@ -111,6 +111,7 @@ class CallOptions(TypedDict, total=False):
 
     Each task has up to `max_in_flight` (100) calls under way. `order`: see `CallOrder`; "key" unless given. `timeout`
     is that of one attempt: 30 seconds, None for no limit. `retry`: which failed calls are made again; without it, none.
+    `dead_letters`: a topic for the records whose calls fail for good; without it, the processing handler decides.
     `breaker`: when calls pause because many fail; without it, never. `executor`: see `Executor`; "thread" unless given.
     """
 
@@ -120,6 +121,7 @@ class CallOptions(TypedDict, total=False):
     retry: Retry | None
     breaker: CircuitBreaker | None
     executor: Executor
+    dead_letters: str
 
 
 class BatchOptions(CallOptions, total=False):
@@ -149,6 +151,7 @@ class Calling:
     breaker: CircuitBreaker | None
     executor: Executor
     coroutine: bool
+    dead_letters: str | None = None
     together: bool = False
     max_records: int = 1
     max_wait_s: float = 0.0
@@ -172,10 +175,13 @@ def calling(where: str, function: Callable[..., Any], **options: Unpack[CallOpti
         raise TopologyError(f"{where}: retry must be a Retry such as Retry(times=3), not {retry!r}")
     if breaker is not None and not isinstance(breaker, CircuitBreaker):
         raise TopologyError(f"{where}: breaker must be a CircuitBreaker such as CircuitBreaker(), not {breaker!r}")
+    dead_letters: object = options.get("dead_letters")  # type checkers are not the only callers
+    if dead_letters is not None and not (isinstance(dead_letters, str) and dead_letters):
+        raise TopologyError(f"{where}: dead_letters must be the name of a topic, not {dead_letters!r}")
     executor = options.get("executor", "thread")
     _check_executor(where, function, executor)
     timeout_s = None if timeout is None else checked_ms(timeout, f"{where}: timeout", 1) / 1000
-    return Calling(most, order, timeout_s, retry, breaker, executor, is_coroutine_function(function))
+    return Calling(most, order, timeout_s, retry, breaker, executor, is_coroutine_function(function), dead_letters)
 
 
 def batching(where: str, function: Callable[..., Any], **options: Unpack[BatchOptions]) -> Calling:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -16,6 +16,7 @@ from coopstreams.commands.loading import load_topology
 from coopstreams.commands.settings import Pairs, SettingsFile, Verbose, configure_logging, flags
 from coopstreams.commands.terminal.task_bars import TaskBars
 from coopstreams.common.config import Config, settings_of
+from coopstreams.tasks.failures import dead_letter_topics
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.topology import Topology
 
@@ -144,7 +145,7 @@ def backfill(
         TaskBars(Console()) as bars,
     ):
         done = running.carry_out(spark, topology, checked, plan, {}, work, _say, bars.show)
-    _report(done, checked["errors.dead.letter.queue.topic.name"])
+    _report(done, dead_letter_topics(topology, checked))
     _publish(done, topology, checked) if publish else typer.echo(f"not published yet: {again} --publish")
 
 
@@ -187,7 +188,7 @@ def _say(stage: Stage) -> None:
     typer.echo(f"{stage.name}: {len(stage.running)} tasks")
 
 
-def _report(done: Backfilled, dead_letters: str | None) -> None:
+def _report(done: Backfilled, dead_letters: Sequence[str]) -> None:
     typer.echo(f"{done.records} records read")
     for reason in sorted({reason for result in done.results for reason in result.dropped}):
         typer.echo(f"{sum(result.dropped.get(reason, 0) for result in done.results)} dropped: {reason}")
@@ -197,12 +198,12 @@ def _report(done: Backfilled, dead_letters: str | None) -> None:
         typer.echo(line)
 
 
-def not_written(records: Mapping[str, int], dead_letters: str | None) -> list[str]:
+def not_written(records: Mapping[str, int], dead_letters: Sequence[str]) -> list[str]:
     """Return messages about results that a run did not write, by topic: how many, and how to get them."""
     if not records:
         return []
     told = [
-        f"{count:,} {'dead letters' if topic == dead_letters else 'records'} for {topic}"
+        f"{count:,} {'dead letters' if topic in dead_letters else 'records'} for {topic}"
         for topic, count in sorted(records.items())
     ]
     return [

@@ -39,7 +39,7 @@ from coopstreams.state.engines import check_store_types
 from coopstreams.state.snapshot_restore import Snapshots
 from coopstreams.tasks.committer import Committer
 from coopstreams.tasks.events import Event
-from coopstreams.tasks.failures import handler
+from coopstreams.tasks.failures import dead_letter_topics, handler
 from coopstreams.tasks.lifecycle import RestoreListener
 from coopstreams.tasks.outlasting import Outlasting
 from coopstreams.tasks.refusals import Refusals
@@ -295,7 +295,6 @@ class Components:
 
     def _written(self) -> frozenset[str]:
         """Return all topics that the application writes to."""
-        dead_letters = self.config["errors.dead.letter.queue.topic.name"]
         internal = {plan.name for plan in self.topics.internal}
         return frozenset(
             {
@@ -303,7 +302,7 @@ class Components:
                 *(topic for program in self.programs.values() for topic in program.idle_ms),
                 *internal,
                 self.follower.partition.topic,
-                *([dead_letters] if dead_letters else []),
+                *dead_letter_topics(self.topology, self.config),
             }
         )
 
@@ -357,7 +356,13 @@ class Components:
         """Return a task, ready to run on the thread of this committer."""
         tally = Tally()
         on_failure = handler(
-            opened.id, self.config, tally.failure, dead_letter.dead_letter, self.sayings, tries=self.tries
+            opened.id,
+            self.config,
+            tally.failure,
+            dead_letter.dead_letter,
+            self.sayings,
+            tries=self.tries,
+            topics=self.topology.dead_letter_topics,
         )
         caching = self.config["statestore.cache.max.bytes"] > 0
         return Task(

@@ -59,8 +59,7 @@ class Globals:
                 self._of.setdefault(TopicPartition(table.topic, partition), []).append(self.rows[table.store.name])
         self._reader = log.reader() if tables else None
         self._writer: Writer | None = None
-        self._undelivered: list[tuple[Failure, Headers]] = []
-        self._dead_letters = config["errors.dead.letter.queue.topic.name"]
+        self._undelivered: list[tuple[Failure, Headers, str]] = []
         self._timeout_s = config["transaction.timeout.ms"] / 1000
         self._on_failure = handler(None, config, count, self._dead_letter, sayings)
         self._stopped = host.signal()
@@ -127,15 +126,15 @@ class Globals:
         self._deliver()
         return reached
 
-    def _dead_letter(self, failure: Failure, headers: Headers) -> None:
+    def _dead_letter(self, failure: Failure, headers: Headers, topic: str) -> None:
         if self._writer is None:
             self._writer = self._log.writer()
-        self._undelivered.append((failure, headers))
-        self._write(failure, headers)
+        self._undelivered.append((failure, headers, topic))
+        self._write(failure, headers, topic)
 
-    def _write(self, failure: Failure, headers: Headers) -> None:
+    def _write(self, failure: Failure, headers: Headers, topic: str) -> None:
         assert self._writer is not None
-        self._writer.append(self._dead_letters, [failure.key], [failure.value], [failure.timestamp], headers=[headers])
+        self._writer.append(topic, [failure.key], [failure.value], [failure.timestamp], headers=[headers])
 
     def _deliver(self) -> None:
         """Wait until the dead letters are in the log; after a retryable failure write all again, some of them twice.
@@ -152,5 +151,5 @@ class Globals:
                     raise
                 log.warning("global tables: dead letters are not written: %s; trying again", error)
                 self._writer.abort()
-                for failure, headers in self._undelivered:
-                    self._write(failure, headers)
+                for failure, headers, topic in self._undelivered:
+                    self._write(failure, headers, topic)

@@ -46,7 +46,7 @@ from coopstreams.state.manifest import Slice
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.snapshot import SnapshotWriter
 from coopstreams.state.task_state import TaskState
-from coopstreams.tasks.failures import FATES, Answer, handler
+from coopstreams.tasks.failures import FATES, Answer, dead_letter_topics, handler
 from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.tally import Tally
 from coopstreams.tasks.task import Incarnation, Task
@@ -178,12 +178,15 @@ class TaskAttempt:
         self._stream_times, self._times = dict[str, int](), dict[str, int]()
         self._now = -1
         self._at_hand: tuple[list[int], list[int]] = [], []
-        self._dead_letters = Output(work.config["errors.dead.letter.queue.topic.name"] or "")
+        self._dead_letters = {topic: Output(topic) for topic in dead_letter_topics(topology, work.config)}
         self._sayings = Sayings()
         closing.callback(self._sayings.close)
         fates: Mapping[Answer, str] = FATES if work.outputs != "none" else {**FATES, "dead-letter": NOT_WRITTEN}
         tally = Tally()
-        on_failure = handler(self.id, work.config, tally.failure, self._dead_letter, self._sayings, fates)
+        topics = topology.dead_letter_topics
+        on_failure = handler(
+            self.id, work.config, tally.failure, self._dead_letter, self._sayings, fates, topics=topics
+        )
         # With caching, a question or answer would wait for a flush, and meet other rows than those it is about.
         caching = work.config["statestore.cache.max.bytes"] > 0 and not round_.placed
         rows = read_rows(work.config.client, tables_of(topology, program.subtopology), work.global_tables, on_failure)
@@ -304,7 +307,7 @@ class TaskAttempt:
         )
 
     def _forward(self) -> Iterator[pa.RecordBatch]:
-        for output in (*self._task.program.outputs.values(), self._dead_letters):
+        for output in (*self._task.program.outputs.values(), *self._dead_letters.values()):
             if not len(output):
                 continue
             if output.topic in self._forwarded or self._work.outputs == "table":
@@ -413,8 +416,8 @@ class TaskAttempt:
         """Return the partition count of a topic that the task writes to."""
         return self._forwarded.get(topic) or partitions_of(self._work.config, topic)
 
-    def _dead_letter(self, failure: Failure, headers: Headers) -> None:
-        letters: Any = self._dead_letters
+    def _dead_letter(self, failure: Failure, headers: Headers, topic: str) -> None:
+        letters: Any = self._dead_letters[topic]
         letters.keys.append(failure.key)
         letters.values.append(failure.value)
         letters.timestamps.append(max(0, failure.timestamp))

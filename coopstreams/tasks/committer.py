@@ -32,6 +32,7 @@ from coopstreams.common.host import SYSTEM, Host
 from coopstreams.common.metrics import Metrics
 from coopstreams.log import time_marks
 from coopstreams.log.log import UNKNOWN_FOR_S, GroupFence, Log, Writer
+from coopstreams.state.task_state import ChangelogBatch
 from coopstreams.tasks.refusals import Refusals, batch_bytes, batches
 from coopstreams.tasks.task import Task
 from coopstreams.topology.columns import Headers, Int64s, TopicPartition
@@ -92,7 +93,6 @@ class Committer:
         self._follower = follower
         self._metrics = metrics
         self._changelog = changelog
-        self._dead_letters = config["errors.dead.letter.queue.topic.name"]
         self._timeout_s = config["transaction.timeout.ms"] / 1000
         self._refusals = refusals
         self.careful = False
@@ -177,8 +177,8 @@ class Committer:
         at = [max(0, min(stream_time, self._host.wall_ms()))]
         self._append(source.topic, [None], [None], at, source.partition, [time_marks.headers_of(stream_time)])
 
-    def dead_letter(self, failure: Failure, headers: Headers) -> None:
-        """Write a failed record to the dead-letter topic, in the same commit as the results around it.
+    def dead_letter(self, failure: Failure, headers: Headers, topic: str) -> None:
+        """Write a failed record to a dead-letter topic, in the same commit as the results around it.
 
         A timestamp in the future becomes the time of now: it may be why the record failed, and the broker would refuse
         the letter too.
@@ -186,14 +186,14 @@ class Committer:
         timestamp = min(failure.timestamp, self._host.wall_ms())
         if self.careful:
             self._check_taken(
-                self._dead_letters,
+                topic,
                 failure.key,
                 failure.value,
                 headers,
                 timestamp,
                 "A dead letter that cannot be written",
             )
-        self._append(self._dead_letters, [failure.key], [failure.value], [timestamp], headers=[headers])
+        self._append(topic, [failure.key], [failure.value], [timestamp], headers=[headers])
 
     def expect_refusals(self) -> None:
         """Check each output before it is written from the next interval on, because Kafka has refused a record."""
@@ -319,12 +319,20 @@ class Committer:
         self.waiting = what, self._host.now()
 
     def _write(self, tasks: Sequence[Task]) -> set[TopicPartition]:
-        """Flush the record caches, write outputs and changelogs; return the changelog partitions written to."""
+        """Flush the record caches, write outputs and changelogs; return the changelog partitions written to.
+
+        Under at-least-once the outputs are in the log before the changelogs are written: a crash may leave changelogs
+        ahead of the positions, and a restored state that has told a result (closed a window) does not tell it again.
+        """
         written: set[TopicPartition] = set()
+        changes: list[tuple[Task, Sequence[ChangelogBatch]]] = []
         for task in tasks:
-            batches = task.flush()
+            changes.append((task, task.flush()))
             self.write_outputs(task)
-            for batch in batches:
+        if not self._transactional and any(changed for _, changed in changes):
+            self._writer.flush(self._timeout_s)
+        for task, changed in changes:
+            for batch in changed:
                 self._check_sure(task.epoch)
                 changelog = TopicPartition(self._changelog(task.state.stores[batch.store].spec), task.id.partition)
                 for row in zip(batch.keys, batch.values, batch.timestamps, strict=True) if self.careful else ():

@@ -25,6 +25,7 @@ from coopstreams.topology.calls import Retry
 from coopstreams.topology.columns import Headers
 from coopstreams.topology.errors import ProcessingError
 from coopstreams.topology.failures import Failure, OnFailure
+from coopstreams.topology.graph.nodes import Structure
 from coopstreams.topology.task_id import TaskId
 
 Answer: TypeAlias = Literal["continue", "dead-letter"]
@@ -33,6 +34,7 @@ Count: TypeAlias = Callable[[Failure, Answer], None]
 
 FATES: Mapping[Answer, str] = {"continue": "dropped", "dead-letter": "sent to the dead-letter topic"}
 """What happens to a record, in words, by answer."""
+NO_TOPICS: Mapping[str, str] = {}
 _OURS = Path(__file__).parents[1]
 _ROOMS = {folder for room in ("", "topology", "state") for folder in (_OURS / room, (_OURS / room).resolve())}
 _LIBRARIES = tuple(
@@ -42,6 +44,12 @@ _LIBRARIES = tuple(
 """Folders of code that is not the user's: coopstreams (its rooms may be links), Python, installed packages."""
 MOST_SAID = 8000
 """Most characters of an error's text in a header: one that quotes a large value would make the record too large."""
+
+
+def dead_letter_topics(topology: Structure, config: Config) -> tuple[str, ...]:
+    """Return all topics to which dead letters may go."""
+    of_all = config["errors.dead.letter.queue.topic.name"]
+    return tuple(dict.fromkeys([*([of_all] if of_all else []), *topology.dead_letter_topics.values()]))
 
 
 def describe_failure(task: TaskId | None, failure: Failure) -> str:
@@ -96,14 +104,16 @@ def handler(
     task: TaskId | None,
     config: Config,
     count: Count,
-    dead_letter: Callable[[Failure, Headers], None],
+    dead_letter: Callable[[Failure, Headers, str], None],
     sayings: Sayings,
     fates: Mapping[Answer, str] = FATES,
     tries: Tries | None = None,
+    topics: Mapping[str, str] = NO_TOPICS,
 ) -> OnFailure:
     """Return the configured failure handler of a task's program, or, without a task, of a global table.
 
-    `tries`: of the instance; None: nothing can be processed again later here.
+    `tries`: of the instance; None: nothing can be processed again later here. `topics`: of nodes that have a topic for
+    their dead letters. `dead_letter`: writes a record with these headers to a topic.
 
     Raises (the returned function):
         ProcessingError: the handler of the phase says `fail`.
@@ -114,7 +124,8 @@ def handler(
         message = describe_failure(task, failure)
         if task is not None and tries is not None:
             failure = replace(failure, attempt=tries.attempt(task, failure))
-        answer = _answer(config, failure, message)
+        own = topics.get(failure.node) if failure.phase == "processing" else None
+        answer = _answer(config, failure, message) if own is None else "dead-letter"
         if isinstance(answer, Retry):
             if task is None or tries is None:
                 raise ProcessingError(
@@ -134,7 +145,8 @@ def handler(
         count(failure, answer)
         sayings.warn((failure.phase, failure.node, failure.source.topic), f"{message}; {fates[answer]}")
         if answer == "dead-letter":
-            dead_letter(failure, dead_letter_headers(task, failure))
+            topic = own or config["errors.dead.letter.queue.topic.name"]
+            dead_letter(failure, dead_letter_headers(task, failure), topic)
 
     return on_failure
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from coopstreams.common.config import Config
 from coopstreams.log.log import Log, TopicSpec
+from coopstreams.tasks.failures import dead_letter_topics
 from coopstreams.topology.errors import ConfigError, UnknownTopicError
 from coopstreams.topology.graph.nodes import Source
 from coopstreams.topology.graph.partitions import ResolvedTopics, check_names, check_partitions
@@ -59,8 +60,7 @@ def check_topics(cluster: Log, topology: Topology, config: Config) -> ResolvedTo
     if config["ensure.explicit.internal.resource.naming"]:
         check_names(topology)
     counts = cluster.partitions()
-    dead_letters = config["errors.dead.letter.queue.topic.name"]
-    wanted = [*topology.sink_topics, *([dead_letters] if dead_letters else [])]
+    wanted = [*topology.sink_topics, *dead_letter_topics(topology, config)]
     # By name: a topic that this user may not describe is another error than one that does not exist.
     cluster.partitions([topic for topic in (*topology.source_topics, *wanted) if topic not in counts])
     resolved = check_partitions(topology, counts, config["windowstore.changelog.additional.retention.ms"])

@@ -33,7 +33,7 @@ from coopstreams.state.engines import open_database, open_engine
 from coopstreams.state.global_updates import rows_of
 from coopstreams.state.memory import Memory
 from coopstreams.state.task_state import TaskState
-from coopstreams.tasks.failures import handler
+from coopstreams.tasks.failures import dead_letter_topics, handler
 from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.tally import Tally
 from coopstreams.tasks.task import Incarnation, Task
@@ -90,8 +90,7 @@ class TopologyTestDriver:
         self._built = self.topology = topology
         self._given_partitions = partitions
         self._caching = caching
-        dead_letters = self._config["errors.dead.letter.queue.topic.name"]
-        self._dead_letters = [] if dead_letters is None else [dead_letters]
+        self._dead_letters = dead_letter_topics(topology, self._config)
         self._state_dir = state_dir
         self._sayings = Sayings()
         self._log = MemoryLog()
@@ -359,7 +358,8 @@ class TopologyTestDriver:
         return task
 
     def _on_failure(self, task: TaskId | None) -> OnFailure:
-        handle = handler(task, self._config, lambda *_: None, self._dead_letter, self._sayings)
+        topics = self._built.dead_letter_topics
+        handle = handler(task, self._config, lambda *_: None, self._dead_letter, self._sayings, topics=topics)
 
         def on_failure(failure: Failure) -> None:
             handle(failure)
@@ -456,8 +456,8 @@ class TopologyTestDriver:
             self._log.create_topics([TopicSpec(topic, self._partitions[topic])])
         self._writer.append(topic, [key], [value], [timestamp], partitions=[at], headers=[headers])
 
-    def _dead_letter(self, failure: Failure, headers: Headers) -> None:
-        self._forward(self._dead_letters[0], failure.key, failure.value, max(0, failure.timestamp), headers)
+    def _dead_letter(self, failure: Failure, headers: Headers, topic: str) -> None:
+        self._forward(topic, failure.key, failure.value, max(0, failure.timestamp), headers)
 
     def _commit(self, task: Task) -> None:
         checkpoints = {}

@@ -6,11 +6,11 @@ from coopstreams.commands.backfill import not_written
 
 
 def test_unwritten_results_are_counted_by_topic_with_the_way_to_have_them() -> None:
-    counts, cure = not_written({"totals": 4120, "failed": 2175, "too-late": 1821}, "failed")
+    counts, cure = not_written({"totals": 4120, "failed": 2175, "too-late": 1821}, ["failed"])
     assert (
         counts
         == "not written, because --outputs is none: 2,175 dead letters for failed, 1,821 records for too-late, 4,120 "
         "records for totals"
     )
     assert "--outputs topic" in cure
-    assert not_written({}, None) == []
+    assert not_written({}, []) == []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from difflib import unified_diff
 from pathlib import Path
@@ -87,8 +88,8 @@ def run(
     """Return what became of a case. `optimization`: where the case does not say."""
     outcome = Outcome(case["name"], case["family"], case.get("quirks", []))
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            seen = _seen(case, ranges, Path(folder) if backend == "rocksdb" else None, optimization)
+        with tempfile.TemporaryDirectory() if backend == "rocksdb" else nullcontext() as folder:
+            seen = _seen(case, ranges, Path(folder) if folder is not None else None, optimization)
         outcome.differences += _differences(case, seen, level)
     except NotSupportedError as missing:
         outcome.differences.append(f"not supported: {missing}")

@@ -20,7 +20,7 @@ from multiprocessing import get_context
 from typing import NamedTuple
 
 from tests.simulation.histories import STEPS, History, histories, play
-from tests.simulation.planted import PLANTED
+from tests.simulation.planted import PLANTED, WITHIN, Planted
 from tests.simulation.programs import PROGRAMS
 from tests.simulation.shrinking import shrunk
 
@@ -41,7 +41,11 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes that play")
     parser.add_argument("--guarantee", choices=("exactly_once_v2", "at_least_once"), help="only this one")
     parser.add_argument("--program", choices=PROGRAMS, help="always this one; otherwise they take turns")
-    parser.add_argument("--planted", choices=PLANTED, help="put this bug in, and end when it is found")
+    parser.add_argument(
+        "--planted",
+        choices=[*PLANTED, "all"],
+        help="put this bug in, and end when it is found; all: each, where it was",
+    )
     parser.add_argument("--replay", type=int, metavar="SEED", help="print what happens in the histories of one seed")
     parser.add_argument(
         "--only",
@@ -57,7 +61,9 @@ def main() -> int:
             [sys.executable, "-m", "tests.simulation", *sys.argv[1:]], env={**os.environ, "PYTHONHASHSEED": "0"}
         )
     logging.disable(logging.CRITICAL)
-    with PLANTED[given.planted]() if given.planted else nullcontext():
+    if given.planted == "all":
+        return max([_find_again(name, planted) for name, planted in PLANTED.items() if planted.seed is not None])
+    with PLANTED[given.planted].put_in() if given.planted else nullcontext():
         if given.shrink is not None:
             return max(_shrink(history) for history in histories([given.shrink], given.guarantee, given.program))
         if given.replay is not None:
@@ -86,6 +92,18 @@ def _play(given: argparse.Namespace) -> int:
         print()
     print(_summary(played, turns, wrong, time.monotonic() - began))
     return 1 if wrong else 0
+
+
+def _find_again(name: str, planted: Planted) -> int:
+    """Put a bug in, and return 0 if the seed that found it, or one of the next, does so again."""
+    assert planted.seed is not None
+    with planted.put_in():
+        for history in histories(range(planted.seed, planted.seed + WITHIN), planted.guarantee, planted.program):
+            if wrong := play(history)[1]:
+                print(f"{name}: found, {history}: {str(wrong)[:100]}", flush=True)
+                return 0
+    print(f"{name}: not found", flush=True)
+    return 1
 
 
 def _outcomes(todo: Iterable[History], jobs: int) -> Iterator[Outcome]:

@@ -13,6 +13,7 @@ from coopstreams.group.leadership import BrokerView
 from coopstreams.log.kafka.reader import WAKE_S
 from coopstreams.log.log import RecordBatch
 from coopstreams.log.memory.state import CheckFence
+from coopstreams.log.memory.transactions import ProducerSession
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
 from tests.simulation.fibers import Fiber, Machine, Scheduler
@@ -43,6 +44,8 @@ class MachineCluster(Cluster):
             plan, Machine(scheduler, "cluster"), check_fence=check_fence, transaction_timeout_s=transaction_timeout_s
         )
         self._scheduler = scheduler
+        self.owners: dict[str, Machine] = {}
+        """Which machine asked last for the right to a transactional id."""
 
     def do(self, what: str, *details: object) -> None:
         super().do(what, *details)
@@ -115,9 +118,14 @@ class MachineClient(Client):
             while (left := give_up - self.machine.now()) > 0:
                 signal.clear()
                 signal.wait(left)
-                if ready():
+                if ready() and self.machine.now() < give_up:  # it may have stood still in between
                     return True
         return False
+
+    def take_over(self, transactional_id: str, seconds: float, kind: Kind = "take over") -> ProducerSession:
+        if kind == "take over":
+            self.cluster.owners[transactional_id] = self.machine
+        return super().take_over(transactional_id, seconds, kind)
 
     def latency_s(self) -> float:
         """Return how long a request, or an answer, is on its way."""

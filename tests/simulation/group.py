@@ -21,7 +21,7 @@ from coopstreams.log.log import GroupFence
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import FencedError, GroupError, LogError, MembershipLostError
 from tests.simulation.cluster import ANSWER_S, MachineClient, T, patient
-from tests.simulation.fibers import Fiber, Scheduler
+from tests.simulation.fibers import Fiber, Machine, Scheduler
 from tests.simulation.kafka.log import SimulatedGroup
 from tests.simulation.kafka.plan import Kind
 
@@ -65,12 +65,16 @@ class Group:
     scheduler: Scheduler
     answers: Callable[[], bool]
     """Whether the broker is there that coordinates it."""
+    wrong: list[str] = field(default_factory=list)
+    """What members have done that no member may do."""
     phase: Phase = Phase.EMPTY
     generation: int = 0
     members: dict[str, _Member] = field(default_factory=dict)
     leader: str = ""
     _deadline: float = 0.0
     _waiting: set[Fiber] = field(default_factory=set)
+    _settled: dict[Machine, Callable[[int], bool]] = field(default_factory=dict)
+    """Whether the process on a machine is a member of a generation, as it knows itself."""
     _ids: int = 0
     _moves: int = 0
     _kept: tuple[int, str, dict[str, _Member]] = (0, "", {})
@@ -88,6 +92,17 @@ class Group:
             if fence.generation == self.generation
             else f"generation {fence.generation} is over, it is {self.generation}"
         )
+
+    def enter(self, machine: Machine, settled_in: Callable[[int], bool]) -> None:
+        """Know the member on a machine."""
+        self._settled[machine] = settled_in
+
+    def ends_transaction(self, owner: Machine | None, by: Machine) -> None:
+        """Take note of a member that ends the transaction of another one: that one must have left."""
+        if owner in (None, by) or owner.dead or owner.paused or self.phase is not Phase.STABLE:
+            return
+        if owner in self._settled and self._settled[owner](self.generation):
+            self.wrong.append(f"{by.name} ends the transaction of {owner.name}, which is in the group")
 
     def join(self, member: str, subscription: bytes, session_s: float) -> str:
         """Take a request to join; return the id of the member. The answer comes when `in_generation`."""
@@ -247,6 +262,7 @@ class SimCoordinator:
         self._heard_at = 0.0
         self._wake = client.machine.signal()
         self._driver = client.machine.thread(self._drive, "group")
+        group.enter(client.machine, self.settled_in)
 
     # --- joining.Coordinator ---
 
@@ -296,6 +312,7 @@ class SimCoordinator:
         return patient(self._machine, lambda: self._broker.fetch_offsets(asked, stable=stable))
 
     def end_transaction(self, transactional_id: str, timeout_ms: int | None = None) -> None:
+        self._group.ends_transaction(self._client.cluster.owners.get(transactional_id), self._machine)
         self._broker.end_transaction(transactional_id, timeout_ms)
 
     def open_transactions(self, timeout_ms: int) -> frozenset[str]:

@@ -28,12 +28,14 @@ class Hosts:
         self._folder_of, self._random, self._say = folder_of, random, say
         self._ahead_ms: Counter[int] = Counter()
         self.threads, self.ranges = random.choice((1, 1, 2)), random.choice((1, 2, 4))
+        self.newer = False
+        """Whether processes begin with the newer version of the topology."""
         for number in range(count):
             self._have_folder(number)
 
     def happen(self, living: Mapping[int, Machine], down: Sequence[int]) -> None:
         """Have something befall one of them: `living` run a process, `down` do not."""
-        match self._random.choice(("clock", "lost", "saved", "earlier", "full", "settings", "settings")):
+        match self._random.choice(("clock", "lost", "saved", "earlier", "full", "settings", "settings", "version")):
             case "clock" if living:
                 self._jump(*self._random.choice(sorted(living.items())))
             case "lost" if down:
@@ -49,6 +51,9 @@ class Hosts:
             case "settings":
                 self.threads, self.ranges = self._random.choice((1, 1, 2)), self._random.choice((1, 2, 4))
                 self._say(f"who begins from now on has {self.threads} threads, {self.ranges} ranges")
+            case "version":
+                self.newer = not self.newer
+                self._say(f"who begins from now on runs the {'newer' if self.newer else 'older'} version")
             case _:
                 pass
 

@@ -60,6 +60,15 @@ class Changelogs:
         self._right: dict[tuple[str, str, str], object] = {}
         """What has been found right of a part: asked again, it is the same while all of it is."""
 
+    def read(self, topic: str, *, made_anew: bool = False) -> None:
+        """Read a changelog while it has everything; `made_anew`: it will have other offsets."""
+        known = [changelog for changelog in self._read if changelog.topic == topic]
+        for changelog in known:
+            self._look(changelog)
+        if made_anew:
+            self._read |= dict.fromkeys(known, Position(0))
+            self._reader.assign(self._read)
+
     def wrong(self, part: Part) -> list[str]:
         """Return each row of a database that was never committed."""
         changelog = self._of(part)
@@ -110,6 +119,8 @@ class Changelogs:
             if not view.owns(layout.plain_key(part.spec, layout.store_key(part.spec.kind, key))):
                 continue
             last, row = answered.get(key, -1), answer.get(key)
+            if row is None and last < 0:
+                continue  # the key has not been written yet, as far as the one knows who answers
             at = next(
                 (at for at in range(max(last, 0), len(had)) if (had[at] if had[at][0] is not None else None) == row),
                 None,
@@ -117,7 +128,7 @@ class Changelogs:
             if at is not None:
                 answered[key] = at
             # else it may be of a transaction that has no marker yet
-            elif row in had[: max(last, 0)] or (decided and (row is not None or last >= 0)):
+            elif decided or row in had[: max(last, 0)]:
                 yield (
                     f"{part.where} answers {row} for {key!r} after {had[last] if last >= 0 else 'nothing'} was answered"
                 )

@@ -6,26 +6,33 @@ Each puts a function in the place of one of ours, so it has to be one that is st
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from coopstreams.commit.barrier import Barrier
+from coopstreams.commit.barrier import END_MS, Barrier
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.positions import Positions
 from coopstreams.commit.progress import Progress
+from coopstreams.common.config import AT_LEAST_ONCE, EXACTLY_ONCE
 from coopstreams.group import leadership
 from coopstreams.group.holdings import Holdings
 from coopstreams.group.leadership import BrokerView, Choice
+from coopstreams.group.members import Assignment
 from coopstreams.group.membership import GroupMember
+from coopstreams.group.versions import Members, assign_active
+from coopstreams.instance import components
 from coopstreams.instance.instance import Instance
 from coopstreams.instance.serving import Serving
 from coopstreams.log.log import GroupFence
 from coopstreams.opening.changelogs import Changelogs
+from coopstreams.state.restore import Bounds
 from coopstreams.state.task_state import TaskState
 from coopstreams.tasks.committer import Committer
 from coopstreams.tasks.events import Cancelled
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import LogError
 
 
 def _no_barrier() -> AbstractContextManager[Any]:
@@ -104,6 +111,20 @@ def _early_database() -> AbstractContextManager[Any]:
     return patch.object(Committer, "_write", early)
 
 
+def _told_in_state_only() -> AbstractContextManager[Any]:
+    """Under at-least-once, too, changelogs are written together with the results that they stand for."""
+    write = Committer._write
+
+    def together(self: Committer, tasks: Any) -> Any:
+        guarantee, self._transactional = self._transactional, True
+        try:
+            return write(self, tasks)
+        finally:
+            self._transactional = guarantee
+
+    return patch.object(Committer, "_write", together)
+
+
 def _silent_opener() -> AbstractContextManager[Any]:
     """Openings that were told to be given up are forgotten, and nobody hears of it."""
     handle = Instance._handle
@@ -131,24 +152,111 @@ def _one_question() -> AbstractContextManager[Any]:
     return patch.object(Positions, "_learn", all_or_none)
 
 
+def _one_version() -> AbstractContextManager[Any]:
+    """Nothing in the group says which version of the topology a member runs: the leader takes one for all."""
+
+    def assign(members: Members, *, ranges: int) -> dict[str, Assignment]:
+        one = next(iter(members.values())).info.topology
+        alike = {id_: replace(state, info=replace(state.info, topology=one)) for id_, state in members.items()}
+        return assign_active(alike, ranges=ranges)
+
+    return patch.object(components, "assign_active", assign)
+
+
+def _unreadable_skipped() -> AbstractContextManager[Any]:
+    """What is fetched together with a record that cannot be read is lost."""
+
+    def poll(self: Follower, timeout_s: float) -> bool:
+        before = self._tail
+        for batch in self._reader.fetch(2000, timeout_s):
+            for key, value in zip(batch.columns.keys, batch.columns.values, strict=True):
+                if key is not None:
+                    self._view.apply(key, value)
+            self._tail = max(self._tail, batch.next_offset)
+        return self._tail > before
+
+    return patch.object(Follower, "poll", poll)
+
+
+def _back_to_life() -> AbstractContextManager[Any]:
+    """A task of a whole partition writes its plain offset only, beside older commits of ranges: if that expires, they
+    count again.
+    """
+    record = Progress.record
+
+    def plain_only(self: Progress, partition: TopicPartition, *given: Any, claim: bool = False, **options: Any) -> Any:
+        source = self._sources[partition]
+        kept, source.claim = source.claim, source.claim and (claim or not self.key_range.is_whole)
+        try:
+            return record(self, partition, *given, claim=claim, **options)
+        finally:
+            source.claim = kept
+
+    return patch.object(Progress, "record", plain_only)
+
+
+def _any_changelog() -> AbstractContextManager[Any]:
+    """A restore goes on from a checkpoint in whatever topic has the name of its changelog."""
+    refusal = Bounds.refusal
+    return patch.object(Bounds, "refusal", lambda self, at: refusal(self, replace(at, topic_id=self.topic_id)))
+
+
+def _hunt_of_before() -> AbstractContextManager[Any]:
+    """Transactions are ended of who was no member before they were listed; who has joined since is not asked for."""
+
+    def hunt(self: Barrier) -> None:
+        if self._member is None or self._hunt_at is None or self._host.now() < self._hunt_at or not self._living:
+            return
+        if not self._member.sure(self.epoch, self.generation):
+            return
+        self._hunt_at = None
+        for name in sorted(filter(self._ours, self._member.open_transactions() - self._living)):
+            with suppress(LogError):
+                self._member.end_transaction(name, END_MS)
+        self._end_hanging()
+
+    return patch.object(Barrier, "hunt", hunt)
+
+
 def _always_sure() -> AbstractContextManager[Any]:
     """A process that was stopped, and wakes, answers queries before the group has answered it."""
     return patch.object(Serving, "owns", lambda self, task: self._instance.tasks.get(task.id) is task)
 
 
-PLANTED: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "no barrier": _no_barrier,
-    "a stale barrier": _stale_barrier,
-    "a leader of before": _leader_of_before,
-    "any epoch commits": _any_epoch,
-    "a restore that ends early": _short_restore,
-    "what was done is done again": _done_again,
-    "time of its own": _own_time,
-    "revoked is released": _given_away,
-    "the database before the log": _early_database,
-    "a cancel that nobody hears": _silent_opener,
-    "whoever wakes is sure": _always_sure,
-    "an error of before counts": _hasty,
-    "one question for all offsets": _one_question,
+class Planted(NamedTuple):
+    """A bug, and with what program it was found. `seed`: one of `WITHIN` histories from there on finds it; None: one of
+    hundreds does. No program: none has found it.
+    """
+
+    put_in: Callable[[], AbstractContextManager[Any]]
+    seed: int | None = None
+    program: str | None = None
+    guarantee: str = EXACTLY_ONCE
+
+
+PLANTED: dict[str, Planted] = {
+    "no barrier": Planted(_no_barrier, None, "a count behind a repartition"),
+    "a stale barrier": Planted(_stale_barrier, None, "a join of streams"),
+    "a leader of before": Planted(_leader_of_before, 15, "a join of streams"),
+    "any epoch commits": Planted(_any_epoch),
+    "a restore that ends early": Planted(_short_restore, 0, "a count"),
+    "what was done is done again": Planted(_done_again, 23, "windows that close"),
+    "time of its own": Planted(_own_time, None, "windows that close"),
+    "revoked is released": Planted(_given_away),
+    "the database before the log": Planted(_early_database, 16, "a join with a table"),
+    "results beside changelogs": Planted(_told_in_state_only, None, "windows that close", AT_LEAST_ONCE),
+    "a cancel that nobody hears": Planted(_silent_opener, 9, "a table on its source"),
+    "whoever wakes is sure": Planted(_always_sure, 76, "a join with a table"),
+    "an error of before counts": Planted(_hasty),
+    "one question for all offsets": Planted(_one_question, None, "a join with a table"),
+    "one version for all": Planted(_one_version, 11, "a count behind a repartition"),
+    "beside an unreadable record": Planted(_unreadable_skipped, 0, "a count"),
+    "commits come back to life": Planted(_back_to_life, 118, "a table"),
+    "a checkpoint of any changelog": Planted(_any_changelog, 15, "a join of streams"),
+    "a hunt of before": Planted(_hunt_of_before),
 }
-"""By name: what puts the bug in."""
+"""By name."""
+WITHIN = 30
+"""Other turns of a thread make another history of a seed, so a change of the product may move what finds a bug: one of
+so many seeds is to find it.
+"""

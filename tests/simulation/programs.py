@@ -26,7 +26,7 @@ class Program:
     one.
     """
 
-    build: Callable[[], Topology]
+    build: Callable[[StreamsBuilder], None]
     write: Writes
     answer: type[Answer]
     """What is known of its results."""
@@ -34,85 +34,71 @@ class Program:
     """Those of which it is known what is in them at the end, under exactly-once."""
     settings: Mapping[str, Any] = field(default_factory=dict)
 
+    def topology(self, *, newer: bool = False) -> Topology:
+        """Return the topology. A newer version reads one more topic; its other sub-topologies have other numbers."""
+        builder = StreamsBuilder(APPLICATION)
+        if newer:
+            builder.stream("added", key=serdes.raw, value=serdes.raw).to("elsewhere")
+        self.build(builder)
+        return builder.build()
 
-def _builder() -> StreamsBuilder:
-    return StreamsBuilder(APPLICATION)
 
-
-def _counted() -> Topology:
-    builder = _builder()
+def _counted(builder: StreamsBuilder) -> None:
     builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key().count(store="counts").to_stream().to("out")
-    return builder.build()
 
 
-def _recounted() -> Topology:
-    builder = _builder()
+def _recounted(builder: StreamsBuilder) -> None:
     stream = builder.stream("in", key=serdes.text, value=serdes.raw)
     grouped = stream.group_by(lambda key, value: key[:1] + "x", name="by-prefix", key=serdes.text, value=serdes.raw)
     grouped.count(store="counts").to_stream().to("out")
-    return builder.build()
 
 
-def _windows() -> Topology:
-    builder = _builder()
+def _windows(builder: StreamsBuilder) -> None:
     grouped = builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key()
     grouped.windowed_by(TimeWindows(milliseconds=10_000, grace=ms(5_000))).count(
         store="counts", retention=ms(DAY_MS)
     ).to_stream().to("out")
-    return builder.build()
 
 
-def _finals() -> Topology:
-    builder = _builder()
+def _finals(builder: StreamsBuilder) -> None:
     grouped = builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key()
     counts = grouped.windowed_by(TimeWindows(milliseconds=4_000, grace=ms(3_000))).count(
         store="counts", retention=ms(DAY_MS)
     )
-    counts.suppress(until_window_closes()).to_stream().to("out")
-    return builder.build()
+    counts.suppress(until_window_closes(), name="closed").to_stream().to("out")
 
 
-def _sessions() -> Topology:
-    builder = _builder()
+def _sessions(builder: StreamsBuilder) -> None:
     grouped = builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key()
     grouped.windowed_by(SessionWindows(milliseconds=4_000, grace=ms(4_000))).count(
         store="counts", retention=ms(DAY_MS)
     ).to_stream().to("out")
-    return builder.build()
 
 
-def _pairs() -> Topology:
-    builder = _builder()
+def _pairs(builder: StreamsBuilder) -> None:
     left = builder.stream("left", key=serdes.text, value=serdes.text)
     right = builder.stream("right", key=serdes.text, value=serdes.text)
     windows = JoinWindows(milliseconds=6_000, grace=ms(DAY_MS))
     left.join(right, lambda one, other: f"{one}:{other}", windows=windows, value=serdes.text, store="pairs").to("out")
-    return builder.build()
 
 
-def _looked_up() -> Topology:
-    builder = _builder()
+def _looked_up(builder: StreamsBuilder) -> None:
     table = builder.table("table", key=serdes.text, value=serdes.text, store="rows")
     stream = builder.stream("in", key=serdes.text, value=serdes.text)
     stream.left_join(table, lambda value, row: f"{value}:{row or ''}", value=serdes.text).to("out")
-    return builder.build()
 
 
-def _everywhere() -> Topology:
-    builder = _builder()
+def _everywhere(builder: StreamsBuilder) -> None:
     table = builder.global_table("table", key=serdes.text, value=serdes.text, store="rows")
     stream = builder.stream("in", key=serdes.text, value=serdes.text)
     stream.left_join(table, lambda value, row: f"{value}:{row or ''}", on=lambda key, value: key, value=serdes.text).to(
         "out"
     )
-    return builder.build()
 
 
-def _table() -> Topology:
-    builder = _builder()
+def _table(builder: StreamsBuilder) -> None:
     table = builder.table("in", key=serdes.text, value=serdes.text, store="rows")
     table.map_values(lambda value: value + "!", value=serdes.text).to_stream().to("out")
-    return builder.build()
 
 
 def _to(*topics: str, late: bool = False, deletes: bool = False) -> Writes:

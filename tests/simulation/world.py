@@ -33,7 +33,7 @@ from coopstreams.log.memory.writer import MemoryWriter
 from coopstreams.state.views import StoredRow
 from coopstreams.tasks.lifecycle import Lifecycle
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import LogError, StateError
+from coopstreams.topology.errors import ConfigError, LogError, StateError
 from coopstreams.topology.keys import WHOLE
 from tests.simulation import disk
 from tests.simulation.answers import Rows
@@ -41,16 +41,20 @@ from tests.simulation.cluster import MachineClient, MachineCluster, MachineLog
 from tests.simulation.fibers import EPOCH_MS, Machine, Scheduler
 from tests.simulation.group import Group, SimCoordinator
 from tests.simulation.hosts import Hosts
-from tests.simulation.kafka.plan import Chance, Crash, Early, Fault, Kind, Late, Lost, NoFaults, Plan, Torn
+from tests.simulation.kafka.plan import Chance, Crash, Early, Fault, Kind, Late, Lost, NoFaults, Plan, Slow, Torn
 from tests.simulation.oracles import Changelogs, Part
 from tests.simulation.outages import Outages
 from tests.simulation.programs import APPLICATION, Program
+from tests.simulation.upkeep import Upkeep
 
 MOST_PROCESSES = 4
 OUT = TopicPartition("out", 0)
 CALM_S = 400.0
 """How long everything may take to be done once nothing goes wrong any more."""
 LOOK_S = 0.25
+TRANSACTION_S = 15.0
+DECIDED_S = 16.0
+"""After so long without a process, requests of it that are late have arrived, and its transactions have timed out."""
 EVENTS = (
     "produce",
     "produce",
@@ -66,6 +70,8 @@ EVENTS = (
     "broker",
     "broker",
     "host",
+    "upkeep",
+    "outage",
 )
 """What happens, each as often as it is named."""
 STATES = 8
@@ -86,6 +92,7 @@ RATES: dict[Kind, list[tuple[float, Fault]]] = {
     "heartbeat": [(0.01, Lost()), (0.01, Lost(answer=True))],
     "append": [(0.3, Early())],
     "marker": [(0.03, Late(0.5)), (0.01, Late(10.0))],
+    "list transactions": [*LOSSES, (0.1, Slow(3.0))],
     "fetch": [(0.02, Lost()), (0.05, Torn(1)), (0.05, Torn(3))],
 }
 """The usual faults: how likely each is for a request of a kind."""
@@ -96,9 +103,9 @@ class ViolationError(AssertionError):
 
 
 @cache
-def built(build: Callable[[], Topology]) -> Topology:
-    """Return what it builds, once: all processes run the same."""
-    return build()
+def built(build: Callable[..., Topology], *, newer: bool) -> Topology:
+    """Return what it builds, once: all processes of a version run the same."""
+    return build(newer=newer)
 
 
 class Process:
@@ -109,6 +116,7 @@ class Process:
         self.number = number
         self.machine = Machine(world.scheduler, f"p{number}.{life}")
         world.hosts.begin(number, self.machine)
+        self.topology = world.topologies[world.hosts.newer]
         self.client = MachineClient(world.cluster, self.machine, world.network, world.latency_s, world.killed)
         self.instance: Instance | None = None
         self.components: Components | None = None
@@ -134,7 +142,7 @@ class Process:
         world = self.world
         wiring = Wiring(self.machine, lambda *_: MachineLog(self.client), self._coordinator)
         try:
-            with Components.build(world.topology, world.config(self.number), wiring) as self.components:
+            with Components.build(self.topology, world.config(self.number), wiring) as self.components:
                 self.instance = Instance(self.components, Lifecycle())
                 if not self.stopping:
                     self.instance.run()
@@ -146,6 +154,9 @@ class Process:
             if "no space left" not in str(error):
                 raise
             world.say(f"{self.machine.name} has ended: {error}")
+        except ConfigError as error:
+            if "has lost its positions" not in str(error) or not world.upkeep.give_back():
+                raise
         self.ended = True
 
     def _coordinator(self, _: object) -> Connector:
@@ -168,7 +179,9 @@ class World:
         self.group = Group(self.scheduler, lambda: self.cluster.brokers.answers(APPLICATION))
         self.latency_s = self.random.choice((0.001, 0.005, 0.02))
         self.network = Random(self.random.getrandbits(64))
-        self.cluster = MachineCluster(self.scheduler, self._plan(), self.group.check, transaction_timeout_s=15.0)
+        self.cluster = MachineCluster(
+            self.scheduler, self._plan(), self.group.check, transaction_timeout_s=TRANSACTION_S
+        )
         self.outages = Outages(
             self.cluster,
             self.group,
@@ -187,11 +200,21 @@ class World:
         self.processes: list[Process] = []
         self.lives: dict[int, int] = {}
         self.partitions = self.random.choice((1, 1, 2))
-        self.topology = topology = built(program.build)
-        for spec in (*(TopicSpec(topic, self.partitions) for topic in topology.source_topics), TopicSpec("out", 1)):
-            self.cluster.state.create_topic(spec)
-        self.answer = program.answer(topology, program.settings, self.partitions, exactly_once=exactly_once)
+        self.topologies = {newer: built(program.topology, newer=newer) for newer in (False, True)}
+        for topic in (*self.topologies[True].source_topics, "out", "elsewhere"):
+            self.cluster.state.create_topic(TopicSpec(topic, 1 if topic == "out" else self.partitions))
+        self.answer = program.answer(
+            self.topologies[False], program.settings, self.partitions, exactly_once=exactly_once
+        )
         self.changelogs = Changelogs(self.cluster.state, APPLICATION)
+        self.upkeep = Upkeep(
+            self.cluster,
+            APPLICATION,
+            self.scheduler,
+            Random(self.random.getrandbits(64)),
+            self.say,
+            self.changelogs,
+        )
         self._reader = MemoryReader(self.cluster.state, committed_only=True)
         self._reader.assign({OUT: Position(0)})
         self._writer = MemoryWriter(self.cluster.state, None)
@@ -210,7 +233,7 @@ class World:
                 "processing.guarantee": "exactly_once_v2" if self.exactly_once else "at_least_once",
                 "statestore.cache.max.bytes": 0,
                 "http.listen": "",
-                "transaction.timeout.ms": 15_000,
+                "transaction.timeout.ms": int(1000 * TRANSACTION_S),
             },
             APPLICATION,
         )
@@ -300,7 +323,8 @@ class World:
                 self._strike(
                     "stands still",
                     self.random.choice(awake),
-                    lambda process: process.machine.pause(suspended=self.random.random() < 0.5),
+                    # a suspended client sends when it wakes what was under way: only transactions refuse that
+                    lambda process: process.machine.pause(suspended=self.random.random() < 0.5 and self.exactly_once),
                 )
             case "resume" if asleep:
                 self._strike("goes on", self.random.choice(asleep), lambda process: process.machine.resume())
@@ -311,10 +335,28 @@ class World:
                 self.cluster.plan = self._plan()
             case "broker":
                 self.outages.happen()
+            case "upkeep":
+                self.upkeep.happen()
+            case "outage" if living:
+                self._have_nobody()
             case "host":
                 self.hosts.happen({process.number: process.machine for process in living}, self._down())
             case _:
                 pass
+
+    def _have_nobody(self) -> None:
+        """Have all processes end, something befall topics while none runs, and one begin."""
+        for process in self.living:
+            if process.machine.paused or self.random.random() < 0.5:
+                self._strike("is killed", process, Process.kill)
+            else:
+                self._strike("is asked to stop", process, Process.stop)
+        self._let(DECIDED_S)
+        for process in self.living:
+            self._strike("is killed", process, Process.kill)
+        self._let(DECIDED_S)
+        self.upkeep.happen_alone()
+        self.start(self.random.choice(self._down()))
 
     def _down(self) -> list[int]:
         return [number for number in range(MOST_PROCESSES) if all(process.number != number for process in self.living)]
@@ -328,6 +370,7 @@ class World:
         self.say("nothing goes wrong any more")
         self.cluster.plan = NoFaults()
         self.outages.end()
+        self.upkeep.end()
         self.hosts.end()
         for process in self.living:
             if process.machine.paused:
@@ -376,7 +419,7 @@ class World:
 
     def _wrong(self, *, whole: bool) -> list[str]:
         self.looks += 1
-        wrong = self.answer.tell(self._told()) or (self.answer.lacking() if whole else [])
+        wrong = self.group.wrong or self.answer.tell(self._told()) or (self.answer.lacking() if whole else [])
         if wrong or not self.exactly_once or not (whole or self.looks % STATES == 0):
             return wrong
         wrong = [problem for part in self._components(running=False) for problem in self.changelogs.wrong(part)]

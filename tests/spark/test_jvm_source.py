@@ -90,6 +90,13 @@ def with_connector(spark: SparkSession) -> SparkSession:
     return session
 
 
+def test_a_session_beside_one_that_has_read_reads_as_well(spark: SparkSession) -> None:
+    """The first one is the active one, in which Spark looks for sources of the same name."""
+    for session in (spark, spark.newSession()):
+        frame = kafka_frame(session, {"bootstrap.servers": "nowhere:1"}, "topic", {0: (0, 1)})
+        assert "offset" in frame.columns
+
+
 def placed(rows: DataFrame) -> list[list[Row]]:
     """Return the rows of each Spark partition, as a task would take them."""
     found: dict[int, list[Row]] = {}

@@ -101,6 +101,7 @@ class Engine:
         self.metrics = Metrics(self.application, "test")
         self.tallies = Tallies(self.metrics)
         self.tries = Tries()
+        self.letters = topology.dead_letter_topics
         self.program = compile_subtopology(topology, topology.subtopologies[0])
         self.sources = topology.subtopologies[0].topics
         self.stores = topology.subtopologies[0].stores
@@ -145,7 +146,9 @@ class Engine:
         progress = Progress(key_range, openings, Author(self.application, self.member.generation, f"app-{thread}"))
         tally = Tally()
         dead_letter = self.committers[thread].dead_letter
-        on_failure = handler(id_, self.config, tally.failure, dead_letter, Sayings(), tries=self.tries)
+        on_failure = handler(
+            id_, self.config, tally.failure, dead_letter, Sayings(), tries=self.tries, topics=self.letters
+        )
         opened = Incarnation(id_, sources, state, progress, self.member.epoch)
         latency, idle_ms = partial(self.metrics.latency, id_.subtopology), self.config["max.task.idle.ms"]
         return Task(

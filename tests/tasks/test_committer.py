@@ -61,6 +61,24 @@ def test_all_records_are_in_the_log_when_the_fence_is_asked(guarantee: str) -> N
     assert fence[COMMIT_TOPIC] == before + 1, "one individual commit for one task and source"
 
 
+def test_at_least_once_results_are_in_the_log_before_the_state_that_has_told_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = engine(AT_LEAST, ["a", "b", "a"])
+    task = made.task(WHOLE)
+    made.process(task)
+    writer, rows = made.committers[0]._writer, []
+    flush = writer.flush
+
+    def flushing(timeout_s: float) -> None:
+        rows.append(len(made.read(CHANGELOG)))
+        flush(timeout_s)
+
+    monkeypatch.setattr(writer, "flush", flushing)
+    made.committers[0].commit([task])
+    assert rows[:2] == [0, 2]
+
+
 @BOTH
 def test_a_commit_makes_everything_visible_and_only_then_the_database_has_it(guarantee: str) -> None:
     made = engine(guarantee, ["a", "b", "a"])
@@ -236,7 +254,7 @@ def test_a_dead_letter_counts_with_the_results_around_it() -> None:
         made.write("in", [(b"a", b"", 0)])
         task = made.task(WHOLE)
         made.process(task)
-        made.committers[0].dead_letter(failure, [("why", b"no")])
+        made.committers[0].dead_letter(failure, [("why", b"no")], "dead")
         if commit:
             made.committers[0].commit([task])
         else:

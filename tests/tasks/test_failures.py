@@ -58,7 +58,7 @@ def settings(**answers: str) -> Config:
 @pytest.mark.parametrize("answer", HANDLERS)
 def test_each_phase_has_its_own_answer(phase: Phase, answer: str, caplog: pytest.LogCaptureFixture) -> None:
     counted: list[tuple[Failure, str]] = []
-    dead: list[tuple[Failure, Headers]] = []
+    dead: list[tuple[Failure, Headers, str]] = []
     failure = replace(FAILURE, phase=phase)
     on_failure = handler(
         TASK,
@@ -92,7 +92,7 @@ def letters_of(answer: object, **more: object) -> tuple[list[str], list[Failure]
         TASK,
         Config.of(given, "app"),
         lambda _, said: counted.append(said),
-        lambda failure, _: dead.append(failure),
+        lambda failure, *_: dead.append(failure),
         Sayings(),
     )
     on_failure(FAILURE)

@@ -25,7 +25,7 @@ from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.windows import TimeWindows
 from tests.durations import ms
-from tests.tasks.called import SOURCE, TOPICS, Gate, calls_of, done, runs, until
+from tests.tasks.called import SOURCE, TOPICS, Gate, calls_of, done, forwarding, runs, until
 from tests.tasks.engine import AT_LEAST, EXACTLY, Engine
 
 Called = Callable[[KStream[str, int]], KStream[str, int]]
@@ -470,3 +470,26 @@ def test_a_record_may_need_several_calls_and_a_topic_none() -> None:
     until(done(made, 5), made)
     made.stop()
     assert list(made.read("out").values) == [b"[%d,9]" % n for n in range(5) for _ in range(n)]
+
+
+def test_records_whose_calls_fail_go_to_the_topic_of_their_operator() -> None:
+    """Other failures go where the handler says: here, the application would end."""
+
+    async def odd_only(value: int) -> int:
+        if value % 2 == 0:
+            raise ConnectionError(f"no answer for {value}")
+        return value
+
+    topology = forwarding(odd_only, dead_letters="refused", retry=Retry(times=1, backoff=ms(1)))
+    made = Engine(topology, TOPICS | {"refused": 1})
+    task = made.open(WHOLE)
+    made.write("in", [(b"k", b"%d" % number, number) for number in range(4)])
+    made.start()
+    until(done(made, 4), made)
+    made.stop()
+    assert list(made.read("out").values) == [b"1", b"3"]
+    letters = made.read("refused")
+    assert list(letters.values) == [b"0", b"2"]
+    assert letters.headers is not None
+    assert dict(letters.headers[0] or [])["__coopstreams.errors.message"] == b"no answer for 0"
+    assert task.tally.dead_letters == 2

@@ -74,6 +74,7 @@ def test_a_retry_or_breaker_that_makes_no_sense_is_refused(made: Callable[[], Re
         ({"timeout": 5}, "a number without a unit"),
         ({"timeout": 0}, "at least 1 ms"),
         ({"retry": 3}, "Retry\\(times=3\\)"),
+        ({"dead_letters": ""}, "the name of a topic"),
         ({"breaker": 3}, "CircuitBreaker\\(\\)"),
         ({"retries": 3}, "takes no retries="),
     ],

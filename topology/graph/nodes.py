@@ -10,7 +10,7 @@ order, depth first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from re import Pattern
 from typing import Any, TypeAlias
@@ -351,3 +351,9 @@ class Structure:
         """The topics that the application writes for others."""
         nodes = (node for subtopology in self.subtopologies for node in subtopology.nodes)
         return tuple(dict.fromkeys(node.topic for node in nodes if isinstance(node, Sink) and not node.internal))
+
+    @property
+    def dead_letter_topics(self) -> Mapping[str, str]:
+        """The topics of operators for records that they cannot process, by node."""
+        nodes = [node for part in self.subtopologies for node in part.nodes if isinstance(node, AsyncMap)]
+        return {node.name: topic for node in nodes if (topic := node.calling.dead_letters) is not None}

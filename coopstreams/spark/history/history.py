@@ -110,6 +110,9 @@ def kafka_frame(
     spark: SparkSession, settings: Mapping[str, Any], topic: str, bounds: Mapping[int, tuple[int, int]]
 ) -> DataFrame:
     """Return the records of a topic within these offsets."""
+    # Spark asks the active session whether there is a source of this name already, and another session that is active
+    # may have registered ours: then it refuses. This makes the given session the active one.
+    spark.createDataFrame([], "offset LONG")
     spark.dataSource.register(KafkaSource)
     options = read_options(settings, {TopicPartition(topic, number): each for number, each in bounds.items()})
     return spark.read.format(KafkaSource.name()).options(**options).load()

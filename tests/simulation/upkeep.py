@@ -1,0 +1,124 @@
+"""What befalls topics and offsets in a history: topics are compacted, a newer version writes to the commit topic,
+offsets expire, changelogs are made anew from their last rows.
+
+Offsets expire and topics are made anew only while no process runs, and when all transactions have ended. Whoever then
+says that positions are lost is believed, and gets them back, as from an operator who has written them down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from coopstreams.commit.record import PARTITIONS, VERSION, encode_text, partition_of
+from coopstreams.log.log import Position
+from coopstreams.log.memory.reader import MemoryReader
+from coopstreams.log.memory.writer import MemoryWriter
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.naming import COMMIT_TOPIC
+from tests.simulation.fibers import Scheduler
+from tests.simulation.kafka.cluster import Cluster
+from tests.simulation.oracles import Changelogs
+
+STRANGE = bytes([VERSION + 1])
+"""The first byte of keys and values of a newer version."""
+
+
+class Upkeep:
+    """Decides by chance. `changelogs`: the oracle, which reads what is about to go."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        application: str,
+        scheduler: Scheduler,
+        random: Random,
+        say: Callable[[str], None],
+        changelogs: Changelogs,
+    ) -> None:
+        self._cluster, self._state, self._application = cluster, cluster.state, application
+        self._scheduler, self._random, self._say, self._changelogs = scheduler, random, say, changelogs
+        self._writer = MemoryWriter(cluster.state, None)
+        self._commits = TopicPartition(COMMIT_TOPIC, partition_of(application, PARTITIONS))
+        self._strange: set[bytes] = set()
+        """The keys of records that a newer version has written, and that are still there."""
+        self._lost: dict[TopicPartition, tuple[int, str]] = {}
+
+    def happen(self) -> None:
+        """Have something befall topics while processes run."""
+        if self._random.random() < 0.7:
+            self._compact()
+        elif COMMIT_TOPIC in self._state.topics:
+            key = STRANGE + encode_text(self._application) + self._random.randbytes(4)
+            self._say("a newer version writes to the commit topic")
+            self._strange.add(key)
+            self._write_commit(key, STRANGE)
+            after = self._random.choice((0.05, 2.0, 10.0))
+            self._scheduler.at(self._scheduler.now + after, lambda: self._take_back(key))
+
+    def happen_alone(self) -> None:
+        """Have something befall topics and offsets while no process runs."""
+        if any(producer.open or self._cluster.owes(producer) for producer in self._state.producers.values()):
+            return
+        changelogs = [name for name in self._state.topics if name.endswith("-changelog")]
+        match self._random.choice(("compacted", "expired", "anew")):
+            case "compacted":
+                self._compact()
+            # nothing but a changelog tells that there were positions
+            case "expired" if any(at.end for name in changelogs for at in self._state.topic(name).partitions):
+                self._say("the offsets of the group expire")
+                self._lost |= self._state.group(self._application).committed
+                self._cluster.expire(self._application)
+            case _:
+                for name in changelogs:
+                    self._make_anew(name)
+
+    def give_back(self) -> bool:
+        """Restore the offsets that have expired, as an operator does who is told that positions are lost.
+
+        Return whether any were.
+        """
+        group = self._state.group(self._application)
+        missing = {at: told for at, told in self._lost.items() if at not in group.committed}
+        if missing:
+            self._say("an operator restores the offsets of the group")
+            group.send(missing, None)
+        return bool(self._lost)
+
+    def end(self) -> None:
+        """Have nothing strange left in the commit topic."""
+        for key in list(self._strange):
+            self._take_back(key)
+
+    def _compact(self) -> None:
+        self._say("changelogs and the commit topic are compacted")
+        for name, topic in self._state.topics.items():
+            if "compact" in topic.spec.config.get("cleanup.policy", ""):
+                self._changelogs.read(name)
+                self._cluster.compact(name)
+
+    def _make_anew(self, name: str) -> None:
+        """Delete a changelog, and create it with the last row of each key: as a rebuild does, or a copied cluster."""
+        self._say(f"{name} is made anew")
+        self._changelogs.read(name, made_anew=True)
+        reader = MemoryReader(self._state, committed_only=True)
+        partitions = [partition.where for partition in self._state.topic(name).partitions]
+        reader.assign({where: Position(self._state.partition(where).start) for where in partitions})
+        rows: dict[tuple[TopicPartition, bytes | None], tuple[bytes | None, int]] = {}
+        for batch in reader.fetch(1 << 20, 0):
+            columns = batch.columns
+            for key, value, timestamp in zip(columns.keys, columns.values, columns.timestamps, strict=True):
+                rows.pop((batch.partition, key), None)
+                rows[batch.partition, key] = value, timestamp
+        self._cluster.remake(name)
+        for (where, key), (value, timestamp) in rows.items():
+            if value is not None:
+                self._writer.append(name, [key], [value], [timestamp], partitions=where.partition)
+
+    def _take_back(self, key: bytes) -> None:
+        if key in self._strange:
+            self._strange.discard(key)
+            self._write_commit(key, None)
+
+    def _write_commit(self, key: bytes, value: bytes | None) -> None:
+        self._writer.append(COMMIT_TOPIC, [key], [value], [0], partitions=self._commits.partition)
