@@ -162,7 +162,7 @@ def _wait(futures: list[Future[None]], until: str) -> set[Future[None]]:
     """Wait as `concurrent.futures.wait` does, and raise KeyboardInterrupt soon after Ctrl-C; return what is done.
 
     Python hears a signal between two steps of the main thread. One that comes just before a wait without a limit is
-    heard when that wait ends: of 1,000 downloads, one or two went on after Ctrl-C.
+    heard when that wait ends: one of some hundred downloads went on after Ctrl-C.
     """
     while True:
         done, others = wait(futures, _LISTEN_EVERY_S, until)
