@@ -1,12 +1,10 @@
 """A process that is lost fails the test that it ran, and the run goes on."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.nested import run_pytest
+
 MODULE = """
 import os
 import pytest
@@ -22,16 +20,7 @@ def test_a_test_that_ends_its_process_fails_and_all_others_run(tmp_path: Path) -
     """The others have done whole modules before, and one of them has nothing more to do."""
     for number in range(4):
         (tmp_path / f"test_{number}.py").write_text(MODULE.format(ends=number == 2))
-    command = [sys.executable, "-m", "pytest", "-p", "xdist", "-p", "tests.dealing", "-p", "no:cacheprovider", "-q"]
-    done = subprocess.run(
-        [*command, "-n", "2", "--dist", "loadscope", "--no-loadscope-reorder", "--rootdir", tmp_path, tmp_path],
-        cwd=ROOT,
-        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=150,
-    )
+    done = run_pytest(tmp_path, ["tests.dealing"], "-q", "-n", "2", "--no-loadscope-reorder")
     assert done.returncode == 1, done.stdout + done.stderr
     assert re.search("1 failed, 47 passed", done.stdout), done.stdout
     assert set(re.findall(r"FAILED \S*/(\S+)", done.stdout)) == {"test_2.py::test_it[5]"}

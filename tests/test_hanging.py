@@ -1,11 +1,9 @@
 """A test that hangs fails and says where, and the run goes on."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.nested import run_pytest
+
 CONFTEST = "import tests.hanging; tests.hanging.GRACE_S = 1.0"
 MODULE = """
 import subprocess
@@ -27,18 +25,8 @@ def test_ends():
 def test_a_test_that_hangs_fails_with_the_place_where_it_hung(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_it.py").write_text(MODULE)
-    plugins = ["xdist", "pytest_timeout", "tests.dealing", "tests.hanging", "no:cacheprovider"]
-    command = [sys.executable, "-m", "pytest", *(word for plugin in plugins for word in ("-p", plugin)), "-n", "1"]
-    options = ["--dist", "loadscope", "-o", "timeout=1", "-o", "timeout_method=signal", "--rootdir", str(tmp_path)]
-    done = subprocess.run(
-        [*command, *options, tmp_path],
-        cwd=ROOT,
-        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=150,
-    )
+    plugins = ["pytest_timeout", "tests.dealing", "tests.hanging"]
+    done = run_pytest(tmp_path, plugins, "-n", "1", "-o", "timeout=1", "-o", "timeout_method=signal")
     assert "2 failed, 1 passed" in done.stdout, done.stdout + done.stderr
     assert "threading.Event().wait()" in done.stdout
     assert "in test_hears_nothing" in done.stderr

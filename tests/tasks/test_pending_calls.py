@@ -29,6 +29,14 @@ from tests.tasks.called import SOURCE, TOPICS, Gate, calls_of, done, forwarding,
 from tests.tasks.engine import AT_LEAST, EXACTLY, Engine
 
 Called = Callable[[KStream[str, int]], KStream[str, int]]
+RECORDS = st.lists(
+    st.tuples(
+        st.sampled_from(["in", "in", "other"]), st.sampled_from("abcdef"), st.integers(-1, 6), st.integers(0, 60)
+    ),
+    min_size=1,
+    max_size=40,
+)
+"""Topic, key, value and timestamp of each."""
 PAUSES = st.lists(st.sampled_from([0, 0, 1, 4]), min_size=1, max_size=20)
 NOT_SHRUNK = [Phase.explicit, Phase.reuse, Phase.generate]
 """Each run takes its time, and threads run as they like: a story is made short by hand, as an example."""
@@ -85,13 +93,7 @@ def played(topology: Topology, records: list[tuple[str, str, int, int]], pieces:
 
 @settings(max_examples=15, deadline=None, phases=NOT_SHRUNK)
 @given(
-    records=st.lists(
-        st.tuples(
-            st.sampled_from(["in", "in", "other"]), st.sampled_from("abcdef"), st.integers(-1, 6), st.integers(0, 60)
-        ),
-        min_size=1,
-        max_size=40,
-    ),
+    records=RECORDS,
     pieces=st.sampled_from([1, 2, 4]),
     order=st.sampled_from(["key", "partition", "none"]),
     most=st.sampled_from([1, 3, 100]),
@@ -137,13 +139,7 @@ def key_program(called: Called) -> Topology:
 
 @settings(max_examples=25, deadline=None, phases=NOT_SHRUNK)
 @given(
-    records=st.lists(
-        st.tuples(
-            st.sampled_from(["in", "in", "other"]), st.sampled_from("abcdef"), st.integers(-1, 6), st.integers(0, 60)
-        ),
-        min_size=1,
-        max_size=40,
-    ),
+    records=RECORDS,
     pieces=st.sampled_from([1, 2, 4]),
     order=st.sampled_from(["key", "none"]),
     most=st.sampled_from([1, 3, 100]),
