@@ -255,17 +255,17 @@ class QueryApp:
             async with asyncio.timeout(self._limits.request_s):
                 return await answer(request)
         except QueryError as error:
-            return _failure(error)
+            return failure(error)
         except TimeoutError:
-            return _failure(timed_out(f"no answer within {self._limits.request_s:g} s"))
+            return failure(timed_out(f"no answer within {self._limits.request_s:g} s"))
         except Exception as error:
             log.exception("GET %s failed", request.url.path)
-            return _failure(QueryError("INTERNAL", f"{type(error).__name__}: {error}", status=500))
+            return failure(QueryError("INTERNAL", f"{type(error).__name__}: {error}", status=500))
 
     async def _no_route(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         code = "UNKNOWN_PATH" if status == 404 else "METHOD_NOT_ALLOWED"
-        response = _failure(
+        response = failure(
             QueryError(code, f"{request.method} {request.url.path}: see /openapi.json for the paths", status=status)
         )
         response.headers[INSTANCE] = self._backend.placement().here
@@ -301,7 +301,8 @@ def _json(body: bytes, status: int = 200) -> Response:
     return Response(body, status, media_type=JSON)
 
 
-def _failure(error: QueryError) -> Response:
+def failure(error: QueryError) -> Response:
+    """Return the response for an error."""
     response = _json(body_of(error), error.status)
     if error.retry_after_ms is not None:
         response.headers["retry-after"] = str(max(1, -(-error.retry_after_ms // 1000)))
@@ -315,5 +316,7 @@ def _parameters(request: Request, *known: str) -> Parameters:
 
 
 def _raw_path(request: Request) -> bytes:
+    """Return the path as it was sent, without the prefix that the routes are mounted under."""
+    prefix: str = request.scope.get("root_path", "")
     raw: bytes = request.scope["raw_path"]
-    return raw
+    return b"/" + raw.split(b"/", prefix.count("/") + 1)[-1]

@@ -48,7 +48,7 @@ class QueryServer:
         self.host: str = host
         self.port: int = port
         self._access = access
-        self.url = _url(
+        self.url = url_of(
             advertised or (f"[{_reachable(host)}]:{port}" if ":" in host else f"{_reachable(host)}:{port}"),
             "http" if access.certificates is None else "https",
         )
@@ -157,5 +157,6 @@ def _reachable(host: str) -> str:
     return socket.gethostname() if host in ("0.0.0.0", "::") else host
 
 
-def _url(address: str, scheme: str) -> str:
+def url_of(address: str, scheme: str) -> str:
+    """Return the URL of HOST:PORT, or the URL itself."""
     return address.rstrip("/") if "://" in address else f"{scheme}://{address}"
