@@ -1,7 +1,7 @@
 """The HTTP routes, and the one place where errors become responses.
 
-Invariant: every response is JSON (or NDJSON, or Prometheus' text), every error has the form of `problems`, and every
-request is counted.
+Invariant: every response is JSON (or NDJSON, server-sent events, Prometheus' text, or a file of the page), every error
+has the form of `problems`, and every request is counted.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ from coopstreams.query.asked import (
     unpacked,
     version_times,
 )
+from coopstreams.query.assets import asset
 from coopstreams.query.backend import Backend, StoreInfo
 from coopstreams.query.certificates import CHECK_EVERY_S, Certificates
+from coopstreams.query.feed import EVENTS, StatusFeed
 from coopstreams.query.openapi import description
 from coopstreams.query.pages import Page, Query
 from coopstreams.query.peers import FORWARDED, INSTANCE, PART_TYPE, Peers, check_hop
@@ -64,14 +66,16 @@ class QueryApp:
         self._limits = limits
         self._access = access
         self._service: QueryService
+        self._feed: StatusFeed
 
     def starlette(self) -> Starlette:
         """Return the ASGI application."""
-        routes = [Route(path, self._endpoint(path, answer), methods=["GET"]) for path, answer in self.answers().items()]
+        paths = self.answers() | {"/": self._page, "/page/{file}": self._page}
+        routes = [Route(path, self._endpoint(path, answer), methods=["GET"]) for path, answer in paths.items()]
         return Starlette(routes=routes, lifespan=self._lifespan, exception_handlers={HTTPException: self._no_route})
 
     def answers(self) -> dict[str, Answer]:
-        """Return the handler of each path."""
+        """Return the handler of each path of the interface for programs."""
         return {
             "/v1/stores": self._stores,
             "/v1/stores/{store}/keys": self._keys,
@@ -93,6 +97,7 @@ class QueryApp:
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         peers = Peers(self._backend, self._access, self._limits.connect_s)
         self._service = QueryService(self._backend, peers, self._limits)
+        self._feed = StatusFeed(lambda: self._service.status("any"), self._limits.stream_every_s, self._limits.streams)
         certificates = self._access.certificates
         renewing = None if certificates is None else asyncio.create_task(_renew(certificates))
         try:
@@ -100,6 +105,7 @@ class QueryApp:
         finally:
             if renewing is not None:
                 renewing.cancel()
+            await self._feed.close()
             await peers.close()
             self._service.close()
 
@@ -193,7 +199,17 @@ class QueryApp:
         _parameters(request)
         return _json(self._service.key_metadata(self._store(request), path_piece(_raw_path(request), 4)))
 
+    async def end_streams(self) -> None:
+        """End the streams of the status: a server that stops would wait for them."""
+        await self._feed.close()
+
+    async def _page(self, request: Request) -> Response:
+        return asset(request)
+
     async def _status(self, request: Request) -> Response:
+        if EVENTS in request.headers.get("accept", ""):
+            _parameters(request)
+            return self._feed.open(gzip="gzip" in request.headers.get("accept-encoding", ""))
         return _json(await self._service.status(self._asked(request, _parameters(request, "local"))))
 
     async def _live(self, _request: Request) -> Response:

@@ -70,6 +70,10 @@ class RequestLimits:
     """The longest a client may take from its first byte to the end of its request."""
     read_s: float = 30.0
     """The longest a client may read nothing of an answer that waits for it."""
+    streams: int = 16
+    """The most streams of the status at a time."""
+    stream_every_s: float = 1.0
+    """The time from one event of such a stream to the next."""
 
 
 class QueryService:
@@ -218,7 +222,8 @@ class QueryService:
                     else answer["instances"]
                 )
         found.sort(key=lambda instance: str(instance["id"]))
-        return orjson.dumps({"application": status.application, "generation": placement.generation, "instances": found})
+        about = {"application": status.application, "generation": placement.generation, "here": placement.here}
+        return orjson.dumps({**about, "at": int(time.time() * 1000), "instances": found})
 
     def metadata(self) -> bytes:
         """Return the JSON of instances, tasks and key ranges."""
