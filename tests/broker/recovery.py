@@ -1,7 +1,7 @@
 """How long outputs are missing after the loss of a broker, a coordinator, a worker, or a worker and a broker: three
 brokers, three workers.
 
-    python -m tests.broker.recovery [--guarantee exactly_once_v2] [--only NAME ...]
+    python -m tests.broker.recovery [--guarantee exactly_once_v2] [--only NAME ...] [--brokers NAME=VALUE ...]
 
 For each loss: the longest time from an order to its count around it, by the brokers' clocks, and what the workers said
 meanwhile.
@@ -122,13 +122,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--guarantee", choices=[EXACTLY_ONCE, "at_least_once"], default=EXACTLY_ONCE)
     parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--brokers", nargs="*", default=[], metavar="NAME=VALUE", help="settings of the brokers")
     parser.add_argument("--folder", type=Path)
     arguments = parser.parse_args()
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="recovery-"))
     folder.mkdir(parents=True, exist_ok=True)
     print(f"logs and data: {folder}", flush=True)
     with ExitStack() as running:
-        cluster = running.enter_context(ThreeBrokers(folder))
+        cluster = running.enter_context(
+            ThreeBrokers(folder, settings=dict(setting.split("=", 1) for setting in arguments.brokers))
+        )
         topics = topics_of(cluster)
         settings = settings_of(topics, arguments.guarantee)
         application = Application(
