@@ -422,12 +422,8 @@ class World:
 
     def _wrong(self, *, whole: bool) -> list[str]:
         self.looks += 1
-        wrong = (
-            self.group.wrong
-            or service.wrong
-            or self.answer.tell(self._told())
-            or (self.answer.lacking() if whole else [])
-        )
+        wrong = self.group.wrong or service.wrong or self.answer.tell(self._told())
+        wrong = wrong or (self.answer.lacking() if whole else [])
         if wrong or not self.exactly_once or not (whole or self.looks % STATES == 0):
             return wrong
         wrong = [problem for part in self._components(running=False) for problem in self.changelogs.wrong(part)]
