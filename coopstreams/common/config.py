@@ -228,7 +228,7 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
     "application.server": (
         text,
         None,
-        "HOST:PORT under which other instances reach the query server. Default: where it listens.",
+        "HOST:PORT or URL under which other instances reach the query server. Default: where it listens.",
     ),
     "http.token.read": (
         _tokens,

@@ -197,9 +197,9 @@ class Serving:
             **self._details,
             "version": short(tuple(part.fingerprint for part in self._components.resolved.announced)),
         }
-        return Status(
-            self.application, state, self.health(), tasks, self._components.host.now() - self._instance.began, details
-        )
+        uptime_s = self._components.host.now() - self._instance.began
+        totals = self._components.metrics.totals()
+        return Status(self.application, state, self.health(), tasks, uptime_s, details, totals)
 
     def owns(self, task: Task) -> bool:
         """Whether this very opening of a task runs here now."""

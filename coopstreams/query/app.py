@@ -1,7 +1,7 @@
 """The HTTP routes, and the one place where errors become responses.
 
-Invariant: every response is JSON (or NDJSON, or Prometheus' text), every error has the form of `problems`, and every
-request is counted.
+Invariant: every response is JSON (or NDJSON, server-sent events, Prometheus' text, or a file of the page), every error
+has the form of `problems`, and every request is counted.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ from coopstreams.query.asked import (
     unpacked,
     version_times,
 )
+from coopstreams.query.assets import asset
 from coopstreams.query.backend import Backend, StoreInfo
 from coopstreams.query.certificates import CHECK_EVERY_S, Certificates
+from coopstreams.query.feed import EVENTS, StatusFeed
 from coopstreams.query.openapi import description
 from coopstreams.query.pages import Page, Query
 from coopstreams.query.peers import FORWARDED, INSTANCE, PART_TYPE, Peers, check_hop
@@ -64,14 +66,16 @@ class QueryApp:
         self._limits = limits
         self._access = access
         self._service: QueryService
+        self._feed: StatusFeed
 
     def starlette(self) -> Starlette:
         """Return the ASGI application."""
-        routes = [Route(path, self._endpoint(path, answer), methods=["GET"]) for path, answer in self.answers().items()]
+        paths = self.answers() | {"/": self._page, "/page/{file}": self._page}
+        routes = [Route(path, self._endpoint(path, answer), methods=["GET"]) for path, answer in paths.items()]
         return Starlette(routes=routes, lifespan=self._lifespan, exception_handlers={HTTPException: self._no_route})
 
     def answers(self) -> dict[str, Answer]:
-        """Return the handler of each path."""
+        """Return the handler of each path of the interface for programs."""
         return {
             "/v1/stores": self._stores,
             "/v1/stores/{store}/keys": self._keys,
@@ -93,6 +97,7 @@ class QueryApp:
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         peers = Peers(self._backend, self._access, self._limits.connect_s)
         self._service = QueryService(self._backend, peers, self._limits)
+        self._feed = StatusFeed(lambda: self._service.status("any"), self._limits.stream_every_s, self._limits.streams)
         certificates = self._access.certificates
         renewing = None if certificates is None else asyncio.create_task(_renew(certificates))
         try:
@@ -100,6 +105,7 @@ class QueryApp:
         finally:
             if renewing is not None:
                 renewing.cancel()
+            await self._feed.close()
             await peers.close()
             self._service.close()
 
@@ -193,7 +199,17 @@ class QueryApp:
         _parameters(request)
         return _json(self._service.key_metadata(self._store(request), path_piece(_raw_path(request), 4)))
 
+    async def end_streams(self) -> None:
+        """End the streams of the status: a server that stops would wait for them."""
+        await self._feed.close()
+
+    async def _page(self, request: Request) -> Response:
+        return asset(request)
+
     async def _status(self, request: Request) -> Response:
+        if EVENTS in request.headers.get("accept", ""):
+            _parameters(request)
+            return self._feed.open(gzip="gzip" in request.headers.get("accept-encoding", ""))
         return _json(await self._service.status(self._asked(request, _parameters(request, "local"))))
 
     async def _live(self, _request: Request) -> Response:
@@ -239,17 +255,17 @@ class QueryApp:
             async with asyncio.timeout(self._limits.request_s):
                 return await answer(request)
         except QueryError as error:
-            return _failure(error)
+            return failure(error)
         except TimeoutError:
-            return _failure(timed_out(f"no answer within {self._limits.request_s:g} s"))
+            return failure(timed_out(f"no answer within {self._limits.request_s:g} s"))
         except Exception as error:
             log.exception("GET %s failed", request.url.path)
-            return _failure(QueryError("INTERNAL", f"{type(error).__name__}: {error}", status=500))
+            return failure(QueryError("INTERNAL", f"{type(error).__name__}: {error}", status=500))
 
     async def _no_route(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         code = "UNKNOWN_PATH" if status == 404 else "METHOD_NOT_ALLOWED"
-        response = _failure(
+        response = failure(
             QueryError(code, f"{request.method} {request.url.path}: see /openapi.json for the paths", status=status)
         )
         response.headers[INSTANCE] = self._backend.placement().here
@@ -285,7 +301,8 @@ def _json(body: bytes, status: int = 200) -> Response:
     return Response(body, status, media_type=JSON)
 
 
-def _failure(error: QueryError) -> Response:
+def failure(error: QueryError) -> Response:
+    """Return the response for an error."""
     response = _json(body_of(error), error.status)
     if error.retry_after_ms is not None:
         response.headers["retry-after"] = str(max(1, -(-error.retry_after_ms // 1000)))
@@ -299,5 +316,7 @@ def _parameters(request: Request, *known: str) -> Parameters:
 
 
 def _raw_path(request: Request) -> bytes:
+    """Return the path as it was sent, without the prefix that the routes are mounted under."""
+    prefix: str = request.scope.get("root_path", "")
     raw: bytes = request.scope["raw_path"]
-    return raw
+    return b"/" + raw.split(b"/", prefix.count("/") + 1)[-1]
