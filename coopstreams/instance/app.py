@@ -15,10 +15,12 @@ from coopstreams.common.config import Config
 from coopstreams.common.interrupts import listening
 from coopstreams.instance.components import Components
 from coopstreams.instance.instance import Instance
+from coopstreams.instance.read_only import ReadOnlyStore
 from coopstreams.instance.serving import Serving
 from coopstreams.query import reports
 from coopstreams.query.access import Access
 from coopstreams.query.extra import need_http
+from coopstreams.query.problems import moving, unknown_store
 from coopstreams.query.server import QueryServer, url_of
 from coopstreams.query.service import RequestLimits
 from coopstreams.tasks.lifecycle import (
@@ -107,6 +109,19 @@ class CoopStreams:
         """Return the status of this instance, as `/v1/status` reports each; None before it runs. Any thread."""
         serving = self._serving
         return None if serving is None else reports.instance_status(serving.placement(), self.url, serving.status())
+
+    def store(self, name: str) -> ReadOnlyStore:
+        """Return a store of this instance, to be read without HTTP: the keys that this instance owns.
+
+        Raises:
+            QueryError: UNKNOWN_STORE; TASK_MOVING (`retryable`): this instance does not run yet.
+        """
+        if self._serving is None:
+            raise moving("this instance does not run yet")
+        stores = self._serving.stores()
+        if name not in stores:
+            raise unknown_store(name, list(stores))
+        return ReadOnlyStore(self._serving, stores[name])
 
     def asgi(self) -> MountedApp:
         """Return the paths of the query server as an ASGI app, for `mount` of Starlette or FastAPI.

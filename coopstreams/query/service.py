@@ -23,21 +23,18 @@ import orjson
 from coopstreams.query import reports
 from coopstreams.query.backend import Backend, Kind, Peer, StoreInfo
 from coopstreams.query.formats import parse_key
-from coopstreams.query.local import LocalReader, Times
+from coopstreams.query.local import LocalReader, Times, decided
 from coopstreams.query.pages import Page, PartialPage, Query, page_of
 from coopstreams.query.paths import key_batches, path_text, store_path
 from coopstreams.query.peers import Peers
-from coopstreams.query.problems import bad_request, moving, not_owner, unknown_store
+from coopstreams.query.problems import bad_request, moving, unknown_store
 from coopstreams.query.router import (
     Asked,
-    Elsewhere,
     Here,
     KeyLocation,
     Moving,
-    There,
     coverage_gap,
     locate,
-    route,
     scatter,
 )
 from coopstreams.topology.errors import QueryError
@@ -248,20 +245,12 @@ class QueryService:
         self, store: StoreInfo, at: KeyLocation, asked: Asked, path: str, read: Callable[[], bytes]
     ) -> bytes:
         async def attempt() -> bytes:
-            decision = None if store.kind == "global" else self._decide(store, at, asked)
+            decision = None if store.kind == "global" else decided(self.backend.placement(), store, at, asked)
             if decision is None or isinstance(decision, Here):
                 return await self._run(self._gets, read)
             return await self._peers.ask(decision.owner.instance, path, self.limits.forward_s)
 
         return await self._settled(attempt, asked)
-
-    def _decide(self, store: StoreInfo, at: KeyLocation, asked: Asked) -> Here | There:
-        decision = route(self.backend.placement(), store, at, asked)
-        if isinstance(decision, Moving):
-            raise moving(decision.reason)
-        if isinstance(decision, Elsewhere):
-            raise not_owner(decision.owner.instance.id, decision.url)
-        return decision
 
     def _split(
         self, store: StoreInfo, locations: Sequence[KeyLocation], asked: Asked
@@ -272,7 +261,7 @@ class QueryService:
         here: list[int] = []
         there: dict[str, tuple[Peer, list[int]]] = {}
         for index, at in enumerate(locations):
-            decision = self._decide(store, at, asked)
+            decision = decided(self.backend.placement(), store, at, asked)
             if isinstance(decision, Here):
                 here.append(index)
             else:
