@@ -14,7 +14,7 @@ if TYPE_CHECKING:
         wallclock_timestamp,
     )
     from coopstreams.instance.app import CoopStreams
-    from coopstreams.query.client import QueryClient
+    from coopstreams.query.client import AsyncQueryClient, QueryClient
     from coopstreams.state.engine import Change, Engine
     from coopstreams.tasks.lifecycle import RestoreListener, StreamsState, StreamThreadExceptionResponse
     from coopstreams.topology import errors, serdes
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from coopstreams.topology.windows import SessionWindows, SlidingWindows, TimeWindows, UnlimitedWindows, Windows
 
 __all__ = [
+    "AsyncQueryClient",
     "BranchedKStream",
     "Change",
     "CircuitBreaker",
@@ -133,14 +134,14 @@ loads no Kafka client, and a command handles Ctrl-C before it has imported anyth
 
 
 def __getattr__(name: str) -> Any:
-    if name == "QueryClient":
+    if name in ("AsyncQueryClient", "QueryClient"):
         try:
-            from coopstreams.query.client import QueryClient
+            from coopstreams.query import client
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
-                f"QueryClient needs the extra `http` ({error}): pip install 'coopstreams[http]'", name=error.name
+                f"{name} needs the extra `http` ({error}): pip install 'coopstreams[http]'", name=error.name
             ) from error
-        return QueryClient
+        return getattr(client, name)
     if name in ("errors", "serdes"):
         return importlib.import_module(f"coopstreams.topology.{name}")
     if name in _HOME:

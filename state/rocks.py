@@ -1,5 +1,10 @@
 """The engine on disk: RocksDB, with a column family for each family. Only this module and `sst` import rocksdict.
 
+A column family takes RocksDB 15 ms to make and as long to drop: it writes its manifest and its options anew. A store
+with a short retention drops a segment and makes another every few minutes of stream time, which is many times a second
+when it catches up. So a dropped family that never grew out of its memtable is emptied, and its column family kept for
+the next one; the default column family has the names that differ. What has files is dropped with them.
+
 RocksDB loses no completed write when the process dies (write-ahead log, no fsync for each write). When the machine
 dies, it comes back in an older state, the same one for all families, and the changelog supplies the rest.
 
@@ -14,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cache
-from itertools import chain, repeat
+from itertools import chain, count, repeat
 from pathlib import Path
 from threading import Lock
 from weakref import WeakSet
@@ -46,8 +51,16 @@ WRITE_BUFFERS_BYTES = 64 * _MIB
 WRITE_BUFFER_BYTES = 16 * _MIB
 """The size of the memtable of one family at which it is flushed."""
 
+_DEFAULT = "default"
+"""The column family that has the family of each other one by its name."""
+_NO_FAMILY = b""
+_FILES_BYTES = "rocksdb.total-sst-files-size"
+
 _DAMAGED = "DAMAGED"
 """The name of the file that marks a folder as damaged."""
+
+_MOST_SPARE = 4
+"""The emptied column families that are kept for the next families."""
 
 _BEYOND = b"\xff" * 64
 """An upper bound for almost all keys; keys above it are deleted one by one."""
@@ -65,19 +78,24 @@ class Rocks:
         self._folder = folder
         self._lock = Lock()
         self._columns: dict[str, _Column] = {}
+        """The column family of each family."""
+        self._handles: dict[str, ColumnFamily] = {}
+        """The handle of each column family, by its name."""
+        self._spare: list[_Column] = []
+        """Empty column families that belong to no family."""
         self._cursors: WeakSet[_Cursor] = WeakSet()
         self._closed = False
         path = str(folder)
         if (folder / _DAMAGED).exists():
             raise self._damaged((folder / _DAMAGED).read_text(errors="replace"))
         try:
-            names = Rdict.list_cf(path, options()) if (folder / "CURRENT").exists() else ["default"]
+            names = Rdict.list_cf(path, options()) if (folder / "CURRENT").exists() else [_DEFAULT]
             self._db = Rdict(path, options(), column_families={name: options() for name in names})
         except Exception as error:
             raise self._error(error, opening=True) from error
         for name in names:
-            if name != "default":
-                self._columns[name] = _Column(self._db.get_column_family(name), self._db.get_column_family_handle(name))
+            if name != _DEFAULT:
+                self._open_column(name)
 
     def families(self) -> list[str]:
         """Return the families that exist."""
@@ -89,35 +107,47 @@ class Rocks:
             if family not in self._columns:
                 self._check_open()
                 try:
-                    rdict = self._db.create_column_family(family, options())
+                    self._columns[family] = self._reused(family) if self._spare else self._made(family)
                 except Exception as error:
                     raise self._error(error) from error
-                self._columns[family] = _Column(rdict, self._db.get_column_family_handle(family))
 
     def drop(self, family: str) -> None:
         """Remove a family with all its keys."""
         with self._lock:
             self._check_open()
+            column = self._columns[family]
+            spare = len(self._spare) < _MOST_SPARE and not column.rdict.property_int_value(_FILES_BYTES)
             try:
-                self._db.drop_column_family(family)
+                if spare:
+                    self._empty(family, column)
+                else:
+                    self._db.drop_column_family(column.name)
+                    self._handles.pop(column.name)
+                    self._db.delete(column.name.encode())
             except Exception as error:  # the family is still there
                 raise self._error(error) from error
-            column = self._columns.pop(family)
-            with suppress(Exception):  # it closes, but raises because it cannot flush a dropped family
-                column.rdict.close()
+            del self._columns[family]
+            column.dropped = True
+            if spare:
+                self._spare.append(column)
+            else:
+                with suppress(Exception):  # it closes, but raises because it cannot flush a dropped family
+                    column.rdict.close()
 
     def getter(self, family: str) -> Getter:
         """Return the function that reads a key."""
-        read = self._columns[family].rdict.get
+        column = self._columns[family]
+        read = column.rdict.get
 
         def get(key: bytes) -> bytes | None:
             try:
-                return read(key)
+                found = read(key)
             except DbClosedError:
                 self._check_open()
                 return None  # the family was dropped
             except Exception as error:
                 raise self._error(error) from error
+            return None if column.dropped else found
 
         return get
 
@@ -184,8 +214,10 @@ class Rocks:
             self._closed = True
             for cursor in list(self._cursors):
                 cursor.iterator = None
-            opened = [*(column.rdict for column in self._columns.values()), self._db]
+            opened = [*(column.rdict for column in (*self._columns.values(), *self._spare)), self._db]
             self._columns.clear()
+            self._spare.clear()
+            self._handles.clear()
             failures: list[Exception] = []
             for rdict in opened:
                 try:
@@ -195,8 +227,43 @@ class Rocks:
             if failures:
                 raise self._error(failures[0]) from failures[0]
 
+    def _open_column(self, name: str) -> None:
+        """Take in a column family of the folder."""
+        column = _Column(name, self._db.get_column_family(name))
+        self._handles[name] = self._db.get_column_family_handle(name)
+        family = self._db.get(name.encode())
+        if family == _NO_FAMILY:
+            self._spare.append(column)
+        else:
+            self._columns[name if family is None else family.decode()] = column
+
+    def _made(self, family: str) -> _Column:
+        """Return a new column family for a family."""
+        taken = {column.name for column in (*self._columns.values(), *self._spare)}
+        name = next(name for name in chain([family], (f"{family}+{n}" for n in count(1))) if name not in taken)
+        # A column family is on disk at once, so its family's name has to be before it: there may be an older one.
+        self._db.put(name.encode(), family.encode())
+        self._db.flush_wal(True)
+        rdict = self._db.create_column_family(name, options())
+        self._handles[name] = self._db.get_column_family_handle(name)
+        return _Column(name, rdict)
+
+    def _reused(self, family: str) -> _Column:
+        """Return an empty column family for a family."""
+        spare = self._spare[-1]
+        self._db.put(spare.name.encode(), family.encode())
+        self._spare.pop()
+        return _Column(spare.name, spare.rdict)
+
+    def _empty(self, family: str, column: _Column) -> None:
+        """Delete all rows of a family, and the family's name, in one write."""
+        batch = WriteBatch(raw_mode=True)
+        self._vanish(batch, family, b"", None)
+        batch.put(column.name.encode(), _NO_FAMILY)
+        self._db.write(batch)
+
     def _add(self, batch: WriteBatch, change: Change) -> None:
-        put, delete, handle = batch.put, batch.delete, self._columns[change.family].handle
+        put, delete, handle = batch.put, batch.delete, self._handles[self._columns[change.family].name]
         for start, end in change.vanishing:
             self._vanish(batch, change.family, start, end)
         for key, value in zip(change.keys, change.values, strict=True):
@@ -208,12 +275,12 @@ class Rocks:
     def _vanish(self, batch: WriteBatch, family: str, start: bytes, end: bytes | None) -> None:
         column = self._columns[family]
         if start < (_BEYOND if end is None else end):
-            batch.delete_range(start, _BEYOND if end is None else end, column.handle)
+            batch.delete_range(start, _BEYOND if end is None else end, self._handles[column.name])
         if end is None:
             rest = column.rdict.iter()
             rest.seek(max(start, _BEYOND))
             while rest.valid():
-                batch.delete(rest.key(), column.handle)
+                batch.delete(rest.key(), self._handles[column.name])
                 rest.next()
 
     def _rows(self, cursor: _Cursor, lowest: bytes | None) -> Iterator[tuple[bytes, bytes]]:
@@ -270,13 +337,14 @@ class Rocks:
 
 
 class _Column:
-    """A column family: for reads, and as the target of a batch."""
+    """The column family of a family, from the family's making to its end."""
 
-    __slots__ = ("handle", "rdict")
+    __slots__ = ("dropped", "name", "rdict")
 
-    def __init__(self, rdict: Rdict, handle: ColumnFamily) -> None:
+    def __init__(self, name: str, rdict: Rdict) -> None:
+        self.name = name
         self.rdict = rdict
-        self.handle = handle
+        self.dropped = False
 
 
 class _Cursor:

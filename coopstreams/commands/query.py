@@ -10,7 +10,7 @@ import orjson
 import typer
 
 from coopstreams.commands.settings import AskingFile, asking
-from coopstreams.query.extra import need_http
+from coopstreams.common.extra import need_http
 from coopstreams.topology.errors import QueryError
 
 
@@ -52,7 +52,7 @@ def query(
     key has no value, or the query failed.
     """
     need_http("coopstreams query")
-    from coopstreams.query.client import LATEST_MS
+    from coopstreams.query.requests import LATEST_MS
 
     timed = first is not None or last is not None
     if as_of is not None and (timed or key is None):

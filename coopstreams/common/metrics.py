@@ -12,6 +12,7 @@ do).
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -52,12 +53,40 @@ class _Family(Generic[M]):
             series = self._series[labels] = self._metric.labels(*(str(label) for label in labels))
         return series
 
+    def values(self) -> list[tuple[tuple[str, ...], float]]:
+        """Return the labels and the value of each series; of a histogram, the sum of what it has seen."""
+        named = {"", "_total", "_sum"}
+        return [
+            (tuple(sample.labels.values()), sample.value)
+            for family in self._metric.collect()
+            for sample in family.samples
+            if sample.name.removeprefix(family.name) in named
+        ]
+
     def forget(self, task: TaskId) -> None:
         if not self._by_task:
             return
         for labels in [labels for labels in list(self._series) if isinstance(labels, tuple) and labels[0] == task]:
             if self._series.pop(labels, None) is not None:  # None: another thread has just removed it
                 self._metric.remove(*(str(label) for label in labels))
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What a process has done since it started, over all its tasks: nothing in it ever goes back.
+
+    Shape: `consumed` and `produced` by sub-topology and topic, `dropped` by sub-topology, node and reason,
+    `dead_letters` by sub-topology, all as texts. Units: `commit_seconds` in seconds, all else in records or events.
+    """
+
+    commits: int = 0
+    commit_seconds: float = 0.0
+    aborts: int = 0
+    failed_stream_threads: int = 0
+    consumed: Mapping[tuple[str, ...], int] = field(default_factory=dict)
+    produced: Mapping[tuple[str, ...], int] = field(default_factory=dict)
+    dropped: Mapping[tuple[str, ...], int] = field(default_factory=dict)
+    dead_letters: Mapping[tuple[str, ...], int] = field(default_factory=dict)
 
 
 class Metrics:
@@ -239,6 +268,16 @@ class Metrics:
         self._queries.of(route, status).inc()
         self._query_seconds.of(route).observe(seconds)
 
+    def totals(self) -> Totals:
+        """Return the counters that people look at, as they are now."""
+        return Totals(
+            _sum(self._commits),
+            sum(seconds for _, seconds in self._commit_seconds.values()),
+            _sum(self._aborts),
+            _sum(self._failed_threads),
+            *(_counts(family) for family in (self._consumed, self._produced, self._dropped, self._dead_letters)),
+        )
+
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
@@ -258,3 +297,11 @@ class Metrics:
         family = _Family(metric, by_task=labels[0] == "task")
         self._families.append(family)
         return family
+
+
+def _counts(family: _Family[Counter]) -> dict[tuple[str, ...], int]:
+    return {labels: int(value) for labels, value in family.values()}
+
+
+def _sum(family: _Family[Counter]) -> int:
+    return sum(_counts(family).values())

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import signal
 import threading
 from collections.abc import Mapping
+from contextlib import AsyncExitStack, suppress
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from coopstreams.common.config import Config
+from coopstreams.common.extra import need_http
 from coopstreams.common.interrupts import listening
 from coopstreams.instance.components import Components
 from coopstreams.instance.instance import Instance
+from coopstreams.instance.read_only import ReadOnlyStore
 from coopstreams.instance.serving import Serving
 from coopstreams.query import reports
 from coopstreams.query.access import Access
-from coopstreams.query.extra import need_http
-from coopstreams.query.server import QueryServer
+from coopstreams.query.problems import moving, unknown_store
+from coopstreams.query.server import QueryServer, url_of
 from coopstreams.query.service import RequestLimits
 from coopstreams.tasks.lifecycle import (
     Lifecycle,
@@ -29,6 +33,9 @@ from coopstreams.tasks.lifecycle import (
 from coopstreams.topology.errors import CoopStreamsError
 from coopstreams.topology.graph.topology import Topology
 
+if TYPE_CHECKING:
+    from coopstreams.query.app import MountedApp, QueryApp
+
 log = logging.getLogger(__name__)
 
 
@@ -36,7 +43,8 @@ class CoopStreams:
     """One instance of an application: a process of the group, with its tasks, state and query server.
 
     `run()` blocks until `stop()`, Ctrl-C or SIGTERM; as a context manager it runs on a thread of its own, which suits
-    notebooks and tests.
+    notebooks and tests. `async with` is that for asyncio: nothing blocks the event loop, and an error that ends the
+    instance cancels the block and is raised by it.
 
     `on_state(new, old)` is called at each change of `state`, by the thread that changes it. `on_error(error)` is called
     when an error ends a stream thread, and answers with a `StreamThreadExceptionResponse`; without it this instance
@@ -66,10 +74,11 @@ class CoopStreams:
         self._instance: Instance | None = None
         self._serving: Serving | None = None
         self._stopped = threading.Event()
-        self._ended = threading.Event()
         self._started = threading.Event()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        self._block: _Block | None = None
+        self._mounted: MountedApp | None = None
         self._lifecycle = Lifecycle(on_state, on_error, restore_listener)
 
     @property
@@ -100,6 +109,65 @@ class CoopStreams:
         serving = self._serving
         return None if serving is None else reports.instance_status(serving.placement(), self.url, serving.status())
 
+    def store(self, name: str) -> ReadOnlyStore:
+        """Return a store of this instance, to be read without HTTP: the keys that this instance owns.
+
+        Raises:
+            QueryError: UNKNOWN_STORE; TASK_MOVING (`retryable`): this instance does not run yet.
+        """
+        if self._serving is None:
+            raise moving("this instance does not run yet")
+        stores = self._serving.stores()
+        if name not in stores:
+            raise unknown_store(name, list(stores))
+        return ReadOnlyStore(self._serving, stores[name])
+
+    def asgi(self) -> MountedApp:
+        """Return the paths of the query server as an ASGI app, for `mount` of Starlette or FastAPI.
+
+        It answers inside of `async with` of this instance, on the event loop of that block; otherwise with 503.
+
+        Raises:
+            ConfigError: the extra `http` is missing.
+        """
+        need_http("asgi()")
+        from coopstreams.query.app import MountedApp
+
+        self._mounted = self._mounted or MountedApp()
+        return self._mounted
+
+    async def __aenter__(self) -> Self:
+        self._block = block = _Block()
+        try:
+            await asyncio.to_thread(self.__enter__)
+            await self._mount(block)
+        except BaseException:
+            self.stop()
+            raise
+        if self._error is not None:  # it failed while this waited for the loop
+            await block.close()
+            raise self._error
+        block.entered = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._block is not None
+        self._block.entered = False
+        self.stop()
+        await self._block.ended.wait()
+        await self._block.close()
+        if self._error is not None and (error is None or self._block.was_cancelled(error)):
+            raise self._error
+
+    async def _mount(self, block: _Block) -> None:
+        if self._mounted is not None and self._instance is not None and self._serving is not None:
+            from coopstreams.query.app import QueryApp
+
+            metrics, access = self._instance.components.metrics, Access.of(self.config.values)
+            await block.serve(self._mounted, QueryApp(self._serving, metrics, self._limits, access))
+
     def __enter__(self) -> Self:
         self._thread = threading.Thread(
             target=self._run_quietly, name=f"coopstreams-{self.config['application.id']}", daemon=True
@@ -126,6 +194,8 @@ class CoopStreams:
             self._error = error
         finally:
             self._started.set()
+            if self._block is not None:
+                self._block.end(failed=self._error is not None)
 
     def _run(self) -> None:
         try:
@@ -158,18 +228,63 @@ class CoopStreams:
             finally:
                 if server is not None:
                     server.stop()
+                self._serving.end()
 
     def _serve(self, instance: Instance, serving: Serving) -> QueryServer | None:
         """Start the query server; it runs before the group knows this instance and until after it has left."""
-        if not self.config["http.listen"]:
-            return None
         config = self.config
+        if not config["http.listen"]:
+            if config["application.server"]:  # the program answers there, with `asgi()`
+                scheme = "https" if config["http.ssl.certificate.location"] else "http"
+                self.url = instance.url = url_of(config["application.server"], scheme)
+            return None
         server = QueryServer(config["http.listen"], config["application.server"], Access.of(config.values))
         self.url = instance.url = server.url
-        limits = RequestLimits(connections=config["http.max.connections"])
-        server.start(serving, instance.components.metrics, limits)
+        server.start(serving, instance.components.metrics, self._limits)
         log.info("queries are answered at %s", server.url)
         return server
+
+    @property
+    def _limits(self) -> RequestLimits:
+        return RequestLimits(connections=self.config["http.max.connections"])
+
+
+class _Block:
+    """The block of an `async with`: it is cancelled if the instance fails meanwhile. Used on the event loop."""
+
+    def __init__(self) -> None:
+        self.entered = False
+        self.ended = asyncio.Event()
+        self._cancelled = False
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self._serving = AsyncExitStack()
+
+    def end(self, *, failed: bool) -> None:
+        """Note that the instance has ended. Any thread."""
+        with suppress(RuntimeError):  # the loop is closed: the block was given up before the instance had drained
+            self._loop.call_soon_threadsafe(self._end, failed)
+
+    def was_cancelled(self, error: BaseException) -> bool:
+        """Whether the block ends with this error because it was cancelled here, and by nobody else."""
+        if not self._cancelled or not isinstance(error, asyncio.CancelledError):
+            return False
+        assert self._task is not None
+        return self._task.uncancel() == 0
+
+    async def serve(self, mounted: MountedApp, app: QueryApp) -> None:
+        """Answer queries until `close`."""
+        await self._serving.enter_async_context(mounted.serving(app))
+
+    async def close(self) -> None:
+        """Answer no more queries."""
+        await self._serving.aclose()
+
+    def _end(self, failed: bool) -> None:
+        self.ended.set()
+        if failed and self.entered and self._task is not None:
+            self._cancelled = True
+            self._task.cancel()
 
 
 def _on_signals(stop: Any) -> dict[int, Any]:

@@ -2,12 +2,12 @@
 
     read       the state: stores, keys, ranges, and where a key lies
     operate    status and metrics
-    (nobody)   health and the description: probes carry no token
+    (nobody)   health, the description and the files of the page: probes carry no token, and the files no data
 
 A role may have several tokens, and all are accepted. Instances send each other all of theirs, so a token is replaced
 without a refusal: first `old,new` on one instance after the other, then `new`.
 
-Invariant: with any token set, no path beyond health and the description is answered without one.
+Invariant: with any token set, no path beyond these is answered without one.
 Turned down: user names and groups (a proxy in front does that, and has one token).
 Source: RFC 6750.
 """

@@ -1,7 +1,7 @@
 """The HTTP routes, and the one place where errors become responses.
 
-Invariant: every response is JSON (or NDJSON, or Prometheus' text), every error has the form of `problems`, and every
-request is counted.
+Invariant: every response is JSON (or NDJSON, server-sent events, Prometheus' text, or a file of the page), every error
+has the form of `problems`, and every request is counted.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from coopstreams.common.metrics import CONTENT_TYPE, Metrics
 from coopstreams.query import reports
@@ -37,12 +38,14 @@ from coopstreams.query.asked import (
     unpacked,
     version_times,
 )
+from coopstreams.query.assets import asset
 from coopstreams.query.backend import Backend, StoreInfo
 from coopstreams.query.certificates import CHECK_EVERY_S, Certificates
+from coopstreams.query.feed import EVENTS, StatusFeed
 from coopstreams.query.openapi import description
 from coopstreams.query.pages import Page, Query
 from coopstreams.query.peers import FORWARDED, INSTANCE, PART_TYPE, Peers, check_hop
-from coopstreams.query.problems import body_of, timed_out
+from coopstreams.query.problems import body_of, moving, timed_out
 from coopstreams.query.router import Asked
 from coopstreams.query.service import QueryService, RequestLimits
 from coopstreams.topology.errors import ConfigError, QueryError
@@ -64,14 +67,16 @@ class QueryApp:
         self._limits = limits
         self._access = access
         self._service: QueryService
+        self._feed: StatusFeed
 
     def starlette(self) -> Starlette:
         """Return the ASGI application."""
-        routes = [Route(path, self._endpoint(path, answer), methods=["GET"]) for path, answer in self.answers().items()]
+        paths = self.answers() | {"/": self._page, "/page/{file}": self._page}
+        routes = [Route(path, self._endpoint(path, answer), methods=["GET"]) for path, answer in paths.items()]
         return Starlette(routes=routes, lifespan=self._lifespan, exception_handlers={HTTPException: self._no_route})
 
     def answers(self) -> dict[str, Answer]:
-        """Return the handler of each path."""
+        """Return the handler of each path of the interface for programs."""
         return {
             "/v1/stores": self._stores,
             "/v1/stores/{store}/keys": self._keys,
@@ -93,6 +98,7 @@ class QueryApp:
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         peers = Peers(self._backend, self._access, self._limits.connect_s)
         self._service = QueryService(self._backend, peers, self._limits)
+        self._feed = StatusFeed(lambda: self._service.status("any"), self._limits.stream_every_s, self._limits.streams)
         certificates = self._access.certificates
         renewing = None if certificates is None else asyncio.create_task(_renew(certificates))
         try:
@@ -100,6 +106,7 @@ class QueryApp:
         finally:
             if renewing is not None:
                 renewing.cancel()
+            await self._feed.close()
             await peers.close()
             self._service.close()
 
@@ -193,7 +200,17 @@ class QueryApp:
         _parameters(request)
         return _json(self._service.key_metadata(self._store(request), path_piece(_raw_path(request), 4)))
 
+    async def end_streams(self) -> None:
+        """End the streams of the status: a server that stops would wait for them."""
+        await self._feed.close()
+
+    async def _page(self, request: Request) -> Response:
+        return asset(request)
+
     async def _status(self, request: Request) -> Response:
+        if EVENTS in request.headers.get("accept", ""):
+            _parameters(request)
+            return self._feed.open(gzip="gzip" in request.headers.get("accept-encoding", ""))
         return _json(await self._service.status(self._asked(request, _parameters(request, "local"))))
 
     async def _live(self, _request: Request) -> Response:
@@ -256,6 +273,35 @@ class QueryApp:
         return response
 
 
+class MountedApp:
+    """An ASGI app with the routes of an instance, in a program's own server: `web.mount("/state", streams.asgi())`.
+
+    Starlette does not run the lifespan of an app that is mounted, so the instance does: the routes answer while it
+    runs, and otherwise with 503 `TASK_MOVING`.
+    """
+
+    def __init__(self) -> None:
+        self._routes: Starlette | None = None
+
+    @asynccontextmanager
+    async def serving(self, app: QueryApp) -> AsyncIterator[None]:
+        """Answer during the block, on the event loop of the block."""
+        routes = app.starlette()
+        async with routes.router.lifespan_context(routes):
+            self._routes = routes
+            try:
+                yield
+            finally:
+                self._routes = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != "http":
+            raise ValueError(f"the query routes answer http, not {scope['type']}: mount them in an app")
+        answer = self._routes or _failure(moving("this instance does not run (yet, or any more)"))
+        await answer(scope, receive, send)
+
+
 async def _renew(certificates: Certificates) -> None:
     while True:
         await asyncio.sleep(CHECK_EVERY_S)
@@ -299,5 +345,7 @@ def _parameters(request: Request, *known: str) -> Parameters:
 
 
 def _raw_path(request: Request) -> bytes:
+    """Return the path as it was sent, without the prefix that the routes are mounted under."""
+    prefix: str = request.scope.get("root_path", "")
     raw: bytes = request.scope["raw_path"]
-    return raw
+    return b"/" + raw.split(b"/", prefix.count("/") + 1)[-1]

@@ -16,6 +16,7 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any, Literal, Protocol
 
+from coopstreams.common.metrics import Totals
 from coopstreams.state.views import GlobalView, KeyRangeView
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import KeyRange
@@ -260,6 +261,7 @@ class Status:
     tasks: tuple[TaskStatus, ...] = ()
     uptime_s: float = 0.0
     details: Mapping[str, str | int | float] = field(default_factory=dict)
+    totals: Totals = field(default_factory=Totals)
 
 
 class Backend(Protocol):

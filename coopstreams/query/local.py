@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeAlias
 
-from coopstreams.query.backend import Backend, NotOpen, OpenView, StoreInfo
+from coopstreams.query.backend import Backend, NotOpen, OpenView, Placement, StoreInfo
 from coopstreams.query.entries import history_of, row_value, shown, window_of
 from coopstreams.query.formats import show_key, show_value, to_json
 from coopstreams.query.pages import Cover, Entry, PartialPage, Query, in_order
-from coopstreams.query.problems import forgotten, key_not_found, moving, timed_out
-from coopstreams.query.router import KeyLocation
+from coopstreams.query.problems import forgotten, key_not_found, moving, not_owner, timed_out
+from coopstreams.query.router import Asked, Elsewhere, Here, KeyLocation, Moving, There, route
 from coopstreams.query.scan import rows
 from coopstreams.state.views import GlobalView, StoredRow
 from coopstreams.topology.stores import session_key, window_key
@@ -62,7 +62,7 @@ class LocalReader:
     def windows(self, store: StoreInfo, wanted: Lookup, times: Times, limit: int) -> bytes:
         """Return the JSON of a key's windows that start within `times`, ascending; `more`: the limit cut some off."""
         text, key, at = wanted
-        with self._reading(store, at) as view:
+        with self.reading(store, at) as view:
             found = [
                 StoredRow(window_key(key, one.start), one.value, one.timestamp)
                 for one in view.store.fetch(key, *times, limit=limit + 1)
@@ -73,7 +73,7 @@ class LocalReader:
     def sessions(self, store: StoreInfo, wanted: Lookup, times: Times, limit: int) -> bytes:
         """Return the JSON of a key's sessions that overlap `times`, ascending; `more`: the limit cut some off."""
         text, key, at = wanted
-        with self._reading(store, at) as view:
+        with self.reading(store, at) as view:
             found = [
                 StoredRow(session_key(key, one.start, one.end), one.value, one.timestamp)
                 for one in view.store.sessions(key, *times, limit=limit + 1)
@@ -89,7 +89,7 @@ class LocalReader:
         """
         text, key, at = wanted
         assert store.history is not None
-        with self._reading(store, at) as view:
+        with self.reading(store, at) as view:
             row = view.store.get(key)
             # Read stream time after the row: in the other order, a commit in between could shorten the history, and the
             # answer would seem complete.
@@ -121,7 +121,7 @@ class LocalReader:
                 query,
                 timeout_s,
                 [],
-                ((row.key, 0, row) for row in rows(self._global(store), store.kind, 0, query)),
+                ((row.key, 0, row) for row in rows(self.global_table(store), store.kind, 0, query)),
             )
         with self._reading_all(store.name) as views:
             found = in_order((_scan(view, store, query) for view in views), query.reverse)
@@ -143,7 +143,7 @@ class LocalReader:
         """Return the fields about key and owner, and those about value and timestamp, None if the key is missing."""
         text, key, at = wanted
         if store.kind == "global":
-            found = self._global(store).get(key)
+            found = self.global_table(store).get(key)
             about: dict[str, Any] = {
                 "partition": None,
                 "key_range": None,
@@ -152,21 +152,31 @@ class LocalReader:
                 "lag": None,
             }
         else:
-            with self._reading(store, at) as view:
+            with self.reading(store, at) as view:
                 found = view.store.get(key)
                 about = self._about(view)
         value = None if found is None else row_value(store, found[0], _where(store, text))
         fields = {"key": show_key(store.key, key)} | about
         return fields, None if found is None or value is None else {"value": value[0], "timestamp": found[1]}
 
-    def _global(self, store: StoreInfo) -> GlobalView:
+    def global_table(self, store: StoreInfo) -> GlobalView:
+        """Return a global table.
+
+        Raises:
+            QueryError: TASK_MOVING: it is still being read.
+        """
         table = self._backend.global_view(store.name)
         if table is None:
             raise moving(f"global table {store.name} is still being read")
         return table
 
     @contextmanager
-    def _reading(self, store: StoreInfo, at: KeyLocation) -> Iterator[OpenView]:
+    def reading(self, store: StoreInfo, at: KeyLocation) -> Iterator[OpenView]:
+        """Yield a view of the open task that has a key.
+
+        Raises:
+            QueryError: TASK_MOVING: the task is not open here, or was given up during the block.
+        """
         view = self._backend.view(store.name, at.partition, at.hash)
         if isinstance(view, NotOpen):
             raise moving(
@@ -202,6 +212,20 @@ class LocalReader:
             view.epoch,
             view.lag,
         )
+
+
+def decided(placement: Placement, store: StoreInfo, at: KeyLocation, asked: Asked) -> Here | There:
+    """Return where a key is read.
+
+    Raises:
+        QueryError: TASK_MOVING: nowhere now; NOT_OWNER: at another instance, and the request may not be forwarded.
+    """
+    decision = route(placement, store, at, asked)
+    if isinstance(decision, Moving):
+        raise moving(decision.reason)
+    if isinstance(decision, Elsewhere):
+        raise not_owner(decision.owner.instance.id, decision.url)
+    return decision
 
 
 @contextmanager

@@ -90,9 +90,7 @@ def _paths(limits: RequestLimits) -> Schema:
         "/v1/metadata/{store}/{key}": _get(
             "keyMetadata", "Where a key lies and who owns it", "KeyMetadata", store, key
         ),
-        "/v1/status": _get(
-            "status", "What the instances are doing; one that does not answer is listed as unreachable", "Status", local
-        ),
+        "/v1/status": _status_path(limits, local),
         "/health/live": _health("live", "Whether the instance does its work, or waits for good reason"),
         "/health/ready": _health("ready", "Whether the instance is a member of the group with all its tasks open"),
         "/metrics": {
@@ -110,6 +108,18 @@ def _paths(limits: RequestLimits) -> Schema:
             }
         },
     }
+
+
+def _status_path(limits: RequestLimits, local: Schema) -> Schema:
+    summary = (
+        "What the instances are doing; one that does not answer is listed as unreachable. With `Accept: "
+        f"text/event-stream` an event `status` every {limits.stream_every_s:g} s"
+    )
+    operation = _get("status", summary, "Status", local)
+    responses = operation["get"]["responses"]
+    responses["200"]["content"]["text/event-stream"] = {"schema": _STRING}
+    responses["503"] = _error(f"TOO_MANY_STREAMS: {limits.streams} pages watch this instance")
+    return operation
 
 
 def _timed(store: Schema, key: Schema, limit: Schema, local: Schema) -> Schema:
@@ -273,7 +283,15 @@ def _group_schemas() -> Schema:
             {"application": _STRING, "generation": _WHOLE, "here": _STRING, "instances": _list(instance)}
         ),
         "KeyMetadata": _object({**key, "owner": {"anyOf": [owner, {"type": "null"}]}}),
-        "Status": _object({"application": _STRING, "generation": _WHOLE, "instances": _list(_status(health, place))}),
+        "Status": _object(
+            {
+                "application": _STRING,
+                "generation": _WHOLE,
+                "here": {**_STRING, "description": "The instance that was asked."},
+                "at": {**_WHOLE, "description": "When, by its clock, in milliseconds since the epoch."},
+                "instances": _list(_status(health, place)),
+            }
+        ),
         "Health": _object(health),
     }
 
@@ -335,7 +353,27 @@ def _status(health: Schema, place: Schema) -> Schema:
     }
     task = _object({**place, "state": _MAYBE_STRING}, known)
     required = {"id": _STRING, "url": _MAYBE_STRING, "state": _STRING, **health, "tasks": _list(task)}
-    return _object(required, {"generation": _WHOLE, "uptime_s": _NUMBER, "details": {"type": "object"}})
+    process = {"generation": _WHOLE, "uptime_s": _NUMBER, "details": {"type": "object"}, "totals": _totals()}
+    return _object(required, process)
+
+
+def _totals() -> Schema:
+    def counts(*labels: str) -> Schema:
+        return _list(_object({**dict.fromkeys(labels, _STRING), "records": _WHOLE}))
+
+    totals = _object(
+        {
+            "commits": _WHOLE,
+            "commit_seconds": _NUMBER,
+            "aborts": _WHOLE,
+            "failed_stream_threads": _WHOLE,
+            "consumed": counts("subtopology", "topic"),
+            "produced": counts("subtopology", "topic"),
+            "dropped": counts("subtopology", "node", "reason"),
+            "dead_letters": counts("subtopology"),
+        }
+    )
+    return totals | {"description": "Of the process since it started: counters of `/metrics`, over its threads."}
 
 
 _STRING: Schema = {"type": "string"}

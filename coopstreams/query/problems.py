@@ -10,6 +10,7 @@
     500  UNREADABLE, INTERNAL                 stored bytes that the serde cannot read, or a bug
     503  TASK_MOVING                          no instance can answer now: ask again after `retry_after_ms`
     503  TOO_MANY_CONNECTIONS                 ask again, or close some
+    503  TOO_MANY_STREAMS                     close a page that watches this instance, or watch another one
     504  TIMED_OUT                            ask again, or ask for less
 
 Invariant: `retryable` means that the same request may succeed later without any intervention.
@@ -82,6 +83,17 @@ def too_many(connections: int) -> QueryError:
         status=503,
         retryable=True,
         retry_after_ms=1000,
+    )
+
+
+def too_many_streams(most: int) -> QueryError:
+    """Return the error for a stream of the status beyond the limit."""
+    return QueryError(
+        "TOO_MANY_STREAMS",
+        f"{most} pages watch this instance already: close one, or open the page of another instance",
+        status=503,
+        retryable=True,
+        retry_after_ms=5000,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from coopstreams.common.metrics import Totals
 from coopstreams.query.backend import Health, Owner, Peer, Placement, Reason, Status, StoreInfo, TaskStatus
 from coopstreams.query.formats import show_key
 from coopstreams.query.router import KeyLocation, owner_of
@@ -93,6 +94,7 @@ def instance_status(placement: Placement, url: str | None, status: Status) -> Re
         **health(status.health),
         "tasks": [_task(task) for task in sorted(status.tasks, key=lambda task: task.task)],
         "details": dict(status.details),
+        "totals": _totals(status.totals),
     }
 
 
@@ -159,6 +161,22 @@ def _task(status: TaskStatus) -> Report:
             }
             for download in status.download
         ],
+    }
+
+
+def _totals(totals: Totals) -> Report:
+    def listed(counts: Mapping[tuple[str, ...], int], *names: str) -> list[Report]:
+        return [dict(zip(names, labels, strict=True)) | {"records": n} for labels, n in sorted(counts.items()) if n]
+
+    return {
+        "commits": totals.commits,
+        "commit_seconds": round(totals.commit_seconds, 6),
+        "aborts": totals.aborts,
+        "failed_stream_threads": totals.failed_stream_threads,
+        "consumed": listed(totals.consumed, "subtopology", "topic"),
+        "produced": listed(totals.produced, "subtopology", "topic"),
+        "dropped": listed(totals.dropped, "subtopology", "node", "reason"),
+        "dead_letters": listed(totals.dead_letters, "subtopology"),
     }
 
 

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import socket
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from coopstreams.query.access import Access
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     import uvicorn
 
     from coopstreams.common.metrics import Metrics
+    from coopstreams.query.app import QueryApp
     from coopstreams.query.service import RequestLimits
 
 log = logging.getLogger(__name__)
@@ -46,7 +48,7 @@ class QueryServer:
         self.host: str = host
         self.port: int = port
         self._access = access
-        self.url = _url(
+        self.url = url_of(
             advertised or (f"[{_reachable(host)}]:{port}" if ":" in host else f"{_reachable(host)}:{port}"),
             "http" if access.certificates is None else "https",
         )
@@ -54,6 +56,7 @@ class QueryServer:
             log.warning("%s answers on %s: %s", self.url, listen, exposed)
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
+        self._end_streams: Callable[[], object] = lambda: None
 
     def start(self, backend: Backend, metrics: Metrics, limits: RequestLimits | None = None) -> None:
         """Serve on a thread of its own; return when requests are answered.
@@ -68,10 +71,10 @@ class QueryServer:
         from coopstreams.query.service import RequestLimits
 
         limits = limits or RequestLimits()
-        app = QueryApp(backend, metrics, limits, self._access).starlette()
+        app = QueryApp(backend, metrics, limits, self._access)
         certificates = self._access.certificates
         config = uvicorn.Config(
-            app,
+            app.starlette(),
             access_log=False,
             log_config=None,
             log_level="warning",
@@ -86,7 +89,7 @@ class QueryServer:
         self._server = uvicorn.Server(config)
         started = threading.Event()
         self._thread = threading.Thread(
-            target=self._run, args=(self._server, started), name="coopstreams-http", daemon=True
+            target=self._run, args=(self._server, app, started), name="coopstreams-http", daemon=True
         )
         self._thread.start()
         # Without a time-out: a process that is paused during its start would fail, and end all others with this error.
@@ -98,14 +101,17 @@ class QueryServer:
         """Finish the running requests, then close the socket. Idempotent; `start` need not have been called."""
         if self._server is not None and self._thread is not None:
             self._server.should_exit = True
+            self._end_streams()
             self._thread.join(2 * DRAIN_S + 4)
             if self._thread.is_alive():
                 log.error("the query server at %s did not stop in time", self.url)
             self._server = self._thread = None
         self._socket.close()
 
-    def _run(self, server: uvicorn.Server, started: threading.Event) -> None:
+    def _run(self, server: uvicorn.Server, app: QueryApp, started: threading.Event) -> None:
         async def serve() -> None:
+            loop = asyncio.get_running_loop()
+            self._end_streams = lambda: asyncio.run_coroutine_threadsafe(app.end_streams(), loop)
             serving = asyncio.ensure_future(server.serve([self._socket]))
             while not server.started and not serving.done():
                 await asyncio.sleep(0.005)
@@ -117,6 +123,7 @@ class QueryServer:
         except (Exception, SystemExit):  # uvicorn exits when it cannot start
             log.exception("the query server at %s ended", self.url)
         finally:
+            self._end_streams = lambda: None
             started.set()
 
 
@@ -150,5 +157,6 @@ def _reachable(host: str) -> str:
     return socket.gethostname() if host in ("0.0.0.0", "::") else host
 
 
-def _url(address: str, scheme: str) -> str:
+def url_of(address: str, scheme: str) -> str:
+    """Return the URL of HOST:PORT, or the URL itself."""
     return address.rstrip("/") if "://" in address else f"{scheme}://{address}"

@@ -23,21 +23,18 @@ import orjson
 from coopstreams.query import reports
 from coopstreams.query.backend import Backend, Kind, Peer, StoreInfo
 from coopstreams.query.formats import parse_key
-from coopstreams.query.local import LocalReader, Times
+from coopstreams.query.local import LocalReader, Times, decided
 from coopstreams.query.pages import Page, PartialPage, Query, page_of
 from coopstreams.query.paths import key_batches, path_text, store_path
 from coopstreams.query.peers import Peers
-from coopstreams.query.problems import bad_request, moving, not_owner, unknown_store
+from coopstreams.query.problems import bad_request, moving, unknown_store
 from coopstreams.query.router import (
     Asked,
-    Elsewhere,
     Here,
     KeyLocation,
     Moving,
-    There,
     coverage_gap,
     locate,
-    route,
     scatter,
 )
 from coopstreams.topology.errors import QueryError
@@ -73,6 +70,10 @@ class RequestLimits:
     """The longest a client may take from its first byte to the end of its request."""
     read_s: float = 30.0
     """The longest a client may read nothing of an answer that waits for it."""
+    streams: int = 16
+    """The most streams of the status at a time."""
+    stream_every_s: float = 1.0
+    """The time from one event of such a stream to the next."""
 
 
 class QueryService:
@@ -221,7 +222,8 @@ class QueryService:
                     else answer["instances"]
                 )
         found.sort(key=lambda instance: str(instance["id"]))
-        return orjson.dumps({"application": status.application, "generation": placement.generation, "instances": found})
+        about = {"application": status.application, "generation": placement.generation, "here": placement.here}
+        return orjson.dumps({**about, "at": int(time.time() * 1000), "instances": found})
 
     def metadata(self) -> bytes:
         """Return the JSON of instances, tasks and key ranges."""
@@ -243,20 +245,12 @@ class QueryService:
         self, store: StoreInfo, at: KeyLocation, asked: Asked, path: str, read: Callable[[], bytes]
     ) -> bytes:
         async def attempt() -> bytes:
-            decision = None if store.kind == "global" else self._decide(store, at, asked)
+            decision = None if store.kind == "global" else decided(self.backend.placement(), store, at, asked)
             if decision is None or isinstance(decision, Here):
                 return await self._run(self._gets, read)
             return await self._peers.ask(decision.owner.instance, path, self.limits.forward_s)
 
         return await self._settled(attempt, asked)
-
-    def _decide(self, store: StoreInfo, at: KeyLocation, asked: Asked) -> Here | There:
-        decision = route(self.backend.placement(), store, at, asked)
-        if isinstance(decision, Moving):
-            raise moving(decision.reason)
-        if isinstance(decision, Elsewhere):
-            raise not_owner(decision.owner.instance.id, decision.url)
-        return decision
 
     def _split(
         self, store: StoreInfo, locations: Sequence[KeyLocation], asked: Asked
@@ -267,7 +261,7 @@ class QueryService:
         here: list[int] = []
         there: dict[str, tuple[Peer, list[int]]] = {}
         for index, at in enumerate(locations):
-            decision = self._decide(store, at, asked)
+            decision = decided(self.backend.placement(), store, at, asked)
             if isinstance(decision, Here):
                 here.append(index)
             else:

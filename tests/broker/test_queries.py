@@ -34,7 +34,8 @@ from coopstreams import (
     versioned_store,
     window_store,
 )
-from coopstreams.query.client import QueryClient, VersionFound, WindowFound
+from coopstreams.query.client import QueryClient
+from coopstreams.query.requests import VersionFound, WindowFound
 from coopstreams.topology.errors import QueryError
 from tests.broker.counting import PATIENT, await_running
 from tests.broker.waiting import eventually

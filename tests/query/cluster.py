@@ -278,7 +278,8 @@ class Node:
             TaskStatus(task, reason, 0, restore=restore, download=download)
             for task, reason in list(self.pending.items())
         ]
-        return Status(self.application, "running", self.now, (*running, *pending), 12.5, {"threads": 2})
+        totals = self.metrics.totals()
+        return Status(self.application, "running", self.now, (*running, *pending), 12.5, {"threads": 2}, totals)
 
     def _database(self, partition: int) -> Database:
         engine: Engine = Memory()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any, Self, TypeAlias
 
 import pytest
 
-from coopstreams.query.client import QueryClient, WindowFound
+from coopstreams.query.client import AsyncQueryClient, QueryClient
+from coopstreams.query.requests import EntryFound, WindowFound
 from coopstreams.topology.errors import QueryError
 from tests.query.cluster import HOUR, LIMITS, Cluster, Data
 
@@ -28,9 +32,45 @@ def cluster() -> Iterator[Cluster]:
         yield cluster
 
 
+class Awaited:
+    """An `AsyncQueryClient` with the methods of a `QueryClient`, each of which runs the event loop."""
+
+    def __init__(self, url: str, **options: Any) -> None:
+        self._runner = asyncio.Runner()
+        self._runner.get_loop()
+        self._queries = AsyncQueryClient(url, **options)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._queries, name)
+        return lambda *given, **named: self._runner.run(method(*given, **named))
+
+    def range(self, *given: Any, **named: Any) -> list[EntryFound]:
+        async def collected() -> list[EntryFound]:
+            return [entry async for entry in self._queries.range(*given, **named)]
+
+        return self._runner.run(collected())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._runner.run(self._queries.close())
+        self._runner.close()
+
+
+Client: TypeAlias = Callable[..., QueryClient]
+
+
+@pytest.fixture(scope="module", params=[QueryClient, Awaited])
+def client(request: pytest.FixtureRequest) -> Client:
+    """A client's class: the blocking one, or the one for asyncio."""
+    kind: Client = request.param
+    return kind
+
+
 @pytest.fixture(scope="module")
-def queries(cluster: Cluster) -> Iterator[QueryClient]:
-    with QueryClient(cluster["a"].url + "/") as queries:
+def queries(client: Client, cluster: Cluster) -> Iterator[QueryClient]:
+    with client(cluster["a"].url + "/") as queries:
         yield queries
 
 
@@ -91,8 +131,8 @@ def test_metadata_status_and_stores(queries: QueryClient, cluster: Cluster) -> N
     assert {store["name"] for store in queries.stores()} >= {"counts", "hours"}
 
 
-def test_what_will_never_succeed_is_raised_at_once(cluster: Cluster) -> None:
-    with QueryClient(cluster["a"].url, deadline_s=3600) as patient:
+def test_what_will_never_succeed_is_raised_at_once(client: Client, cluster: Cluster) -> None:
+    with client(cluster["a"].url, deadline_s=3600) as patient:
         with pytest.raises(QueryError, match='no store "nope"') as caught:
             patient.get("nope", "a")
         assert (caught.value.code, caught.value.status) == ("UNKNOWN_STORE", 404)
@@ -100,29 +140,60 @@ def test_what_will_never_succeed_is_raised_at_once(cluster: Cluster) -> None:
             patient.get("numbers", "x")
 
 
-def test_a_task_that_moves_is_waited_for_until_the_deadline() -> None:
+def test_a_task_that_moves_is_waited_for_until_the_deadline(client: Client) -> None:
     with Cluster(2, replace(LIMITS, retry_s=0.0)) as cluster:
         cluster.deal(2, DATA)
         task, owner = cluster.task("counts", "w1"), cluster.owner("counts", "w1")
         owner.close(task)
         owner.pending[task] = "restoring"
-        with QueryClient(cluster["a"].url, deadline_s=0.3) as hasty, pytest.raises(QueryError) as caught:
+        with client(cluster["a"].url, deadline_s=0.3) as hasty, pytest.raises(QueryError) as caught:
             hasty.get("counts", "w1")
         assert (caught.value.code, caught.value.retryable) == ("TASK_MOVING", True)
         reopening = threading.Timer(0.5, owner.open, (task, DATA))
         reopening.start()
-        with QueryClient(cluster["a"].url, deadline_s=120) as patient:
+        with client(cluster["a"].url, deadline_s=120) as patient:
             found = patient.get("counts", "w1")
         reopening.join()
         assert found is not None
         assert found.value == 1
 
 
-def test_an_instance_that_is_not_there_is_an_error_that_says_where() -> None:
+def test_an_instance_that_is_not_there_is_an_error_that_says_where(client: Client) -> None:
     heard: list[QueryError] = []
     with (
-        QueryClient("http://127.0.0.1:9", deadline_s=0.4, on_wait=heard.append) as queries,
+        client("http://127.0.0.1:9", deadline_s=0.4, on_wait=heard.append) as queries,
         pytest.raises(QueryError, match=r"127\.0\.0\.1:9 does not answer"),
     ):
         queries.status()
     assert len(heard) == 1, "once, not at each attempt"
+
+
+def test_both_clients_have_the_same_methods() -> None:
+    def methods(kind: type) -> dict[str, list[str]]:
+        public = {name: method for name, method in inspect.getmembers(kind, callable) if not name.startswith("_")}
+        return {name: list(inspect.signature(method).parameters) for name, method in public.items()}
+
+    assert methods(AsyncQueryClient) == methods(QueryClient)
+    assert list(inspect.signature(AsyncQueryClient).parameters) == list(inspect.signature(QueryClient).parameters)
+
+
+def test_a_pause_of_one_query_holds_up_no_other_of_the_loop() -> None:
+    """While one query waits for a task that moves, the loop answers others, and what lets the first one go on."""
+
+    async def both(cluster: Cluster) -> tuple[Any, Any]:
+        task, owner = cluster.task("counts", "w1"), cluster.owner("counts", "w1")
+        owner.close(task)
+        owner.pending[task] = "restoring"
+        waits = asyncio.Event()
+        async with AsyncQueryClient(cluster["a"].url, deadline_s=120, on_wait=lambda _: waits.set()) as queries:
+            moving = asyncio.ensure_future(queries.get("counts", "w1"))
+            await waits.wait()
+            stores = await queries.stores()
+            owner.open(task, DATA)
+            return await moving, stores
+
+    with Cluster(2, replace(LIMITS, retry_s=0.0)) as cluster:
+        cluster.deal(2, DATA)
+        found, stores = asyncio.run(both(cluster))
+    assert found.value == 1
+    assert stores

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coopstreams.query.client import EntryFound, Found, QueryClient, VersionFound, WindowFound
+from coopstreams.query.client import QueryClient
 from coopstreams.query.pages import Query
+from coopstreams.query.requests import EntryFound, Found, VersionFound, WindowFound
 from coopstreams.query.scan import rows
 from coopstreams.state.database import Database
 from coopstreams.state.global_table import GlobalRows

@@ -1,0 +1,72 @@
+"""The stores of this process, read without HTTP: the keys that this instance owns, as Python values.
+
+Invariant: as over HTTP, committed state; None means that this instance owns the key and has no such row.
+Source: Kafka Streams `KafkaStreams.store`, `ReadOnlyKeyValueStore`, `ReadOnlyWindowStore`, `ReadOnlySessionStore`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coopstreams.query.asked import FAR
+from coopstreams.query.backend import Backend, StoreInfo
+from coopstreams.query.local import LocalReader, decided
+from coopstreams.query.problems import bad_request
+from coopstreams.query.router import locate
+from coopstreams.topology.serdes import Windowed
+from coopstreams.topology.stores import session_key, window_key
+from coopstreams.topology.versions import latest_value, versions_of
+
+
+class ReadOnlyStore:
+    """A store of a running instance. Any thread may use it; reads block on the disk.
+
+    Raises (each method):
+        QueryError: NOT_OWNER: another instance has the key, `details` has its id and URL; TASK_MOVING (`retryable`):
+            no instance can answer now; WRONG_KIND: the store is of another kind.
+    """
+
+    def __init__(self, backend: Backend, store: StoreInfo) -> None:
+        self._backend = backend
+        self._store = store
+        self._reader = LocalReader(backend)
+
+    def get(self, key: Any) -> Any:
+        """Return the value of a key, of a versioned store the latest; None if there is none."""
+        self._expect("key_value", "versioned", "global")
+        data = self._store.key.serialize(key)
+        if self._store.kind == "global":
+            row = self._reader.global_table(self._store).get(data)
+        else:
+            at = locate(self._store, data)
+            decided(self._backend.placement(), self._store, at, "local")
+            with self._reader.reading(self._store, at) as view:
+                row = view.store.get(data)
+        if row is None:
+            return None
+        if self._store.kind == "versioned":
+            return latest_value(versions_of(self._store.value).deserialize(row[0]))
+        return self._store.value.deserialize(row[0])
+
+    def fetch(self, key: Any, start_ms: int = 0, end_ms: int = FAR) -> list[tuple[Windowed[Any], Any]]:
+        """Return the windows of a key that start within start_ms..end_ms, or its sessions that overlap it; ascending.
+
+        Shape: both bounds are inclusive; each entry is a window of the key, and its value.
+        """
+        self._expect("window", "session")
+        data = self._store.key.serialize(key)
+        at = locate(self._store, data)
+        decided(self._backend.placement(), self._store, at, "local")
+        with self._reader.reading(self._store, at) as view:
+            if self._store.kind == "window":
+                rows = [(window_key(data, one.start), one.value) for one in view.store.fetch(data, start_ms, end_ms)]
+            else:
+                sessions = view.store.sessions(data, start_ms, end_ms)
+                rows = [(session_key(data, one.start, one.end), one.value) for one in sessions]
+        assert self._store.row_key is not None
+        return [(self._store.row_key.deserialize(row), self._store.value.deserialize(value)) for row, value in rows]
+
+    def _expect(self, *kinds: str) -> None:
+        if self._store.kind not in kinds:
+            other = "fetch" if "key_value" in kinds else "get"
+            raise bad_request("WRONG_KIND", f"{self._store.name} is a {self._store.kind} store: use {other}")

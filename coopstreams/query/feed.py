@@ -1,0 +1,124 @@
+"""The status of the application as a stream of server-sent events, for all pages that watch this instance.
+
+    one look a second, while anybody watches -> the latest status -> each watcher that has read the one before
+
+Invariant: however many pages watch, the other instances are asked once a second; a page that reads slowly misses events
+and holds nothing up. There are at most `most` streams.
+Turned down: a WebSocket (nothing goes the other way), a loop for each page (ten pages would ask each instance ten
+times), a queue for each page (an old status is of no use).
+Source: https://html.spec.whatwg.org/multipage/server-sent-events.html
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from coopstreams.query.problems import too_many_streams
+
+log = logging.getLogger(__name__)
+
+EVENTS = "text/event-stream"
+_GZIP = 16 + zlib.MAX_WBITS
+
+
+class StatusFeed:
+    """Looks at the status while there are streams. Used on the server's event loop."""
+
+    def __init__(self, look: Callable[[], Awaitable[bytes]], every_s: float, most: int) -> None:
+        self._look = look
+        self._every_s = every_s
+        self._most = most
+        self._streams = 0
+        self._looking: asyncio.Task[None] | None = None
+        self._latest: bytes | None = None
+        self._number = 0
+        self._news = asyncio.Condition()
+        self._closed = False
+
+    def open(self, *, gzip: bool) -> StreamingResponse:
+        """Return the response that streams the status.
+
+        Raises:
+            QueryError: TOO_MANY_STREAMS.
+        """
+        if self._streams >= self._most:
+            raise too_many_streams(self._most)
+        self._streams += 1
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._keep_looking())
+        return _Stream(self._events(), self._left, gzip=gzip)
+
+    async def close(self) -> None:
+        """End all streams."""
+        self._closed = True
+        if self._looking is not None:
+            self._looking.cancel()
+        async with self._news:
+            self._news.notify_all()
+
+    def _left(self) -> None:
+        self._streams -= 1
+        if self._streams == 0 and self._looking is not None:
+            self._looking.cancel()
+            self._looking = self._latest = None
+
+    async def _keep_looking(self) -> None:
+        failed = False
+        while True:
+            began = time.monotonic()
+            try:
+                status = await self._look()
+            except Exception:
+                if not failed:  # the pages say how old their status is
+                    log.exception("the status for the pages cannot be told")
+                failed = True
+            else:
+                failed = False
+                async with self._news:
+                    self._latest, self._number = status, self._number + 1
+                    self._news.notify_all()
+            await asyncio.sleep(max(0.0, began + self._every_s - time.monotonic()))
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        seen = 0
+        while True:
+            async with self._news:
+                while not self._closed and (self._latest is None or self._number == seen):
+                    await self._news.wait()
+                latest, seen = self._latest, self._number
+            if self._closed or latest is None:
+                return
+            yield b"event: status\ndata: " + latest + b"\n\n"
+
+
+class _Stream(StreamingResponse):
+    """Server-sent events; tells when it has ended, also if it never began."""
+
+    def __init__(self, events: AsyncIterator[bytes], ended: Callable[[], None], *, gzip: bool) -> None:
+        super().__init__(_gzipped(events) if gzip else events, media_type=EVENTS)
+        # A proxy must neither keep events nor collect them.
+        self.headers.update({"cache-control": "no-store", "x-accel-buffering": "no", "vary": "accept-encoding"})
+        if gzip:
+            self.headers["content-encoding"] = "gzip"
+        self._ended = ended
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._ended()
+
+
+async def _gzipped(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Compress with what came before as the dictionary: a status is nearly the one before."""
+    packer = zlib.compressobj(level=1, wbits=_GZIP)
+    async for event in events:
+        yield packer.compress(event) + packer.flush(zlib.Z_SYNC_FLUSH)
+    yield packer.flush()

@@ -1,0 +1,257 @@
+"""The requests of the query clients: what is asked, when it is asked again, and what the answers mean. No I/O.
+
+A request is a generator. It yields the URL to get or the seconds to wait, is sent what came of it (a response, or the
+error that kept it from coming), and returns the result. So the blocking client and the one for asyncio are two loops
+that fetch and wait.
+
+Invariant: None means that the owner of the key has no such key. Transient failures (a task moves, an instance restarts)
+are retried until `deadline_s` is over, and raised then.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+from urllib.parse import quote
+
+import httpx
+import orjson
+
+from coopstreams.query.paths import key_batches, path_text, store_path
+from coopstreams.query.problems import bad_request, error_of, moving
+from coopstreams.topology.errors import QueryError
+
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 1.0
+
+LATEST_MS = (1 << 63) - 1
+"""The last timestamp there is."""
+
+T = TypeVar("T")
+
+NoAnswer: TypeAlias = httpx.TransportError | httpx.InvalidURL
+
+Steps: TypeAlias = Generator[str | float, httpx.Response | NoAnswer | None, T]
+"""Yields a URL or seconds; is sent the response or the error of the URL, None after the seconds; returns the result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The value of a key, and its owner. `lag`: records the owner was behind, None if unknown.
+
+    Partition, key range and epoch are None for a global table: every instance has all of it.
+    """
+
+    key: Any
+    value: Any
+    timestamp: int
+    partition: int | None
+    key_range: str | None
+    owner: str
+    epoch: int | None
+    lag: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class WindowFound:
+    """One window of a key, or one session. Units: ms since the epoch.
+
+    Shape: `end` is exclusive for a window, inclusive for a session; None: it never ends.
+    """
+
+    start: int
+    end: int | None
+    value: Any
+    timestamp: int
+
+
+@dataclass(frozen=True, slots=True)
+class EntryFound:
+    """An entry of a range.
+
+    Shape: `window` is (start, end) in window and session stores; `partition` is None in a global table.
+    """
+
+    key: Any
+    value: Any
+    timestamp: int
+    partition: int | None
+    window: tuple[int, int | None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VersionFound:
+    """A version of a row of a versioned table, valid while `since <= moment < until`; `until` None: still valid.
+
+    Units: ms since the epoch.
+    """
+
+    since: int
+    until: int | None
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class RangePage:
+    """A page of a range. `rest`: the parameters of the next page, None after the last."""
+
+    entries: Sequence[EntryFound]
+    rest: Mapping[str, str] | None
+
+
+class Requests:
+    """The requests to one address. `on_wait` is called once a request, with the error of its first retry."""
+
+    def __init__(self, url: str, deadline_s: float, on_wait: Callable[[QueryError], None] | None) -> None:
+        self._url = url.rstrip("/")
+        self._deadline_s = deadline_s
+        self._on_wait = on_wait
+        self._key_serdes: dict[str, str] = {}
+
+    def get(self, store: str, key: Any) -> Steps[Found | None]:
+        """Return the value of a key, or None if there is none."""
+        try:
+            answer = yield from self.ask((yield from self._key_path(store, "keys", key)))
+        except QueryError as error:
+            if error.code == "KEY_NOT_FOUND":
+                return None
+            raise
+        return _found(answer)
+
+    def get_many(self, store: str, keys: Sequence[Any]) -> Steps[list[Found | None]]:
+        """Return the values of several keys, in their order."""
+        found: list[Found | None] = []
+        for query in key_batches((yield from self._texts(store, keys))):
+            answer = yield from self.ask(store_path(store, f"keys?{query}"))
+            found += [_found(entry) if entry["found"] else None for entry in answer["entries"]]
+        return found
+
+    def timed(
+        self, what: str, store: str, key: Any, start_ms: int, end_ms: int, limit: int
+    ) -> Steps[list[WindowFound]]:
+        """Return the `windows` or `sessions` of a key."""
+        path = yield from self._key_path(store, what, key)
+        answer = yield from self.ask(f"{path}?from={start_ms}&to={end_ms}&limit={limit}")
+        return [WindowFound(one["start"], one["end"], one["value"], one["timestamp"]) for one in answer[what]]
+
+    def versions(self, store: str, key: Any, start_ms: int, end_ms: int) -> Steps[list[VersionFound]]:
+        """Return the versions of a key."""
+        path = yield from self._key_path(store, "versions", key)
+        answer = yield from self.ask(f"{path}?from={start_ms}&to={end_ms}")
+        return [VersionFound(version["since"], version["until"], version["value"]) for version in answer["versions"]]
+
+    def as_of(self, store: str, key: Any, moment_ms: int) -> Steps[VersionFound | None]:
+        """Return the version of a key at a moment."""
+        versions = yield from self.versions(store, key, moment_ms, moment_ms)
+        return versions[0] if versions else None
+
+    def range(
+        self, store: str, first: Any, last: Any, prefix: str | bytes | None, reverse: bool, page: int
+    ) -> Steps[RangePage]:
+        """Return the first page of a range."""
+        bounds = {name: key for name, key in (("from", first), ("to", last), ("prefix", prefix)) if key is not None}
+        texts = yield from self._texts(store, list(bounds.values()))
+        asked = {"limit": str(page), **dict(zip(bounds, texts, strict=True))}
+        return (yield from self.page(store, {**asked, "reverse": "true"} if reverse else asked))
+
+    def page(self, store: str, asked: Mapping[str, str]) -> Steps[RangePage]:
+        """Return the page of a range with these parameters."""
+        answer = yield from self.ask(store_path(store, f"range?{_query(asked)}"))
+        entries = []
+        for entry in answer["entries"]:
+            window = entry.get("window")
+            where = None if window is None else (window["start"], window["end"])
+            entries.append(EntryFound(entry["key"], entry["value"], entry["timestamp"], entry["partition"], where))
+        cursor = answer["cursor"]
+        return RangePage(entries, None if cursor is None else {**asked, "cursor": cursor})
+
+    def stores(self) -> Steps[list[dict[str, Any]]]:
+        """Return the stores of the application."""
+        stores: list[dict[str, Any]] = (yield from self.ask("/v1/stores"))["stores"]
+        return stores
+
+    def owner(self, store: str, key: Any) -> Steps[dict[str, Any]]:
+        """Return the partition and owner of a key."""
+        [text] = yield from self._texts(store, [key])
+        return (yield from self.ask(f"/v1/metadata/{path_text(store)}/{path_text(text)}"))
+
+    def ask(self, path: str) -> Steps[dict[str, Any]]:
+        """Return the JSON of a path; retry what is transient.
+
+        Raises:
+            QueryError: the answer is an error, or no answer came before the deadline.
+        """
+        deadline = time.monotonic() + self._deadline_s
+        pause = FIRST_PAUSE_S
+        while True:
+            try:
+                return self._answer((yield self._url + path))
+            except QueryError as error:
+                left = deadline - time.monotonic()
+                if not error.retryable or left <= 0:
+                    raise
+                if pause == FIRST_PAUSE_S and self._on_wait is not None:
+                    self._on_wait(error)
+                wait_s = min(left, max(pause, (error.retry_after_ms or 0) / 1000))
+            yield wait_s
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    def _answer(self, response: httpx.Response | NoAnswer | None) -> dict[str, Any]:
+        if isinstance(response, httpx.TransportError):
+            if "CERTIFICATE_VERIFY_FAILED" in str(response):
+                raise QueryError(
+                    "UNTRUSTED",
+                    f"{self._url} shows a certificate that is not trusted: {response}. Name its authority "
+                    "(http.ssl.ca.location, or `tls=`), and ask by a name that it has",
+                    status=0,
+                ) from response
+            cure = (
+                "Does the application run, and is this an address of it? Each process logs where its queries are "
+                "answered."
+            )
+            raise moving(
+                f"{self._url} does not answer: {str(response) or type(response).__name__}. {cure}"
+            ) from response
+        if isinstance(response, httpx.InvalidURL):
+            raise bad_request("BAD_PARAMETER", f"the address of this request cannot be: {response}") from response
+        assert response is not None
+        if response.status_code != httpx.codes.OK:
+            raise error_of(response.status_code, response.content)
+        answer: dict[str, Any] = orjson.loads(response.content)
+        return answer
+
+    def _key_path(self, store: str, what: str, key: Any) -> Steps[str]:
+        [text] = yield from self._texts(store, [key])
+        return store_path(store, f"{what}/{path_text(text)}")
+
+    def _texts(self, store: str, keys: Sequence[Any]) -> Steps[list[str]]:
+        """Return keys in the form that the server parses; for a str that depends on the serde of the store's keys."""
+        serde = (yield from self._key_serde(store)) if any(isinstance(key, str) for key in keys) else ""
+        return [_text(key, serde.startswith("json")) for key in keys]
+
+    def _key_serde(self, store: str) -> Steps[str]:
+        if store not in self._key_serdes:
+            answer = yield from self.ask("/v1/stores?local=true")
+            self._key_serdes = {known["name"]: known["key"] for known in answer["stores"]}
+        return self._key_serdes.get(store, "")
+
+
+def _text(key: Any, as_json: bool) -> str:
+    if isinstance(key, bytes):
+        return "base64:" + base64.b64encode(key).decode()
+    if isinstance(key, str):
+        return orjson.dumps(key).decode() if as_json else key
+    return repr(key) if isinstance(key, int | float) else orjson.dumps(key).decode()
+
+
+def _query(asked: Mapping[str, str]) -> str:
+    return "&".join(f"{name}={quote(value, safe='')}" for name, value in asked.items())
+
+
+def _found(answer: Mapping[str, Any]) -> Found:
+    return Found(
+        *(answer[name] for name in ("key", "value", "timestamp", "partition", "key_range", "owner", "epoch", "lag"))
+    )

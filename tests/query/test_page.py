@@ -1,0 +1,286 @@
+"""The page of an instance in a real Chromium: it shows what the HTTP interface says, and its server keeps to limits."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from coopstreams.query.access import Access
+from coopstreams.topology.keys import KeyRange
+from coopstreams.topology.task_id import TaskId
+from tests.query.chromium import Page, chromium
+from tests.query.cluster import HOUR, LIMITS, Cluster, Data, reason
+from tests.query.test_access import OPERATE, READ, TOKENS
+
+FILES = Path(__file__).resolve().parents[2] / "coopstreams" / "query" / "page"
+DATA: Data = {
+    "counts": {f"w{i}": (i, i) for i in range(150)},
+    "hours": {("k", 0): (1, 1), ("k", HOUR): (2, 2)},
+    "visits": {("k", 1, 2): (1, 2)},
+    "prices": {"k": ([(1, b"cheap"), (200, b"dear")], 200)},
+}
+STREAM = {"accept": "text/event-stream"}
+AGAIN = dataclasses.replace(LIMITS, stream_every_s=0.05)
+"""Events so often that no test waits long for the next."""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with chromium(tmp_path_factory.mktemp("chromium")) as page:
+        yield page
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(2, AGAIN) as cluster:
+        cluster.deal(2, DATA)
+        for node in cluster.nodes:
+            node.stream_time = 200
+        yield cluster
+
+
+def placed(url: str) -> dict[str, tuple[str, float, float]]:
+    """Return the owner of each task by `/v1/metadata`, and where its range begins and ends, in parts of the whole."""
+    answer = httpx.get(url + "/v1/metadata", trust_env=False, timeout=60).json()
+    found = {}
+    for instance in answer["instances"]:
+        for task in instance["tasks"]:
+            first, last = map(int, task["key_range"].split(".."))
+            found[task["id"]] = (instance["id"], first / 256, (last + 1) / 256)
+    return found
+
+
+def same_as_metadata(page: Page, url: str) -> bool:
+    """Whether each range is drawn where `/v1/metadata` says, of the owner that it says, and nothing else."""
+    drawn, expected = page.ranges(), placed(url)
+    return drawn.keys() == expected.keys() and all(
+        drawn[task][0] == owner and drawn[task][1:] == pytest.approx(ends, abs=0.002)
+        for task, (owner, *ends) in expected.items()
+    )
+
+
+def test_the_bars_are_what_the_metadata_says_also_after_the_ranges_are_cut_anew(page: Page) -> None:
+    with Cluster(2, AGAIN) as cluster:
+        cluster.deal(2, DATA)
+        url = cluster["a"].url
+        page.open(url + "/")
+        page.until("document.body.dataset.generation === '1'")
+        assert same_as_metadata(page, url)
+        assert page.text("#application") == "words"
+        assert "2 instances · 4 tasks on 2 partitions" in page.text("#summary")
+        labels = page.run("return [...document.querySelectorAll('.range')].map(one => one.ariaLabel)")
+        assert re.match(r"0_0\[0..127\], A 127.0.0.1:\d+, running, 2.5/s, lag 4", labels[0])
+
+        [task] = [task for task in cluster.placed["b"] if task.partition == 0]
+        cluster["b"].close(task)
+        halves = [TaskId(0, 0, KeyRange.of_groups(128, 191)), TaskId(0, 0, KeyRange.of_groups(192, 255))]
+        cluster["a"].open(halves[0], DATA)
+        cluster["b"].open(halves[1], DATA)
+        owned_by_b = [other for other in cluster.placed["b"] if other != task]
+        cluster.locate({"a": [*cluster.placed["a"], halves[0]], "b": [*owned_by_b, halves[1]]})
+        page.until("document.body.dataset.generation === '2' && document.querySelectorAll('.range').length === 5")
+        assert same_as_metadata(page, url)
+        assert f"{halves[0]} is running at A" in page.text("#happened")
+
+        del cluster["a"].openings[halves[0]]
+        page.until("document.querySelector('.gap')")
+        assert page.run("return document.querySelector('.gap').ariaLabel") == "no instance has this part"
+        assert page.complaints() == []
+
+
+def test_an_instance_that_does_not_answer_and_a_restore_are_shown_as_such(page: Page) -> None:
+    with Cluster(2, AGAIN) as cluster:
+        cluster.deal(2, DATA)
+        page.open(cluster["a"].url + "/")
+        page.until("document.querySelectorAll('.range').length === 4")
+        [task, _] = cluster.placed["a"]
+        cluster["a"].pending[task] = "restoring"
+        del cluster["a"].openings[task]
+        cluster["a"].now = reason("restoring", "50 records to go", task)
+        cluster["b"].server.stop()
+        page.until("document.querySelectorAll('.range.unreachable').length === 2")
+        assert page.run("return document.querySelector('.range.restoring').dataset.task") == str(task)
+        assert f"counts of {task}" in page.text("#trouble")
+        assert "50 of 100 records, 25/s, 2.0 s to go" in page.text("#trouble")
+        assert "does not answer" in page.text("#instances")
+        assert "does not answer any more" in page.text("#happened")
+
+        cluster["a"].server.stop()
+        page.until("document.body.classList.contains('stale')")
+        assert page.run("return document.querySelector('#connection a').href") == cluster["b"].url + "/"
+
+
+def test_failures_and_commits_are_those_of_all_processes(page: Page) -> None:
+    with Cluster(2, AGAIN) as cluster:
+        cluster.deal(2, DATA)
+        for node, task in zip(cluster.nodes, (*cluster.placed["a"], *cluster.placed["b"]), strict=False):
+            node.metrics.dropped(task, "windowed", "late", 3)
+            node.metrics.dead_lettered(task)
+        cluster["b"].metrics.aborted(0)
+        page.open(cluster["a"].url + "/#failures")
+        page.until("document.querySelectorAll('#failures tbody tr').length === 3")
+        rows = page.run("return [...document.querySelectorAll('#failures tbody tr')].map(row => row.innerText)")
+        assert [row.split("\t")[2:] for row in rows] == [
+            ["commits aborted, their records processed again", "1"],
+            ["dropped: late", "6"],
+            ["to the dead-letter topic", "2"],
+        ]
+        for node, threads in zip(cluster.nodes, ((0,), (0, 1)), strict=True):
+            for thread in threads:
+                node.metrics.committed(thread, 0.02)
+        page.until("document.querySelector('#plots figure:nth-child(3) strong').textContent === '20 ms'")
+        assert page.complaints() == []
+
+
+def test_keys_and_readers_of_screens_get_at_everything(page: Page, cluster: Cluster) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    page.open(cluster["a"].url + "/")
+    page.until("document.querySelectorAll('.range').length === 4")
+    page.run("document.querySelector('.range[tabindex=\"0\"]').focus()")
+    page.press(Keys.ARROW_RIGHT, Keys.ARROW_DOWN)
+    task = page.run("return document.activeElement.dataset.task")
+    assert task == "0_1[128..255]"
+    assert page.text("#chosen").split("\n")[:2] == ["task", task]
+    page.run("document.querySelector('details').open = true")
+    page.until("document.querySelectorAll('#table tbody tr').length === 4")
+    nodes = page.driver.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+    named = [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes if "role" in node]
+    without = {role for role, name in named if role in ("button", "link", "image", "textbox", "combobox") and not name}
+    assert without == set()
+    assert [name for role, name in named if role == "image" and name.startswith("Records per second: 10/s now")]
+
+
+def test_stores_are_asked_as_the_interface_has_them(page: Page, cluster: Cluster) -> None:
+    page.open(cluster["a"].url + "/#stores")
+    page.until("document.querySelectorAll('#stores tbody tr').length === 100")
+    page.run("document.querySelector('#stores .more').click()")
+    page.until("document.querySelectorAll('#stores tbody tr').length === 50")
+
+    def ask(store: str, how: str, **fields: str) -> list[list[str]]:
+        script = """
+            const [store, how, fields] = arguments;
+            document.querySelector(`[data-store="${store}"]`).click();
+            const select = document.querySelector("#stores select");
+            select.value = how;
+            select.dispatchEvent(new Event("change"));
+            for (const [name, value] of Object.entries(fields))
+                document.querySelector(`#stores [name="${name}"]`).value = value;
+            document.querySelector("#stores [aria-live]").replaceChildren();
+            document.querySelector("#stores form").requestSubmit();
+        """
+        page.run(script, store, how, fields)
+        page.until("document.querySelector('#stores [aria-live]').firstChild")
+        rows = "[...document.querySelectorAll('#stores tbody tr')]"
+        return page.run(f"return {rows}.map(row => [...row.cells].map(cell => cell.innerText))")  # type: ignore[no-any-return]
+
+    assert ask("counts", "keys", key="w7")[0][:2] == ["w7", "7"]
+    assert [row[0] for row in ask("counts", "range", prefix="w14")] == ["w14", *(f"w14{i}" for i in range(10))]
+    assert [row[2] for row in ask("hours", "windows", key="k")] == ["1", "2"]
+    assert [row[2] for row in ask("hours", "windows", key="k", **{"from": "1"})] == ["2"]
+    assert [row[2] for row in ask("visits", "sessions", key="k")] == ["1"]
+    assert [row[2] for row in ask("prices", "versions", key="k")] == ["cheap", "dear"]
+    assert ask("counts", "keys", key="nowhere") == []
+    assert 'store counts has no key "nowhere"' in page.text("#stores")
+
+
+def test_the_page_asks_for_the_tokens_that_it_needs_and_keeps_them_out_of_urls(page: Page) -> None:
+    with Cluster(1, AGAIN, access=[Access(TOKENS)]) as cluster:
+        cluster.deal(1, DATA)
+        page.open(cluster["a"].url + "/")
+        give = (
+            "document.querySelector('#token').value = arguments[0]; document.querySelector('#access').requestSubmit()"
+        )
+        for view, token, seen in (("", OPERATE, "#overview .range"), ("#stores", READ, "#stores tbody tr")):
+            page.run("location.hash = arguments[0]", view)
+            page.until("!document.querySelector('#access').hidden")
+            page.run(give, token)
+            page.until("document.querySelector(arguments[0])", seen)
+        page.driver.refresh()
+        page.until("document.querySelectorAll('#stores tbody tr').length")
+        addresses = page.run("return [location.href, ...performance.getEntries().map(entry => entry.name)].join()")
+        assert READ not in addresses
+        assert OPERATE not in addresses
+        assert page.run("return document.cookie + Object.values(localStorage).join()") == "system"
+
+
+def test_the_policy_lets_no_other_script_run_and_no_other_host_be_asked(page: Page, cluster: Cluster) -> None:
+    page.open(cluster["a"].url + "/")
+    page.until("document.body.dataset.at")
+    assert page.complaints() == []
+    blocked = page.run(
+        "let refused = 0; try { document.body.innerHTML = '<b>x</b>' } catch { refused += 1 }"
+        "const script = document.createElement('script'); "
+        "try { script.text = '1' } catch { refused += 1 } return refused"
+    )
+    assert blocked == 2
+    elsewhere = "return fetch(arguments[0] + '/health/live').then(() => 'asked', () => 'refused')"
+    assert page.run(elsewhere, cluster["b"].url) == "refused"
+    assert any("Content Security Policy" in complaint for complaint in page.complaints())
+
+
+def test_the_page_is_small_and_names_no_host() -> None:
+    files = list(FILES.iterdir())
+    assert sum(file.stat().st_size for file in files) < 150_000
+    hosts = {host for file in files for host in re.findall(r"https?://[\w.-]+", file.read_text())}
+    assert hosts == {"http://www.w3.org"}  # the names of SVG's elements
+
+
+def test_files_are_asked_for_again_by_their_tags(cluster: Cluster) -> None:
+    url = cluster["a"].url
+    first = httpx.get(url + "/page/main.js", trust_env=False, timeout=60)
+    again = httpx.get(
+        url + "/page/main.js", headers={"if-none-match": first.headers["etag"]}, trust_env=False, timeout=60
+    )
+    assert (first.status_code, again.status_code, again.content) == (200, 304, b"")
+    assert first.headers["content-type"] == "text/javascript; charset=utf-8"
+    for name in ("nope.js", "..%2Fapp.py", "%2e%2e/app.py"):
+        answer = httpx.get(f"{url}/page/{name}", trust_env=False, timeout=60)
+        assert (answer.status_code, answer.json()["error"]) == (404, "UNKNOWN_PATH")
+
+
+def first_event(lines: Iterator[str]) -> dict[str, Any]:
+    return next(json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: "))
+
+
+def test_streams_are_bounded_and_end_with_the_server() -> None:
+    with (
+        Cluster(2, dataclasses.replace(AGAIN, streams=2)) as cluster,
+        httpx.Client(trust_env=False, timeout=60) as client,
+    ):
+        cluster.deal(2, DATA)
+        url = cluster["a"].url + "/v1/status"
+        with client.stream("GET", url, headers=STREAM) as one, client.stream("GET", url, headers=STREAM) as two:
+            events = one.iter_lines(), two.iter_lines()  # httpx closes an answer whose lines nobody holds
+            assert [instance["id"] for instance in first_event(events[0])["instances"]] == ["a", "b"]
+            assert first_event(events[1])["here"] == "a"
+            refused = client.get(url, headers=STREAM)
+            assert (refused.status_code, refused.json()["error"]) == (503, "TOO_MANY_STREAMS")
+        request = client.build_request("GET", url, headers=STREAM)
+        while (answer := client.send(request, stream=True)).status_code == httpx.codes.SERVICE_UNAVAILABLE:
+            answer.close()  # the server has not noticed yet that those two have gone
+        lines = answer.iter_lines()
+        assert first_event(lines)["here"] == "a"
+        cluster["a"].server.stop()
+        assert all(line.startswith(("event: ", "data: ")) or not line for line in lines)  # to its end, without an error
+
+
+def test_a_stream_is_compressed_event_by_event(cluster: Cluster) -> None:
+    packed = []
+    with httpx.stream("GET", cluster["a"].url + "/v1/status", headers=STREAM, trust_env=False, timeout=60) as response:
+        assert response.headers["content-encoding"] == "gzip"
+        for chunk in response.iter_raw():
+            packed.append(chunk)
+            if len(packed) == 4:
+                break
+    events = zlib.decompressobj(16 + zlib.MAX_WBITS).decompress(b"".join(packed)).split(b"\n\n")
+    assert len(events) >= 3
+    assert len(packed[-1]) < len(events[0]) / 5

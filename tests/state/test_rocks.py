@@ -1,0 +1,99 @@
+"""The families of RocksDB: a dropped one leaves its column family to the next, also over a restart."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rocksdict import Rdict
+
+from coopstreams.state import rocks
+from coopstreams.state.engine import Change
+from coopstreams.state.rocks import Rocks
+
+FAMILIES = ("a/1", "a/2", "b/1", "b/1+1")
+
+
+def columns(folder: Path) -> set[str]:
+    return {name for name in Rdict.list_cf(str(folder), rocks.options()) if name != "default"}
+
+
+def test_a_dropped_family_leaves_its_column_family_to_the_next(tmp_path: Path) -> None:
+    """A hundred segments come and go, as when an application catches up: RocksDB makes one column family."""
+    engine = Rocks(tmp_path)
+    for segment in range(100):
+        engine.create(f"windows/{segment}")
+        engine.write([Change(f"windows/{segment}", [b"k"], [b"%d" % segment])])
+        engine.drop(f"windows/{segment}")
+    engine.close()
+    assert columns(tmp_path) == {"windows/0"}
+
+
+def test_a_family_that_has_files_takes_them_along(tmp_path: Path) -> None:
+    """Its rows would stay on the disk until a compaction."""
+    engine = Rocks(tmp_path)
+    engine.create("large")
+    engine.write([Change("large", [b"%06d" % n for n in range(1000)], [b"v"] * 1000)])
+    engine.close()  # which flushes
+    engine = Rocks(tmp_path)
+    engine.drop("large")
+    engine.create("next")
+    engine.close()
+    assert columns(tmp_path) == {"next"}
+
+
+def test_only_a_few_column_families_are_kept(tmp_path: Path) -> None:
+    engine = Rocks(tmp_path)
+    for segment in range(20):
+        engine.create(f"windows/{segment}")
+    for segment in range(20):
+        engine.drop(f"windows/{segment}")
+    engine.close()
+    assert columns(tmp_path) == {"windows/0", "windows/1", "windows/2", "windows/3"}
+
+
+def test_a_getter_of_a_dropped_family_does_not_read_the_next_one(tmp_path: Path) -> None:
+    engine = Rocks(tmp_path)
+    engine.create("one")
+    engine.write([Change("one", [b"k"], [b"1"])])
+    get, rows = engine.getter("one"), engine.scan("one", b"", None)
+    engine.drop("one")
+    engine.create("two")
+    engine.write([Change("two", [b"k"], [b"2"])])
+    assert get(b"k") is None
+    assert list(rows) == [(b"k", b"1")]
+    assert engine.getter("two")(b"k") == b"2"
+    engine.close()
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from(["create", "drop", "write", "open"]), st.sampled_from(FAMILIES)), max_size=16
+    )
+)
+def test_families_have_what_was_written_to_them_since_they_were_made(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, str]]
+) -> None:
+    """Whatever column family they are in, and whenever the folder is opened again."""
+    folder = tmp_path_factory.mktemp("families")
+    engine, model, numbers = Rocks(folder), dict[str, dict[bytes, bytes]](), itertools.count()
+    for what, family in [*steps, ("open", "")]:
+        if what == "create":
+            engine.create(family)
+            model.setdefault(family, {})
+        elif what == "drop" and family in model:
+            engine.drop(family)
+            del model[family]
+        elif what == "write" and family in model:
+            key, value = b"%d" % (next(numbers) % 3), b"%d" % next(numbers)
+            engine.write([Change(family, [key], [value])])
+            model[family][key] = value
+        elif what == "open":
+            engine.close()
+            engine = Rocks(folder)
+        assert {name: dict(engine.scan(name, b"", None)) for name in engine.families()} == model
+    engine.close()
