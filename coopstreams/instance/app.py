@@ -20,9 +20,9 @@ from coopstreams.instance.read_only import ReadOnlyStore
 from coopstreams.instance.serving import Serving
 from coopstreams.query import reports
 from coopstreams.query.access import Access
+from coopstreams.query.asked import RequestLimits
 from coopstreams.query.problems import moving, unknown_store
 from coopstreams.query.server import QueryServer, url_of
-from coopstreams.query.service import RequestLimits
 from coopstreams.tasks.lifecycle import (
     Lifecycle,
     RestoreListener,

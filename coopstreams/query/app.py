@@ -30,6 +30,7 @@ from coopstreams.query.asked import (
     TIME_PARAMETERS,
     VERSION_PARAMETERS,
     Parameters,
+    RequestLimits,
     how_asked,
     limit_of,
     path_piece,
@@ -47,7 +48,7 @@ from coopstreams.query.pages import Page, Query
 from coopstreams.query.peers import FORWARDED, INSTANCE, PART_TYPE, Peers, check_hop
 from coopstreams.query.problems import body_of, moving, timed_out
 from coopstreams.query.router import Asked
-from coopstreams.query.service import QueryService, RequestLimits
+from coopstreams.query.service import QueryService
 from coopstreams.topology.errors import ConfigError, QueryError
 
 log = logging.getLogger(__name__)

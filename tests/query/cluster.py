@@ -17,6 +17,7 @@ from typing import Any, Literal, Self
 
 from coopstreams.common.metrics import Metrics
 from coopstreams.query.access import Access
+from coopstreams.query.asked import RequestLimits
 from coopstreams.query.backend import (
     DownloadStatus,
     Health,
@@ -33,7 +34,6 @@ from coopstreams.query.backend import (
     TaskStatus,
 )
 from coopstreams.query.server import OPEN, QueryServer
-from coopstreams.query.service import RequestLimits
 from coopstreams.state import layout
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Change, Engine
