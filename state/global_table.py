@@ -16,6 +16,7 @@ from typing import Any
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.errors import StateError
 from coopstreams.topology.failures import Failure, OnFailure
+from coopstreams.topology.schemas import SchemaSerde
 from coopstreams.topology.stores import Entry, StoreSpec
 
 _ABSENT = Entry(None, -1, None)
@@ -36,11 +37,14 @@ class GlobalRows:
         If a value cannot be deserialised, `on_failure` decides; if it returns, the row stays unchanged.
         """
         read = self.spec.value.deserialize
+        check = self.spec.key.codec.check_key if isinstance(self.spec.key, SchemaSerde) else None
         for i, (key, value, timestamp) in enumerate(zip(columns.keys, columns.values, columns.timestamps, strict=True)):
             if key is not None and value is None:
                 self.entries.pop(key, None)
             elif key is not None and value is not None:
                 try:
+                    if check is not None:
+                        check(key)
                     self.entries[key] = Entry(read(value), timestamp, value)
                 except Exception as error:  # noqa: BLE001 whatever a serde raises, the handler decides
                     headers = None if columns.headers is None else columns.headers[i]

@@ -47,10 +47,7 @@ def test_a_query_client_without_its_extra_is_an_error_with_the_cure() -> None:
     assert "pip install 'coopstreams[http]'" in done.stderr
 
 
-WITHOUT_HTTPX = (
-    "import sys, importlib.util as util; real = util.find_spec; util.find_spec = lambda name: None if name == 'httpx' "
-    "else real(name); "
-)
+WITHOUT_HTTPX = "import sys; sys.modules['httpx'] = None; "
 
 
 @pytest.mark.parametrize(
@@ -65,6 +62,11 @@ def test_a_command_without_its_extra_ends_in_one_line_before_it_connects(command
     assert 'needs httpx: pip install "coopstreams[http]"' in done.stderr
     assert "Traceback" not in done.stderr
     assert "does not answer" not in done.stderr
+
+
+def test_an_application_without_the_extra_can_be_made() -> None:
+    """It answers no queries, which it says when it is asked to."""
+    subprocess.run([sys.executable, "-c", f"{WITHOUT_HTTPX}from coopstreams import CoopStreams"], check=True)
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:

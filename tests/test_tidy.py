@@ -54,7 +54,7 @@ MAY_IMPORT = {
     "starlette": ("coopstreams/query/*.py",),
     "uvicorn": ("coopstreams/query/*.py",),
 }
-PURE = {"msgspec", "orjson", "sortedcontainers", "xxhash", "coopstreams"}
+PURE = {"fastavro", "msgspec", "orjson", "sortedcontainers", "xxhash", "coopstreams"}
 IMPURE = {"asyncio", "multiprocessing", "socket", "subprocess", "threading", "time"}
 HOSTED = (
     "coopstreams/instance/",

@@ -12,7 +12,6 @@ comparing serdes by name (two teams call theirs "json").
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from struct import Struct
@@ -35,60 +34,13 @@ from typing import (
 import msgspec
 import orjson
 
+from coopstreams.topology.avro import avro as avro  # noqa: PLC0414 users call it serdes.avro
 from coopstreams.topology.errors import SerdeError
+from coopstreams.topology.serde import Serde as Serde  # noqa: PLC0414 as it is known
 
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
-
-SHOWN_BYTES = 60
-"""How many bytes, or characters of a value's text, an error message shows."""
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Serde(Generic[T]):
-    """How values of one type become bytes and come back. `Serde("csv", encode, decode)` makes your own.
-
-    Shape: `encode` and `decode` are the bare functions, for loops that handle errors themselves; they may raise
-    anything. `serialize` and `deserialize` raise only `SerdeError`. None of the four is ever given None. Two serdes are
-    equal if their names and functions are equal; between equal serdes, bytes pass through without being deserialised.
-    """
-
-    name: str
-    encode: Callable[[T], bytes]
-    decode: Callable[[bytes], T]
-
-    def serialize(self, value: T) -> bytes:
-        """Return the bytes of a value.
-
-        Raises:
-            SerdeError: the serde cannot write the value. Convert the value, or name another serde where it is written.
-        """
-        try:
-            data = self.encode(value)
-        except Exception as error:
-            raise SerdeError(f"serde {self.name} cannot write {_shown(value)}: {_reason(error)}") from error
-        if not isinstance(data, bytes):
-            raise SerdeError(f"serde {self.name} wrote {type(data).__name__} instead of bytes for {_shown(value)}")
-        return data
-
-    def deserialize(self, data: bytes) -> T:
-        """Return the value that the bytes stand for.
-
-        Raises:
-            SerdeError: the serde cannot read the bytes; the message shows the first of them.
-        """
-        try:
-            return self.decode(data)
-        except Exception as error:
-            more = f"... ({len(data)} bytes)" if len(data) > SHOWN_BYTES else ""
-            raise SerdeError(f"serde {self.name} cannot read {data[:SHOWN_BYTES]!r}{more}: {_reason(error)}") from error
-
-    def __str__(self) -> str:
-        return self.name
-
-    def __repr__(self) -> str:
-        return f"Serde({self.name})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +222,7 @@ def _windowed(inner: Serde[Any], size_ms: int) -> Serde[Windowed[Any]]:
         start_ms: int = _INT64.unpack(data[-8:])[0]
         return Windowed(inner.decode(data[:-8]), start_ms, start_ms + size_ms)
 
-    return Serde(f"windowed({inner.name}, {size_ms} ms)", encode, decode)
+    return Serde(f"windowed({inner.name}, {size_ms} ms)", encode, decode, parts=(inner,))
 
 
 @cache
@@ -282,7 +234,7 @@ def _windowed_by(inner: Serde[Any], windows: _Ends) -> Serde[Windowed[Any]]:
         start_ms: int = _INT64.unpack(data[-8:])[0]
         return Windowed(inner.decode(data[:-8]), start_ms, windows.end(start_ms))
 
-    return Serde(f"windowed({inner.name}, {type(windows).__name__})", encode, decode)
+    return Serde(f"windowed({inner.name}, {type(windows).__name__})", encode, decode, parts=(inner,))
 
 
 @cache
@@ -296,7 +248,7 @@ def _session_windowed(inner: Serde[Any]) -> Serde[Windowed[Any]]:
         end_ms, start_ms = pair.unpack(data[-16:])
         return Windowed(inner.decode(data[:-16]), start_ms, end_ms)
 
-    return Serde(f"session_windowed({inner.name})", encode, decode)
+    return Serde(f"session_windowed({inner.name})", encode, decode, parts=(inner,))
 
 
 @cache
@@ -326,7 +278,7 @@ def _changed(inner: Serde[Any]) -> Serde[tuple[Any, Any]]:
         middle = at + (length >> 1)
         return inner.decode(data[at:middle]), inner.decode(data[middle:-1])
 
-    return Serde(f"changed({inner.name})", encode, decode)
+    return Serde(f"changed({inner.name})", encode, decode, parts=(inner,))
 
 
 def _varint(number: int) -> bytes:
@@ -352,15 +304,6 @@ def _type_name(type_: Any) -> str:
     if origin is None:
         return type_.__name__ if isinstance(type_, type) else str(type_)
     return f"{_type_name(origin)}[{', '.join(map(_type_name, inner))}]"
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return f"the {type(value).__name__} {text if len(text) <= SHOWN_BYTES else text[:SHOWN_BYTES] + '...'}"
-
-
-def _reason(error: Exception) -> str:
-    return str(error.__cause__ or error) or type(error).__name__
 
 
 raw: Serde[bytes] = Serde("raw", _same_bytes, _same_bytes)

@@ -121,7 +121,7 @@ def versions_of(inner: Serde[Any]) -> Histories:
             )
         return versions
 
-    return Histories(f"versions({inner.name})", encode, decode, inner)
+    return Histories(f"versions({inner.name})", encode, decode, inner, parts=(inner,))
 
 
 def _timestamp(version: Version) -> int:

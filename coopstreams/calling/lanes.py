@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from coopstreams.calling.breaker import Admission, Breaker
 from coopstreams.calling.processes import MOST_PROCESSES, ProcessCall
+from coopstreams.common.host import SYSTEM, Host
 from coopstreams.state.worker_pool import WorkerPool
 from coopstreams.topology.calls import Calling
 from coopstreams.topology.errors import ProcessingError
@@ -59,25 +59,6 @@ class Call:
 AnyCall = TypeVar("AnyCall", bound=Call)
 
 
-class _EventLoop:
-    """The event loop of the process for the functions of users: it begins with the first lane, and never ends."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def __call__(self) -> asyncio.AbstractEventLoop:
-        """Return the loop. Any thread."""
-        with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="calls", daemon=True).start()
-            return self._loop
-
-
-_event_loop = _EventLoop()
-
-
 @dataclass(slots=True, eq=False)
 class _Attempt(Generic[AnyCall]):
     """What is under way: calls made together, one unless the function takes a batch."""
@@ -94,9 +75,9 @@ class _Attempt(Generic[AnyCall]):
 class Lane(Generic[AnyCall]):
     """The calls of one node in one task."""
 
-    def __init__(self, calling: Calling, ended: Callable[[Sequence[AnyCall]], None]) -> None:
+    def __init__(self, calling: Calling, ended: Callable[[Sequence[AnyCall]], None], host: Host = SYSTEM) -> None:
         """`ended` is called on another thread, at most `TOGETHER_S` after a call has ended, once for several."""
-        self._loop = _event_loop()
+        self._loop = host.event_loop()
         self._calling = calling
         self._ended = ended
         self._processes = calling.executor == "process"

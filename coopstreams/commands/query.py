@@ -10,7 +10,7 @@ import orjson
 import typer
 
 from coopstreams.commands.settings import AskingFile, asking
-from coopstreams.query.extra import need_http
+from coopstreams.common.extra import need_http
 from coopstreams.topology.errors import QueryError
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from coopstreams.commands.settings import AskingFile, asking
 from coopstreams.commands.terminal.figures import behind, dropped, lag, number, written
-from coopstreams.query.extra import need_http
+from coopstreams.common.extra import need_http
 
 
 def status(

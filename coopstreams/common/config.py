@@ -112,6 +112,12 @@ def _tokens(value: Any) -> tuple[str, ...]:
     return tokens
 
 
+def _registry_url(value: Any) -> str:
+    if not isinstance(value, str) or not value.startswith(("http://", "https://")) or "@" in value:
+        raise ValueError("http(s)://HOST:PORT; credentials go into schema.registry.basic.auth.user.info")
+    return value
+
+
 SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
     "bootstrap.servers": (text, None, "The Kafka brokers, HOST:PORT separated by commas."),
     "application.id": (
@@ -248,6 +254,30 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
         "`required`: who asks needs a certificate of `http.ssl.ca.location`; instances show their own.",
     ),
     "http.max.connections": (integer(8, 100_000), 512, "The most connections to the query server at a time."),
+    "schema.registry.url": (
+        _registry_url,
+        None,
+        "The schema registry of `serdes.avro`, with Confluent's REST interface. A topology with schemas needs it.",
+    ),
+    "schema.registry.basic.auth.user.info": (text, None, "USER:PASSWORD for the registry."),
+    "schema.registry.ssl.ca.location": (
+        text,
+        None,
+        "PEM file with the authorities of the registry's certificate. Default: those that come with Python's certifi.",
+    ),
+    "schema.registry.ssl.certificate.location": (text, None, "PEM file with this process's certificate for it."),
+    "schema.registry.ssl.key.location": (text, None, "PEM file with the key of that certificate."),
+    "schema.registry.ssl.key.password": (text, None, "Password of that key."),
+    "auto.register.schemas": (
+        boolean,
+        True,
+        "Whether schemas that the application writes are registered at start; false: they must be there.",
+    ),
+    "subject.name.strategy": (
+        one_of("TopicNameStrategy", "RecordNameStrategy", "TopicRecordNameStrategy"),
+        "TopicNameStrategy",
+        "The subject of a schema: TOPIC-key and TOPIC-value, the record's name, or TOPIC-NAME.",
+    ),
     "windowstore.changelog.additional.retention.ms": (
         integer(0),
         ADDITIONAL_RETENTION_MS,

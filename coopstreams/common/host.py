@@ -18,6 +18,7 @@ scheduling point of its own.
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import socket
 import threading
@@ -150,6 +151,10 @@ class Host(Protocol):
         """Return a condition variable."""
         ...
 
+    def event_loop(self) -> asyncio.AbstractEventLoop:
+        """Return the process's event loop for functions of users; it runs on a thread of its own, and never ends."""
+        ...
+
 
 class System:
     """The operating system."""
@@ -192,6 +197,28 @@ class System:
         """Return a condition variable."""
         return threading.Condition()
 
+    def event_loop(self) -> asyncio.AbstractEventLoop:
+        """Return the one loop of this process; the first question starts it."""
+        return _event_loop()
+
+
+class _EventLoop:
+    """An event loop that starts when it is needed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def __call__(self) -> asyncio.AbstractEventLoop:
+        """Return the loop. Any thread."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, name="calls", daemon=True).start()
+            return self._loop
+
+
+_event_loop = _EventLoop()
 
 SYSTEM: Host = System()
 """The machine that this process runs on."""

@@ -19,7 +19,9 @@ from typing import Any
 from coopstreams.topology.errors import ConfigError
 
 _REFERENCE = re.compile(r"\$\{(\w+):([^}]*)\}")
-_SECRET = re.compile(r"password|passphrase|secret|ssl\.key\.pem$|jaas|^http\.token\.|^sasl\.oauthbearer\.config$")
+_SECRET = re.compile(
+    r"password|passphrase|secret|basic\.auth\.user\.info$|ssl\.key\.pem$|jaas|^http\.token\.|^sasl\.oauthbearer\.config$"
+)
 
 
 class Secret(str):

@@ -12,6 +12,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from coopstreams.common.config import Config
+from coopstreams.common.extra import need_http
 from coopstreams.common.interrupts import listening
 from coopstreams.instance.components import Components
 from coopstreams.instance.instance import Instance
@@ -19,10 +20,9 @@ from coopstreams.instance.read_only import ReadOnlyStore
 from coopstreams.instance.serving import Serving
 from coopstreams.query import reports
 from coopstreams.query.access import Access
-from coopstreams.query.extra import need_http
+from coopstreams.query.asked import RequestLimits
 from coopstreams.query.problems import moving, unknown_store
 from coopstreams.query.server import QueryServer, url_of
-from coopstreams.query.service import RequestLimits
 from coopstreams.tasks.lifecycle import (
     Lifecycle,
     RestoreListener,
@@ -34,8 +34,7 @@ from coopstreams.topology.errors import CoopStreamsError
 from coopstreams.topology.graph.topology import Topology
 
 if TYPE_CHECKING:
-    from coopstreams.query.app import QueryApp
-    from coopstreams.query.mounted import MountedApp
+    from coopstreams.query.app import MountedApp, QueryApp
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +131,7 @@ class CoopStreams:
             ConfigError: the extra `http` is missing.
         """
         need_http("asgi()")
-        from coopstreams.query.mounted import MountedApp
+        from coopstreams.query.app import MountedApp
 
         self._mounted = self._mounted or MountedApp()
         return self._mounted
@@ -142,7 +141,7 @@ class CoopStreams:
         try:
             await asyncio.to_thread(self.__enter__)
             await self._mount(block)
-        except asyncio.CancelledError:
+        except BaseException:
             self.stop()
             raise
         if self._error is not None:  # it failed while this waited for the loop
@@ -229,6 +228,7 @@ class CoopStreams:
             finally:
                 if server is not None:
                     server.stop()
+                self._serving.end()
 
     def _serve(self, instance: Instance, serving: Serving) -> QueryServer | None:
         """Start the query server; it runs before the group knows this instance and until after it has left."""

@@ -45,6 +45,7 @@ from coopstreams.tasks.outlasting import Outlasting
 from coopstreams.tasks.refusals import Refusals
 from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.resolved_topology import ResolvedTopology, as_it_runs, resolve_topology
+from coopstreams.tasks.schemas import schemas_bound
 from coopstreams.tasks.tally import Tallies, Tally
 from coopstreams.tasks.task import Incarnation, Task
 from coopstreams.tasks.thread import StreamThread
@@ -100,7 +101,7 @@ class Components:
         """Build the components: brokers reached, topics checked and created, state folder locked.
 
         Raises:
-            ConfigError: a store's engine is not available; or a backfill waits to be published.
+            ConfigError: a store's engine is not available, a schema does not fit; or a backfill waits to be published.
             LogError: the brokers cannot be reached within `connect.timeout.ms`.
             TopologyError, UnknownTopicError: the topics do not fit the topology, or the state of its last version does
                 not.
@@ -109,6 +110,7 @@ class Components:
         application, host = config["application.id"], wiring.host
         with ExitStack() as closing:
             check_store_types((spec for s in topology.subtopologies for spec in s.stores), config["default.dsl.store"])
+            closing.enter_context(schemas_bound(topology, config))
             directory = StateDirectory(
                 config["state.dir"], application, config["instance"], store_type=config["default.dsl.store"]
             )

@@ -78,6 +78,7 @@ class Serving:
     def __init__(self, instance: Instance, details: Mapping[str, str | int | float]) -> None:
         self._instance = instance
         self._details = details
+        self._ended = False
         self._components = instance.components
         self._placement: tuple[object, Placement] = (None, Placement(-1, instance.components.process, ()))
         self._specs = {
@@ -201,12 +202,16 @@ class Serving:
         totals = self._components.metrics.totals()
         return Status(self.application, state, self.health(), tasks, uptime_s, details, totals)
 
+    def end(self) -> None:
+        """Own nothing any more: the databases are about to be closed."""
+        self._ended = True
+
     def owns(self, task: Task) -> bool:
         """Whether this very opening of a task runs here now."""
         here = (
             self._instance.tasks.get(task.id) is task and self._instance.registry.states.get(task.id) is State.RUNNING
         )
-        return here and not task.closed and self._instance.member.sure(task.epoch)
+        return here and not self._ended and not task.closed and self._instance.member.sure(task.epoch)
 
     def pin(self, task: TaskId) -> Database:
         """Keep a task's database open until `unpin`."""

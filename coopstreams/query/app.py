@@ -20,6 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from coopstreams.common.metrics import CONTENT_TYPE, Metrics
 from coopstreams.query import reports
@@ -29,6 +30,7 @@ from coopstreams.query.asked import (
     TIME_PARAMETERS,
     VERSION_PARAMETERS,
     Parameters,
+    RequestLimits,
     how_asked,
     limit_of,
     path_piece,
@@ -44,9 +46,9 @@ from coopstreams.query.feed import EVENTS, StatusFeed
 from coopstreams.query.openapi import description
 from coopstreams.query.pages import Page, Query
 from coopstreams.query.peers import FORWARDED, INSTANCE, PART_TYPE, Peers, check_hop
-from coopstreams.query.problems import body_of, timed_out
+from coopstreams.query.problems import body_of, moving, timed_out
 from coopstreams.query.router import Asked
-from coopstreams.query.service import QueryService, RequestLimits
+from coopstreams.query.service import QueryService
 from coopstreams.topology.errors import ConfigError, QueryError
 
 log = logging.getLogger(__name__)
@@ -255,21 +257,50 @@ class QueryApp:
             async with asyncio.timeout(self._limits.request_s):
                 return await answer(request)
         except QueryError as error:
-            return failure(error)
+            return _failure(error)
         except TimeoutError:
-            return failure(timed_out(f"no answer within {self._limits.request_s:g} s"))
+            return _failure(timed_out(f"no answer within {self._limits.request_s:g} s"))
         except Exception as error:
             log.exception("GET %s failed", request.url.path)
-            return failure(QueryError("INTERNAL", f"{type(error).__name__}: {error}", status=500))
+            return _failure(QueryError("INTERNAL", f"{type(error).__name__}: {error}", status=500))
 
     async def _no_route(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         code = "UNKNOWN_PATH" if status == 404 else "METHOD_NOT_ALLOWED"
-        response = failure(
+        response = _failure(
             QueryError(code, f"{request.method} {request.url.path}: see /openapi.json for the paths", status=status)
         )
         response.headers[INSTANCE] = self._backend.placement().here
         return response
+
+
+class MountedApp:
+    """An ASGI app with the routes of an instance, in a program's own server: `web.mount("/state", streams.asgi())`.
+
+    Starlette does not run the lifespan of an app that is mounted, so the instance does: the routes answer while it
+    runs, and otherwise with 503 `TASK_MOVING`.
+    """
+
+    def __init__(self) -> None:
+        self._routes: Starlette | None = None
+
+    @asynccontextmanager
+    async def serving(self, app: QueryApp) -> AsyncIterator[None]:
+        """Answer during the block, on the event loop of the block."""
+        routes = app.starlette()
+        async with routes.router.lifespan_context(routes):
+            self._routes = routes
+            try:
+                yield
+            finally:
+                self._routes = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != "http":
+            raise ValueError(f"the query routes answer http, not {scope['type']}: mount them in an app")
+        answer = self._routes or _failure(moving("this instance does not run (yet, or any more)"))
+        await answer(scope, receive, send)
 
 
 async def _renew(certificates: Certificates) -> None:
@@ -301,8 +332,7 @@ def _json(body: bytes, status: int = 200) -> Response:
     return Response(body, status, media_type=JSON)
 
 
-def failure(error: QueryError) -> Response:
-    """Return the response for an error."""
+def _failure(error: QueryError) -> Response:
     response = _json(body_of(error), error.status)
     if error.retry_after_ms is not None:
         response.headers["retry-after"] = str(max(1, -(-error.retry_after_ms // 1000)))

@@ -8,6 +8,7 @@ Turned down: ignoring unknown parameters (`?form=` instead of `?from=` would ret
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
@@ -18,7 +19,6 @@ from coopstreams.query.formats import parse_key, parse_prefix
 from coopstreams.query.pages import Query, cursor_of
 from coopstreams.query.problems import bad_request
 from coopstreams.query.router import Asked
-from coopstreams.query.service import RequestLimits
 
 FAR = (1 << 63) - 1
 """The largest timestamp."""
@@ -26,6 +26,34 @@ FAR = (1 << 63) - 1
 RANGE_PARAMETERS = ("from", "to", "prefix", "reverse", "limit", "cursor", "local")
 TIME_PARAMETERS = ("from", "to", "limit", "local")
 VERSION_PARAMETERS = ("as_of", "from", "to", "local")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """Limits of a request. Units: entries, keys, seconds."""
+
+    entries: int = 1000
+    """The limit of a request that sets none."""
+    max_entries: int = 100_000
+    max_keys: int = 1000
+    request_s: float = 10.0
+    """After this, TIMED_OUT."""
+    forward_s: float = 3.0
+    """The longest wait for the owner of a key."""
+    connect_s: float = 1.0
+    """The longest wait for a connection to another instance."""
+    retry_s: float = 2.0
+    """How long TASK_MOVING is retried before the client gets it."""
+    connections: int = 512
+    """The most connections at a time."""
+    ask_s: float = 10.0
+    """The longest a client may take from its first byte to the end of its request."""
+    read_s: float = 30.0
+    """The longest a client may read nothing of an answer that waits for it."""
+    streams: int = 16
+    """The most streams of the status at a time."""
+    stream_every_s: float = 1.0
+    """The time from one event of such a stream to the next."""
 
 
 class Parameters:

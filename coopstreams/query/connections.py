@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from coopstreams.query.asked import RequestLimits
 from coopstreams.query.problems import body_of, too_many
-from coopstreams.query.service import RequestLimits
 
 log = logging.getLogger(__name__)
 

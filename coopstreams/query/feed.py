@@ -70,16 +70,20 @@ class StatusFeed:
             self._looking = self._latest = None
 
     async def _keep_looking(self) -> None:
+        failed = False
         while True:
             began = time.monotonic()
             try:
                 status = await self._look()
             except Exception:
-                log.exception("the status for the pages cannot be told")
-                return await self.close()
-            async with self._news:
-                self._latest, self._number = status, self._number + 1
-                self._news.notify_all()
+                if not failed:  # the pages say how old their status is
+                    log.exception("the status for the pages cannot be told")
+                failed = True
+            else:
+                failed = False
+                async with self._news:
+                    self._latest, self._number = status, self._number + 1
+                    self._news.notify_all()
             await asyncio.sleep(max(0.0, began + self._every_s - time.monotonic()))
 
     async def _events(self) -> AsyncIterator[bytes]:

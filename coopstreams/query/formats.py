@@ -2,6 +2,7 @@
 
     text, raw          the text as it is; raw also as `base64:...`
     int64, float64     a number in decimal
+    avro               the JSON text of the key, or `base64:...`
     anything else      the serialised key as text (for json: the JSON text), or `base64:...`; the serde reads and
                        writes it again, so that `{"a": 1}` finds the key that was written as `{"a":1}`
 
@@ -22,6 +23,7 @@ import orjson
 from coopstreams.query.problems import bad_request, unreadable
 from coopstreams.topology import serdes
 from coopstreams.topology.errors import QueryError, SerdeError
+from coopstreams.topology.schemas import SchemaSerde
 from coopstreams.topology.serdes import Serde
 
 BASE64 = "base64:"
@@ -136,8 +138,10 @@ def _from_base64(text: str) -> bytes:
 
 def _canonical(key: Serde[Any], data: bytes, text: str) -> bytes:
     try:
+        if isinstance(key, SchemaSerde) and not text.startswith(BASE64):
+            return key.serialize(key.from_json(data))
         return key.serialize(key.deserialize(data))
-    except SerdeError as error:
+    except (SerdeError, msgspec.MsgspecError) as error:
         reason = error.__cause__ or error
         raise bad_key(key, text, f"the serialised key as text ({reason}), or its bytes as base64:...") from error
 

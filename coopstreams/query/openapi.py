@@ -11,7 +11,7 @@ from coopstreams.query.access import role_of
 from coopstreams.query.backend import Kind
 
 if TYPE_CHECKING:
-    from coopstreams.query.service import RequestLimits
+    from coopstreams.query.asked import RequestLimits
 
 Schema = dict[str, Any]
 

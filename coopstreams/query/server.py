@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from coopstreams.common.metrics import Metrics
     from coopstreams.query.app import QueryApp
-    from coopstreams.query.service import RequestLimits
+    from coopstreams.query.asked import RequestLimits
 
 log = logging.getLogger(__name__)
 
@@ -67,8 +67,8 @@ class QueryServer:
         import uvicorn
 
         from coopstreams.query.app import QueryApp
+        from coopstreams.query.asked import RequestLimits
         from coopstreams.query.connections import limited
-        from coopstreams.query.service import RequestLimits
 
         limits = limits or RequestLimits()
         app = QueryApp(backend, metrics, limits, self._access)

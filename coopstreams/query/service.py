@@ -14,13 +14,13 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
 import orjson
 
 from coopstreams.query import reports
+from coopstreams.query.asked import RequestLimits
 from coopstreams.query.backend import Backend, Kind, Peer, StoreInfo
 from coopstreams.query.formats import parse_key
 from coopstreams.query.local import LocalReader, Times, decided
@@ -46,34 +46,6 @@ LONGEST_PAUSE_S = 0.2
 
 WITH_VALUES: Collection[Kind] = ("key_value", "versioned", "global")
 """The kinds of stores in which a key has one value."""
-
-
-@dataclass(frozen=True, slots=True)
-class RequestLimits:
-    """Limits of a request. Units: entries, keys, seconds."""
-
-    entries: int = 1000
-    """The limit of a request that sets none."""
-    max_entries: int = 100_000
-    max_keys: int = 1000
-    request_s: float = 10.0
-    """After this, TIMED_OUT."""
-    forward_s: float = 3.0
-    """The longest wait for the owner of a key."""
-    connect_s: float = 1.0
-    """The longest wait for a connection to another instance."""
-    retry_s: float = 2.0
-    """How long TASK_MOVING is retried before the client gets it."""
-    connections: int = 512
-    """The most connections at a time."""
-    ask_s: float = 10.0
-    """The longest a client may take from its first byte to the end of its request."""
-    read_s: float = 30.0
-    """The longest a client may read nothing of an answer that waits for it."""
-    streams: int = 16
-    """The most streams of the status at a time."""
-    stream_every_s: float = 1.0
-    """The time from one event of such a stream to the next."""
 
 
 class QueryService:

@@ -45,6 +45,7 @@ from coopstreams.spark.unchanged import check_resumable
 from coopstreams.spark.workers.progress import ProgressWatcher, TaskProgress
 from coopstreams.spark.workers.shipping import ship
 from coopstreams.state.storage import Storage
+from coopstreams.tasks.schemas import schemas_bound
 from coopstreams.topology import errors
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.topology import Topology
@@ -119,13 +120,14 @@ def backfill(
     """
     config = Config.of(settings, topology.application_id)
     wanted, histories = options or Options(), dict(sources or {})
-    plan = (
-        begin(topology, config, histories, wanted)
-        if resume is None
-        else taken_up(topology, config, wanted.work, resume)
-    )
-    with session_or_local(spark, f"backfill of {plan.application}") as session:
-        return carry_out(session, topology, config, plan, histories, wanted.work, on_stage, on_progress)
+    with schemas_bound(topology, config):
+        plan = (
+            begin(topology, config, histories, wanted)
+            if resume is None
+            else taken_up(topology, config, wanted.work, resume)
+        )
+        with session_or_local(spark, f"backfill of {plan.application}") as session:
+            return carry_out(session, topology, config, plan, histories, wanted.work, on_stage, on_progress)
 
 
 def taken_up(topology: Topology, config: Config, work: str, run: str) -> Plan:

@@ -26,6 +26,7 @@ from coopstreams.topology.columns import Headers
 from coopstreams.topology.errors import ProcessingError
 from coopstreams.topology.failures import Failure, OnFailure
 from coopstreams.topology.graph.nodes import Structure
+from coopstreams.topology.schemas import RegistryUnavailableError
 from coopstreams.topology.task_id import TaskId
 
 Answer: TypeAlias = Literal["continue", "dead-letter"]
@@ -42,6 +43,8 @@ _LIBRARIES = tuple(
     for folder in {*map(str, _ROOMS), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))}
 )
 """Folders of code that is not the user's: coopstreams (its rooms may be links), Python, installed packages."""
+UNAVAILABLE_PAUSE_S = 1.0
+"""How long a task pauses while the schema registry does not answer."""
 MOST_SAID = 8000
 """Most characters of an error's text in a header: one that quotes a large value would make the record too large."""
 
@@ -117,13 +120,15 @@ def handler(
 
     Raises (the returned function):
         ProcessingError: the handler of the phase says `fail`.
-        TriedLaterError: it says `Retry`.
+        TriedLaterError: it says `Retry`, or the schema registry does not answer.
     """
 
     def on_failure(failure: Failure) -> None:
         message = describe_failure(task, failure)
         if task is not None and tries is not None:
             failure = replace(failure, attempt=tries.attempt(task, failure))
+        if task is not None and tries is not None and _unavailable(failure.error):
+            raise TriedLaterError(message, task, UNAVAILABLE_PAUSE_S)  # the record may be good: no handler is asked
         own = topics.get(failure.node) if failure.phase == "processing" else None
         answer = _answer(config, failure, message) if own is None else "dead-letter"
         if isinstance(answer, Retry):
@@ -176,6 +181,11 @@ def _answer(config: Config, failure: Failure, message: str) -> Literal["fail"] |
             f"{message}. {name} answered dead-letter, but errors.dead.letter.queue.topic.name is not set: name it"
         )
     return answer  # type: ignore[no-any-return]
+
+
+def _unavailable(error: BaseException | None) -> bool:
+    """Whether a record cannot be read, or written, because the schema registry does not answer."""
+    return error is not None and (isinstance(error, RegistryUnavailableError) or _unavailable(error.__cause__))
 
 
 def _shortened(text: str) -> str:

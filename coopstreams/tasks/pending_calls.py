@@ -134,7 +134,7 @@ class PendingCalls:
         by_key: bool,
     ) -> None:
         self._nodes = {node.name: node for node in program.subtopology.nodes if isinstance(node, AsyncMap)}
-        self._lanes = {name: Lane(node.calling, self._ended) for name, node in self._nodes.items()}
+        self._lanes = {name: Lane(node.calling, self._ended, host) for name, node in self._nodes.items()}
         self._ahead = ahead.bind({}, _leave_to_the_program, caching=False)
         self._topics = frozenset(ahead.subtopology.topics)
         self._results = bound.results

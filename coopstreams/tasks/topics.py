@@ -8,6 +8,7 @@ from dataclasses import replace
 from coopstreams.common.config import Config
 from coopstreams.log.log import Log, TopicSpec
 from coopstreams.tasks.failures import dead_letter_topics
+from coopstreams.tasks.schemas import check_schemas
 from coopstreams.topology.errors import ConfigError, UnknownTopicError
 from coopstreams.topology.graph.nodes import Source
 from coopstreams.topology.graph.partitions import ResolvedTopics, check_names, check_partitions
@@ -25,6 +26,7 @@ def prepare_topics(cluster: Log, topology: Topology, config: Config) -> Resolved
         See `check_topics`.
     """
     resolved = check_topics(cluster, topology, config)
+    check_schemas(topology, config)
     specs = [
         TopicSpec(plan.name, plan.partitions, plan.config, config["replication.factor"]) for plan in resolved.missing
     ]

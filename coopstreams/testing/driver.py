@@ -35,6 +35,7 @@ from coopstreams.state.memory import Memory
 from coopstreams.state.task_state import TaskState
 from coopstreams.tasks.failures import dead_letter_topics, handler
 from coopstreams.tasks.repeats import Sayings
+from coopstreams.tasks.schemas import bind_in_memory
 from coopstreams.tasks.tally import Tally
 from coopstreams.tasks.task import Incarnation, Task
 from coopstreams.testing.ordered import ordered
@@ -87,7 +88,7 @@ class TopologyTestDriver:
         self.failures: list[Failure] = []
         """The failures that a handler dropped, or sent to the dead-letter topic."""
         self._config = Config.of({"bootstrap.servers": "in-memory", **(config or {})}, topology.application_id)
-        self._built = self.topology = topology
+        self._built = self.topology = bind_in_memory(topology)
         self._given_partitions = partitions
         self._caching = caching
         self._dead_letters = dead_letter_topics(topology, self._config)

@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from coopstreams import AsyncQueryClient, CoopStreams, StreamsBuilder, StreamsState, serdes
-from coopstreams.topology.errors import LogError, ProcessingError
+from coopstreams.topology.errors import LogError, ProcessingError, QueryError
 from tests.broker.counting import PATIENT, Counting
 from tests.conftest import Kafka
 
@@ -72,9 +72,8 @@ def test_instances_in_one_event_loop_find_each_other_by_the_servers_of_the_progr
 def test_an_error_cancels_the_block_and_is_raised_by_it(kafka: Kafka, tmp_path: Path) -> None:
     counting = Counting.make(kafka)
     builder = StreamsBuilder(counting.application)
-    builder.stream(counting.source, key=serdes.text, value=serdes.raw).peek(lambda _key, _value: 1 // 0).to(
-        counting.sink
-    )
+    rows = builder.stream(counting.source, key=serdes.text, value=serdes.raw).group_by_key().count(store="rows")
+    rows.to_stream().peek(lambda _key, _value: 1 // 0).to(counting.sink)
     app = CoopStreams(builder.build(), {**kafka.settings, **PATIENT, "state.dir": str(tmp_path), "http.listen": ""})
     reached = []
 
@@ -90,6 +89,9 @@ def test_an_error_cancels_the_block_and_is_raised_by_it(kafka: Kafka, tmp_path: 
         asyncio.run(body())
     assert reached == ["the end of the block"]
     assert app.state is StreamsState.ERROR
+    with pytest.raises(QueryError) as caught:
+        app.store("rows").get("key")
+    assert caught.value.code == "TASK_MOVING"
 
 
 @pytest.mark.broker

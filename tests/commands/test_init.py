@@ -19,8 +19,8 @@ from typer.testing import CliRunner, Result
 from coopstreams.commands.cli import app
 from coopstreams.commands.init import project_of
 from coopstreams.common.config import Config, settings_of
+from coopstreams.query.asked import RequestLimits
 from coopstreams.query.openapi import description
-from coopstreams.query.service import RequestLimits
 from coopstreams.topology.errors import ConfigError, UnknownTopicError
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka

@@ -14,8 +14,8 @@ from coopstreams.common.config import SETTINGS
 from coopstreams.common.metrics import Metrics
 from coopstreams.consumer.settings import SETTINGS as CONSUMER_SETTINGS
 from coopstreams.instance.deployed import topic_spec as deployed_topic_spec
+from coopstreams.query.asked import RequestLimits
 from coopstreams.query.openapi import description
-from coopstreams.query.service import RequestLimits
 from coopstreams.topology.graph.nodes import InternalTopic
 from coopstreams.topology.graph.partitions import ADDITIONAL_RETENTION_MS, topic_config
 

@@ -20,8 +20,8 @@ import typer.main
 
 from coopstreams.commands.cli import app
 from coopstreams.common.config import Config, settings_of
+from coopstreams.query.asked import RequestLimits
 from coopstreams.query.openapi import description
-from coopstreams.query.service import RequestLimits
 from tests.conftest import Kafka
 from tests.docs.pages import LANGUAGES, PAGES, ROOT, Block, Link, anchors, blocks, links
 

@@ -55,7 +55,9 @@ class Page:
         self.driver = driver
 
     def open(self, url: str) -> None:
-        """Load a page."""
+        """Load a page; what one before has complained of is forgotten."""
+        self.driver.get("about:blank")
+        self.complaints()
         self.driver.get(url)
 
     def run(self, script: str, *arguments: object) -> Any:

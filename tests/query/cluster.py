@@ -17,6 +17,7 @@ from typing import Any, Literal, Self
 
 from coopstreams.common.metrics import Metrics
 from coopstreams.query.access import Access
+from coopstreams.query.asked import RequestLimits
 from coopstreams.query.backend import (
     DownloadStatus,
     Health,
@@ -33,7 +34,6 @@ from coopstreams.query.backend import (
     TaskStatus,
 )
 from coopstreams.query.server import OPEN, QueryServer
-from coopstreams.query.service import RequestLimits
 from coopstreams.state import layout
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Change, Engine
@@ -278,7 +278,8 @@ class Node:
             TaskStatus(task, reason, 0, restore=restore, download=download)
             for task, reason in list(self.pending.items())
         ]
-        return Status(self.application, "running", self.now, (*running, *pending), 12.5, {"threads": 2})
+        totals = self.metrics.totals()
+        return Status(self.application, "running", self.now, (*running, *pending), 12.5, {"threads": 2}, totals)
 
     def _database(self, partition: int) -> Database:
         engine: Engine = Memory()

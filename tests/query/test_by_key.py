@@ -14,8 +14,8 @@ from urllib.parse import quote
 import httpx
 import pytest
 
+from coopstreams.query.asked import RequestLimits
 from coopstreams.query.peers import APPLICATION, FORWARDED, GENERATION, TARGET
-from coopstreams.query.service import RequestLimits
 from tests.query.cluster import LIMITS, Cluster, Data, Node
 
 COUNTS = {f"word-{i}": (i, 1000 + i) for i in range(200)} | {

@@ -11,8 +11,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from coopstreams.query.access import Access
-from coopstreams.query.app import QueryApp
-from coopstreams.query.mounted import MountedApp
+from coopstreams.query.app import MountedApp, QueryApp
 from coopstreams.query.paths import path_text
 from tests.query.cluster import LIMITS, Cluster, Data
 

@@ -62,7 +62,7 @@ def same_as_metadata(page: Page, url: str) -> bool:
     """Whether each range is drawn where `/v1/metadata` says, of the owner that it says, and nothing else."""
     drawn, expected = page.ranges(), placed(url)
     return drawn.keys() == expected.keys() and all(
-        drawn[task][0] == owner and drawn[task][1:] == pytest.approx(ends, abs=0.005)
+        drawn[task][0] == owner and drawn[task][1:] == pytest.approx(ends, abs=0.002)
         for task, (owner, *ends) in expected.items()
     )
 
@@ -116,7 +116,28 @@ def test_an_instance_that_does_not_answer_and_a_restore_are_shown_as_such(page: 
         cluster["a"].server.stop()
         page.until("document.body.classList.contains('stale')")
         assert page.run("return document.querySelector('#connection a').href") == cluster["b"].url + "/"
-        page.complaints()
+
+
+def test_failures_and_commits_are_those_of_all_processes(page: Page) -> None:
+    with Cluster(2, AGAIN) as cluster:
+        cluster.deal(2, DATA)
+        for node, task in zip(cluster.nodes, (*cluster.placed["a"], *cluster.placed["b"]), strict=False):
+            node.metrics.dropped(task, "windowed", "late", 3)
+            node.metrics.dead_lettered(task)
+        cluster["b"].metrics.aborted(0)
+        page.open(cluster["a"].url + "/#failures")
+        page.until("document.querySelectorAll('#failures tbody tr').length === 3")
+        rows = page.run("return [...document.querySelectorAll('#failures tbody tr')].map(row => row.innerText)")
+        assert [row.split("\t")[2:] for row in rows] == [
+            ["commits aborted, their records processed again", "1"],
+            ["dropped: late", "6"],
+            ["to the dead-letter topic", "2"],
+        ]
+        for node, threads in zip(cluster.nodes, ((0,), (0, 1)), strict=True):
+            for thread in threads:
+                node.metrics.committed(thread, 0.02)
+        page.until("document.querySelector('#plots figure:nth-child(3) strong').textContent === '20 ms'")
+        assert page.complaints() == []
 
 
 def test_keys_and_readers_of_screens_get_at_everything(page: Page, cluster: Cluster) -> None:
@@ -189,7 +210,6 @@ def test_the_page_asks_for_the_tokens_that_it_needs_and_keeps_them_out_of_urls(p
         assert READ not in addresses
         assert OPERATE not in addresses
         assert page.run("return document.cookie + Object.values(localStorage).join()") == "system"
-        page.complaints()
 
 
 def test_the_policy_lets_no_other_script_run_and_no_other_host_be_asked(page: Page, cluster: Cluster) -> None:

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coopstreams.query.asked import RequestLimits
 from coopstreams.query.backend import NotOpen, OpenView
 from coopstreams.query.local import LocalReader
 from coopstreams.query.pages import Query
 from coopstreams.query.scan import rows
-from coopstreams.query.service import RequestLimits
 from coopstreams.state.database import Database
 from coopstreams.state.memory import Memory
 from coopstreams.state.task_state import TaskState

@@ -20,10 +20,10 @@ from coopstreams.common.metrics import Metrics
 from coopstreams.query import server
 from coopstreams.query.access import Access
 from coopstreams.query.app import QueryApp
+from coopstreams.query.asked import RequestLimits
 from coopstreams.query.backend import Health
 from coopstreams.query.openapi import description
 from coopstreams.query.server import QueryServer
-from coopstreams.query.service import RequestLimits
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.failures import Failure

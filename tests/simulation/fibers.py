@@ -25,6 +25,8 @@ from typing import Any
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
+from tests.simulation.loops import VirtualLoop
+
 EPOCH_MS = 1_700_000_000_000
 """What the clocks on the wall show at the beginning."""
 LEAST_S = 1e-9
@@ -168,6 +170,9 @@ class Scheduler:
         for fiber in [fiber for machine in machines for fiber in machine.fibers]:
             while bool(fiber) and not fiber.dead:  # false before its first turn
                 fiber.throw(GreenletExit)
+        for machine in machines:
+            if machine.loop is not None:
+                machine.loop.end()
         self.errors.clear()
 
     def _go_on(self, fiber: Fiber, *, woken: bool) -> None:
@@ -188,6 +193,8 @@ class Machine:
         self._suspended_at: float | None = None
         self.parked: list[Fiber] = []
         self.fibers: list[Fiber] = []
+        self.loop: VirtualLoop | None = None
+        """None: nothing has asked for it yet."""
 
     # --- what happens to it ---
 
@@ -242,6 +249,11 @@ class Machine:
 
     def condition(self) -> Condition:
         return Condition(self.scheduler)
+
+    def event_loop(self) -> VirtualLoop:
+        if self.loop is None:
+            self.loop = VirtualLoop(self)
+        return self.loop
 
 
 class Inbox:

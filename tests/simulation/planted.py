@@ -5,14 +5,16 @@ Each puts a function in the place of one of ours, so it has to be one that is st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+from coopstreams.calling.lanes import Lane
 from coopstreams.commit.barrier import END_MS, Barrier
 from coopstreams.commit.follower import Follower
+from coopstreams.commit.inflight import InFlight
 from coopstreams.commit.positions import Positions
 from coopstreams.commit.progress import Progress
 from coopstreams.common.config import AT_LEAST_ONCE, EXACTLY_ONCE
@@ -31,6 +33,7 @@ from coopstreams.state.restore import Bounds
 from coopstreams.state.task_state import TaskState
 from coopstreams.tasks.committer import Committer
 from coopstreams.tasks.events import Cancelled
+from coopstreams.tasks.pending_calls import PendingCalls
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
 
@@ -223,6 +226,28 @@ def _always_sure() -> AbstractContextManager[Any]:
     return patch.object(Serving, "owns", lambda self, task: self._instance.tasks.get(task.id) is task)
 
 
+def _all_at_once() -> AbstractContextManager[Any]:
+    """No call waits for another one of its key."""
+    return patch.object(Lane, "_chain", lambda *_: None)
+
+
+def _no_lines() -> AbstractContextManager[Any]:
+    """It is a record's turn when its own calls have ended, whatever those before it do."""
+    line_up = PendingCalls._line_up
+    return patch.object(PendingCalls, "_line_up", lambda self, record, _: line_up(self, record, None))
+
+
+def _called_again() -> AbstractContextManager[Any]:
+    """A task calls, and processes, what an earlier owner has done above the position."""
+
+    def everything(self: InFlight, keys: Sequence[bytes | None], offsets: Sequence[int], end: int) -> list[int]:
+        fresh = hand_out(self, keys, offsets, end)
+        return list(range(len(offsets))) if offsets else fresh
+
+    hand_out = InFlight.hand_out
+    return patch.object(InFlight, "hand_out", everything)
+
+
 class Planted(NamedTuple):
     """A bug, and with what program it was found. `seed`: one of `WITHIN` histories from there on finds it; None: one of
     hundreds does. No program: none has found it.
@@ -254,6 +279,9 @@ PLANTED: dict[str, Planted] = {
     "commits come back to life": Planted(_back_to_life, 118, "a table"),
     "a checkpoint of any changelog": Planted(_any_changelog, 15, "a join of streams"),
     "a hunt of before": Planted(_hunt_of_before),
+    "calls of a key at once": Planted(_all_at_once, 0, "calls before a table"),
+    "a record passes its key": Planted(_no_lines, 0, "calls in any order before a table"),
+    "what has passed is called again": Planted(_called_again, 0, "calls before a table"),
 }
 """By name."""
 WITHIN = 30

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, TypeAlias
 
-from coopstreams import JoinWindows, SessionWindows, StreamsBuilder, TimeWindows, Topology, serdes, until_window_closes
+from coopstreams import (
+    JoinWindows,
+    KStream,
+    SessionWindows,
+    StreamsBuilder,
+    TimeWindows,
+    Topology,
+    serdes,
+    until_window_closes,
+)
 from tests.durations import ms
 from tests.simulation.answers import Answer, Counted, Matched, Ordered, Paired, Written
+from tests.simulation.service import AGAIN, TIMEOUT, service, told
 
 APPLICATION = "sim"
 KEYS = [f"{letter}{number}" for letter in "abcd" for number in range(4)]
@@ -33,6 +44,8 @@ class Program:
     stores: tuple[str, ...] = ()
     """Those of which it is known what is in them at the end, under exactly-once."""
     settings: Mapping[str, Any] = field(default_factory=dict)
+    at_once: Callable[[StreamsBuilder], None] | None = None
+    """The same topology with functions that do not wait, if there are others; its answer is the right one."""
 
     def topology(self, *, newer: bool = False) -> Topology:
         """Return the topology. A newer version reads one more topic; its other sub-topologies have other numbers."""
@@ -41,6 +54,10 @@ class Program:
             builder.stream("added", key=serdes.raw, value=serdes.raw).to("elsewhere")
         self.build(builder)
         return builder.build()
+
+    def answering(self) -> Topology:
+        """Return the topology of which one task gives the right answer."""
+        return replace(self, build=self.at_once or self.build).topology()
 
 
 def _counted(builder: StreamsBuilder) -> None:
@@ -101,6 +118,39 @@ def _table(builder: StreamsBuilder) -> None:
     table.map_values(lambda value: value + "!", value=serdes.text).to_stream().to("out")
 
 
+Asked: TypeAlias = Callable[[KStream[str, str]], KStream[str, str]]
+"""Puts a call in the way of a stream."""
+
+
+def _at_once(stream: KStream[str, str]) -> KStream[str, str]:
+    return stream.map_values(told, value=serdes.text)
+
+
+def _in_order(stream: KStream[str, str]) -> KStream[str, str]:
+    return stream.map_values_with_key_async(
+        service.ask_in_order, value=serdes.text, max_in_flight=8, timeout=TIMEOUT, retry=AGAIN
+    )
+
+
+def _at_will(stream: KStream[str, str]) -> KStream[str, str]:
+    return stream.map_values_async(
+        service.ask, value=serdes.text, max_in_flight=8, order="none", timeout=TIMEOUT, retry=AGAIN
+    )
+
+
+def _asked_table(asked: Asked, builder: StreamsBuilder) -> None:
+    answers = asked(builder.stream("in", key=serdes.text, value=serdes.text))
+    answers.to_table(store="rows").to_stream().to("out")
+
+
+def _asking(asked: Asked) -> Program:
+    """Return a program with a call; records for which it fails are dropped."""
+    settings = {"processing.exception.handler": "continue"}
+    return Program(
+        partial(_asked_table, asked), _to("in"), Ordered, ("rows",), settings, partial(_asked_table, _at_once)
+    )
+
+
 def _to(*topics: str, late: bool = False, deletes: bool = False) -> Writes:
     def write(random: Random, number: int, now_ms: int) -> Written:
         lateness = random.choice((0, 0, 0, 500, 4_000, 20_000)) if late else 0
@@ -128,4 +178,6 @@ PROGRAMS = {
     "a table on its source": Program(
         _table, _to("in", deletes=True), Ordered, ("rows",), {"topology.optimization": "all"}
     ),
+    "calls before a table": _asking(_in_order),
+    "calls in any order before a table": _asking(_at_will),
 }

@@ -45,6 +45,7 @@ from tests.simulation.kafka.plan import Chance, Crash, Early, Fault, Kind, Late,
 from tests.simulation.oracles import Changelogs, Part
 from tests.simulation.outages import Outages
 from tests.simulation.programs import APPLICATION, Program
+from tests.simulation.service import service
 from tests.simulation.upkeep import Upkeep
 
 MOST_PROCESSES = 4
@@ -103,9 +104,9 @@ class ViolationError(AssertionError):
 
 
 @cache
-def built(build: Callable[..., Topology], *, newer: bool) -> Topology:
+def built(build: Callable[..., Topology], **version: bool) -> Topology:
     """Return what it builds, once: all processes of a version run the same."""
-    return build(newer=newer)
+    return build(**version)
 
 
 class Process:
@@ -179,6 +180,7 @@ class World:
         self.group = Group(self.scheduler, lambda: self.cluster.brokers.answers(APPLICATION))
         self.latency_s = self.random.choice((0.001, 0.005, 0.02))
         self.network = Random(self.random.getrandbits(64))
+        service.begin(Random(seed))  # not drawn: histories without calls would change
         self.cluster = MachineCluster(
             self.scheduler, self._plan(), self.group.check, transaction_timeout_s=TRANSACTION_S
         )
@@ -204,7 +206,7 @@ class World:
         for topic in (*self.topologies[True].source_topics, "out", "elsewhere"):
             self.cluster.state.create_topic(TopicSpec(topic, 1 if topic == "out" else self.partitions))
         self.answer = program.answer(
-            self.topologies[False], program.settings, self.partitions, exactly_once=exactly_once
+            built(program.answering), program.settings, self.partitions, exactly_once=exactly_once
         )
         self.changelogs = Changelogs(self.cluster.state, APPLICATION)
         self.upkeep = Upkeep(
@@ -297,6 +299,7 @@ class World:
             self._writer.append(topic, [key], [value], [timestamp])
         self.written += count
         self.answer.write(records)
+        service.written(records)
 
     @property
     def living(self) -> list[Process]:
@@ -419,7 +422,8 @@ class World:
 
     def _wrong(self, *, whole: bool) -> list[str]:
         self.looks += 1
-        wrong = self.group.wrong or self.answer.tell(self._told()) or (self.answer.lacking() if whole else [])
+        wrong = self.group.wrong or service.wrong or self.answer.tell(self._told())
+        wrong = wrong or (self.answer.lacking() if whole else [])
         if wrong or not self.exactly_once or not (whole or self.looks % STATES == 0):
             return wrong
         wrong = [problem for part in self._components(running=False) for problem in self.changelogs.wrong(part)]

@@ -41,6 +41,7 @@ from coopstreams.topology.operators.analysis import Analysis
 from coopstreams.topology.operators.codegen import Function, RecordVariables, Unit
 from coopstreams.topology.operators.compiler import Compiler, Operator
 from coopstreams.topology.operators.tables import row_key
+from coopstreams.topology.schemas import SchemaSerde
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec, TableStore
 
@@ -174,6 +175,10 @@ def _source_function(compiler: Compiler, source: Source) -> str:
         header = len(function.lines) - 1
         if source.timestamp is not None:
             _check_timestamp(compiler, function, source)
+        if isinstance(source.key, SchemaSerde) and not source.internal:
+            check = compiler.unit.constant("check_key", source.key.codec.check_key)
+            with function.guard("deserialization", source.name):
+                function.line(f"{check}(key_bytes)")
         record = RecordVariables("key_bytes", None, source.key, "value_bytes", None, source.value, source.name)
         compiler.forward(function, source, record)
     columns = {"key_bytes": "keys", "value_bytes": "values", "timestamp": "timestamps", "stream_time": "stream_times"}

@@ -384,7 +384,7 @@ def values_of(inner: Serde[Any]) -> Serde[list[Any]]:
             values.append(inner.decode(data[at - length : at]))
         return values
 
-    return Serde(f"values({inner.name})", encode, decode)
+    return Serde(f"values({inner.name})", encode, decode, parts=(inner,))
 
 
 @cache
@@ -406,4 +406,4 @@ def waiting_of(left: Serde[Any], right: Serde[Any]) -> Serde[list[tuple[int, int
             rows.append((at, side, (left, right)[side].decode(data[position - length : position])))
         return rows
 
-    return Serde(f"waiting({left.name}, {right.name})", encode, decode)
+    return Serde(f"waiting({left.name}, {right.name})", encode, decode, parts=(left, right))

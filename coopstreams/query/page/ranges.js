@@ -20,6 +20,8 @@ export class Ranges {
     this.#chosen = chosen;
     this.#names = names;
     root.addEventListener("keydown", (event) => this.#moved(event));
+    // The tooltip is written when it is wanted: a thousand of them a second would take as long as all else.
+    root.addEventListener("pointerover", ({ target: { parentElement: button } }) => button?.ariaLabel && (button.title = button.ariaLabel));
     root.addEventListener("click", (event) => this.#choose(event.target.closest("button")));
   }
 
@@ -163,5 +165,4 @@ function place(element, start, end, says) {
     element.style.width = `${100 * (end - start)}%`;
   }
   attribute(element, "aria-label", says);
-  attribute(element, "title", says);
 }

@@ -1,0 +1,125 @@
+"""A schema registry that speaks Confluent's REST interface: Confluent's, Apicurio's, Karapace, Redpanda's.
+
+Invariant: a `RegistryClient` is a value: equal settings are the same registry, and it can be sent to another process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.util import find_spec
+from typing import Any, TypeVar
+
+from coopstreams.common.config import Config
+from coopstreams.topology.errors import ConfigError, SerdeError
+from coopstreams.topology.schemas import RegistryUnavailableError
+
+R = TypeVar("R")
+
+PREFIX = "schema.registry."
+_TIMEOUT_S = 5.0
+_NOT_FOUND, _CONFLICT, _INVALID = 404, 409, 422
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryClient:
+    """A `SchemaRegistry` over HTTP. `settings` are those of confluent-kafka's client."""
+
+    url: str
+    settings: tuple[tuple[str, Any], ...] = field(repr=False)
+    registers: bool
+    """Whether schemas may be registered."""
+
+    def latest(self, subject: str) -> str | None:
+        """Return the latest version of a subject."""
+        found = self._ask(lambda client: client.get_latest_version(subject), _NOT_FOUND)
+        return None if found is None else str(found.schema.schema_str)
+
+    def lookup(self, subject: str, schema: str) -> int | None:
+        """Return the id of a schema under a subject."""
+        found = self._ask(lambda client: client.lookup_schema(subject, _avro(schema)), _NOT_FOUND)
+        return None if found is None else int(found.schema_id)
+
+    def register(self, subject: str, schema: str) -> int:
+        """Register a schema.
+
+        Raises:
+            SerdeError: it is incompatible with the subject's versions, or schemas are registered by others.
+        """
+        if not self.registers:
+            raise SerdeError(
+                f'subject "{subject}" has no such schema, and auto.register.schemas is false. Register it: {schema}'
+            )
+        number = self._ask(lambda client: client.register_schema(subject, _avro(schema)))
+        assert number is not None
+        return int(number)
+
+    def schema(self, number: int) -> str:
+        """Return the schema with this id.
+
+        Raises:
+            SerdeError: there is none, or it is none of Avro.
+        """
+        found = self._ask(lambda client: client.get_schema(number), _NOT_FOUND)
+        if found is None:
+            raise SerdeError(f"the schema registry {self.url} has no schema with id {number}")
+        if found.schema_type != "AVRO" or found.references:
+            kind = f"of type {found.schema_type}" if found.schema_type != "AVRO" else "with references to others"
+            raise SerdeError(f"schema {number} is {kind}, which serdes.avro does not read")
+        return str(found.schema_str)
+
+    def _ask(self, request: Callable[[Any], R], absent: int | None = None) -> R | None:
+        """Return the answer; None if its status is `absent`."""
+        from confluent_kafka.schema_registry import SchemaRegistryError
+
+        try:
+            return request(_client(self.settings))
+        except SchemaRegistryError as error:
+            if error.http_status_code == absent:
+                return None
+            said = f"the schema registry {self.url} answers {error.http_status_code}: {error.error_message}"
+            if error.http_status_code in (_CONFLICT, _INVALID):
+                raise SerdeError(said) from error
+            raise RegistryUnavailableError(said) from error
+        except Exception as error:  # what the HTTP library raises depends on the version of the client
+            raise RegistryUnavailableError(
+                f"the schema registry {self.url} cannot be reached: {type(error).__name__}: {error}"
+            ) from error
+
+
+def registry_of(config: Config) -> RegistryClient:
+    """Return the registry of the settings.
+
+    Raises:
+        ConfigError: none is set, or the extra is not installed.
+    """
+    if (url := config[f"{PREFIX}url"]) is None:
+        raise ConfigError("the topology has serdes with schemas: set schema.registry.url")
+    if missing := [name for name in ("authlib", "cachetools", "fastavro", "httpx2") if find_spec(name) is None]:
+        raise ConfigError(f'schema.registry.url needs {", ".join(missing)}: pip install "coopstreams[registry]"')
+    given = {
+        name.removeprefix(PREFIX): value
+        for name, value in config.values.items()
+        if name.startswith(PREFIX) and value is not None
+    }
+    client = RegistryClient(url, tuple(sorted(given.items())), config["auto.register.schemas"])
+    try:
+        _client(client.settings)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"schema.registry.*: {error}") from error
+    return client
+
+
+def _avro(schema: str) -> Any:
+    from confluent_kafka.schema_registry import Schema
+
+    return Schema(schema, "AVRO")
+
+
+@cache
+def _client(settings: tuple[tuple[str, Any], ...]) -> Any:
+    """Return the client, which keeps the schemas that it was given. It does not wait between tries: its caller does."""
+    from confluent_kafka.schema_registry import SchemaRegistryClient
+
+    return SchemaRegistryClient.new_client({**dict(settings), "timeout": _TIMEOUT_S, "max.retries": 0})

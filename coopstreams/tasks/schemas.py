@@ -1,0 +1,136 @@
+"""The schemas of an application: under which subjects they are, and whether they fit, asked before the first record.
+
+Invariant: while an application runs, its serdes are bound to its registry. What a test driver runs is bound to the
+registry in memory.
+Source: Confluent's subject name strategies. As in Kafka Streams, internal topics have subjects, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from coopstreams.common.config import Config
+from coopstreams.log.kafka.schema_registry import registry_of
+from coopstreams.topology.errors import ConfigError, SerdeError
+from coopstreams.topology.graph.nodes import Sink, Source, Structure
+from coopstreams.topology.naming import changelog_topic, internal_topic
+from coopstreams.topology.schemas import IN_MEMORY, Codec, RegistryUnavailableError, SchemaRegistry, SchemaSerde
+from coopstreams.topology.serde import Serde, within
+
+S = TypeVar("S", bound=Structure)
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaUse:
+    """A topic whose keys or values have a schema. `written`: the application writes them."""
+
+    topic: str
+    part: Literal["key", "value"]
+    codec: Codec
+    written: bool
+
+    def subject(self, strategy: str) -> str:
+        """Return the subject in the registry."""
+        if strategy == "RecordNameStrategy":
+            return self.codec.name
+        return f"{self.topic}-{self.codec.name if strategy == 'TopicRecordNameStrategy' else self.part}"
+
+
+def schema_uses(topology: Structure) -> list[SchemaUse]:
+    """Return where a topology uses schemas. Sinks that choose the topic by the record are left out: it is not known."""
+    places: list[tuple[str, Serde[Any], Serde[Any], bool]] = []
+    for part in topology.subtopologies:
+        for node in part.nodes:
+            if isinstance(node, Source) and not node.internal:
+                places += [(topic, node.key, node.value, False) for topic in node.topics]
+            elif isinstance(node, Sink):
+                places.append((node.topic, node.key, node.value, True))
+        places += [
+            (internal_topic(topology.application_id, changelog_topic(store.name)), store.key, store.value, True)
+            for store in part.stores
+            if store.logged and store.source is None
+        ]
+    for table in topology.global_tables:
+        reader = table.update or table.store
+        places.append((table.topic, reader.key, reader.value, False))
+    found: list[SchemaUse] = []
+    for topic, key, value, written in places:
+        found += [SchemaUse(topic, "key", codec, written) for codec in _codecs(key)]
+        found += [SchemaUse(topic, "value", codec, written) for codec in _codecs(value)]
+    return list(dict.fromkeys(found))
+
+
+@contextmanager
+def schemas_bound(topology: Structure, config: Config) -> Iterator[None]:
+    """Bind the serdes of a topology to the registry of the settings, without asking it anything.
+
+    Raises:
+        ConfigError: there is no registry, or a serde is bound to another one in this process.
+    """
+    if not (uses := schema_uses(topology)):
+        yield
+        return
+    with _bound(uses, registry_of(config), config["subject.name.strategy"]):
+        yield
+
+
+def bind_in_memory(topology: S) -> S:
+    """Return the topology; its serdes are bound to the registry in memory.
+
+    Raises:
+        ConfigError: an application in this process runs with them.
+    """
+    with _bound(schema_uses(topology), IN_MEMORY, "TopicNameStrategy"):
+        return topology
+
+
+def check_schemas(topology: Structure, config: Config) -> None:
+    """Check the schemas of an application against those in the registry, and register what it writes.
+
+    Raises:
+        ConfigError: a schema does not fit its subject, or the registry does not answer; names the cure.
+    """
+    uses = schema_uses(topology)
+    registry = registry_of(config) if uses else IN_MEMORY
+    for use in uses:
+        subject = use.subject(config["subject.name.strategy"])
+        try:
+            _check(use, subject, registry)
+        except RegistryUnavailableError as error:
+            raise ConfigError(f'subject "{subject}": {error}') from error
+        except SerdeError as error:
+            raise ConfigError(
+                f'subject "{subject}", the schema of the {use.part}s of topic "{use.topic}": {error}. Change the '
+                f"schema {use.codec.name} so that it fits (give new fields a default), or write to a new topic"
+            ) from error
+
+
+def _check(use: SchemaUse, subject: str, registry: SchemaRegistry) -> None:
+    latest = registry.latest(subject)
+    if use.part == "key":
+        if latest is not None and registry.lookup(subject, use.codec.schema) is None:
+            raise SerdeError(
+                f"its keys have another schema, {latest}. Equal keys must be equal bytes, and the id is among them: "
+                "use that schema"
+            )
+        use.codec.pin(subject)
+    elif use.written:
+        use.codec.pin(subject)
+    elif latest is not None and (why := use.codec.unreadable(latest)):
+        raise SerdeError(f"its latest version cannot be read as {use.codec.name}: {why}")
+
+
+def _codecs(whole: Serde[Any]) -> list[Codec]:
+    return [serde.codec for serde in within(whole) if isinstance(serde, SchemaSerde)]
+
+
+@contextmanager
+def _bound(uses: list[SchemaUse], registry: SchemaRegistry, strategy: str) -> Iterator[None]:
+    with ExitStack() as bound:
+        for codec in dict.fromkeys(use.codec for use in uses):
+            mine = [use for use in uses if use.codec is codec and (use.written or use.part == "key")]
+            bound.enter_context(codec.bound(registry, {use.subject(strategy) for use in mine}))
+        yield

@@ -1,0 +1,190 @@
+"""Schemas of an application: subjects, the check at start, a registry that is away; and the driver without set-up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from coopstreams import StreamsBuilder, serdes
+from coopstreams.common.config import Config
+from coopstreams.log.kafka.schema_registry import RegistryClient, registry_of
+from coopstreams.query.formats import parse_key, show_value, to_json
+from coopstreams.tasks import schemas
+from coopstreams.tasks.failures import handler
+from coopstreams.tasks.repeats import Sayings
+from coopstreams.tasks.schemas import bind_in_memory, check_schemas, schema_uses, schemas_bound
+from coopstreams.tasks.tries import TriedLaterError, Tries
+from coopstreams.testing import TopologyTestDriver
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import ConfigError, QueryError, SerdeError
+from coopstreams.topology.failures import Failure
+from coopstreams.topology.graph.topology import Topology
+from coopstreams.topology.keys import WHOLE
+from coopstreams.topology.schemas import InMemoryRegistry, RegistryUnavailableError, SchemaSerde
+from coopstreams.topology.task_id import TaskId
+
+
+def record(name: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "record", "name": name, "fields": [{"name": n, "type": t} for n, t in fields.items()]}
+
+
+KEY = record("shop.Customer", id="long")
+ORDER = record("shop.Order", cents="long", note="string")
+TOTAL = record("shop.Total", cents="long")
+
+
+def totals(key: Any = KEY, order: Any = ORDER) -> Topology:
+    builder = StreamsBuilder("shop")
+    (
+        builder.stream("orders", key=serdes.avro(key), value=serdes.avro(order))
+        .group_by_key()
+        .aggregate(
+            lambda: {"cents": 0},
+            lambda _, order, total: {"cents": total["cents"] + order["cents"]},
+            value=serdes.avro(TOTAL),
+            store="totals",
+        )
+        .to_stream()
+        .to("paid")
+    )
+    return builder.build()
+
+
+def config(**settings: Any) -> Config:
+    given = {name.replace("_", "."): value for name, value in settings.items()}
+    return Config.of({"bootstrap.servers": "x", "schema.registry.url": "http://127.0.0.1:9", **given}, "shop")
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> InMemoryRegistry:
+    """The registry in place of the one of the settings."""
+    made = InMemoryRegistry()
+    monkeypatch.setattr(schemas, "registry_of", lambda _: made)
+    return made
+
+
+def text_of(schema: Any) -> str:
+    serde = serdes.avro(schema)
+    assert isinstance(serde, SchemaSerde)
+    return serde.codec.schema
+
+
+@pytest.mark.parametrize("ranges", [1, 4])
+def test_the_driver_needs_no_registry(ranges: int) -> None:
+    with TopologyTestDriver(totals(), ranges=ranges) as driver:
+        orders = driver.input("orders")
+        for cents in (5, 7):
+            orders.send({"id": 1}, {"cents": cents, "note": "x"})
+        assert [(r.key, r.value) for r in driver.output("paid").records()][-1] == ({"id": 1}, {"cents": 12})
+        assert driver.store("totals").get({"id": 1}) == {"cents": 12}
+
+
+def test_a_key_with_another_schema_id_goes_to_the_handler_although_no_function_reads_keys() -> None:
+    settings = {"deserialization.exception.handler": "continue"}
+    with TopologyTestDriver(totals(), config=settings) as driver:
+        orders = driver.input("orders", serdes.raw, serdes.avro(ORDER))
+        key = serdes.avro(KEY).serialize({"id": 1})
+        orders.send(key, {"cents": 5, "note": ""})
+        orders.send(b"\0\x12\x34\x56\x78" + key[5:], {"cents": 7, "note": ""})
+        assert driver.store("totals").get({"id": 1}) == {"cents": 5}
+        assert ["has schema id 305419896" in str(failure.error) for failure in driver.failures] == [True]
+
+
+def test_the_subjects_are_those_of_kafka_streams() -> None:
+    uses = schema_uses(totals())
+    assert [use.subject("TopicNameStrategy") for use in uses] == [
+        "orders-key",
+        "orders-value",
+        "paid-key",
+        "paid-value",
+        "shop-totals-changelog-key",
+        "shop-totals-changelog-value",
+    ]
+    assert {use.subject("RecordNameStrategy") for use in uses} == {"shop.Customer", "shop.Order", "shop.Total"}
+    assert uses[1].subject("TopicRecordNameStrategy") == "orders-shop.Order"
+
+
+def test_what_is_written_is_registered_at_start(registry: InMemoryRegistry) -> None:
+    topology = totals()
+    with schemas_bound(topology, config()):
+        check_schemas(topology, config())
+        assert registry.latest("paid-value") == registry.latest("shop-totals-changelog-value") == text_of(TOTAL)
+        assert registry.latest("orders-value") is None
+        number = registry.lookup("paid-value", text_of(TOTAL))
+        assert int.from_bytes(serdes.avro(TOTAL).serialize({"cents": 1})[1:5], "big") == number
+
+
+def test_a_version_that_cannot_be_read_is_refused_at_start(registry: InMemoryRegistry) -> None:
+    registry.register("orders-value", text_of(record("shop.Order", cents="string", note="string")))
+    topology = totals()
+    with (
+        schemas_bound(topology, config()),
+        pytest.raises(ConfigError, match=r'subject "orders-value".*cents: string cannot be read as long.*fits'),
+    ):
+        check_schemas(topology, config())
+
+
+def test_keys_of_another_schema_are_refused_at_start(registry: InMemoryRegistry) -> None:
+    registry.register("orders-key", text_of(record("shop.Customer", id="int")))
+    topology = totals()
+    with schemas_bound(topology, config()), pytest.raises(ConfigError, match=r'"orders-key".*keys have another schema'):
+        check_schemas(topology, config())
+
+
+def test_a_topology_with_schemas_needs_a_registry() -> None:
+    plain = Config.of({"bootstrap.servers": "x"}, "shop")
+    with pytest.raises(ConfigError, match=r"set schema.registry.url"), schemas_bound(totals(), plain):
+        pass
+
+
+def test_a_registry_that_is_away_at_start_is_an_error_with_its_address() -> None:
+    topology = totals()
+    with (
+        schemas_bound(topology, config()),
+        pytest.raises(ConfigError, match=r'"orders-key": the schema registry http://127.0.0.1:9 cannot be reached'),
+    ):
+        check_schemas(topology, config())
+
+
+def test_a_registry_that_is_away_later_pauses_the_task_whatever_the_handler_says() -> None:
+    serde, settings = serdes.avro(ORDER), config(deserialization_exception_handler="continue")
+    error = SerdeError("serde avro cannot read")
+    error.__cause__ = RegistryUnavailableError("the schema registry does not answer")
+    failure = Failure("deserialization", serde.name, error, TopicPartition("orders", 0), 4, b"", b"", 0, None)
+    count: list[Failure] = []
+    with pytest.raises(TriedLaterError, match=r"offset 4.*processed again in 1\.0 s"):
+        handler(TaskId(0, 0, WHOLE), settings, lambda f, _: count.append(f), lambda *_: None, Sayings(), tries=Tries())(
+            failure
+        )
+    assert count == []
+
+
+def test_credentials_are_not_shown_and_not_taken_from_the_url() -> None:
+    settings = config(**{"schema.registry.basic.auth.user.info": "me:hunter2"})
+    assert "hunter2" not in repr(settings) + repr(registry_of(settings))
+    with pytest.raises(ConfigError, match=r"basic.auth.user.info"):
+        config(**{"schema.registry.url": "http://me:hunter2@host"})
+
+
+def test_the_client_keeps_what_the_law_of_the_registry_says() -> None:
+    """On confluent-kafka's own registry in memory, by the client that speaks with real ones."""
+    client = RegistryClient("mock://law", (("url", "mock://law"),), registers=True)
+    text = text_of(TOTAL)
+    assert client.latest("a-value") is None
+    assert client.lookup("a-value", text) is None
+    number = client.register("a-value", text)
+    assert (client.lookup("a-value", text), client.latest("a-value"), client.schema(number)) == (number, text, text)
+    with pytest.raises(SerdeError, match=r"no schema with id 99"):
+        client.schema(99)
+    with pytest.raises(SerdeError, match=r"auto.register.schemas is false"):
+        RegistryClient("mock://law", (("url", "mock://law"),), registers=False).register("b-value", text)
+
+
+def test_queries_take_and_show_json() -> None:
+    bind_in_memory(totals())
+    key, value = serdes.avro(KEY), serdes.avro(TOTAL)
+    assert parse_key(key, '{"id": 1}') == key.serialize({"id": 1})
+    assert to_json(show_value(value, value.serialize({"cents": 3}), "it"), "it") == b'{"cents":3}'
+    with pytest.raises(QueryError, match=r"is no avro"):
+        parse_key(key, "{")

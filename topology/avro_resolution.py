@@ -1,0 +1,93 @@
+"""Whether values written with one Avro schema can be read as another, said before the first record comes.
+
+Source: Apache Avro 1.12, "Schema Resolution".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+Named: TypeAlias = dict[str, Any]
+
+_PROMOTED: Mapping[str, tuple[str, ...]] = {
+    "long": ("int",),
+    "float": ("int", "long"),
+    "double": ("int", "long", "float"),
+    "string": ("bytes",),
+    "bytes": ("string",),
+}
+"""The types that may be read as another one."""
+
+
+def why_unreadable(reader: Any, writer: Any) -> str:
+    """Return why what `writer` wrote cannot be read as `reader`, with the path of the field; empty if it can.
+
+    Shape: both are schemas as `fastavro.parse_schema` returns them.
+    """
+    return _why(reader, writer, "", dict(_named(reader)), dict(_named(writer)), set())
+
+
+def _why(reader: Any, writer: Any, at: str, readers: Named, writers: Named, seen: set[tuple[str, str]]) -> str:
+    reader, writer = _definition(reader, readers), _definition(writer, writers)
+    if isinstance(writer, list):
+        found = [_why(reader, branch, at, readers, writers, seen) for branch in writer]
+        return next(filter(None, found), "")
+    if isinstance(reader, list):
+        found = [_why(branch, writer, at, readers, writers, seen) for branch in reader]
+        return "" if "" in found else f"{at or 'the value'}: {_shown(writer)} is no branch of the union"
+    wanted, written = reader["type"], writer["type"]
+    if wanted != written:
+        fits = written in _PROMOTED.get(wanted, ())
+        return "" if fits else f"{at or 'the value'}: {_shown(writer)} cannot be read as {_shown(reader)}"
+    if wanted in ("array", "map"):
+        part = "items" if wanted == "array" else "values"
+        return _why(reader[part], writer[part], f"{at}[]", readers, writers, seen)
+    if wanted == "fixed" and reader["size"] != writer["size"]:
+        return f"{at}: {writer['size']} bytes cannot be read as {reader['size']}"
+    if wanted == "enum" and "default" not in reader and (more := set(writer["symbols"]) - set(reader["symbols"])):
+        return f"{at}: the enum has no symbol {', '.join(sorted(more))}, and no default"
+    pair = reader.get("name", ""), writer.get("name", "")
+    if wanted != "record" or pair in seen:
+        return ""
+    seen.add(pair)
+    known = {field["name"]: field for field in writer["fields"]}
+    for field in reader["fields"]:
+        place = f"{at}.{field['name']}".removeprefix(".")
+        other = next((known[name] for name in (field["name"], *field.get("aliases", ())) if name in known), None)
+        if other is None and "default" not in field:
+            return f"{place}: it is not written, and has no default"
+        if other is not None and (why := _why(field["type"], other["type"], place, readers, writers, seen)):
+            return why
+    return ""
+
+
+def _definition(schema: Any, named: Named) -> Any:
+    """Return a schema as a dict or a list: names stand for their definitions, and types may be nested."""
+    if isinstance(schema, str):
+        return named.get(schema, {"type": schema})
+    if isinstance(schema, dict) and not isinstance(schema["type"], str):
+        return _definition(schema["type"], named)
+    return schema
+
+
+def _named(schema: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the definitions of names within a schema."""
+    if isinstance(schema, list):
+        for branch in schema:
+            yield from _named(branch)
+    elif isinstance(schema, dict):
+        if "name" in schema and schema["type"] in ("record", "enum", "fixed"):
+            yield schema["name"], schema
+        for inner in (
+            *(field["type"] for field in schema.get("fields", ())),
+            schema.get("items"),
+            schema.get("values"),
+        ):
+            yield from _named(inner)
+        if not isinstance(schema["type"], str):
+            yield from _named(schema["type"])
+
+
+def _shown(schema: Any) -> str:
+    return str(schema.get("name", schema["type"]))

@@ -1,0 +1,225 @@
+"""The wire format of Confluent's serializers: a zero byte, the schema's id in 4 bytes big-endian, then the record.
+
+A `Codec` writes with one schema, and reads what was written with any version of it: a version that it meets for the
+first time is fetched from the registry once. Its id is asked for at the first value that it writes, or when an
+application starts.
+
+A serde that no application has bound belongs to `IN_MEMORY`: so a topology can be tested without a registry.
+
+Invariant: a codec writes one id as long as it is bound. So equal keys have equal bytes, and the hash of a key, by which
+partitions and ranges are chosen, does not depend on when it was written. A key with another id is refused where a topic
+is read (`check_key`), because it would be another key.
+Turned down: rewriting such keys when they are read (the producer has chosen the partition by the bytes it wrote).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from struct import Struct
+from typing import Any, Protocol, TypeVar
+
+from coopstreams.topology.errors import ConfigError, SerdeError
+from coopstreams.topology.serde import Serde
+
+T = TypeVar("T")
+
+_HEAD = Struct(">bI")
+
+
+class RegistryUnavailableError(SerdeError):
+    """The schema registry does not answer, so bytes cannot be read yet: the same call may succeed later."""
+
+
+class SchemaRegistry(Protocol):
+    """Schemas by id, and the versions of each subject.
+
+    Raises (all methods):
+        RegistryUnavailableError: it does not answer, or does not let this process in.
+        SerdeError: it refuses.
+    """
+
+    def latest(self, subject: str) -> str | None:
+        """Return the text of a subject's latest version; None: the subject has none."""
+        ...
+
+    def lookup(self, subject: str, schema: str) -> int | None:
+        """Return the id of a schema that is a version of a subject; None: it is not."""
+        ...
+
+    def register(self, subject: str, schema: str) -> int:
+        """Make a schema a version of a subject, and return its id."""
+        ...
+
+    def schema(self, number: int) -> str:
+        """Return the text of the schema with this id."""
+        ...
+
+
+class InMemoryRegistry:
+    """A registry in this process. Equal schemas have one id, whatever the subject. Nothing is incompatible."""
+
+    def __init__(self) -> None:
+        self._ids: dict[str, int] = {}
+        self._numbers = count(1)
+        self._subjects: dict[str, list[str]] = {}
+
+    def latest(self, subject: str) -> str | None:
+        """Return the schema that was registered last."""
+        return next(reversed(self._subjects.get(subject, ())), None)
+
+    def lookup(self, subject: str, schema: str) -> int | None:
+        """Return the id of a schema under a subject."""
+        return self._ids[schema] if schema in self._subjects.get(subject, ()) else None
+
+    def register(self, subject: str, schema: str) -> int:
+        """Register a schema."""
+        number = self._ids.setdefault(schema, next(self._numbers))  # atomic, as drivers may run on several threads
+        self._subjects.setdefault(subject, []).append(schema)
+        return number
+
+    def schema(self, number: int) -> str:
+        """Return a schema."""
+        for text, known in list(self._ids.items()):
+            if known == number:
+                return text
+        raise SerdeError(f"the registry in memory has no schema with id {number}")
+
+
+IN_MEMORY = InMemoryRegistry()
+"""The registry of test drivers, and of serdes that are used by themselves."""
+
+
+class Codec:
+    """Writes and reads records of one schema; all that depends on the registry is here.
+
+    `write` and `reader` are the format's: a record without the head, and the reader of records of a writer's schema,
+    which is called with the whole record. `unreadable`: why this schema cannot read what a writer's schema wrote; empty
+    if it can. `name` is the schema's full name.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        schema: str,
+        write: Callable[[Any], bytes],
+        reader: Callable[[str], Callable[[bytes], Any]],
+        unreadable: Callable[[str], str],
+        remade: tuple[Any, ...],
+    ) -> None:
+        self.name, self.schema, self.unreadable = name, schema, unreadable
+        self._write, self._reader, self._remade = write, reader, remade
+        self._users: set[object] = set()
+        self._registry: SchemaRegistry = IN_MEMORY
+        self._subjects: tuple[str, ...] = ()
+        self._bind(IN_MEMORY, ())
+
+    def encode(self, value: Any) -> bytes:
+        """Return the bytes of a value."""
+        return (self._head or self.pin()) + self._write(value)
+
+    def decode(self, data: bytes) -> Any:
+        """Return the value of bytes that were written with any schema that can be read as this one."""
+        return (self._readers.get(data[:5]) or self._learn(data))(data)
+
+    def check_key(self, data: bytes | None) -> None:
+        """Do nothing if this codec would write the key with the same bytes.
+
+        Raises:
+            SerdeError: it has another id.
+        """
+        if data is not None and data[:5] != (self._head or self.pin()):
+            number = _id_of(data)
+            raise SerdeError(
+                f"the key has schema id {number}, and this application's keys have {_id_of(self._head)}: equal keys "
+                "would have other bytes, and lie in other partitions. Read the topic with key=serdes.raw, and make "
+                "the key by select_key"
+            )
+
+    def pin(self, *subjects: str) -> bytes:
+        """Return the head of all records that it writes; ask the registry for the id in its subjects and these."""
+        self._subjects = tuple(sorted({*self._subjects, *subjects}))
+        numbers = []
+        for subject in self._subjects or (self.name,):
+            number = self._registry.lookup(subject, self.schema)
+            numbers.append(self._registry.register(subject, self.schema) if number is None else number)
+        self._head = _HEAD.pack(0, min(numbers))  # most registries give a schema one id in all subjects
+        return self._head
+
+    @contextmanager
+    def bound(self, registry: SchemaRegistry, subjects: Iterable[str]) -> Iterator[None]:
+        """Bind the codec to a registry for the block, and until another one is bound; its id is that in these subjects.
+
+        Raises:
+            ConfigError: an application in this process uses it with another registry.
+        """
+        user = object()
+        if self._users and self._registry != registry:
+            raise ConfigError(
+                f"{self.name}: an application in this process uses its serde with another schema registry. Run them, "
+                "and tests beside them, in processes of their own"
+            )
+        if not self._users:
+            self._bind(registry, tuple(sorted(subjects)))
+        self._users.add(user)
+        try:
+            yield
+        finally:
+            self._users.discard(user)
+
+    def is_bound(self, registry: SchemaRegistry, subjects: tuple[str, ...]) -> bool:
+        """Whether it is bound so."""
+        return (self._registry, self._subjects) == (registry, subjects)
+
+    def _bind(self, registry: SchemaRegistry, subjects: tuple[str, ...]) -> None:
+        self._registry, self._subjects = registry, subjects
+        self._head = b""
+        self._readers: dict[bytes, Callable[[bytes], Any]] = {}
+
+    def _learn(self, data: bytes) -> Callable[[bytes], Any]:
+        """Return the reader of records of a schema that was not met before."""
+        number = _id_of(data)
+        reader = self._readers[data[:5]] = self._reader(self._registry.schema(number))
+        return reader
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what makes the codec again; on Spark's workers it asks the same registry."""
+        return _codec, self.remade()
+
+    def remade(self) -> tuple[Any, ...]:
+        """Return the arguments of `_serde` that make the serde again, bound as here."""
+        return (*self._remade, None if self._registry is IN_MEMORY else (self._registry, self._subjects))
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SchemaSerde(Serde[T]):
+    """A serde whose schema is in a registry. `from_json` reads a value's JSON, for keys in the URL of a query."""
+
+    codec: Codec
+    from_json: Callable[[bytes], Any]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what makes the serde again."""
+        return _serde, self.codec.remade()
+
+
+def _serde(make: Callable[..., SchemaSerde[Any]], arguments: tuple[Any, ...], binding: Any) -> SchemaSerde[Any]:
+    serde = make(*arguments)
+    if binding is not None and not serde.codec.is_bound(*binding):
+        serde.codec._bind(*binding)
+    return serde
+
+
+def _codec(*remade: Any) -> Codec:
+    return _serde(*remade).codec
+
+
+def _id_of(data: bytes) -> int:
+    if len(data) < _HEAD.size or data[0]:
+        raise SerdeError(
+            "there is no schema id: the first byte must be 0, and 4 bytes of the id follow. It was not written by a "
+            "serializer that uses a schema registry"
+        )
+    return int.from_bytes(data[1:5], "big")
