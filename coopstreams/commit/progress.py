@@ -229,9 +229,9 @@ class Progress:
             needed = source.claim
         elif self.key_range.is_whole:
             # Also when nothing moved: the plain offset is written at this term and outranks individual commits of older
-            # terms that are above it. Where other tasks have individual commits, this task writes its own as well:
-            # if the plain offset goes away, older terms would count again.
-            needed = _parted(segments) or (source.claim and segments != source.said)
+            # terms that are above it. Where there are individual commits, also one of this task, from records done out
+            # of order, it writes each as well: if the plain offset goes away, they would count again.
+            needed = _parted(segments) or ((source.claim or bool(source.said)) and segments != source.said)
         else:
             needed = segments != source.durable
         source.staged_said = segments if needed else source.said

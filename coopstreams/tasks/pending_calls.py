@@ -94,6 +94,8 @@ class _Source:
     stream_time: int
     """Before the first record that has not passed, if none waits."""
     taken_time: int
+    taken_operator_times: list[int]
+    """The operator times behind what was taken in."""
     waiting: dict[int, _Record] = field(default_factory=dict)
     """The records that have not passed, in the order of their offsets."""
     segments: tuple[Segment, ...] | None = None
@@ -112,6 +114,20 @@ class _Source:
         self.stream_time = max(self.stream_time, record.taken.step.columns.stream_times[record.row])
         del self.waiting[record.offset]
         self.segments = None
+
+    def operator_times_of(self, step: Step) -> list[list[int]]:
+        """Return the operator times before each record of a step, and take in those behind it.
+
+        The reader counts them anew when an owner of the partition changes. What was before is known here, not by the
+        program: a record that waits has not moved it.
+        """
+        before = self.taken_operator_times
+        if step.operator_times:
+            self.taken_operator_times = list(map(max, before, step.operator_times))
+        return [
+            [max(time, least) for time in times]
+            for times, least in zip(step.columns.operator_times, before, strict=False)
+        ]
 
     def reached(self, step: Step) -> None:
         """Note that a step is over, and everything before it."""
@@ -143,7 +159,9 @@ class PendingCalls:
         self._sources = {}
         for source in progress.partitions:
             at = progress.position(source).stream_time
-            self._sources[source] = _Source(InFlight(progress.segments(source), MOST_RECORDS), at, at)
+            self._sources[source] = _Source(
+                InFlight(progress.segments(source), MOST_RECORDS), at, at, bound.resumed(source, at)
+            )
             progress.follow(source, self._sources[source].now)
         self._steps: deque[_Taken] = deque()
         """In the order in which they were taken in, from the first that has records or times left."""
@@ -190,7 +208,8 @@ class PendingCalls:
     def begin(self, step: Step) -> None:
         """Take records in, and begin their calls."""
         source = self._sources[step.source]
-        columns, end = step.columns, step.columns.offsets[-1] + 1 if len(step.columns) else 0
+        columns = replace(step.columns, operator_times=source.operator_times_of(step))
+        end = columns.offsets[-1] + 1 if len(columns) else 0
         columns = columns.pick(source.inflight.hand_out(columns.keys, columns.offsets, end))
         taken = _Taken(replace(step, columns=columns), self._host.now(), len(columns), _bytes_of(columns))
         self._steps.append(taken)

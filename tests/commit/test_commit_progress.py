@@ -165,6 +165,21 @@ def test_a_whole_range_task_writes_a_record_beside_the_plain_offset_while_its_pa
     assert (commit.records, commit.offsets) == ([], {AT: (60, "ic 59 4")})
 
 
+def test_a_whole_range_task_that_has_written_a_record_writes_one_with_each_commit() -> None:
+    """If the group's offsets expire, the record with runs of before would count, below the state."""
+    view = Known("g")
+    task = opened(Segment(WHOLE, 10), term=4)
+    task.stand(AT, [Segment(WHOLE, 16, 99, ((17, 17),))])
+    assert len(plan([task], view).records) == 1
+    task.committed()
+    task.stand(AT, [Segment(WHOLE, 18, 99)])
+    commit = plan([task], view)
+    assert [value and value.segments for _, value in (decoded(*record) for record in commit.records)] == [
+        (Segment(WHOLE, 18, 99),)
+    ]
+    assert commit.offsets == {AT: (18, "ic 99 4")}
+
+
 def test_the_owner_of_hash_0_mirrors_the_stable_offset_also_when_only_siblings_moved() -> None:
     view = Known("g")
     left = CommitKey("g", *AT, LEFT, 2, 5)

@@ -33,7 +33,7 @@ from coopstreams.state.restore import Bounds
 from coopstreams.state.task_state import TaskState
 from coopstreams.tasks.committer import Committer
 from coopstreams.tasks.events import Cancelled
-from coopstreams.tasks.pending_calls import PendingCalls
+from coopstreams.tasks.pending_calls import PendingCalls, _Source
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
 
@@ -248,6 +248,11 @@ def _called_again() -> AbstractContextManager[Any]:
     return patch.object(InFlight, "hand_out", everything)
 
 
+def _times_of_the_reader() -> AbstractContextManager[Any]:
+    """Below a call, late is what the reader knows to be late, who counts anew when an owner changes."""
+    return patch.object(_Source, "operator_times_of", lambda self, step: step.columns.operator_times)
+
+
 class Planted(NamedTuple):
     """A bug, and with what program it was found. `seed`: one of `WITHIN` histories from there on finds it; None: one of
     hundreds does. No program: none has found it.
@@ -282,6 +287,7 @@ PLANTED: dict[str, Planted] = {
     "calls of a key at once": Planted(_all_at_once, 0, "calls before a table"),
     "a record passes its key": Planted(_no_lines, 0, "calls in any order before a table"),
     "what has passed is called again": Planted(_called_again, 0, "calls before a table"),
+    "times of the reader alone": Planted(_times_of_the_reader, 90, "calls before windows"),
 }
 """By name."""
 WITHIN = 30

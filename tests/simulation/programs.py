@@ -71,8 +71,11 @@ def _recounted(builder: StreamsBuilder) -> None:
 
 
 def _windows(builder: StreamsBuilder) -> None:
-    grouped = builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key()
-    grouped.windowed_by(TimeWindows(milliseconds=10_000, grace=ms(5_000))).count(
+    _count_in_windows(builder.stream("in", key=serdes.text, value=serdes.raw))
+
+
+def _count_in_windows(stream: KStream[str, Any]) -> None:
+    stream.group_by_key().windowed_by(TimeWindows(milliseconds=10_000, grace=ms(5_000))).count(
         store="counts", retention=ms(DAY_MS)
     ).to_stream().to("out")
 
@@ -138,17 +141,31 @@ def _at_will(stream: KStream[str, str]) -> KStream[str, str]:
     )
 
 
+async def _any_answer(key: str, value: str) -> str:
+    try:
+        return await service.ask_in_order(key, value)
+    except ValueError:
+        return "nothing is known"
+
+
+def _whatever(stream: KStream[str, str]) -> KStream[str, str]:
+    """Have an answer about each record: one without would move the time of windows, unlike one that fails at once."""
+    return stream.map_values_with_key_async(
+        _any_answer, value=serdes.text, max_in_flight=8, timeout=TIMEOUT, retry=AGAIN
+    )
+
+
 def _asked_table(asked: Asked, builder: StreamsBuilder) -> None:
     answers = asked(builder.stream("in", key=serdes.text, value=serdes.text))
     answers.to_table(store="rows").to_stream().to("out")
 
 
-def _asking(asked: Asked) -> Program:
-    """Return a program with a call; records for which it fails are dropped."""
-    settings = {"processing.exception.handler": "continue"}
-    return Program(
-        partial(_asked_table, asked), _to("in"), Ordered, ("rows",), settings, partial(_asked_table, _at_once)
-    )
+def _asked_windows(asked: Asked, builder: StreamsBuilder) -> None:
+    _count_in_windows(asked(builder.stream("in", key=serdes.text, value=serdes.text)))
+
+
+_ASKING = {"processing.exception.handler": "continue"}
+"""Records for which a call fails are dropped."""
 
 
 def _to(*topics: str, late: bool = False, deletes: bool = False) -> Writes:
@@ -178,6 +195,13 @@ PROGRAMS = {
     "a table on its source": Program(
         _table, _to("in", deletes=True), Ordered, ("rows",), {"topology.optimization": "all"}
     ),
-    "calls before a table": _asking(_in_order),
-    "calls in any order before a table": _asking(_at_will),
+    "calls before a table": Program(
+        partial(_asked_table, _in_order), _to("in"), Ordered, ("rows",), _ASKING, partial(_asked_table, _at_once)
+    ),
+    "calls in any order before a table": Program(
+        partial(_asked_table, _at_will), _to("in"), Ordered, ("rows",), _ASKING, partial(_asked_table, _at_once)
+    ),
+    "calls before windows": Program(
+        partial(_asked_windows, _whatever), _to("in", late=True), Counted, ("counts",), {}, _windows
+    ),
 }

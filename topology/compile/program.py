@@ -302,12 +302,14 @@ class BoundProgram:
         Call it before the first record.
         """
         self._stream_times[source.topic] = max(stream_time, self._stream_times[source.topic])
-        nodes = self._compiled.operator_times[source.topic]
-        if nodes:
-            self._code.reached[source.topic](
-                [stream_time if node in self._compiled.resumable else -1 for node in nodes], False
-            )
+        if times := self.resumed(source, stream_time):
+            self._code.reached[source.topic](times, False)
             self._code.observed()
+
+    def resumed(self, source: TopicPartition, stream_time: int) -> list[int]:
+        """Return the operator times of a topic where an earlier run stopped at this stream time of its partition."""
+        nodes = self._compiled.operator_times[source.topic]
+        return [stream_time if node in self._compiled.resumable else -1 for node in nodes]
 
     def flush(self) -> None:
         """Forward the updates that the record caches hold. Call it once before each commit; without caching, a no-op.
