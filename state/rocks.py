@@ -3,7 +3,8 @@
 A column family takes RocksDB 15 ms to make and as long to drop: it writes its manifest and its options anew. A store
 with a short retention drops a segment and makes another every few minutes of stream time, which is many times a second
 when it catches up. So a dropped family that never grew out of its memtable is emptied, and its column family kept for
-the next one; the default column family has the names that differ. What has files is dropped with them.
+the next one. Hence a column family may have the name of an earlier family; the rows of the default column family say
+which family it has now. A family that has files is dropped with them.
 
 RocksDB loses no completed write when the process dies (write-ahead log, no fsync for each write). When the machine
 dies, it comes back in an older state, the same one for all families, and the changelog supplies the rest.
@@ -52,8 +53,9 @@ WRITE_BUFFER_BYTES = 16 * _MIB
 """The size of the memtable of one family at which it is flushed."""
 
 _DEFAULT = "default"
-"""The column family that has the family of each other one by its name."""
+"""The column family whose rows are: the name of another column family -> the family that it has."""
 _NO_FAMILY = b""
+"""In the place of a family: the column family is empty, and kept for the next one."""
 _FILES_BYTES = "rocksdb.total-sst-files-size"
 
 _DAMAGED = "DAMAGED"
@@ -122,8 +124,6 @@ class Rocks:
                     self._empty(family, column)
                 else:
                     self._db.drop_column_family(column.name)
-                    self._handles.pop(column.name)
-                    self._db.delete(column.name.encode())
             except Exception as error:  # the family is still there
                 raise self._error(error) from error
             del self._columns[family]
@@ -131,6 +131,9 @@ class Rocks:
             if spare:
                 self._spare.append(column)
             else:
+                del self._handles[column.name]
+                with suppress(Exception):  # a row that stays is written anew before another one has this name
+                    self._db.delete(column.name.encode())
                 with suppress(Exception):  # it closes, but raises because it cannot flush a dropped family
                     column.rdict.close()
 

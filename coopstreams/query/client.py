@@ -37,8 +37,8 @@ from coopstreams.topology.errors import QueryError
 T = TypeVar("T")
 
 
-class QueryClient:
-    """Queries over HTTP. Keys are given as Python values; bytes for raw keys. Any thread may use it."""
+class _Client:
+    """What both clients are made with."""
 
     def __init__(
         self,
@@ -56,9 +56,15 @@ class QueryClient:
         authorities an https URL is checked by, and which certificate this client shows; None: the system's, and none.
         """
         self._requests = Requests(url, deadline_s, on_wait)
-        self._client = httpx.Client(
-            trust_env=False, timeout=timeout_s, headers=_headers(token), verify=True if tls is None else tls
-        )
+        self._connect(trust_env=False, timeout=timeout_s, headers=_headers(token), verify=True if tls is None else tls)
+
+    def _connect(self, **options: Any) -> None:
+        """Make the HTTP client."""
+        raise NotImplementedError
+
+
+class QueryClient(_Client):
+    """Queries over HTTP. Keys are given as Python values; bytes for raw keys. Any thread may use it."""
 
     def get(self, store: str, key: Any) -> Found | None:
         """Return the value of a key, or None if there is none.
@@ -150,6 +156,9 @@ class QueryClient:
     ) -> None:
         self.close()
 
+    def _connect(self, **options: Any) -> None:
+        self._client = httpx.Client(**options)
+
     def _do(self, steps: Steps[T]) -> T:
         came: httpx.Response | NoAnswer | None = None
         while True:
@@ -168,28 +177,8 @@ class QueryClient:
                 came = error
 
 
-class AsyncQueryClient:
+class AsyncQueryClient(_Client):
     """`QueryClient` for asyncio: the same methods, to be awaited. Any task of one event loop may use it."""
-
-    def __init__(
-        self,
-        url: str,
-        *,
-        deadline_s: float = 30.0,
-        timeout_s: float = 15.0,
-        on_wait: Callable[[QueryError], None] | None = None,
-        token: str | None = None,
-        tls: ssl.SSLContext | None = None,
-    ) -> None:
-        """Connect with the first query. `on_wait` is called once a query, with the error of its first retry.
-
-        Shape: `token` is one of the application's `http.token.read` (or `…operate`, for `status`). `tls` says which
-        authorities an https URL is checked by, and which certificate this client shows; None: the system's, and none.
-        """
-        self._requests = Requests(url, deadline_s, on_wait)
-        self._client = httpx.AsyncClient(
-            trust_env=False, timeout=timeout_s, headers=_headers(token), verify=True if tls is None else tls
-        )
 
     async def get(self, store: str, key: Any) -> Found | None:
         """Return the value of a key, or None if there is none.
@@ -282,6 +271,9 @@ class AsyncQueryClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    def _connect(self, **options: Any) -> None:
+        self._client = httpx.AsyncClient(**options)
 
     async def _do(self, steps: Steps[T]) -> T:
         came: httpx.Response | NoAnswer | None = None

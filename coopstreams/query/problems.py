@@ -67,7 +67,7 @@ def not_owner(owner: str, url: str) -> QueryError:
 
 def moving(message: str, retry_after_ms: int = RETRY_AFTER_MS) -> QueryError:
     """Return the error for a key or range that no instance can answer for now."""
-    return QueryError("TASK_MOVING", message, status=503, retryable=True, retry_after_ms=retry_after_ms)
+    return _unavailable("TASK_MOVING", message, retry_after_ms)
 
 
 def timed_out(message: str) -> QueryError:
@@ -77,24 +77,14 @@ def timed_out(message: str) -> QueryError:
 
 def too_many(connections: int) -> QueryError:
     """Return the error for a connection beyond the limit."""
-    return QueryError(
-        "TOO_MANY_CONNECTIONS",
-        f"{connections} connections are open: ask again, and close them when they are not needed",
-        status=503,
-        retryable=True,
-        retry_after_ms=1000,
-    )
+    message = f"{connections} connections are open: ask again, and close them when they are not needed"
+    return _unavailable("TOO_MANY_CONNECTIONS", message, 1000)
 
 
 def too_many_streams(most: int) -> QueryError:
     """Return the error for a stream of the status beyond the limit."""
-    return QueryError(
-        "TOO_MANY_STREAMS",
-        f"{most} pages watch this instance already: close one, or open the page of another instance",
-        status=503,
-        retryable=True,
-        retry_after_ms=5000,
-    )
+    message = f"{most} pages watch this instance already: close one, or open the page of another instance"
+    return _unavailable("TOO_MANY_STREAMS", message, 5000)
 
 
 def unreadable(message: str) -> QueryError:
@@ -127,3 +117,7 @@ def error_of(status: int, body: bytes) -> QueryError:
         retry_after_ms=fields.pop("retry_after_ms", None),
         details=fields,
     )
+
+
+def _unavailable(code: str, message: str, retry_after_ms: int) -> QueryError:
+    return QueryError(code, message, status=503, retryable=True, retry_after_ms=retry_after_ms)

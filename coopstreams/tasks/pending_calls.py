@@ -124,10 +124,8 @@ class _Source:
         before = self.taken_operator_times
         if step.operator_times:
             self.taken_operator_times = list(map(max, before, step.operator_times))
-        return [
-            [max(time, least) for time in times]
-            for times, least in zip(step.columns.operator_times, before, strict=False)
-        ]
+        times = step.columns.operator_times
+        return [[max(time, least) for time in of] for of, least in zip(times, before, strict=True)] if times else []
 
     def reached(self, step: Step) -> None:
         """Note that a step is over, and everything before it."""

@@ -30,6 +30,9 @@ def test_a_dropped_family_leaves_its_column_family_to_the_next(tmp_path: Path) -
         engine.drop(f"windows/{segment}")
     engine.close()
     assert columns(tmp_path) == {"windows/0"}
+    engine = Rocks(tmp_path)
+    assert not engine.families()
+    engine.close()
 
 
 def test_a_family_that_has_files_takes_them_along(tmp_path: Path) -> None:
@@ -67,6 +70,37 @@ def test_a_getter_of_a_dropped_family_does_not_read_the_next_one(tmp_path: Path)
     assert list(rows) == [(b"k", b"1")]
     assert engine.getter("two")(b"k") == b"2"
     engine.close()
+
+
+def test_the_next_family_begins_empty_and_is_itself_after_a_restart(tmp_path: Path) -> None:
+    """Rows of the one before would be state that nobody wrote; without its name, its own would be lost."""
+    engine = Rocks(tmp_path)
+    engine.create("one")
+    engine.write([Change("one", [b"k"], [b"1"])])
+    engine.drop("one")
+    engine.create("two")
+    assert not list(engine.scan("two", b"", None))
+    engine.write([Change("two", [b"other"], [b"2"])])
+    engine.close()
+    engine = Rocks(tmp_path)
+    assert engine.families() == ["two"]
+    assert list(engine.scan("two", b"", None)) == [(b"other", b"2")]
+    engine.close()
+    assert columns(tmp_path) == {"one"}
+
+
+def test_a_family_whose_name_an_older_column_family_has_gets_one_of_its_own(tmp_path: Path) -> None:
+    engine = Rocks(tmp_path)
+    engine.create("one")
+    engine.drop("one")
+    for family, value in (("two", b"2"), ("one", b"1")):
+        engine.create(family)
+        engine.write([Change(family, [b"k"], [value])])
+    engine.close()
+    engine = Rocks(tmp_path)
+    assert {family: engine.getter(family)(b"k") for family in engine.families()} == {"one": b"1", "two": b"2"}
+    engine.close()
+    assert columns(tmp_path) == {"one", "one+1"}
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
