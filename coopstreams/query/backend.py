@@ -240,10 +240,10 @@ class TaskStatus:
     written: Mapping[str, int] = field(default_factory=dict)
     dropped: Mapping[tuple[str, str], int] = field(default_factory=dict)
     dead_letters: int = 0
-    hot: tuple[tuple[int, float], ...] = ()
-    """Key groups that have much of its records, with their shares, the largest first."""
     behind_ms: int | None = None
     """How far stream time is behind the wall clock; None: no stream time yet. Of several sources, the latest counts."""
+    hot: tuple[tuple[int, float], ...] = ()
+    """Key groups that have much of its records, with their shares, the largest first."""
 
     @property
     def stream_time(self) -> int | None:

@@ -70,7 +70,7 @@ def _box(box: Box) -> str:
     x, top = box.x + box.width / 2, box.y + PADDING / 2 + LINE - 5
     lines = [_text(style, "middle", x, top + LINE * number, text) for number, (text, style) in enumerate(texts)]
     rectangle = _rectangle(box.kind, box, box.height / 2 if box.kind == "topic" else 5)
-    return "\n".join([f"<g><title>{escape(' '.join(box.names) or box.title)}</title>{rectangle}", *lines, "</g>"])
+    return "\n".join([f"<g><title>{escape(box.id.partition(':')[2])}</title>{rectangle}", *lines, "</g>"])
 
 
 def _rectangle(style: str, at: Box | Frame, radius: float) -> str:

@@ -88,7 +88,7 @@ export class Topology {
       const middle = one.x + one.width / 2;
       const y = (index) => one.y + 18 + 17 * index;
       const name = svg("title");
-      name.textContent = one.names.join(" ") || one.title;
+      name.textContent = one.id.slice(one.id.indexOf(":") + 1);
       const texts = lines.map(([words, kind], index) => {
         const element = svg("text", { class: kind, x: middle, y: y(index), "text-anchor": "middle" });
         element.textContent = words;
