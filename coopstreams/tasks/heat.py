@@ -22,7 +22,8 @@ LEAST_SHARE = 0.1
 TIMES_EVEN = 4
 """A hot group has so many times what it would have if all of the task had the same."""
 LEAST_SAMPLES = 8.0
-_LARGE = 1e150
+MOST_HALVINGS = 500.0
+"""A float holds twice as many; then the weights are made anew."""
 
 
 class Heat:
@@ -44,16 +45,17 @@ class Heat:
             return
         if self._began is None:
             self._began = now
-        weight = self._latest = 2.0 ** ((now - self._began) / HALF_LIFE_S)
+        halvings = (now - self._began) / HALF_LIFE_S
+        if halvings > MOST_HALVINGS:
+            self._weights = {group: old * 2.0**-halvings for group, old in self._weights.items()}
+            self._began, halvings = now, 0.0
+        weight = self._latest = 2.0**halvings
         for i in range(self._next, count, EVERY):
             key = keys[i]
             if key is not None:
                 group = key_group(key_hash(key))
                 self._weights[group] = self._weights.get(group, 0.0) + weight
         self._next = (self._next - count) % EVERY
-        if weight > _LARGE:
-            self._weights = {group: old / weight for group, old in self._weights.items()}
-            self._began, self._latest = now, 1.0
 
     def hot(self) -> tuple[tuple[int, float], ...]:
         """Return the hot key groups and their shares of the records, the largest first."""

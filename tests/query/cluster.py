@@ -290,7 +290,7 @@ class Node:
         restore = (RestoreStatus("counts", 50, 50, 25.0, 2.0),)
         counts: tuple[Any, ...] = ({"out": 6}, {("windowed", "late"): 3}, 1, 700)
         running = [
-            TaskStatus(task, "running", opening.epoch, 10, 2.5, (source,), (), (), *counts, self.hot)
+            TaskStatus(task, "running", opening.epoch, 10, 2.5, (source,), (), (), *counts, hot=self.hot)
             for task, opening in list(self.openings.items())
         ]
         download = (DownloadStatus("counts", 10, 40, 5.0, 6.0),)
