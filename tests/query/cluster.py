@@ -288,7 +288,12 @@ class Node:
     def status(self) -> Status:
         source = SourceStatus(TopicPartition("lines", 0), position=10, committed=8, end=12, stream_time=5000)
         restore = (RestoreStatus("counts", 50, 50, 25.0, 2.0),)
-        counts: tuple[Any, ...] = ({"out": 6}, {("windowed", "late"): 3}, 1, 700)
+        counts: tuple[dict[str, int], dict[tuple[str, str], int], int, int] = (
+            {"out": 6},
+            {("windowed", "late"): 3},
+            1,
+            700,
+        )
         running = [
             TaskStatus(task, "running", opening.epoch, 10, 2.5, (source,), (), (), *counts, hot=self.hot)
             for task, opening in list(self.openings.items())
