@@ -21,6 +21,7 @@ from coopstreams.common.host import SYSTEM, Host
 from coopstreams.log.log import NO_STREAM_TIME, RecordBatch
 from coopstreams.state.checkpoints import NEVER_TRUE
 from coopstreams.state.task_state import ChangelogBatch, TaskState
+from coopstreams.tasks.heat import Heat
 from coopstreams.tasks.pending_calls import PendingCalls
 from coopstreams.tasks.queues import SourceQueues, Step
 from coopstreams.tasks.tally import Tally
@@ -119,7 +120,9 @@ class Task:
         self.calls: PendingCalls | None = None
         """The records that wait for calls; None: no node is asynchronous."""
         if program.ahead is not None:
-            self.calls = PendingCalls(program, program.ahead, self.program, self.progress, host, by_key=by_key)
+            self.calls = PendingCalls(
+                program, program.ahead, self.program, opened.state.stores, self.progress, host, by_key=by_key
+            )
         self.queues = SourceQueues(positions, max_idle_ms)
         self.closed = False
         self.leaving = False
@@ -127,6 +130,7 @@ class Task:
         self._most = FIRST_STEP
         self._latency = latency
         self.tally = tally
+        self.heat = Heat(len(opened.id.key_range.groups.numbers))
         self._on_failure = on_failure
         self.idle_ms = program.idle_ms
         self._sinks = {node.topic: node.name for node in program.subtopology.nodes if isinstance(node, Sink)}
@@ -152,6 +156,7 @@ class Task:
             if len(columns):
                 self.program.process(step.source, columns)
                 self.processed += len(columns)
+                self.heat.look(columns.keys, now)
                 if first_ms < 0:
                     first_ms = columns.timestamps[0]
             if self.calls is None:

@@ -34,6 +34,8 @@ from coopstreams.state.task_state import TaskState
 from coopstreams.tasks.committer import Committer
 from coopstreams.tasks.events import Cancelled
 from coopstreams.tasks.pending_calls import PendingCalls, _Source
+from coopstreams.tasks.turns import Turns
+from coopstreams.tasks.waiting_records import NodeCall
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.program import BoundProgram
 from coopstreams.topology.errors import LogError
@@ -276,6 +278,21 @@ def _gate_of_siblings() -> AbstractContextManager[Any]:
     return patch.object(BoundProgram, "elsewhere", property(lambda _: False, lambda *_: None), create=True)
 
 
+def _rows_of_before() -> AbstractContextManager[Any]:
+    """A call finds the rows as they were when its record came, not as the calls of its key have left them."""
+    add = Turns.add
+
+    def early(self: Turns, calls: Sequence[NodeCall]) -> NodeCall | None:
+        begun, key = add(self, calls), calls[0].key
+        assert key is not None
+        for name in self._nodes[calls[0].node].store_names:
+            entry = self._stores[name].load(key)
+            self._of_keys[key][-1].rows[name] = entry.value, entry.timestamp
+        return begun
+
+    return patch.object(Turns, "add", early)
+
+
 class Planted(NamedTuple):
     """A bug, and with what program it was found. `seed`: one of `WITHIN` histories from there on finds it; None: one of
     hundreds does. No program: none has found it.
@@ -313,6 +330,7 @@ PLANTED: dict[str, Planted] = {
     "rows of who was ahead": Planted(_newest_of_all_rows, 1_000_011, "a left join of streams"),
     "windows of who was ahead": Planted(_observed_by_others, 1_000_067, "calls before a left join of streams"),
     "a gate of siblings": Planted(_gate_of_siblings, 1_000_019, "a left join of streams", AT_LEAST_ONCE),
+    "rows of before": Planted(_rows_of_before, 0, "calls that keep state"),
     "times of the reader alone": Planted(_times_of_the_reader, 90, "calls before windows"),
 }
 """By name."""
