@@ -328,7 +328,7 @@ PLANTED: dict[str, Planted] = {
     "a record passes its key": Planted(_no_lines, 0, "calls in any order before a table"),
     "what has passed is called again": Planted(_called_again, 0, "calls before a table"),
     "rows of who was ahead": Planted(_newest_of_all_rows, 1_000_011, "a left join of streams"),
-    "windows of who was ahead": Planted(_observed_by_others, 1_000_067, "calls before a left join of streams"),
+    "windows of who was ahead": Planted(_observed_by_others, 1_000_111, "calls before a left join of streams"),
     "a gate of siblings": Planted(_gate_of_siblings, 1_000_019, "a left join of streams", AT_LEAST_ONCE),
     "rows of before": Planted(_rows_of_before, 0, "calls that keep state"),
     "times of the reader alone": Planted(_times_of_the_reader, 90, "calls before windows"),
