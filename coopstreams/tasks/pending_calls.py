@@ -19,10 +19,11 @@ dispatcher bounds it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from coopstreams.calling.lanes import Call, Lane
 from coopstreams.commit.inflight import InFlight
@@ -34,6 +35,9 @@ from coopstreams.topology.columns import NO_RECORDS, Columns, TopicPartition, jo
 from coopstreams.topology.compile.program import BoundProgram, Program
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.graph.nodes import AsyncMap
+
+if TYPE_CHECKING:
+    from coopstreams.tasks.spans import RecordSpans
 
 MOST_RECORDS = 10_000
 MOST_BYTES = 64 << 20
@@ -146,6 +150,7 @@ class PendingCalls:
         host: Host,
         *,
         by_key: bool,
+        spans: RecordSpans | None = None,
     ) -> None:
         self._nodes = {node.name: node for node in program.subtopology.nodes if isinstance(node, AsyncMap)}
         self._lanes = {name: Lane(node.calling, self._ended, host) for name, node in self._nodes.items()}
@@ -154,6 +159,7 @@ class PendingCalls:
         self._results = bound.results
         self._host = host
         self._by_key = by_key
+        self._spans = spans
         self._sources = {}
         for source in progress.partitions:
             at = progress.position(source).stream_time
@@ -209,6 +215,8 @@ class PendingCalls:
         columns = replace(step.columns, operator_times=source.operator_times_of(step))
         end = columns.offsets[-1] + 1 if len(columns) else 0
         columns = columns.pick(source.inflight.hand_out(columns.keys, columns.offsets, end))
+        if self._spans is not None:
+            columns = self._spans.take(step.source, columns)
         taken = _Taken(replace(step, columns=columns), self._host.now(), len(columns), _bytes_of(columns))
         self._steps.append(taken)
         self._held += taken.held
@@ -352,6 +360,10 @@ class PendingCalls:
                 call = _Call(node.mapper, (key, value) if node.with_key else (value,), keys[row], name)
                 of_rows.setdefault(row, []).append(call)
                 of_nodes.setdefault(name, []).append(call)
+            if self._spans is not None:
+                for row, made in of_rows.items():
+                    for each in made:
+                        self._spans.call(source, columns.offsets[row], each, self._nodes[each.node])
         return of_rows, of_nodes
 
     def _line_up(self, record: _Record, line: bytes | None) -> None:
@@ -387,7 +399,9 @@ class PendingCalls:
         before, then = records[0].taken, self._ready[0].taken
         return before.step.source == then.step.source if self._by_key else before is then
 
-    def _ended(self, calls: Iterable[_Call]) -> None:
+    def _ended(self, calls: Collection[_Call]) -> None:
+        if self._spans is not None:
+            self._spans.ended(calls)
         self._done.extend(calls)
         if not self._told:
             self._told = True
