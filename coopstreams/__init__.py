@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from coopstreams.topology.graph.topology import Topology
     from coopstreams.topology.join_windows import JoinWindows
     from coopstreams.topology.processors import (
+        CallContext,
+        OwnRow,
         Processor,
         ProcessorContext,
         key_value_store,
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncQueryClient",
     "BranchedKStream",
+    "CallContext",
     "Change",
     "CircuitBreaker",
     "Config",
@@ -60,6 +63,7 @@ __all__ = [
     "KTable",
     "KeyValueStore",
     "Materialized",
+    "OwnRow",
     "Processor",
     "ProcessorContext",
     "QueryClient",
@@ -119,8 +123,8 @@ _HOME = {
         "coopstreams.topology.fields": "field",
         "coopstreams.topology.graph.topology": "Topology",
         "coopstreams.topology.join_windows": "JoinWindows",
-        "coopstreams.topology.processors": "Processor ProcessorContext key_value_store session_store versioned_store "
-        "window_store",
+        "coopstreams.topology.processors": "CallContext OwnRow Processor ProcessorContext key_value_store "
+        "session_store versioned_store window_store",
         "coopstreams.topology.records": "Record",
         "coopstreams.topology.serdes": "Serde Windowed",
         "coopstreams.topology.suppressed": "until_time_limit until_window_closes",

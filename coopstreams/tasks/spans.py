@@ -40,7 +40,7 @@ from coopstreams.calling.lanes import Call
 from coopstreams.topology.columns import Columns, Headers, TopicPartition
 from coopstreams.topology.compile.program import BoundProgram
 from coopstreams.topology.failures import Failure, OnFailure
-from coopstreams.topology.graph.nodes import AsyncMap
+from coopstreams.topology.graph.nodes import Asynchronous
 from coopstreams.topology.task_id import TaskId
 
 PARENT, STATE = "traceparent", "tracestate"
@@ -86,7 +86,7 @@ class RecordSpans:
         rows = self._sampled(columns)
         return self._begin(source, columns, rows) if rows else columns
 
-    def call(self, source: TopicPartition, offset: int, call: Call, node: AsyncMap) -> None:
+    def call(self, source: TopicPartition, offset: int, call: Call, node: Asynchronous) -> None:
         """Begin the span of a call for a record, if it is traced. What the function does lies within, if it can."""
         parent = self._open.get((source, offset))
         if parent is None:

@@ -128,7 +128,14 @@ class Task:
         """The records that wait for calls; None: no node is asynchronous."""
         if program.ahead is not None:
             self.calls = PendingCalls(
-                program, program.ahead, self.program, self.progress, host, by_key=by_key, spans=spans
+                program,
+                program.ahead,
+                self.program,
+                opened.state.stores,
+                self.progress,
+                host,
+                by_key=by_key,
+                spans=spans,
             )
         self.queues = SourceQueues(positions, max_idle_ms)
         self.closed = False

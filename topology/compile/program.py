@@ -20,10 +20,10 @@ from coopstreams.topology.columns import Columns, Headers, TopicPartition
 from coopstreams.topology.compile.calls import Results, Wanted
 from coopstreams.topology.compile.operator_time import OperatorTimeColumns, operator_time_columns
 from coopstreams.topology.compile.outputs import Output
-from coopstreams.topology.compile.processing import Children, Work
+from coopstreams.topology.compile.processing import Children, EffectsWork, Work
 from coopstreams.topology.compile.punctuations import PunctuationQueue
 from coopstreams.topology.failures import Failure, OnFailure, Phase
-from coopstreams.topology.graph.nodes import Processing, SubTopology
+from coopstreams.topology.graph.nodes import AsyncProcessing, Processing, SubTopology
 from coopstreams.topology.naming import check_name
 from coopstreams.topology.processors import PunctuationType, RecordMetadata
 from coopstreams.topology.stores import Entry, TableStore
@@ -103,8 +103,9 @@ class Process(Protocol):
 
     def begin_work(
         self, node: Processing, stores: Mapping[str, TableStore], children: Children, by_name: Mapping[str, Children]
-    ) -> Work:
+    ) -> Work | EffectsWork:
         """Return the work of a processor node in this task."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,8 +336,10 @@ class BoundProgram:
 
     def begin_work(
         self, node: Processing, stores: Mapping[str, TableStore], children: Children, by_name: Mapping[str, Children]
-    ) -> Work:
+    ) -> Work | EffectsWork:
         """Return the work of a processor node in this task."""
+        if isinstance(node, AsyncProcessing):
+            return EffectsWork(stores, self, children, by_name)
         work = Work(node, stores, self, children, by_name)
         self._works.append(work)
         return work
