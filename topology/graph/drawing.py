@@ -50,6 +50,8 @@ LINE = 17.0
 """The height of a line of text."""
 LETTER = 7.3
 """The width of a letter, about."""
+RATE = 7
+"""The letters of a rate behind the name of a store."""
 PADDING = 12.0
 LEAST_WIDTH = 72.0
 GAP: Size = (28.0, 42.0)
@@ -134,8 +136,12 @@ class _Content:
 
     @property
     def size(self) -> Size:
-        texts = [self.title, self.subtitle, *(line.text for line in self.lines)]
-        width = max(LEAST_WIDTH, 2 * PADDING + LETTER * max(map(len, texts)))
+        letters = [
+            len(self.title),
+            len(self.subtitle),
+            *(len(line.text) + RATE * bool(line.counts) for line in self.lines),
+        ]
+        width = max(LEAST_WIDTH, 2 * PADDING + LETTER * max(letters))
         return width, LINE * (1 + bool(self.subtitle) + len(self.lines)) + PADDING
 
 

@@ -195,6 +195,7 @@ function view() {
     if (id === shown) by(`to-${id}`).setAttribute("aria-current", "page");
     else by(`to-${id}`).removeAttribute("aria-current");
   }
+  scrollTo(0, 0);
   if (shown === "stores") stores.open();
   if (shown === "topology") topology.open();
 }
