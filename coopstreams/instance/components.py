@@ -140,7 +140,7 @@ class Components:
             follower = Follower(cluster, application, replication=config["replication.factor"])
             follower.check_policy()
             metrics = Metrics(application, process)
-            sayings, tallies = Sayings(host), Tallies(metrics)
+            sayings, tallies = Sayings(host), Tallies(metrics, host)
             closing.callback(sayings.close)
             tables = Globals(
                 cluster, topology.global_tables, resolved.topics.partitions, config, tallies.failure, sayings, host
@@ -369,7 +369,7 @@ class Components:
         on_failure = handler(
             opened.id,
             self.config,
-            tally.failure,
+            partial(self.tallies.failed, opened.id, tally),
             dead_letter.dead_letter,
             self.sayings,
             tries=self.tries,
