@@ -11,6 +11,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanContext
 
 from coopstreams import CoopStreams, StreamsBuilder, serdes
 from coopstreams.topology.graph.topology import Topology
@@ -50,10 +51,10 @@ def test_a_record_and_what_is_made_of_it_are_one_trace(kafka: Kafka, tmp_path: P
 
     def traced() -> dict[str, ReadableSpan]:
         spans = exporter.get_finished_spans()
-        return {span.name: span for span in spans if f"{span.context.trace_id:032x}" == TRACE}
+        return {span.name: span for span in spans if f"{context_of(span).trace_id:032x}" == TRACE}
 
     def said() -> str:
-        return str([(span.name, span.context.trace_id) for span in exporter.get_finished_spans()])
+        return str([(span.name, context_of(span).trace_id) for span in exporter.get_finished_spans()])
 
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
     producer.produce(source, b"plain", b"k", headers=[("other", b"x")])
@@ -71,7 +72,9 @@ def test_a_record_and_what_is_made_of_it_are_one_trace(kafka: Kafka, tmp_path: P
     def above(name: str) -> str:
         parent = spans[name].parent
         assert parent is not None
-        return next((other for other, span in spans.items() if span.context.span_id == parent.span_id), "the sender")
+        return next(
+            (other for other, span in spans.items() if context_of(span).span_id == parent.span_id), "the sender"
+        )
 
     assert above(f"process {source}") == "the sender"
     assert above("call look-up") == f"process {source}"
@@ -82,4 +85,10 @@ def test_a_record_and_what_is_made_of_it_are_one_trace(kafka: Kafka, tmp_path: P
 
 
 def span_id(span: ReadableSpan) -> str:
-    return f"{span.context.span_id:016x}"
+    return f"{context_of(span).span_id:016x}"
+
+
+def context_of(span: ReadableSpan) -> SpanContext:
+    context = span.get_span_context()
+    assert context is not None
+    return context

@@ -303,7 +303,7 @@ def _edges(topology: Structure) -> dict[Edge, Counters]:
                 ends = [_topic(topic) for topic in _topics_of(node)] if isinstance(node, Sink) else [_node(node.name)]
                 for start in starts:
                     for end in ends:
-                        counts = passes[parent, node.name]
+                        counts: Counters = passes[parent, node.name]
                         if isinstance(above, Source) and above.pattern is None and len(starts) > 1:
                             counts = (("consumed", str(part.id), start.removeprefix(_topic(""))),)
                         found[start, end] = found.get((start, end), ()) or counts
@@ -334,7 +334,7 @@ def _passes(part: SubTopology) -> dict[Edge, Counters]:
     found = {}
     for name, below in children.items():
         for child in below:
-            counts = () if isinstance(child, Late) or isinstance(nodes[name], Split) else out.get(name, ())
+            counts: Counters = () if isinstance(child, Late) or isinstance(nodes[name], Split) else out.get(name, ())
             if isinstance(child, Sink) and writers[child.topic] == 1:
                 counts = (("produced", str(part.id), child.topic),)
             found[name, child.name] = counts
