@@ -86,6 +86,8 @@ def fill(bootstrap: str, topic: str, records: int, each: int) -> None:
         producer.produce(topic, b"%d" % number, STUCK if number % each == 0 else b"%d" % chance.randrange(1, KEYS))
         if number % 10_000 == 0:
             producer.poll(0)
+            while len(producer) > 50_000:  # its queue has an end
+                producer.poll(0.1)
     producer.flush()
 
 

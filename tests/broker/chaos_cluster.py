@@ -3,8 +3,8 @@ paused beside them.
 
     python -m tests.broker.chaos_cluster --minutes 10 --guarantee exactly_once_v2 --seed 1
 
-With `--calls`, a service that is slow, fails and hangs is asked about each order, with and without state, and `told` says
-in which order and after which one.
+With `--calls`, a service that is slow, fails and hangs is asked about each order, with and without state; the output
+`told` says in which order, and after which one.
 
 At the end everything is compared with the input: under exactly-once nothing is lost, doubled or out of order, under
 at-least-once nothing is lost; no supervisor ended by itself. The exit status is 0 if all that holds. A seed fixes the
