@@ -1,11 +1,12 @@
 //! The data plane of coopstreams in Rust, on the Kafka clients that confluent-kafka owns.
 //!
 //! `librdkafka`: its functions · `client`: a producer, seen from inside librdkafka · `appender`: columns of Python to
-//! records. `docs/architecture.md` says where it plugs in, `coopstreams/log/kafka/native.py` when it is used.
+//! records · `router`: records to key ranges. `docs/architecture.md` says where it plugs in, `coopstreams/log/kafka/native.py` when it is used.
 
 mod appender;
 mod client;
 mod librdkafka;
+mod router;
 
 use pyo3::prelude::*;
 
@@ -18,9 +19,12 @@ mod coopstreams_native {
     #[pymodule_export]
     use super::appender::Appender;
 
+    #[pymodule_export]
+    use super::router::Router;
+
     /// Which calls there are, and what they mean: coopstreams refuses another one.
     #[pymodule_export]
-    const INTERFACE: u32 = 1;
+    const INTERFACE: u32 = 2;
 
     /// Find librdkafka through the module of confluent-kafka that needs it; return its version and its features.
     #[pyfunction]

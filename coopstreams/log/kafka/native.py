@@ -19,6 +19,7 @@ from typing import Any, Protocol, cast
 
 from confluent_kafka import Producer, cimpl
 
+from coopstreams.log.batches import MakeRouter
 from coopstreams.topology.columns import Headers, Int64s
 from coopstreams.topology.errors import ConfigError
 
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 SETTING = "COOPSTREAMS_NATIVE"
 PLUGINS = "plugin.library.paths"
-INTERFACE = 1
+INTERFACE = 2
 """The calls of the extension that this version knows; `native/src/lib.rs` has the same number."""
 LIBRDKAFKA = 2
 """The major version of librdkafka whose structs the extension knows."""
@@ -86,6 +87,14 @@ def data_plane() -> str:
             raise ConfigError(f"{SETTING}=1, but {loaded}. {_CURE}; without {SETTING}, pure Python runs.")
         return f"pure Python: {loaded}"
     return "native"
+
+
+def router() -> MakeRouter | None:
+    """Return what cuts batches by key range natively; None: pure Python."""
+    if data_plane() != "native":
+        return None
+    made: MakeRouter = _loaded().Router
+    return made
 
 
 def with_plugin(settings: dict[str, Any]) -> dict[str, Any]:
