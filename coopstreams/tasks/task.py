@@ -15,10 +15,11 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from coopstreams.commit.progress import Progress
 from coopstreams.common.host import SYSTEM, Host
-from coopstreams.log.log import RecordBatch
+from coopstreams.log.log import NO_STREAM_TIME, RecordBatch
 from coopstreams.state.checkpoints import NEVER_TRUE
 from coopstreams.state.task_state import ChangelogBatch, TaskState
 from coopstreams.tasks.heat import Heat
@@ -33,6 +34,9 @@ from coopstreams.topology.graph.nodes import Sink
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.stores import StoreSpec, TableStore
 from coopstreams.topology.task_id import TaskId
+
+if TYPE_CHECKING:
+    from coopstreams.tasks.spans import RecordSpans
 
 STEP_S = 0.05
 """How long a step works before its thread checks the clock.
@@ -93,15 +97,21 @@ class Task:
         global_tables: Mapping[str, TableStore] | None = None,
         output: Callable[[str], Output] = Output,
         host: Host = SYSTEM,
+        spans: RecordSpans | None = None,
     ) -> None:
         """`by_key`: records may pass others that wait for calls, where the order of each key suffices."""
         by_key = by_key and program.keys_suffice
+        self._spans = spans
+        if spans is not None:
+            on_failure = spans.noting(on_failure)
         self._host = host
         self.id = opened.id
         self.sources = opened.sources
         self.state = opened.state
         self.progress = opened.progress
         self.epoch = opened.epoch
+        positions = [(source, opened.progress.position(source)) for source in opened.sources]
+        self.state.begin(max((at.stream_time for _, at in positions), default=NO_STREAM_TIME))
         self.program: BoundProgram = program.bind(
             {**opened.state.stores, **(global_tables or {})},
             on_failure,
@@ -113,14 +123,20 @@ class Task:
             clock=host.wall_ms,
             partitions=partitions,
         )
-        for source in opened.sources:  # windows close as they would have for the previous owner
-            self.program.resume(source, opened.progress.position(source).stream_time)
-        positions = [(source, opened.progress.position(source)) for source in opened.sources]
+        for source, at in positions:  # windows close as they would have for the previous owner
+            self.program.resume(source, at.stream_time)
         self.calls: PendingCalls | None = None
         """The records that wait for calls; None: no node is asynchronous."""
         if program.ahead is not None:
             self.calls = PendingCalls(
-                program, program.ahead, self.program, opened.state.stores, self.progress, host, by_key=by_key
+                program,
+                program.ahead,
+                self.program,
+                opened.state.stores,
+                self.progress,
+                host,
+                by_key=by_key,
+                spans=spans,
             )
         self.queues = SourceQueues(positions, max_idle_ms)
         self.closed = False
@@ -153,7 +169,10 @@ class Task:
             self._at = step
             columns = step.columns if self.calls is not None else self.progress.unseen(step.source, step.columns)
             if len(columns):
-                self.program.process(step.source, columns)
+                if self._spans is None:
+                    self.program.process(step.source, columns)
+                else:
+                    self._spans.process(self.program, step.source, columns, taken=self.calls is not None)
                 self.processed += len(columns)
                 self.heat.look(columns.keys, now)
                 if first_ms < 0:
@@ -314,6 +333,8 @@ class Task:
         """Cancel its calls and close its processors."""
         if self.calls is not None:
             self.calls.cancel()
+        if self._spans is not None:
+            self._spans.close()
         self.program.close()
 
     def discard(self) -> None:
