@@ -24,6 +24,7 @@ from coopstreams.topology.compile.processing import Children, EffectsWork, Work
 from coopstreams.topology.compile.punctuations import PunctuationQueue
 from coopstreams.topology.failures import Failure, OnFailure, Phase
 from coopstreams.topology.graph.nodes import AsyncProcessing, Processing, SubTopology
+from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.naming import check_name
 from coopstreams.topology.processors import PunctuationType, RecordMetadata
 from coopstreams.topology.stores import Entry, TableStore
@@ -146,6 +147,7 @@ class Program:
         output: Callable[[str], Output] = Output,
         clock: Callable[[], int] = lambda: 0,
         partitions: Callable[[str], int] = lambda _: 1,
+        parts: Mapping[str, Sequence[tuple[KeyRange, int]]] | None = None,
     ) -> BoundProgram:
         """Return the program over these stores (by name), for use by one thread.
 
@@ -154,11 +156,19 @@ class Program:
         `by_key`: its records come in the order of their keys only, with the operator times that each has in the order
         of the partition; `advance` gives it those up to which every record was processed.
         `clock`: the wall clock of processors, in milliseconds. `partitions`: the partition count of a topic, for
-        partitioners.
+        partitioners. `parts`: the parts of the task's range by topic, and the stream time at which each begins.
         """
         shared = shared or by_key or bool(self.idle_ms)
         return BoundProgram(
-            self, self.compiled(caching, shared, by_key), stores, on_failure, output, clock, partitions, shared=shared
+            self,
+            self.compiled(caching, shared, by_key),
+            stores,
+            on_failure,
+            output,
+            clock,
+            partitions,
+            parts or {},
+            shared=shared,
         )
 
 
@@ -201,6 +211,7 @@ class BoundProgram:
         output: Callable[[str], Output],
         clock: Callable[[], int],
         partitions: Callable[[str], int],
+        parts: Mapping[str, Sequence[tuple[KeyRange, int]]],
         *,
         shared: bool,
     ) -> None:
@@ -214,7 +225,7 @@ class BoundProgram:
         self._columns: Columns | None = None
         self._entries: list[tuple[bytes, Entry]] = []
         self._cursor: Iterator[object] = iter(())
-        self.wall_clock, self.partitions = clock, partitions
+        self.wall_clock, self.partitions, self.parts = clock, partitions, parts
         self.headers: Headers | None = None
         self._headed = False
         self.ending: BaseException | None = None
