@@ -109,7 +109,9 @@ def test_who_takes_over_counts_the_time_of_records_that_others_have_done() -> No
     ]
 
 
-def test_who_takes_over_from_one_that_was_ahead_emits_each_window_of_both_once() -> None:
+@pytest.mark.parametrize("begun", [False, True])
+def test_who_takes_over_from_one_that_was_ahead_emits_each_window_of_both_once(*, begun: bool) -> None:
+    """`begun`: the one behind has processed a record."""
     first, second = KeyRange.split(2)
     behind = next(key for key in KEYS if key_hash(key) in first)
     ahead = next(key for key in KEYS if key_hash(key) in second)
@@ -120,12 +122,13 @@ def test_who_takes_over_from_one_that_was_ahead_emits_each_window_of_both_once()
     engine = Engine(builder.build(), {"in": 1, "out": 1}, processing_guarantee=EXACTLY)
     engine.start()
     engine.write("in", [(behind, b"", 0), (ahead, b"", 0)])
-    tasks = [engine.open(half) for half in (first, second)]
+    tasks = [engine.open(half) for half in ((first, second) if begun else (second,))]
     engine.settle()
-    engine.close(tasks[0])
+    for task in tasks[:-1]:
+        engine.close(task)
     engine.write("in", [(ahead, b"", 60_000)])
     engine.settle()
-    engine.close(tasks[1])
+    engine.close(tasks[-1])
     engine.write("in", [(ahead, b"", 100_000)])
     engine.open(WHOLE)
     engine.settle()

@@ -225,7 +225,7 @@ class BoundProgram:
         self._columns: Columns | None = None
         self._entries: list[tuple[bytes, Entry]] = []
         self._cursor: Iterator[object] = iter(())
-        self.wall_clock, self.partitions, self.parts = clock, partitions, parts
+        self.wall_clock, self.partitions, self._parts = clock, partitions, parts
         self.headers: Headers | None = None
         self._headed = False
         self.ending: BaseException | None = None
@@ -322,6 +322,14 @@ class BoundProgram:
         """Return the operator times of a topic where an earlier run stopped at this stream time of its partition."""
         nodes = self._compiled.operator_times[source.topic]
         return [stream_time if node in self._compiled.resumable else -1 for node in nodes]
+
+    def parts_of(self, node: str, topics: Sequence[str]) -> list[list[tuple[KeyRange, int]]]:
+        """Return the parts of the task's range on each topic, with the stream time at which each begins for a node.
+
+        -1: it is not known, because not every record of the topic reaches the node.
+        """
+        known = node in self._compiled.resumable
+        return [[(part, at if known else -1) for part, at in self._parts.get(topic, ())] for topic in topics]
 
     def flush(self) -> None:
         """Forward the updates that the record caches hold. Call it once before each commit; without caching, a no-op.

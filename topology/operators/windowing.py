@@ -254,8 +254,8 @@ class Closing:
     """The open windows of one task, and those that have closed and not been forwarded yet.
 
     It begins with the open windows of the store. Windows that were closed before a restart were forwarded before it.
-    `parts`: the parts of the task's range on each partition that feeds it, which have come to different times where
-    they had different owners.
+    `parts`: the parts of the task's range on each partition that feeds it, with the stream time at which each begins:
+    they have come to different times where they had different owners.
     """
 
     def __init__(
@@ -292,7 +292,7 @@ class Closing:
     def resume(self, stream_time: int) -> None:
         """Find the windows that are open at this stream time: those of the store that are not closed.
 
-        A part is as far as its newest row at least, and as its own position if stream time follows that.
+        A part is as far as its newest row at least, and as far as it was when it began, if that is known.
         """
         self._open.clear()
         self._waiting.clear()
@@ -302,10 +302,9 @@ class Closing:
             part = self._part_of(key)
             rows.append((key, part))
             reached[part] = max(reached.get(part, -1), entry.timestamp)
-        if stream_time >= 0:
-            for part, newest in reached.items():
-                own = (each[at][1] for each, at in zip(self._parts, part, strict=False))
-                reached[part] = max(newest, stream_time, *own)
+        for part, newest in reached.items():
+            own = (each[at][1] for each, at in zip(self._parts, part, strict=False))
+            reached[part] = max([newest, stream_time, *own])
         for key, part in rows:
             if self._closes(key) > reached[part]:
                 self.add(key)
