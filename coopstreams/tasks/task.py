@@ -122,6 +122,10 @@ class Task:
             output=output,
             clock=host.wall_ms,
             partitions=partitions,
+            parts={
+                source.topic: [(part.key_range, part.stream_time) for part in self.progress.segments(source)]
+                for source in opened.sources
+            },
         )
         for source, at in positions:  # windows close as they would have for the previous owner
             self.program.resume(source, at.stream_time)
