@@ -24,14 +24,18 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
+from coopstreams.calling import arrow
 from coopstreams.calling.breaker import Admission, Breaker
 from coopstreams.calling.processes import MOST_PROCESSES, ProcessCall
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.state.worker_pool import WorkerPool
 from coopstreams.topology.calls import Calling
 from coopstreams.topology.errors import ProcessingError
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 TOGETHER_S = 0.004
 """To wake a stream thread costs as much as several calls: those that end together are told together."""
@@ -54,6 +58,8 @@ class Call:
     """The one that waits for it."""
     value: Any = field(default=None, init=False)
     error: Exception | None = field(default=None, init=False)
+    span: Span | None = field(default=None, init=False)
+    """Its span of OpenTelemetry, if it is traced."""
     prompt: bool = field(default=False, init=False)
     """Others wait until it is told that it has ended: it is told at once."""
 
@@ -297,7 +303,10 @@ class Lane(Generic[AnyCall]):
     async def _together(self, calls: Sequence[AnyCall]) -> Sequence[Any]:
         """Return what the function answers to a batch: a value for each call."""
         columns = [list(column) for column in zip(*(call.arguments for call in calls), strict=True)]
-        values = await self._answer(calls[0].function, columns)
+        function = calls[0].function
+        if self._calling.arrow:
+            function = partial(arrow.awaited if self._calling.coroutine else arrow.called, function)
+        values = await self._answer(function, columns)
         if not isinstance(values, Sequence) or len(values) != len(calls):
             got = f"{len(values)} of them" if isinstance(values, Sequence) else f"a {type(values).__name__}"
             raise ProcessingError(f"for {len(calls)} values the function must return a list of as many, not {got}")
