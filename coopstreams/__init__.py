@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     )
     from coopstreams.instance.app import CoopStreams
     from coopstreams.query.client import AsyncQueryClient, QueryClient
+    from coopstreams.sinks.postgres import PostgresSink
     from coopstreams.state.engine import Change, Engine
     from coopstreams.tasks.lifecycle import RestoreListener, StreamsState, StreamThreadExceptionResponse
     from coopstreams.topology import errors, serdes
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     )
     from coopstreams.topology.records import Record
     from coopstreams.topology.serdes import Serde, Windowed
+    from coopstreams.topology.sinks import ExternalSink, SinkPartition, SinkRecord, SinkSession
     from coopstreams.topology.suppressed import until_time_limit, until_window_closes
     from coopstreams.topology.windows import SessionWindows, SlidingWindows, TimeWindows, UnlimitedWindows, Windows
 
@@ -52,6 +54,7 @@ __all__ = [
     "Config",
     "CoopStreams",
     "Engine",
+    "ExternalSink",
     "Failure",
     "JoinWindows",
     "KGroupedStream",
@@ -60,6 +63,7 @@ __all__ = [
     "KTable",
     "KeyValueStore",
     "Materialized",
+    "PostgresSink",
     "Processor",
     "ProcessorContext",
     "QueryClient",
@@ -69,6 +73,9 @@ __all__ = [
     "Serde",
     "SessionStore",
     "SessionWindows",
+    "SinkPartition",
+    "SinkRecord",
+    "SinkSession",
     "SlidingWindows",
     "StreamThreadExceptionResponse",
     "StreamsBuilder",
@@ -104,6 +111,7 @@ _HOME = {
         "coopstreams.common.extractors": "fail_on_invalid_timestamp log_and_skip_on_invalid_timestamp "
         "use_partition_time_on_invalid_timestamp wallclock_timestamp",
         "coopstreams.instance.app": "CoopStreams",
+        "coopstreams.sinks.postgres": "PostgresSink",
         "coopstreams.state.engine": "Change Engine",
         "coopstreams.tasks.lifecycle": "RestoreListener StreamThreadExceptionResponse StreamsState",
         "coopstreams.topology.calls": "CircuitBreaker Retry",
@@ -123,6 +131,7 @@ _HOME = {
         "window_store",
         "coopstreams.topology.records": "Record",
         "coopstreams.topology.serdes": "Serde Windowed",
+        "coopstreams.topology.sinks": "ExternalSink SinkPartition SinkRecord SinkSession",
         "coopstreams.topology.suppressed": "until_time_limit until_window_closes",
         "coopstreams.topology.windows": "SessionWindows SlidingWindows TimeWindows UnlimitedWindows Windows",
     }.items()

@@ -49,6 +49,7 @@ MAY_IMPORT = {
         )
     ),
     "jgo": ("coopstreams/dev/jars.py", "coopstreams/dev/pins.py"),
+    "psycopg": ("coopstreams/sinks/postgres.py",),
     "pyspark": ("coopstreams/spark/*.py",),
     "rocksdict": ("state/rocks.py", "state/sst.py"),
     "starlette": ("coopstreams/query/*.py",),

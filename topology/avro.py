@@ -16,7 +16,7 @@ from uuid import UUID
 import msgspec
 import orjson
 
-from coopstreams.topology.avro_resolution import why_unreadable
+from coopstreams.topology.compatibility.avro import why_unreadable
 from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.schemas import Codec, SchemaSerde
 from coopstreams.topology.serde import Serde

@@ -13,7 +13,7 @@ import pytest
 from fastavro import parse_schema, schemaless_writer
 
 from coopstreams import serdes
-from coopstreams.topology.avro_resolution import why_unreadable
+from coopstreams.topology.compatibility.avro import why_unreadable
 from coopstreams.topology.errors import ConfigError, SerdeError
 from coopstreams.topology.schemas import IN_MEMORY, InMemoryRegistry, RegistryUnavailableError, SchemaSerde
 

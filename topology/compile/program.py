@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from coopstreams.topology.columns import Columns, Headers, TopicPartition
 from coopstreams.topology.compile.calls import Results, Wanted
@@ -96,6 +96,9 @@ class Process(Protocol):
     def result(self, node: str) -> Any:
         """Return what the call of a node for the record at hand has returned, or raise what it raised."""
         ...
+
+    def note_applied(self, key: Any, value: Any) -> None:
+        """Note that the record at hand, deserialised, is to be applied to the place outside of Kafka."""
 
     def task_time(self) -> int:
         """Return the largest timestamp of the records that the task has taken in."""
@@ -182,13 +185,23 @@ class Compiled:
     """Nodes that every record of their topics reaches: after a restart, their stream time is the partition's."""
 
 
+class Applied(NamedTuple):
+    """A record for the place outside of Kafka: where it stands in a batch, and its key and value."""
+
+    columns: Columns
+    at: int
+    key: Any
+    value: Any
+
+
 class BoundProgram:
     """A program bound to one task.
 
     Shape: `outputs` by topic; the writer of the outputs calls `clear` on each. `shared`: the task is given only part of
     the records of its partitions, and is told the operator times. `elsewhere`: some keys of the partition belong to no
     task over the same database, or time marks advance stream time, so the tasks here do not take all the records that
-    advance it. The owner of the tasks updates it.
+    advance it. The owner of the tasks updates it. `applied`: the records to be applied to the place outside of Kafka,
+    until their owner takes them.
     """
 
     def __init__(
@@ -224,6 +237,7 @@ class BoundProgram:
         self._works: list[Work] = []
         self.wanted: list[Wanted] = []
         self.results = Results()
+        self.applied: list[Applied] = []
         self._code = compiled.make(self, stores, self.outputs)
 
     @property
@@ -357,8 +371,7 @@ class BoundProgram:
 
     def under_headers(self, headers: Headers | None, call: Callable[[], object]) -> None:
         """Make a call; the records that it writes get these headers."""
-        before = self.headers
-        if headers == before:
+        if headers == (before := self.headers):
             call()
             return
         self._give_headers(before)
@@ -409,6 +422,11 @@ class BoundProgram:
     def want(self, node: str, key: Any, value: Any) -> None:
         """Note in `wanted` that a node is to be called for the record at hand."""
         self.wanted.append(Wanted(self.at_hand()[2], node, key, value))
+
+    def note_applied(self, key: Any, value: Any) -> None:
+        """Note in `applied` that the record at hand is to be applied."""
+        _, columns, i = self.at_hand()
+        self.applied.append(Applied(columns, i, key, value))
 
     def result(self, node: str) -> Any:
         """Return what the call of a node for the record at hand has returned.
