@@ -15,7 +15,10 @@ def describe(
         str, typer.Argument(metavar="APP", help="The topology: app.py, app.py:NAME or package.module:NAME.")
     ],
     format_: Annotated[
-        str, typer.Option("--format", metavar="FORMAT", help="text (as Kafka Streams prints it), mermaid, dot or json.")
+        str,
+        typer.Option(
+            "--format", metavar="FORMAT", help="text (as Kafka Streams prints it), mermaid, dot, svg or json."
+        ),
     ] = "text",
     optimization: Annotated[
         str, typer.Option(metavar="WORDS", help="Apply this topology.optimization first: none, all, or a list.")

@@ -235,7 +235,7 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
         None,
         "Bearer token that queries of the state need; `old,new` while one replaces another. Default: anybody may ask.",
     ),
-    "http.token.operate": (_tokens, None, "Likewise for status and metrics. Default: `http.token.read`."),
+    "http.token.operate": (_tokens, None, "Likewise for status, metrics and the topology. Default: `http.token.read`."),
     "http.ssl.certificate.location": (
         text,
         None,

@@ -37,6 +37,7 @@ from coopstreams.state.views import GlobalView, KeyRangeView
 from coopstreams.tasks.tally import dropped
 from coopstreams.tasks.task import Task
 from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.graph.nodes import Structure
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.task_id import TaskId
@@ -92,6 +93,11 @@ class Serving:
     def application(self) -> str:
         """The application id."""
         return self._components.application
+
+    @property
+    def topology(self) -> Structure:
+        """The program that runs."""
+        return self._components.topology
 
     def stores(self) -> Mapping[str, StoreInfo]:
         """Return every store of the topology."""
@@ -271,6 +277,7 @@ class Serving:
             written=dict(tally.written),
             dropped=dropped(task),
             dead_letters=tally.dead_letters,
+            hot=task.heat.hot(),
             behind_ms=behind_ms,
         )
 

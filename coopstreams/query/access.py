@@ -1,7 +1,7 @@
 """Who may ask an instance for what: bearer tokens for two roles.
 
     read       the state: stores, keys, ranges, and where a key lies
-    operate    status and metrics
+    operate    status, metrics and the topology
     (nobody)   health, the description and the files of the page: probes carry no token, and the files no data
 
 A role may have several tokens, and all are accepted. Instances send each other all of theirs, so a token is replaced
@@ -84,7 +84,7 @@ def role_of(path: str) -> Role | None:
     """Return the role that a path needs; None: it is open."""
     if path.startswith(("/v1/stores", "/v1/metadata")):
         return "read"
-    return "operate" if path in ("/v1/status", "/metrics") else None
+    return "operate" if path in ("/v1/status", "/v1/topology", "/metrics") else None
 
 
 def unauthorized(message: str) -> QueryError:

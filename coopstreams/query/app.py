@@ -89,6 +89,7 @@ class QueryApp:
             "/v1/metadata": self._metadata,
             "/v1/metadata/{store}/{key:path}": self._key_metadata,
             "/v1/status": self._status,
+            "/v1/topology": self._topology,
             "/health/live": self._live,
             "/health/ready": self._ready,
             "/metrics": self._prometheus,
@@ -213,6 +214,10 @@ class QueryApp:
             _parameters(request)
             return self._feed.open(gzip="gzip" in request.headers.get("accept-encoding", ""))
         return _json(await self._service.status(self._asked(request, _parameters(request, "local"))))
+
+    async def _topology(self, request: Request) -> Response:
+        _parameters(request)
+        return _json(self._service.topology())
 
     async def _live(self, _request: Request) -> Response:
         health = self._backend.health()

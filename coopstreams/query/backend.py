@@ -19,6 +19,7 @@ from typing import Any, Literal, Protocol
 from coopstreams.common.metrics import Totals
 from coopstreams.state.views import GlobalView, KeyRangeView
 from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.graph.nodes import Structure
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.serdes import Serde, Windowed
 from coopstreams.topology.task_id import TaskId
@@ -241,6 +242,8 @@ class TaskStatus:
     dead_letters: int = 0
     behind_ms: int | None = None
     """How far stream time is behind the wall clock; None: no stream time yet. Of several sources, the latest counts."""
+    hot: tuple[tuple[int, float], ...] = ()
+    """Key groups that have much of its records, with their shares, the largest first."""
 
     @property
     def stream_time(self) -> int | None:
@@ -270,6 +273,11 @@ class Backend(Protocol):
     @property
     def application(self) -> str:
         """The application id; requests forwarded for another application are refused."""
+        ...
+
+    @property
+    def topology(self) -> Structure:
+        """The program that runs, with the topics that its patterns match now."""
         ...
 
     def stores(self) -> Mapping[str, StoreInfo]:

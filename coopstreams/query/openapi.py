@@ -91,6 +91,9 @@ def _paths(limits: RequestLimits) -> Schema:
             "keyMetadata", "Where a key lies and who owns it", "KeyMetadata", store, key
         ),
         "/v1/status": _status_path(limits, local),
+        "/v1/topology": _get(
+            "topology", "The topology as a picture: boxes, arrows, and which totals of the status pass each", "Drawing"
+        ),
         "/health/live": _health("live", "Whether the instance does its work, or waits for good reason"),
         "/health/ready": _health("ready", "Whether the instance is a member of the group with all its tasks open"),
         "/metrics": {
@@ -293,7 +296,25 @@ def _group_schemas() -> Schema:
             }
         ),
         "Health": _object(health),
+        "Drawing": _drawing(),
     }
+
+
+def _drawing() -> Schema:
+    place = dict.fromkeys(("x", "y", "width", "height"), _NUMBER)
+    counts = {
+        **_list({**_list(_STRING), "minItems": 3, "maxItems": 3}),
+        "description": "Name in `totals`, sub-topology and topic of counters; their sum is what has passed. None: not "
+        "counted.",
+    }
+    line = _object({"store": _STRING, "reads": _BOOLEAN, "counts": counts})
+    words = {"id": _STRING, "kind": {"enum": ["topic", "operator"]}, "title": _STRING, "subtitle": _STRING}
+    box = _object({**words, "lines": _list(line), "names": _list(_STRING), **place})
+    points = {**_list({**_list(_NUMBER), "minItems": 2, "maxItems": 2}), "minItems": 2}
+    arrow = _object({"start": _STRING, "end": _STRING, "points": points, "counts": counts})
+    frame = _object({"subtopology": _WHOLE, "title": _STRING, **place})
+    parts = {"frames": _list(frame), "boxes": _list(box), "arrows": _list(arrow)}
+    return _object({"width": _NUMBER, "height": _NUMBER, **parts})
 
 
 def _status(health: Schema, place: Schema) -> Schema:
@@ -339,6 +360,10 @@ def _status(health: Schema, place: Schema) -> Schema:
         },
         "dropped": _list(_object({"node": _STRING, "reason": _STRING, "records": _WHOLE})),
         "dead_letters": _WHOLE,
+        "hot": {
+            **_list(_object({"key_group": _WHOLE, "share": _NUMBER})),
+            "description": "Key groups with much of the task's records of the last minute; their shares, by samples.",
+        },
         "stream_time": _MAYBE_WHOLE,
         "behind_ms": {**_MAYBE_WHOLE, "description": "How far stream time is behind the instance's clock."},
         "lag": lag,

@@ -124,6 +124,7 @@ def _task(status: TaskStatus) -> Report:
             if count
         ],
         "dead_letters": status.dead_letters,
+        "hot": [{"key_group": group, "share": round(share, 3)} for group, share in status.hot],
         "stream_time": status.stream_time,
         "behind_ms": status.behind_ms,
         "lag": _lag(status),

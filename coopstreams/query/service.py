@@ -38,6 +38,7 @@ from coopstreams.query.router import (
     scatter,
 )
 from coopstreams.topology.errors import QueryError
+from coopstreams.topology.graph.drawing import drawn
 
 T = TypeVar("T")
 
@@ -200,6 +201,10 @@ class QueryService:
     def metadata(self) -> bytes:
         """Return the JSON of instances, tasks and key ranges."""
         return orjson.dumps(reports.metadata(self.backend.placement(), self.backend.stores(), self.backend.status()))
+
+    def topology(self) -> bytes:
+        """Return the JSON of the topology as a picture."""
+        return orjson.dumps(drawn(self.backend.topology))
 
     def key_metadata(self, store: StoreInfo, text: str) -> bytes:
         """Return the JSON of a key's location and owner."""

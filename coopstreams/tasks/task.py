@@ -22,6 +22,7 @@ from coopstreams.log.log import RecordBatch
 from coopstreams.state.checkpoints import NEVER_TRUE
 from coopstreams.state.task_state import ChangelogBatch, TaskState
 from coopstreams.tasks.applying import MOST_APPLIED, Applying
+from coopstreams.tasks.heat import Heat
 from coopstreams.tasks.pending_calls import PendingCalls
 from coopstreams.tasks.queues import SourceQueues, Step
 from coopstreams.tasks.tally import Tally
@@ -130,6 +131,7 @@ class Task:
         self._most = FIRST_STEP
         self._latency = latency
         self.tally = tally
+        self.heat = Heat(len(opened.id.key_range.groups.numbers))
         self._on_failure = on_failure
         self.applying: Applying | None = None
         """What applies its records to a place outside of Kafka; None: it has no such sink."""
@@ -159,6 +161,7 @@ class Task:
             if len(columns):
                 self.program.process(step.source, columns)
                 self.processed += len(columns)
+                self.heat.look(columns.keys, now)
                 if first_ms < 0:
                     first_ms = columns.timestamps[0]
             if self.calls is None:

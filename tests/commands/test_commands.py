@@ -111,7 +111,7 @@ def test_the_status_of_two_instances_fits_a_terminal_and_names_their_tasks(url: 
         assert task in result.stdout
 
 
-@pytest.mark.parametrize("format_", ["text", "mermaid", "dot", "json"])
+@pytest.mark.parametrize("format_", ["text", "mermaid", "dot", "svg", "json"])
 def test_a_topology_is_drawn_without_a_broker(format_: str) -> None:
     result = run("describe", str(EXAMPLES / "word_count.py"), "--format", format_)
     assert result.exit_code == 0

@@ -44,6 +44,9 @@ from coopstreams.state.task_state import TaskState
 from coopstreams.state.views import GlobalView, KeyRangeView
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.dsl.builder import StreamsBuilder
+from coopstreams.topology.graph.nodes import Structure
+from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import KeyRange, key_hash, partition_of
 from coopstreams.topology.serdes import session_windowed, windowed, windowed_by
 from coopstreams.topology.stores import StoreSpec, session_key, window_key
@@ -51,6 +54,17 @@ from coopstreams.topology.task_id import TaskId
 from coopstreams.topology.versions import versions_of
 from coopstreams.topology.windows import UnlimitedWindows
 
+
+def _topology() -> Topology:
+    builder = StreamsBuilder("words")
+    lines = builder.stream("lines", key=serdes.raw, value=serdes.text)
+    words = lines.flat_map_values(str.split).group_by(lambda _, word: word, key=serdes.text, name="by-word")
+    words.count(store="counts").to_stream().to("word-counts")
+    return builder.build()
+
+
+TOPOLOGY = _topology()
+"""What the nodes are said to run. Their stores are others."""
 PARTITIONS = 2
 HOUR = 3_600_000
 STORES = {
@@ -195,6 +209,8 @@ class Node:
         self.now = Health(live=True, ready=True)
         self.told = Placement(0, name, ())
         self.stream_time = -1
+        self.hot: tuple[tuple[int, float], ...] = ()
+        """The hot key groups of each of its tasks."""
         self.names: GlobalRows | None = GlobalRows(GLOBAL)
         """The global table; None while it is still being read."""
         self._databases: dict[int, Database] = {}
@@ -235,6 +251,10 @@ class Node:
         change = Change(layout.family_of(store), [layout.database_key(data, data)], [layout.pack(0, value)])
         self._databases[place_of(store, key)[0]].write([change], {})
 
+    @property
+    def topology(self) -> Structure:
+        return TOPOLOGY
+
     def stores(self) -> Mapping[str, StoreInfo]:
         return INFOS
 
@@ -268,9 +288,14 @@ class Node:
     def status(self) -> Status:
         source = SourceStatus(TopicPartition("lines", 0), position=10, committed=8, end=12, stream_time=5000)
         restore = (RestoreStatus("counts", 50, 50, 25.0, 2.0),)
-        counts: tuple[Any, ...] = ({"out": 6}, {("windowed", "late"): 3}, 1, 700)
+        counts: tuple[dict[str, int], dict[tuple[str, str], int], int, int] = (
+            {"out": 6},
+            {("windowed", "late"): 3},
+            1,
+            700,
+        )
         running = [
-            TaskStatus(task, "running", opening.epoch, 10, 2.5, (source,), (), (), *counts)
+            TaskStatus(task, "running", opening.epoch, 10, 2.5, (source,), (), (), *counts, hot=self.hot)
             for task, opening in list(self.openings.items())
         ]
         download = (DownloadStatus("counts", 10, 40, 5.0, 6.0),)

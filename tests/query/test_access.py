@@ -49,7 +49,7 @@ def paths() -> list[str]:
 def test_every_path_is_closed_but_health_and_the_description() -> None:
     roles = {path: role_of(path) for path in paths()}
     assert {path for path, role in roles.items() if role is None} == {"/health/live", "/health/ready", "/openapi.json"}
-    assert {path for path, role in roles.items() if role == "operate"} == {"/v1/status", "/metrics"}
+    assert {path for path, role in roles.items() if role == "operate"} == {"/v1/status", "/v1/topology", "/metrics"}
 
 
 @pytest.mark.parametrize("path", paths())

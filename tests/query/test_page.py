@@ -14,10 +14,11 @@ import httpx
 import pytest
 
 from coopstreams.query.access import Access
-from coopstreams.topology.keys import KeyRange
+from coopstreams.query.backend import Status
+from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.task_id import TaskId
 from tests.query.chromium import Page, chromium
-from tests.query.cluster import HOUR, LIMITS, Cluster, Data, reason
+from tests.query.cluster import HOUR, LIMITS, Cluster, Data, Node, reason
 from tests.query.test_access import OPERATE, READ, TOKENS
 
 FILES = Path(__file__).resolve().parents[2] / "coopstreams" / "query" / "page"
@@ -138,6 +139,52 @@ def test_failures_and_commits_are_those_of_all_processes(page: Page) -> None:
                 node.metrics.committed(thread, 0.02)
         page.until("document.querySelector('#plots figure:nth-child(3) strong').textContent === '20 ms'")
         assert page.complaints() == []
+
+
+class Busy(Node):
+    """A node that takes in ten records between two looks at its status."""
+
+    def status(self) -> Status:
+        self.metrics.consumed(TaskId(0, 0, WHOLE), "lines", 10)
+        return super().status()
+
+
+def test_the_topology_shows_what_passes_its_arrows(page: Page) -> None:
+    with Cluster(2, AGAIN, kind=Busy) as cluster:
+        cluster.deal(2, DATA)
+        page.open(cluster["a"].url + "/#topology")
+        page.until("document.querySelectorAll('.graph .operator').length === 5")
+        titles = "[...document.querySelectorAll('.graph g text:first-of-type')].map(one => one.textContent)"
+        assert page.run(f"return {titles}")[:3] == ["lines", "by-word-repartition", "word-counts"]
+        task = cluster.placed["b"][0]
+        cluster["b"].metrics.dropped(task, "KSTREAM-SOURCE-0000000000", "deserialization", 7)
+        cluster["a"].metrics.dead_lettered(task, 2)
+        page.until("document.querySelector('.graph .rate').textContent.match(/^[1-9].*[/]s · lag 8$/)")
+        page.until("document.querySelector('.graph .drops').textContent === '7 dropped'")
+        page.until("document.querySelector('.graph .title').textContent === 'Sub-topology 0 · 2 dead letters'")
+        page.run("document.querySelector('#topology details').open = true")
+        page.until("document.querySelectorAll('#topology tbody tr').length === 7")
+        first = page.run("return [...document.querySelector('#topology tbody tr').cells].map(cell => cell.innerText)")
+        assert [first[0], first[3]] == ["lines topic", "8"]
+        assert page.complaints() == []
+
+
+def test_hot_key_groups_are_listed_and_marked_in_their_bars(page: Page) -> None:
+    with Cluster(1, AGAIN) as cluster:
+        cluster.deal(2, DATA)
+        cluster["a"].hot = ((17, 0.4),)
+        page.open(cluster["a"].url + "/")
+        page.until("document.querySelectorAll('#hot tbody tr').length === 4")
+        row = page.run("return [...document.querySelector('#hot tbody tr').cells].map(cell => cell.innerText)")
+        assert [row[0], row[4], row[5]] == ["17", "1/s", "40 %"]
+        at = "(one => one.getBoundingClientRect().left)"
+        place = page.run(
+            f"const left = {at}, bar = document.querySelector('.bar'); "
+            "return (left(document.querySelector('.hot')) - left(bar)) / bar.getBoundingClientRect().width"
+        )
+        assert place == pytest.approx(17 / 256, abs=0.002)
+        cluster["a"].hot = ()
+        page.until("!document.querySelector('.hot') && !document.querySelector('#hot table')")
 
 
 def test_keys_and_readers_of_screens_get_at_everything(page: Page, cluster: Cluster) -> None:

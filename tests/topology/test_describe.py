@@ -241,8 +241,8 @@ def test_json_says_what_the_pictures_leave_out() -> None:
 
 
 def test_another_format_is_an_error() -> None:
-    with pytest.raises(TopologyError, match="described as text, mermaid, dot, json, not as 'svg'"):
-        words().describe("svg")
+    with pytest.raises(TopologyError, match="described as text, mermaid, dot, svg, json, not as 'png'"):
+        words().describe("png")
 
 
 def test_joins_show_what_they_keep_and_look_into() -> None:

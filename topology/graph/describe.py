@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.graph.drawing import drawn
 from coopstreams.topology.graph.fingerprint import said
 from coopstreams.topology.graph.join_nodes import StreamGlobalJoin, StreamStreamJoin, stores_of
 from coopstreams.topology.graph.nodes import (
@@ -27,6 +28,7 @@ from coopstreams.topology.graph.nodes import (
     SubTopology,
 )
 from coopstreams.topology.graph.origins import Above, Made, made, topics_above
+from coopstreams.topology.graph.svg import svg
 from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.naming import changelog_topic, internal_topic
 from coopstreams.topology.stores import StoreSpec
@@ -37,12 +39,18 @@ JSON_FORMAT = 1
 
 
 def describe(topology: Structure, format: str) -> str:  # noqa: A002 the word users type
-    """Return the topology as `text`, `mermaid`, `dot` or `json`.
+    """Return the topology as `text`, `mermaid`, `dot`, `svg` or `json`.
 
     Raises:
         TopologyError: an unknown format.
     """
-    formats: dict[str, Callable[[Structure], str]] = {"text": _text, "mermaid": _mermaid, "dot": _dot, "json": _json}
+    formats: dict[str, Callable[[Structure], str]] = {
+        "text": _text,
+        "mermaid": _mermaid,
+        "dot": _dot,
+        "svg": lambda topology: svg(drawn(topology), topology.application_id),
+        "json": _json,
+    }
     if format not in formats:
         raise TopologyError(f"a topology is described as {', '.join(formats)}, not as {format!r}")
     return formats[format](topology)

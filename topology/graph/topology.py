@@ -18,5 +18,5 @@ class Topology(Structure):
         return optimized(self, optimization)
 
     def describe(self, format: str = "text") -> str:  # noqa: A002 the word users type
-        """Return the description of the topology as `text`, `mermaid`, `dot` or `json`."""
+        """Return the description of the topology as `text`, `mermaid`, `dot`, `svg` or `json`."""
         return describe(self, format)

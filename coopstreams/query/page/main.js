@@ -2,11 +2,12 @@
 
 import { become, h, table, text } from "./dom.js";
 import { clock, duration, plural, rate, short, whole } from "./format.js";
-import { Names, changes, figures, partitionsOf, sum } from "./model.js";
+import { Names, changes, figures, hotGroups, partitionsOf, sum } from "./model.js";
 import { Plots } from "./plots.js";
 import { Ranges } from "./ranges.js";
 import { Stores } from "./stores.js";
 import { addToken, watch } from "./stream.js";
+import { Topology } from "./topology.js";
 
 const STALE_MS = 6000;
 const MOST_HAPPENED = 200;
@@ -16,6 +17,9 @@ const names = new Names();
 const plots = new Plots(by("plots"), names);
 const ranges = new Ranges(by("ranges"), by("chosen"), names);
 const stores = new Stores(by("stores"), wantToken);
+const topology = new Topology(by("topology"), wantToken);
+const VIEWS = ["overview", "topology", "stores", "failures"];
+const MOST_HOT = 8;
 let latest = null;
 let heardAt = 0;
 let lastError = "";
@@ -33,6 +37,8 @@ function show(status) {
   plots.show(figures(status, partitions, latest));
   become(by("instances"), instancesOf(status));
   ranges.show(partitions);
+  become(by("hot"), ...hot(partitions));
+  topology.show(status);
   if (by("table").open) become(by("table").lastChild, tasksTable(partitions));
   become(by("failures"), ...failures(status));
   if (latest) happened(status.at, changes(latest, status, nameOf));
@@ -100,6 +106,17 @@ function instancesOf(status) {
   });
   if (!rows.length) return h("p", { class: "empty" }, "No instance is in the group yet.");
   return table("Instances of the application", ["instance", "state", "#tasks", "#records", "#commits", "#mean commit", "#up"], rows);
+}
+
+// Key groups that have much of their task's records. A range of one key group cannot be cut further.
+function hot(partitions) {
+  const groups = hotGroups(partitions);
+  if (!groups.length) return [];
+  const rows = groups.slice(0, MOST_HOT).map(({ partition, task, owner, group, share, rate: records }) => [
+    String(group), `${partition.subtopology}_${partition.partition}`, task.id, nameOf(owner), rate(records), `${Math.round(100 * share)} %`]);
+  return [h("h3", {}, "Hot key groups"),
+    h("p", { class: "note" }, "Those with most of their task's records in the last minute, by samples; marked above the bars."),
+    table("Hot key groups", ["key group", "partition", "task", "owner", "#records", "#of its task"], rows)];
 }
 
 function tasksTable(partitions) {
@@ -172,13 +189,14 @@ async function lost(error) {
 
 function view() {
   const wanted = location.hash.slice(1).split("/")[0];
-  const shown = ["stores", "failures"].includes(wanted) ? wanted : "overview";
-  for (const id of ["overview", "stores", "failures"]) {
+  const shown = VIEWS.includes(wanted) ? wanted : "overview";
+  for (const id of VIEWS) {
     by(id).hidden = id !== shown;
     if (id === shown) by(`to-${id}`).setAttribute("aria-current", "page");
     else by(`to-${id}`).removeAttribute("aria-current");
   }
   if (shown === "stores") stores.open();
+  if (shown === "topology") topology.open();
 }
 
 const THEMES = ["system", "light", "dark"];

@@ -158,3 +158,60 @@ function reasonsSince(before, status, name) {
       .filter(({ code, task }) => !["unreachable", "restoring", "waiting", "closing"].includes(code) && !known.has(`${id} ${code} ${task}`))
       .map(({ code, message }) => [live ? "" : "bad", `${name(id)}, ${code}: ${message}`]));
 }
+
+// The records of each sub-topology that wait in each topic.
+export function lags(status) {
+  const most = new Map();
+  for (const { tasks } of status.instances)
+    for (const { subtopology, partition, sources } of tasks)
+      for (const { topic, lag } of sources ?? []) {
+        const key = `${subtopology} ${topic} ${partition}`;
+        if (lag !== null) most.set(key, Math.max(most.get(key) ?? 0, lag));
+      }
+  const found = new Map();
+  for (const [key, lag] of most) {
+    const where = key.slice(0, key.lastIndexOf(" "));
+    found.set(where, (found.get(where) ?? 0) + lag);
+  }
+  return found;
+}
+
+// Rates of the counters in the totals of processes, over the last seconds: processes count once a second, in bursts.
+const FLOW_MS = 5000;
+export class Flows {
+  #history = [];
+
+  take(status) {
+    const counts = new Map();
+    for (const { id, totals } of status.instances) {
+      if (!totals) continue;
+      const own = new Map();
+      for (const name of ["consumed", "produced"])
+        for (const { subtopology, topic, records } of totals[name]) own.set(`${name} ${subtopology} ${topic}`, records);
+      counts.set(id, own);
+    }
+    this.#history.push({ at: status.at, counts });
+    while (this.#history.length > 2 && this.#history[0].at < status.at - FLOW_MS) this.#history.shift();
+  }
+
+  // The sum of some counters, per second; null: they are not counted, or not known yet.
+  perSecond(counters) {
+    const [first, last] = [this.#history[0], this.#history.at(-1)];
+    if (!counters.length || !last || last.at === first.at) return null;
+    const keys = counters.map((parts) => parts.join(" "));
+    let more = 0;
+    for (const [id, now] of last.counts) {
+      const then = first.counts.get(id);
+      if (then) for (const key of keys) more += Math.max(0, (now.get(key) ?? 0) - (then.get(key) ?? 0));
+    }
+    return (1000 * more) / (last.at - first.at);
+  }
+}
+
+// The key groups that have much of their task's records, those with the most first.
+export function hotGroups(partitions) {
+  return partitions
+    .flatMap((partition) => partition.ranges.flatMap(({ task, owner }) => (task.hot ?? []).map(({ key_group: group, share }) => (
+      { partition, task, owner, group, share, rate: share * (task.rate ?? 0) }))))
+    .sort((a, b) => b.rate - a.rate);
+}

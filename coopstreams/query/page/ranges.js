@@ -65,9 +65,13 @@ export class Ranges {
     const known = this.#buttons.get(partition.key) ?? new Map();
     this.#buttons.set(partition.key, known);
     // Two claims for one range are seen while a task moves: each is shown.
-    const keys = [...partition.ranges.map(({ task, owner }) => `${task.id} ${owner}`), ...partition.gaps.map(([start]) => `gap ${start}`)];
-    keyed(bar, known, keys, (key) => (key.startsWith("gap") ? h("span", { class: "gap" }) : range()));
+    const hot = partition.ranges.flatMap(({ task }) => task.hot ?? []);
+    const keys = [...partition.ranges.map(({ task, owner }) => `${task.id} ${owner}`), ...partition.gaps.map(([start]) => `gap ${start}`),
+      ...new Set(hot.map(({ key_group: group }) => `hot ${group}`))];
+    keyed(bar, known, keys, (key) => (/^(gap|hot)/.test(key) ? h("span", { class: key.slice(0, 3) }) : range()));
     partition.ranges.forEach((one, index) => this.#showRange(known.get(keys[index]), one, most));
+    for (const { key_group: group, share } of hot)
+      place(known.get(`hot ${group}`), group / 256, (group + 1) / 256, `key group ${group}: ${Math.round(100 * share)} % of its task's records`);
     partition.gaps.forEach(([start, end]) => place(known.get(`gap ${start}`), start, end, "no instance has this part"));
   }
 
@@ -130,6 +134,7 @@ export class Ranges {
         ["stream time behind", duration(task.behind_ms)],
         ["sources", task.sources.map(source).join("; ")],
         ["dead letters", whole(task.dead_letters)],
+        ...(task.hot.length ? [["hot key groups", task.hot.map((one) => `${one.key_group} (${Math.round(100 * one.share)} %)`).join(", ")]] : []),
       ]),
     ];
     this.#chosen.replaceChildren(h("dl", {}, parts.map(([term, value]) => h("div", {}, h("dt", {}, term), h("dd", {}, value)))));

@@ -1,0 +1,66 @@
+"""Which key groups of a task have most of its records lately: one record of `EVERY` is looked at.
+
+The weight of a sample halves every `HALF_LIFE_S`. Instead of making older ones lighter, younger ones are made heavier,
+so that nothing happens between two samples.
+
+Invariant: at most one float for each of the 256 key groups; the records in between cost nothing.
+Turned down: counting each record (a hash for each, where the reader does not hash because the partition is not shared).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from coopstreams.topology.keys import key_group, key_hash
+
+EVERY = 61
+"""A prime: keys that come in turn are not missed in turn."""
+HALF_LIFE_S = 20.0
+MOST = 4
+"""The most groups that are told."""
+LEAST_SHARE = 0.1
+TIMES_EVEN = 4
+"""A hot group has so many times what it would have if all of the task had the same."""
+LEAST_SAMPLES = 8.0
+MOST_HALVINGS = 500.0
+"""A float holds twice as many; then the weights are made anew."""
+
+
+class Heat:
+    """The samples of one task. Its stream thread looks, any thread asks."""
+
+    def __init__(self, groups: int) -> None:
+        """`groups`: how many key groups the task has."""
+        self._groups = groups
+        self._weights: dict[int, float] = {}
+        self._next = 0
+        self._began: float | None = None
+        self._latest = 1.0
+
+    def look(self, keys: Sequence[bytes | None], now: float) -> None:
+        """Look at some of a batch of records. Units: `now` in seconds of a clock that does not go back."""
+        count = len(keys)
+        if self._next >= count:
+            self._next -= count
+            return
+        if self._began is None:
+            self._began = now
+        halvings = (now - self._began) / HALF_LIFE_S
+        if halvings > MOST_HALVINGS:
+            self._weights = {group: old * 2.0**-halvings for group, old in self._weights.items()}
+            self._began, halvings = now, 0.0
+        weight = self._latest = 2.0**halvings
+        for i in range(self._next, count, EVERY):
+            key = keys[i]
+            if key is not None:
+                group = key_group(key_hash(key))
+                self._weights[group] = self._weights.get(group, 0.0) + weight
+        self._next = (self._next - count) % EVERY
+
+    def hot(self) -> tuple[tuple[int, float], ...]:
+        """Return the hot key groups and their shares of the records, the largest first."""
+        weights, latest = dict(self._weights), self._latest
+        total = sum(weights.values())
+        least = max(total * max(LEAST_SHARE, TIMES_EVEN / self._groups), LEAST_SAMPLES * latest)
+        found = sorted((-weight, group) for group, weight in weights.items() if weight >= least)
+        return tuple((group, -weight / total) for weight, group in found[:MOST])

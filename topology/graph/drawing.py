@@ -1,0 +1,415 @@
+"""A topology as a picture: boxes, arrows, and where they are. `svg` makes a file of it; a page of an instance shows it.
+
+Topics are boxes; a source and a sink are the arrows from and to their topics. The operators of a sub-topology are in a
+frame. An arrow says which counters of `/v1/status` are the records that pass it:
+
+    from a topic                   what the sub-topology consumed
+    to a topic                     what it produced
+    below and above an operator    the same, as far as it passes on one record for each; else it is not counted
+
+Invariant: a drawing depends on the topology alone, so all instances that run the same have the same picture.
+Turned down: counting on each edge while records pass (a statement for each record and operator), only to draw it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from coopstreams.topology.graph.join_nodes import StreamGlobalJoin, stores_of
+from coopstreams.topology.graph.layers import Edge, Placed, Size, place, ranks
+from coopstreams.topology.graph.nodes import (
+    AsyncMap,
+    Late,
+    Map,
+    MapValues,
+    Merge,
+    Node,
+    Peek,
+    Processing,
+    SelectKey,
+    Sink,
+    Source,
+    Split,
+    StreamTableJoin,
+    Structure,
+    SubTopology,
+    ToStream,
+)
+from coopstreams.topology.naming import changelog_topic, internal_topic
+
+Counter: TypeAlias = tuple[Literal["consumed", "produced"], str, str]
+"""A counter of the totals in `/v1/status`: its name, the sub-topology, the topic."""
+Counters: TypeAlias = tuple[Counter, ...]
+"""What is counted is their sum; of none, it is not counted."""
+Point: TypeAlias = tuple[float, float]
+
+LINE = 17.0
+"""The height of a line of text."""
+LETTER = 7.3
+"""The width of a letter, about."""
+PADDING = 12.0
+LEAST_WIDTH = 72.0
+GAP: Size = (28.0, 42.0)
+PORT: Size = (16.0, 0.0)
+"""Where an arrow passes the border of a frame."""
+TITLE = 8.0
+"""The room for a frame's title, beside that of the first arrows."""
+_GENERATED = re.compile(r"^K(STREAM|TABLE)-[A-Z-]+-\d{10}$|-repartition-filter$")
+_ONE_FOR_ONE = (MapValues, Map, SelectKey, Peek, ToStream, Merge)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A store in a box. `counts`: its changelog; `reads`: it is only looked up."""
+
+    store: str
+    reads: bool
+    counts: Counters = ()
+
+    @property
+    def text(self) -> str:
+        """The line, as it is shown."""
+        return f"reads {self.store}" if self.reads else self.store
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A topic or an operator. `names`: the nodes whose drops and failures are shown at it."""
+
+    id: str
+    kind: Literal["topic", "operator"]
+    title: str
+    subtitle: str
+    lines: tuple[Line, ...]
+    names: tuple[str, ...]
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True, slots=True)
+class Arrow:
+    """An arrow through these points, each of them passed vertically."""
+
+    start: str
+    end: str
+    points: tuple[Point, ...]
+    counts: Counters
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The place of a sub-topology."""
+
+    subtopology: int
+    title: str
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """The picture. Units: pixels."""
+
+    width: float
+    height: float
+    frames: tuple[Frame, ...]
+    boxes: tuple[Box, ...]
+    arrows: tuple[Arrow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    kind: Literal["topic", "operator"]
+    title: str
+    subtitle: str
+    lines: tuple[Line, ...]
+    names: tuple[str, ...]
+
+    @property
+    def size(self) -> Size:
+        texts = [self.title, self.subtitle, *(line.text for line in self.lines)]
+        width = max(LEAST_WIDTH, 2 * PADDING + LETTER * max(map(len, texts)))
+        return width, LINE * (1 + bool(self.subtitle) + len(self.lines)) + PADDING
+
+
+def drawn(topology: Structure) -> Drawing:
+    """Return the picture of a topology."""
+    contents, edges = _contents(topology), _edges(topology)
+    placed = {part.id: _inside(part, contents, edges) for part in topology.subtopologies}
+    framed = {number: inside for number, inside in placed.items() if inside is not None}
+    block_of = {
+        _node(name): _block(part.id) for part in topology.subtopologies for name in (node.name for node in part.nodes)
+    }
+    parts = {part.id: part for part in topology.subtopologies if part.id in framed}
+    outer = {(block_of.get(start, start), block_of.get(end, end)): (start, end) for start, end in edges}
+    outer = {edge: ends for edge, ends in outer.items() if edge[0] != edge[1] or edge[0] in contents}
+    sizes: dict[str, Size] = {name: content.size for name, content in contents.items() if name not in block_of}
+    sizes |= {_block(number): _frame_size(part, framed[number]) for number, part in parts.items()}
+    ports = {
+        edge: (_port(framed, edge[0], ends[0], _exit(ends[1])), _port(framed, edge[1], ends[1], _entry(ends[0])))
+        for edge, ends in outer.items()
+    }
+    whole = place(sizes, outer, ranks(sizes, outer, near=True), gap=GAP, ports=ports)
+    centres = {name: whole.centres[name] for name in sizes if name in contents}
+    corners = {}
+    for number, inside in framed.items():
+        x, y = whole.centres[_block(number)]
+        corners[number] = left, top = x - inside.width / 2, y + (TITLE - inside.height) / 2
+        centres |= {name: (x + left, y + top) for name, (x, y) in inside.centres.items() if name in contents}
+    pen = _Pen(contents, block_of, framed, whole, corners, centres)
+    return Drawing(
+        whole.width + 2,
+        whole.height + 2,
+        tuple(_frame(part, whole.centres[_block(number)], sizes[_block(number)]) for number, part in parts.items()),
+        tuple(_box(name, contents[name], centres[name]) for name in contents if name in centres),
+        tuple(Arrow(start, end, pen.points((start, end)), counts) for (start, end), counts in edges.items()),
+    )
+
+
+def _title(part: SubTopology) -> str:
+    return f"Sub-topology {part.id}" + ("" if part.divisible else ", one task a partition")
+
+
+def _frame(part: SubTopology, centre: Point, size: Size) -> Frame:
+    return Frame(part.id, _title(part), centre[0] - size[0] / 2, centre[1] - size[1] / 2, *size)
+
+
+def _frame_size(part: SubTopology, inside: Placed) -> Size:
+    # So wide that an arrow into the middle leaves the title alone.
+    least = 2 * LETTER * len(_title(part))
+    return max(least, inside.width) + 2 * PADDING, inside.height + TITLE + 2 * PADDING
+
+
+def _port(framed: Mapping[int, Placed], block: str, name: str, port: str) -> float:
+    """Return how far from the middle of its block an arrow passes the border; 0 if there is no block."""
+    if block == name:
+        return 0.0
+    inside = framed[_number(block)]
+    return inside.centres[port][0] - inside.width / 2
+
+
+def _box(name: str, content: _Content, centre: Point) -> Box:
+    width, height = content.size
+    x, y = centre[0] - width / 2, centre[1] - height / 2
+    return Box(name, content.kind, content.title, content.subtitle, content.lines, content.names, x, y, width, height)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pen:
+    """Joins the routes inside and outside of frames."""
+
+    contents: Mapping[str, _Content]
+    block_of: Mapping[str, str]
+    framed: Mapping[int, Placed]
+    whole: Placed
+    corners: Mapping[int, Point]
+    centres: Mapping[str, Point]
+
+    def points(self, edge: Edge) -> tuple[Point, ...]:
+        start, end = edge
+        inner, outer = self.block_of.get(start), self.block_of.get(end)
+        points = [self._end(start, below=True)]
+        if inner is not None and inner == outer:
+            points += self._within(inner, edge)
+        else:
+            if inner is not None:
+                points += [*self._within(inner, (start, _exit(end))), self._at(inner, _exit(end))]
+            points += self.whole.routes.get((inner or start, outer or end), ())
+            if outer is not None:
+                points += [self._at(outer, _entry(start)), *self._within(outer, (_entry(start), end))]
+        return (*points, self._end(end, below=False))
+
+    def _end(self, name: str, *, below: bool) -> Point:
+        x, y = self.centres[name]
+        half = self.contents[name].size[1] / 2
+        return x, y + half if below else y - half
+
+    def _within(self, block: str, edge: Edge) -> list[Point]:
+        inside = self.framed[_number(block)]
+        return [self._outside(block, at) for at in inside.routes.get(edge, ())]
+
+    def _at(self, block: str, port: str) -> Point:
+        return self._outside(block, self.framed[_number(block)].centres[port])
+
+    def _outside(self, block: str, at: Point) -> Point:
+        left, top = self.corners[_number(block)]
+        return at[0] + left, at[1] + top
+
+
+def _contents(topology: Structure) -> dict[str, _Content]:
+    """Return what is in each box, by its id."""
+    topics: dict[str, list[str]] = {}
+    operators: dict[str, _Content] = {}
+    made = {store.name for part in topology.subtopologies for store in part.stores}
+    for part in topology.subtopologies:
+        for node in part.nodes:
+            for topic in _topics_of(node):
+                topics.setdefault(topic, []).append(node.name)
+            if not isinstance(node, Source | Sink):
+                lines = tuple(_lines(topology, part, node, made))
+                subtitle = "" if _GENERATED.search(node.name) else node.name
+                operators[_node(node.name)] = _Content("operator", _words(node), subtitle, lines, (node.name,))
+    for table in topology.global_tables:
+        topics.setdefault(table.topic, [])
+        lines = (Line(table.store.name, reads=False),)
+        operators[_global(table.store.name)] = _Content("operator", "global table", "", lines, (table.store.name,))
+    internal = {topic.name for topic in topology.internal_topics}
+    prefix = internal_topic(topology.application_id, "")
+    return {
+        _topic(topic): _Content(
+            "topic", topic.removeprefix(prefix) if topic in internal else topic, "", (), tuple(nodes)
+        )
+        for topic, nodes in topics.items()
+    } | operators
+
+
+def _lines(topology: Structure, part: SubTopology, node: Node, made: set[str]) -> Iterator[Line]:
+    for store in stores_of(node):
+        if store.name in made:
+            changelog = internal_topic(topology.application_id, changelog_topic(store.name))
+            yield Line(store.name, False, (("produced", str(part.id), changelog),) if store.logged else ())
+    if isinstance(node, StreamTableJoin | StreamGlobalJoin):
+        yield Line(node.store.name, reads=True)
+    elif isinstance(node, Processing):
+        own = {store.name for store in node.stores}
+        yield from (Line(name, reads=name not in made) for name in node.store_names if name not in own)
+
+
+def _edges(topology: Structure) -> dict[Edge, Counters]:
+    """Return the arrows, and what is counted on each."""
+    found: dict[Edge, Counters] = {}
+    for part in topology.subtopologies:
+        nodes = {node.name: node for node in part.nodes}
+        passes = _passes(part)
+        for node in part.nodes:
+            for parent in node.parents:
+                above = nodes[parent]
+                starts = (
+                    [_topic(topic) for topic in _topics_of(above)] if isinstance(above, Source) else [_node(parent)]
+                )
+                ends = [_topic(topic) for topic in _topics_of(node)] if isinstance(node, Sink) else [_node(node.name)]
+                for start in starts:
+                    for end in ends:
+                        counts = passes[parent, node.name]
+                        if isinstance(above, Source) and above.pattern is None and len(starts) > 1:
+                            counts = (("consumed", str(part.id), start.removeprefix(_topic(""))),)
+                        found[start, end] = found.get((start, end), ()) or counts
+    return found | {(_topic(table.topic), _global(table.store.name)): () for table in topology.global_tables}
+
+
+def _passes(part: SubTopology) -> dict[Edge, Counters]:
+    """Return what is counted on the edge from each node to each of its children."""
+    nodes = {node.name: node for node in part.nodes}
+    writers: dict[str, int] = {}
+    for node in part.nodes:
+        if isinstance(node, Sink):
+            writers[node.topic] = writers.get(node.topic, 0) + len(node.parents)
+    children: dict[str, list[Node]] = {name: [] for name in nodes}
+    for node in part.nodes:
+        for parent in node.parents:
+            children[parent].append(node)
+    out: dict[str, Counters] = {}
+    for node in part.nodes:
+        if isinstance(node, Source):
+            out[node.name] = tuple(("consumed", str(part.id), topic) for topic in node.topics)
+        elif _one_for_one(node):
+            above = [out.get(parent, ()) for parent in node.parents]
+            out[node.name] = tuple(one for each in above for one in each) if all(above) else ()
+    for node in reversed(part.nodes):
+        if not out.get(node.name) and not isinstance(node, Split | Processing):
+            out[node.name] = next(_known_below(part, node, children[node.name], out, writers), ())
+    found = {}
+    for name, below in children.items():
+        for child in below:
+            counts = () if isinstance(child, Late) or isinstance(nodes[name], Split) else out.get(name, ())
+            if isinstance(child, Sink) and writers[child.topic] == 1:
+                counts = (("produced", str(part.id), child.topic),)
+            found[name, child.name] = counts
+    return found
+
+
+def _known_below(
+    part: SubTopology,
+    node: Node,
+    children: Sequence[Node],
+    out: Mapping[str, Counters],
+    writers: Mapping[str, int],
+) -> Iterator[Counters]:
+    """Yield what a node's children count of all that it passes on."""
+    for child in children:
+        if isinstance(child, Sink) and writers[child.topic] == 1:
+            yield (("produced", str(part.id), child.topic),)
+        elif _one_for_one(child) and child.parents == (node.name,) and out.get(child.name):
+            yield out[child.name]
+
+
+def _one_for_one(node: Node) -> bool:
+    """Whether a node passes on one record for each that comes."""
+    return isinstance(node, _ONE_FOR_ONE) or (isinstance(node, AsyncMap) and not node.flat)
+
+
+def _inside(part: SubTopology, contents: Mapping[str, _Content], edges: Mapping[Edge, Counters]) -> Placed | None:
+    """Return where the operators of a sub-topology are in its frame, and the ports to its topics; None: it has none."""
+    own = {_node(node.name) for node in part.nodes} & contents.keys()
+    if not own:
+        return None
+    sizes: dict[str, Size] = {
+        _node(node.name): contents[_node(node.name)].size for node in part.nodes if _node(node.name) in own
+    }
+    inner: list[Edge] = []
+    exits = set()
+    for start, end in edges:
+        if start in own or end in own:
+            ends = (start if start in own else _entry(start), end if end in own else _exit(end))
+            exits |= {ends[1]} - own
+            inner.append(ends)
+            sizes |= {one: PORT for one in ends if one not in own}
+    rank = ranks(sizes, inner)
+    last = max(rank.values())
+    return place(sizes, inner, {name: last if name in exits else at for name, at in rank.items()}, gap=GAP)
+
+
+def _words(node: Node) -> str:
+    """Return the operator in words: `MapValues` is `map values`."""
+    return re.sub(r"(?<!^)(?=[A-Z])", " ", type(node).__name__).lower()
+
+
+def _topics_of(node: Node) -> Sequence[str]:
+    if isinstance(node, Source):
+        return node.topics if node.pattern is None else (node.pattern.pattern,)
+    return (node.topic,) if isinstance(node, Sink) else ()
+
+
+def _topic(name: str) -> str:
+    return f"topic:{name}"
+
+
+def _node(name: str) -> str:
+    return f"node:{name}"
+
+
+def _global(name: str) -> str:
+    return f"global:{name}"
+
+
+def _entry(name: str) -> str:
+    return f"entry:{name}"
+
+
+def _exit(name: str) -> str:
+    return f"exit:{name}"
+
+
+def _block(number: int) -> str:
+    return f"block:{number}"
+
+
+def _number(block: str) -> int:
+    return int(block.removeprefix("block:"))
