@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from coopstreams.topology.graph.topology import Topology
     from coopstreams.topology.join_windows import JoinWindows
     from coopstreams.topology.processors import (
+        CallContext,
+        OwnRow,
         Processor,
         ProcessorContext,
         key_value_store,
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncQueryClient",
     "BranchedKStream",
+    "CallContext",
     "Change",
     "CircuitBreaker",
     "Config",
@@ -63,6 +66,7 @@ __all__ = [
     "KTable",
     "KeyValueStore",
     "Materialized",
+    "OwnRow",
     "PostgresSink",
     "Processor",
     "ProcessorContext",
@@ -127,8 +131,8 @@ _HOME = {
         "coopstreams.topology.fields": "field",
         "coopstreams.topology.graph.topology": "Topology",
         "coopstreams.topology.join_windows": "JoinWindows",
-        "coopstreams.topology.processors": "Processor ProcessorContext key_value_store session_store versioned_store "
-        "window_store",
+        "coopstreams.topology.processors": "CallContext OwnRow Processor ProcessorContext key_value_store "
+        "session_store versioned_store window_store",
         "coopstreams.topology.records": "Record",
         "coopstreams.topology.serdes": "Serde Windowed",
         "coopstreams.topology.sinks": "ExternalSink SinkPartition SinkRecord SinkSession",

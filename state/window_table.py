@@ -140,7 +140,7 @@ class WindowTable(Table):
 
     @property
     def observed(self) -> int:
-        """The window start that the store has observed."""
+        """The start of the newest window that the store knows to have begun; by it old windows expire."""
         return self._observed
 
     def _open(self) -> None:

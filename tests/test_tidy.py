@@ -28,7 +28,7 @@ FOLDER_MODULES = 25
 
 IN_A_CYCLE = {
     f"coopstreams.topology.dsl.{name}"
-    for name in ("branches", "cogrouped", "grouped", "kstream", "ktable", "stream_joins", "windowed")
+    for name in ("branches", "cogrouped", "grouped", "kstream", "ktable", "stream_calls", "stream_joins", "windowed")
 }
 """The types of the DSL: a method of one returns another, and their annotations name it."""
 

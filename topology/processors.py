@@ -17,18 +17,29 @@
     worst = key_value_store("worst", key=..., value=...)
     builder.stream("in", ...).process(Alarm, stores=[worst], key=..., value=..., by_key=True)
 
-Invariant: a processor belongs to one task, and to its thread.
+`process_async` gives records to a function instead, beside the stream thread, with a `CallContext`:
+
+    async def assess(record: Record[str, float], context: CallContext[str, float]) -> None:
+        worst = context.store("worst")
+        if (risk := await asked(record.value)) > (worst.get() or 0):
+            worst.put(risk)
+            context.forward(record.with_value(risk))
+
+Invariant: a processor belongs to one task, and to its thread. A function of `process_async` changes nothing: what it
+puts and forwards is recorded, and done on the task's thread at the record's turn.
 Source: Kafka Streams `org.apache.kafka.streams.processor.api` (KIP-478, KIP-820).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
+from coopstreams.topology.columns import Headers
 from coopstreams.topology.durations import Duration, checked_ms, duration_ms
-from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.errors import ProcessingError, TopologyError
 from coopstreams.topology.naming import check_name
 from coopstreams.topology.records import Record
 from coopstreams.topology.serdes import Serde, session_windowed, windowed
@@ -99,6 +110,149 @@ class ProcessorContext(Protocol[K2, V2]):
     @property
     def metadata(self) -> RecordMetadata | None:
         """Where the record at hand was read; None in a punctuation."""
+
+
+class Put(NamedTuple):
+    """Recorded: the row of the record's key in a store gets this value; None deletes it."""
+
+    store: str
+    value: Any
+
+
+class Forward(NamedTuple):
+    """Recorded: a record goes to all nodes below, or to the one named `to`."""
+
+    record: Record[Any, Any]
+    to: str | None
+
+
+Effect: TypeAlias = Put | Forward
+Row: TypeAlias = tuple[Any, int]
+"""The value and the timestamp of a row; the value is None if there is none."""
+
+
+class OwnRow(Generic[V]):
+    """The row that a store has for the key of the record at hand, as this call has it so far.
+
+    Values are the store's own objects: do not mutate one, `put` another.
+    """
+
+    def __init__(self, context: CallContext[Any, Any], name: str) -> None:
+        self._context, self._name = context, name
+
+    def get(self) -> V | None:
+        """Return the value, None if there is none."""
+        value: V | None = self._context.rows[self._name][0]
+        return value
+
+    def timestamp(self) -> int | None:
+        """Return the timestamp of the latest change, None if there is no value."""
+        value, timestamp = self._context.rows[self._name]
+        return None if value is None else timestamp
+
+    def put(self, value: V | None) -> None:
+        """Set the value; None deletes it."""
+        self._context.put(self._name, value)
+
+    def delete(self) -> V | None:
+        """Delete the value; return the one it was, or None."""
+        had = self.get()
+        self.put(None)
+        return had
+
+
+class CallContext(Generic[K2, V2]):
+    """The environment of one call of a function of `process_async`. K2 and V2 are the types of what it forwards.
+
+    What is put and forwarded is recorded. It is done when the call has succeeded and it is the record's turn, in the
+    order of the calls of `put` and `forward`; if the call fails, nothing is. Each attempt begins anew.
+    """
+
+    def __init__(
+        self, where: RecordMetadata, timestamp: int, rows: Mapping[str, Row], below: Collection[str], node: str
+    ) -> None:
+        """`rows`: those of the record's key, by store. `below`: the nodes to which it may forward."""
+        self.metadata = where
+        """Where the record was read: the same at each attempt, and after a crash."""
+        self.rows = dict(rows)
+        self._timestamp, self._below, self._node = timestamp, below, node
+        self._effects: list[Effect] | None = []
+
+    def store(self, name: str) -> OwnRow[Any]:
+        """Return the row of the record's key in a store named in `stores=`. Annotate the variable with its type.
+
+        Raises:
+            TopologyError: the operator has no such store.
+        """
+        if name not in self.rows:
+            raise TopologyError(f'"{self._node}" has no store "{name}"; stores= has {", ".join(self.rows) or "none"}')
+        return OwnRow(self, name)
+
+    def forward(self, record: Record[K2, V2], *, to: str | None = None) -> None:
+        """Have a record passed on to the nodes below, or to the one with the `name=` `to`.
+
+        Raises:
+            ProcessingError: no node directly below has this name, or the call is over.
+        """
+        if to is not None and to not in self._below:
+            known = ", ".join(self._below) or "none"
+            raise ProcessingError(
+                f'"{self._node}": forward(…, to="{to}"): no operator below has this name; there are {known}.'
+            )
+        self._record(Forward(record, to))
+
+    def put(self, store: str, value: Any) -> None:
+        """Set the value of the record's key in a store, as of the record's timestamp."""
+        self._record(Put(store, value))
+        self.rows[store] = value, self._timestamp
+
+    def end(self) -> list[Effect]:
+        """End the call; return what was recorded."""
+        effects, self._effects = self._effects or [], None
+        return effects
+
+    def _record(self, effect: Effect) -> None:
+        if self._effects is None:
+            raise ProcessingError(f'"{self._node}": the call is over: what it began beside itself changes nothing')
+        self._effects.append(effect)
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A record that is to be given to a function of `process_async`, with what the function may know besides."""
+
+    node: str
+    below: tuple[str, ...]
+    where: RecordMetadata
+    key: Any
+    value: Any
+    timestamp: int
+    headers: Headers | None
+
+    def begun(self, rows: Mapping[str, Row]) -> tuple[Record[Any, Any], CallContext[Any, Any]]:
+        """Return the arguments of one attempt."""
+        context: CallContext[Any, Any] = CallContext(self.where, self.timestamp, rows, self.below, self.node)
+        return Record(self.key, self.value, self.timestamp, list(self.headers or ())), context
+
+
+async def awaited(function: Callable[..., Any], visit: Visit, rows: Mapping[str, Row]) -> list[Effect]:
+    """Call a coroutine function of `process_async` once; return what it recorded."""
+    record, context = visit.begun(rows)
+    try:
+        await function(record, context)
+    finally:
+        effects = context.end()
+    return effects
+
+
+def called(function: Callable[..., Any], visit: Visit, rows: Mapping[str, Row]) -> list[Effect]:
+    """Call any other function of `process_async` once, on a thread or in a process; return what it recorded."""
+    record, context = visit.begun(rows)
+    try:
+        function(record, context)
+    finally:
+        effects = context.end()
+    return effects
 
 
 class Processor(ABC, Generic[K, V, K2, V2]):

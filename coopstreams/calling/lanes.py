@@ -54,6 +54,8 @@ class Call:
     """The one that waits for it."""
     value: Any = field(default=None, init=False)
     error: Exception | None = field(default=None, init=False)
+    prompt: bool = field(default=False, init=False)
+    """Others wait until it is told that it has ended: it is told at once."""
 
 
 AnyCall = TypeVar("AnyCall", bound=Call)
@@ -225,13 +227,15 @@ class Lane(Generic[AnyCall]):
                     self._queue.append(call.next)
                 else:
                     del self._last[chain]
-        if not self._over:
+        if any(call.prompt for call in calls):
+            self._loop.call_soon(self._tell)
+        elif not self._over:
             self._loop.call_later(TOGETHER_S, self._tell)
         self._over += calls
 
     def _tell(self) -> None:
         over, self._over = self._over, []
-        if not self._cancelled:
+        if over and not self._cancelled:
             self._ended(over)
 
     async def _attempts(self, attempt: _Attempt[AnyCall]) -> None:

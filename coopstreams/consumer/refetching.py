@@ -28,7 +28,10 @@ JUMP = 5000
 
 @dataclass(slots=True)
 class Refetch:
-    """Records to read again. Shape: `offsets` ascend, and are what `waiting` has asked for."""
+    """A request to read records of a partition again.
+
+    Shape: `offsets` ascend; they are those that the waiting records of a key range (`waiting`) have asked for.
+    """
 
     at: TopicPartition
     offsets: Sequence[int]

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from coopstreams.commit.progress import Progress
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.compile.program import Applied
+from coopstreams.topology.compile.outputs import Applied
 from coopstreams.topology.errors import ProcessingError
 from coopstreams.topology.failures import Failure, OnFailure
 from coopstreams.topology.sinks import SinkRecord, SinkSession

@@ -24,66 +24,26 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import attrgetter
 
-from coopstreams.calling.lanes import Call, Lane
+from coopstreams.calling.lanes import Lane
 from coopstreams.commit.inflight import InFlight
 from coopstreams.commit.progress import Progress
 from coopstreams.commit.record import Segment
 from coopstreams.common.host import Host
 from coopstreams.tasks.queues import Step
+from coopstreams.tasks.turns import Turns
+from coopstreams.tasks.waiting_records import NodeCall, Taken, WaitingRecord, bytes_of
 from coopstreams.topology.columns import NO_RECORDS, Columns, TopicPartition, joined
 from coopstreams.topology.compile.program import BoundProgram, Program
 from coopstreams.topology.failures import Failure
-from coopstreams.topology.graph.nodes import AsyncMap
+from coopstreams.topology.graph.nodes import Asynchronous, AsyncMap
+from coopstreams.topology.stores import TableStore
 
 MOST_RECORDS = 10_000
 MOST_BYTES = 64 << 20
 """Of values."""
 SPARE_BYTES = 1 << 20
 """Up to so much more is held than after steps were shortened last."""
-ROW_BYTES = 100
-"""About what a record, or a step, takes beside its value."""
 _ALL = b""
-
-
-@dataclass(slots=True, eq=False)
-class _Taken:
-    """A step that was taken in. `left`: how many of its records have not passed."""
-
-    step: Step
-    began: float
-    left: int
-    held: int
-    """The bytes of its records, also of those that have passed."""
-
-    def keep(self, records: Sequence[_Record]) -> None:
-        """Forget its records but for these."""
-        self.step = replace(self.step, columns=self.step.columns.pick([record.row for record in records]))
-        for row, record in enumerate(records):
-            record.row = row
-        self.held = _bytes_of(self.step.columns)
-
-
-@dataclass(slots=True, eq=False)
-class _Record:
-    """A record that has not passed. `waits_for`: how many of its calls have not ended."""
-
-    taken: _Taken
-    row: int
-    offset: int
-    waits_for: int
-    before: int
-    """The stream time before it."""
-    calls: list[_Call]
-    line: bytes | None = None
-    """The name of the line in which it waits; None: it waits in none."""
-
-
-@dataclass(slots=True, eq=False)
-class _Call(Call):
-    """A call of a node for a record. `record`: None once the call has ended."""
-
-    node: str
-    record: _Record | None = None
 
 
 @dataclass(slots=True)
@@ -96,7 +56,7 @@ class _Source:
     taken_time: int
     taken_operator_times: list[int]
     """The operator times behind what was taken in."""
-    waiting: dict[int, _Record] = field(default_factory=dict)
+    waiting: dict[int, WaitingRecord] = field(default_factory=dict)
     """The records that have not passed, in the order of their offsets."""
     segments: tuple[Segment, ...] | None = None
     """None: to be worked out."""
@@ -108,7 +68,7 @@ class _Source:
             self.segments = self.inflight.segments(self.stream_time if first is None else first.before)
         return self.segments
 
-    def passed(self, record: _Record) -> None:
+    def passed(self, record: WaitingRecord) -> None:
         """Note that a record was processed."""
         self.inflight.done(record.offset)
         self.stream_time = max(self.stream_time, record.taken.step.columns.stream_times[record.row])
@@ -142,13 +102,16 @@ class PendingCalls:
         program: Program,
         ahead: Program,
         bound: BoundProgram,
+        stores: Mapping[str, TableStore],
         progress: Progress,
         host: Host,
         *,
         by_key: bool,
     ) -> None:
-        self._nodes = {node.name: node for node in program.subtopology.nodes if isinstance(node, AsyncMap)}
-        self._lanes = {name: Lane(node.calling, self._ended, host) for name, node in self._nodes.items()}
+        nodes = {node.name: node for node in program.subtopology.nodes if isinstance(node, Asynchronous)}
+        self._mappers = {name: node for name, node in nodes.items() if isinstance(node, AsyncMap)}
+        self._lanes = {name: Lane(node.calling, self._ended, host) for name, node in nodes.items()}
+        self._turns = Turns(program.subtopology, stores)
         self._ahead = ahead.bind({}, _leave_to_the_program, caching=False)
         self._topics = frozenset(ahead.subtopology.topics)
         self._results = bound.results
@@ -161,17 +124,17 @@ class PendingCalls:
                 InFlight(progress.segments(source), MOST_RECORDS), at, at, bound.resumed(source, at)
             )
             progress.follow(source, self._sources[source].now)
-        self._steps: deque[_Taken] = deque()
+        self._steps: deque[Taken] = deque()
         """In the order in which they were taken in, from the first that has records or times left."""
-        self._lines: dict[bytes, deque[_Record]] = {}
+        self._lines: dict[bytes, deque[WaitingRecord]] = {}
         """The records of each line, in order, from the first that has not been released."""
-        self._ready: deque[_Record] = deque()
+        self._ready: deque[WaitingRecord] = deque()
         """Released: it is their turn."""
-        self._given: deque[_Record] = deque()
+        self._given: deque[WaitingRecord] = deque()
         """Yielded by `ready`, not yet `passed`."""
         self._calls = self._records = self._bytes = self._held = 0
         self._most_held = SPARE_BYTES
-        self._done: deque[_Call] = deque()
+        self._done: deque[NodeCall] = deque()
         """Calls that have ended since the last `look`. Any thread may add."""
         self._news = host.signal()
         self._told = False
@@ -209,7 +172,7 @@ class PendingCalls:
         columns = replace(step.columns, operator_times=source.operator_times_of(step))
         end = columns.offsets[-1] + 1 if len(columns) else 0
         columns = columns.pick(source.inflight.hand_out(columns.keys, columns.offsets, end))
-        taken = _Taken(replace(step, columns=columns), self._host.now(), len(columns), _bytes_of(columns))
+        taken = Taken(replace(step, columns=columns), self._host.now(), len(columns), bytes_of(columns))
         self._steps.append(taken)
         self._held += taken.held
         if self._held >= self._most_held or len(self._steps) >= 2 * MOST_RECORDS:
@@ -217,7 +180,8 @@ class PendingCalls:
         self._records += len(columns)
         self._bytes += sum(map(len, filter(None, columns.values)))
         source.segments = None
-        calls, of_nodes = self._wanted(step.source, columns)
+        calls = self._wanted(step.source, columns)
+        begun: list[NodeCall] = []
         before = source.taken_time
         for row, (key, offset, timestamp, stream_time) in enumerate(
             zip(columns.keys, columns.offsets, columns.timestamps, columns.stream_times, strict=True)
@@ -225,16 +189,19 @@ class PendingCalls:
             made = calls.get(row, [])
             # A record below the stream time did not raise it.
             at = stream_time if timestamp < stream_time else before
-            record = _Record(taken, row, offset, len(made), at, made)
+            record = WaitingRecord(taken, row, offset, len(made), at, made)
             for call in made:
                 call.record = record
+            begun += (call for call in made if call.visit is None)
+            if turn := [call for call in made if call.visit is not None]:
+                record.turn = key
+                begun += _some(self._turns.add(turn))
             source.waiting[offset] = record
             self._line_up(record, key if self._by_key else _ALL)
             before = stream_time
         source.taken_time = max(source.taken_time, step.stream_time)
-        for name, each in of_nodes.items():
-            self._calls += len(each)
-            self._lanes[name].begin(each)
+        self._calls += sum(map(len, calls.values()))
+        self._begin(begun)
 
     def ready(self, most: int) -> Iterator[Step]:
         """Yield the records whose turn it is, in steps of at most `most`, and give the program their results.
@@ -242,7 +209,7 @@ class PendingCalls:
         Each step must have `passed` before the next. One without records is the time that a partition has reached.
         """
         while self.look():
-            records: list[_Record] = []
+            records: list[WaitingRecord] = []
             if not self._over():  # else that comes first
                 while self._ready and len(records) < most and self._fits(records):
                     records.append(self._ready.popleft())
@@ -258,6 +225,7 @@ class PendingCalls:
 
         Yield the times that are reached by it: source, stream time and operator times.
         """
+        begun: list[NodeCall] = []
         for _ in range(count):
             record = self._given.popleft()
             taken = record.taken
@@ -265,6 +233,9 @@ class PendingCalls:
             self._sources[taken.step.source].passed(record)
             self._records -= 1
             self._bytes -= len(taken.step.columns.values[record.row] or b"")
+            if record.turn is not None:
+                begun += _some(self._turns.passed(record.turn))
+        self._begin(begun)
         while self._over():
             taken = self._steps.popleft()
             self._held -= taken.held
@@ -275,14 +246,18 @@ class PendingCalls:
     def look(self) -> bool:
         """Return whether `ready` has a record, or the time that the partition has reached; if not, `tell` follows."""
         self._told = False
+        begun: list[NodeCall] = []
         while self._done:
             call = self._done.popleft()
             record, call.record = call.record, None  # else they would hold each other, for the garbage collector
             assert record is not None
             self._calls -= 1
             record.waits_for -= 1
+            if call.visit is not None:
+                begun += _some(self._turns.ended(call))
             if not record.waits_for:
                 self._release(record)
+        self._begin(begun)
         return bool(self._ready) or self._over()
 
     def wait(self, timeout_s: float) -> bool:
@@ -309,6 +284,7 @@ class PendingCalls:
         for each in (self._steps, self._ready, self._given, self._done):
             each.clear()
         self._lines.clear()
+        self._turns.clear()
         self._calls = self._records = self._bytes = self._held = 0
 
     def _shorten(self) -> None:
@@ -317,8 +293,8 @@ class PendingCalls:
             for taken, records in groupby(each.waiting.values(), attrgetter("taken")):
                 if 2 * taken.left < len(taken.step.columns):
                     taken.keep(list(records))
-        kept: list[_Taken] = []
-        over: dict[TopicPartition, _Taken] = {}
+        kept: list[Taken] = []
+        over: dict[TopicPartition, Taken] = {}
         """The steps at the end of `kept` whose records have all passed; where the order of all counts, the last."""
         for taken in self._steps:
             source = taken.step.source
@@ -336,25 +312,30 @@ class PendingCalls:
         self._held = sum(taken.held for taken in kept)
         self._most_held = 2 * self._held + SPARE_BYTES
 
-    def _wanted(
-        self, source: TopicPartition, columns: Columns
-    ) -> tuple[Mapping[int, list[_Call]], Mapping[str, list[_Call]]]:
-        """Return the calls that records need, by their rows, and by their nodes."""
-        of_rows: dict[int, list[_Call]] = {}
-        of_nodes: dict[str, list[_Call]] = {}
+    def _wanted(self, source: TopicPartition, columns: Columns) -> Mapping[int, list[NodeCall]]:
+        """Return the calls that records need, by their rows."""
+        of_rows: dict[int, list[NodeCall]] = {}
         if len(columns) and source.topic in self._topics:
-            wanted = self._ahead.wanted
-            wanted.clear()
+            self._ahead.wanted.clear()
             self._ahead.process(source, columns)
-            keys = columns.keys
-            for row, name, key, value in wanted:
-                node = self._nodes[name]
-                call = _Call(node.mapper, (key, value) if node.with_key else (value,), keys[row], name)
+            for wanted in self._ahead.wanted:
+                row, name, key, value = wanted
+                if (node := self._mappers.get(name)) is None:
+                    call = self._turns.call(wanted, source, columns)
+                else:
+                    call = NodeCall(node.mapper, (key, value) if node.with_key else (value,), columns.keys[row], name)
                 of_rows.setdefault(row, []).append(call)
-                of_nodes.setdefault(name, []).append(call)
-        return of_rows, of_nodes
+        return of_rows
 
-    def _line_up(self, record: _Record, line: bytes | None) -> None:
+    def _begin(self, calls: Iterable[NodeCall]) -> None:
+        """Begin calls, those of a node together."""
+        of_nodes: dict[str, list[NodeCall]] = {}
+        for call in calls:
+            of_nodes.setdefault(call.node, []).append(call)
+        for name, each in of_nodes.items():
+            self._lanes[name].begin(each)
+
+    def _line_up(self, record: WaitingRecord, line: bytes | None) -> None:
         """Have a record wait for those before it in its line, and for its calls. None: for its calls only."""
         if line is not None and (record.waits_for or line in self._lines):
             record.line = line
@@ -362,7 +343,7 @@ class PendingCalls:
         elif not record.waits_for:
             self._ready.append(record)
 
-    def _release(self, record: _Record) -> None:
+    def _release(self, record: WaitingRecord) -> None:
         """Release a record whose calls have ended, and those behind it, if it is the first of its line."""
         if record.line is None:
             self._ready.append(record)
@@ -377,7 +358,7 @@ class PendingCalls:
         """Whether all records of the first step have passed."""
         return bool(self._steps) and not self._steps[0].left
 
-    def _fits(self, records: Sequence[_Record]) -> bool:
+    def _fits(self, records: Sequence[WaitingRecord]) -> bool:
         """Whether the next record that is ready can be in one step with these.
 
         Where the order of all is kept, times that other sources have reached may lie between steps.
@@ -387,13 +368,13 @@ class PendingCalls:
         before, then = records[0].taken, self._ready[0].taken
         return before.step.source == then.step.source if self._by_key else before is then
 
-    def _ended(self, calls: Iterable[_Call]) -> None:
+    def _ended(self, calls: Iterable[NodeCall]) -> None:
         self._done.extend(calls)
         if not self._told:
             self._told = True
             self.tell()
 
-    def _hand_over(self, records: Iterable[_Record]) -> None:
+    def _hand_over(self, records: Iterable[WaitingRecord]) -> None:
         """Give the program the results of these records."""
         self._results.clear()
         for record in records:
@@ -404,12 +385,11 @@ class PendingCalls:
 _offset = attrgetter("offset")
 
 
-def _bytes_of(columns: Columns) -> int:
-    """Return about how many bytes a step with these records takes."""
-    return ROW_BYTES * (1 + len(columns)) + sum(map(len, filter(None, columns.values)))
+def _some(call: NodeCall | None) -> Iterable[NodeCall]:
+    return () if call is None else (call,)
 
 
-def _gathered(records: Iterable[_Record]) -> Columns:
+def _gathered(records: Iterable[WaitingRecord]) -> Columns:
     """Return records of one partition, in the order of their offsets, as columns."""
     return joined(
         taken.step.columns.pick([record.row for record in each])

@@ -123,7 +123,9 @@ class Task:
         self.calls: PendingCalls | None = None
         """The records that wait for calls; None: no node is asynchronous."""
         if program.ahead is not None:
-            self.calls = PendingCalls(program, program.ahead, self.program, self.progress, host, by_key=by_key)
+            self.calls = PendingCalls(
+                program, program.ahead, self.program, opened.state.stores, self.progress, host, by_key=by_key
+            )
         self.queues = SourceQueues(positions, max_idle_ms)
         self.closed = False
         self.leaving = False

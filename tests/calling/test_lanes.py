@@ -429,3 +429,20 @@ def test_a_cancelled_lane_is_silent() -> None:
     lane.begin(calls)
     assert one(abs).value == 7
     assert said == []
+
+
+def test_it_is_told_at_once_when_others_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others of the same moment are told with it, and nothing is told twice."""
+    monkeypatch.setattr("coopstreams.calling.lanes.TOGETHER_S", 2 * PATIENCE_S)
+    told: queue.SimpleQueue[Sequence[Call]] = queue.SimpleQueue()
+
+    async def same(value: int) -> int:
+        return value
+
+    calls = [Call(same, (number,), b"%d" % number) for number in range(3)]
+    calls[1].prompt = True
+    Lane(calling("f", same), told.put).begin(calls)
+    found = list(told.get(timeout=PATIENCE_S))
+    assert calls[1] in found
+    assert told.empty()
+    assert len(found) == len(set(found))

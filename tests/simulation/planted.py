@@ -34,6 +34,8 @@ from coopstreams.state.task_state import TaskState
 from coopstreams.tasks.committer import Committer
 from coopstreams.tasks.events import Cancelled
 from coopstreams.tasks.pending_calls import PendingCalls, _Source
+from coopstreams.tasks.turns import Turns
+from coopstreams.tasks.waiting_records import NodeCall
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
 
@@ -253,6 +255,21 @@ def _times_of_the_reader() -> AbstractContextManager[Any]:
     return patch.object(_Source, "operator_times_of", lambda self, step: step.columns.operator_times)
 
 
+def _rows_of_before() -> AbstractContextManager[Any]:
+    """A call finds the rows as they were when its record came, not as the calls of its key have left them."""
+    add = Turns.add
+
+    def early(self: Turns, calls: Sequence[NodeCall]) -> NodeCall | None:
+        begun, key = add(self, calls), calls[0].key
+        assert key is not None
+        for name in self._nodes[calls[0].node].store_names:
+            entry = self._stores[name].load(key)
+            self._of_keys[key][-1].rows[name] = entry.value, entry.timestamp
+        return begun
+
+    return patch.object(Turns, "add", early)
+
+
 class Planted(NamedTuple):
     """A bug, and with what program it was found. `seed`: one of `WITHIN` histories from there on finds it; None: one of
     hundreds does. No program: none has found it.
@@ -287,6 +304,7 @@ PLANTED: dict[str, Planted] = {
     "calls of a key at once": Planted(_all_at_once, 0, "calls before a table"),
     "a record passes its key": Planted(_no_lines, 0, "calls in any order before a table"),
     "what has passed is called again": Planted(_called_again, 0, "calls before a table"),
+    "rows of before": Planted(_rows_of_before, 0, "calls that keep state"),
     "times of the reader alone": Planted(_times_of_the_reader, 90, "calls before windows"),
 }
 """By name."""

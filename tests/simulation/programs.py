@@ -9,15 +9,22 @@ from random import Random
 from typing import Any, TypeAlias
 
 from coopstreams import (
+    CallContext,
     JoinWindows,
+    KeyValueStore,
     KStream,
+    Processor,
+    ProcessorContext,
+    Record,
     SessionWindows,
     StreamsBuilder,
     TimeWindows,
     Topology,
+    key_value_store,
     serdes,
     until_window_closes,
 )
+from coopstreams.topology.calls import CallOptions
 from tests.durations import ms
 from tests.simulation.answers import Answer, Counted, Matched, Ordered, Paired, Written
 from tests.simulation.service import AGAIN, TIMEOUT, service, told
@@ -164,6 +171,42 @@ def _asked_windows(asked: Asked, builder: StreamsBuilder) -> None:
     _count_in_windows(asked(builder.stream("in", key=serdes.text, value=serdes.text)))
 
 
+class _Remembered(Processor[str, str, str, int]):
+    """Counts the records of each key about which something is known."""
+
+    def init(self, context: ProcessorContext[str, int]) -> None:
+        super().init(context)
+        self._known: KeyValueStore[str, int] = context.store("counts")
+
+    def process(self, record: Record[str, str]) -> None:
+        told(record.value)
+        self._known.put(record.key, count := (self._known.get(record.key) or 0) + 1)
+        self.context.forward(record.with_value(count))
+
+
+async def _remember(record: Record[str, str], context: CallContext[str, int]) -> None:
+    """Do the same: what it has put before it fails counts as nothing."""
+    known = context.store("counts")
+    count = (known.get() or 0) + 1
+    known.put(count)
+    await service.ask_in_order(record.key, record.value)
+    context.forward(record.with_value(count))
+
+
+_KNOWN = key_value_store("counts", key=serdes.text, value=serdes.int64)
+
+
+def _remembered_at_once(builder: StreamsBuilder) -> None:
+    stream = builder.stream("in", key=serdes.text, value=serdes.text)
+    stream.process(_Remembered, stores=[_KNOWN], by_key=True, key=serdes.text, value=serdes.int64).to("out")
+
+
+def _remembered(builder: StreamsBuilder) -> None:
+    stream = builder.stream("in", key=serdes.text, value=serdes.text)
+    how = CallOptions(max_in_flight=8, timeout=TIMEOUT, retry=AGAIN)
+    stream.process_async(_remember, stores=[_KNOWN], key=serdes.text, value=serdes.int64, **how).to("out")
+
+
 _ASKING = {"processing.exception.handler": "continue"}
 """Records for which a call fails are dropped."""
 
@@ -204,4 +247,5 @@ PROGRAMS = {
     "calls before windows": Program(
         partial(_asked_windows, _whatever), _to("in", late=True), Counted, ("counts",), {}, _windows
     ),
+    "calls that keep state": Program(_remembered, _to("in"), Counted, ("counts",), _ASKING, _remembered_at_once),
 }

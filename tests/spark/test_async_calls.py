@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
-from coopstreams import StreamsBuilder, serdes
+from coopstreams import CallContext, Record, StreamsBuilder, key_value_store, serdes
 from coopstreams.spark import Options, backfill
 from tests.broker.reading import read_topic
 from tests.conftest import Kafka
@@ -24,11 +24,23 @@ async def longer(text: str) -> str:
     return f"{text}!"
 
 
+async def counted(record: Record[str, str], context: CallContext[str, int]) -> None:
+    """Count the records of each key."""
+    row = context.store("counts")
+    count = (row.get() or 0) + 1
+    row.put(count)
+    await asyncio.sleep(0.002)
+    context.forward(record.with_value(count))
+
+
 def test_results_of_calls_are_those_of_each_record(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
-    source, out = kafka.topic("in", 2), kafka.topic("out", 2)
+    source, out, counts = kafka.topic("in", 2), kafka.topic("out", 2), kafka.topic("counts", 2)
     builder = StreamsBuilder(kafka.unique("calls"))
     read = builder.stream(source, key=serdes.text, value=serdes.text)
-    read.filter(lambda _, value: value != "left out").map_values_async(longer, value=serdes.text).to(out)
+    kept = read.filter(lambda _, value: value != "left out")
+    kept.map_values_async(longer, value=serdes.text).to(out)
+    store = key_value_store("counts", key=serdes.text, value=serdes.json)
+    kept.process_async(counted, stores=[store], key=serdes.text, value=serdes.json).to(counts)
     producer = Producer({"bootstrap.servers": kafka.bootstrap, "partitioner": "murmur2_random"})
     for number in range(500):
         producer.produce(source, "left out" if number % 5 == 0 else f"value {number}", f"key {number % 20}")
@@ -43,3 +55,7 @@ def test_results_of_calls_are_those_of_each_record(kafka: Kafka, spark: SparkSes
     assert found == Counter(
         (f"key {number % 20}".encode(), f"value {number}!".encode()) for number in range(500) if number % 5
     )
+    known = [(key, int(value or b"")) for key, value, *_ in read_topic(kafka.bootstrap, counts)]
+    for number in {number % 20 for number in range(500) if number % 5}:
+        mine = [count for key, count in known if key == f"key {number}".encode()]
+        assert mine == list(range(1, 26))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import cycle
 from typing import Any
 
 from coopstreams.commit.ranges import Runs
@@ -15,6 +16,7 @@ from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.graph.topology import Topology
+from coopstreams.topology.keys import KeyRange
 from tests.tasks.engine import PATIENCE_S, Engine
 
 SOURCE = TopicPartition("in", 0)
@@ -88,3 +90,48 @@ class Held:
 def runs(task: Task) -> tuple[int, Runs]:
     (segment,) = task.progress.committed_segments(SOURCE)
     return segment.position, segment.runs
+
+
+def played(
+    topology: Topology, records: Sequence[tuple[str, str, int, int]], pieces: int, **settings: Any
+) -> dict[bytes | None, list[Any]]:
+    """Return the outputs of each key, in order. `records`: topic, key, value and timestamp of each."""
+    made = Engine(topology, TOPICS, threads=2, **settings)
+    ranges = KeyRange.split(pieces)
+    for name in ("in", "other"):  # all there is at the start: the order of the sources is that of their times
+        made.write(
+            name,
+            [(key.encode(), b"%d" % value, timestamp) for topic, key, value, timestamp in records if topic == name],
+        )
+    made.start()
+    for number, each in enumerate(ranges):
+        made.open(each, thread=number % 2)
+    ends = {name: sum(topic == name for topic, *_ in records) for name in ("in", "other")}
+
+    def over() -> bool:
+        while not made.events.empty():
+            made.take(made.events.get())
+        return all(
+            task.progress.position(source).offset >= ends[source.topic]
+            for task, _ in made.tasks.values()
+            for source in task.sources
+        )
+
+    until(over, made)
+    made.stop()
+    found: dict[bytes | None, list[Any]] = defaultdict(list)
+    out = made.read("out")
+    for key, value, timestamp in zip(out.keys, out.values, out.timestamps, strict=True):
+        found[key].append((value, timestamp))
+    return found
+
+
+def taking(pauses: list[int]) -> Callable[[int], Awaitable[int]]:
+    """Return a function that takes so many milliseconds, call by call, and from the start again."""
+    next_s = cycle(pauses)
+
+    async def later(value: int) -> int:
+        await asyncio.sleep(next(next_s) / 1000)
+        return value * 10
+
+    return later

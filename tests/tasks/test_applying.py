@@ -16,7 +16,7 @@ from coopstreams.log.log import Position
 from coopstreams.tasks.applying import Applying
 from coopstreams.testing.memory_sink import MemorySession, MemorySink
 from coopstreams.topology.columns import Columns, TopicPartition
-from coopstreams.topology.compile.program import Applied
+from coopstreams.topology.compile.outputs import Applied
 from coopstreams.topology.errors import ProcessingError, SinkUnavailableError
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.keys import WHOLE

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import struct
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable
-from itertools import cycle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,7 +23,7 @@ from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.windows import TimeWindows
 from tests.durations import ms
-from tests.tasks.called import SOURCE, TOPICS, Gate, calls_of, done, forwarding, runs, until
+from tests.tasks.called import SOURCE, TOPICS, Gate, calls_of, done, forwarding, played, runs, taking, until
 from tests.tasks.engine import AT_LEAST, EXACTLY, Engine
 
 Called = Callable[[KStream[str, int]], KStream[str, int]]
@@ -59,38 +57,6 @@ def program(called: Called) -> Topology:
     return builder.build()
 
 
-def played(topology: Topology, records: list[tuple[str, str, int, int]], pieces: int) -> dict[bytes | None, list[Any]]:
-    """Return the outputs of each key, in order."""
-    made = Engine(topology, TOPICS, threads=2)
-    ranges = KeyRange.split(pieces)
-    for name in ("in", "other"):  # all there is at the start: the order of the sources is that of their times
-        made.write(
-            name,
-            [(key.encode(), b"%d" % value, timestamp) for topic, key, value, timestamp in records if topic == name],
-        )
-    made.start()
-    for number, each in enumerate(ranges):
-        made.open(each, thread=number % 2)
-    ends = {name: sum(topic == name for topic, *_ in records) for name in ("in", "other")}
-
-    def over() -> bool:
-        while not made.events.empty():
-            made.take(made.events.get())
-        return all(
-            task.progress.position(source).offset >= ends[source.topic]
-            for task, _ in made.tasks.values()
-            for source in task.sources
-        )
-
-    until(over, made)
-    made.stop()
-    found: dict[bytes | None, list[Any]] = defaultdict(list)
-    out = made.read("out")
-    for key, value, timestamp in zip(out.keys, out.values, out.timestamps, strict=True):
-        found[key].append((value, timestamp))
-    return found
-
-
 @settings(max_examples=15, deadline=None, phases=NOT_SHRUNK)
 @given(
     records=RECORDS,
@@ -106,17 +72,6 @@ def test_what_is_below_is_what_a_function_that_does_not_wait_would_give(
     waiting = program(lambda stream: stream.map_values_async(later, value=serdes.json, order=order, max_in_flight=most))
     at_once = program(lambda stream: stream.map_values(lambda value: value * 10, value=serdes.json))
     assert played(waiting, records, pieces) == played(at_once, records, pieces)
-
-
-def taking(pauses: list[int]) -> Callable[[int], Awaitable[int]]:
-    """Return a function that takes so many milliseconds, call by call, and from the start again."""
-    next_s = cycle(pauses)
-
-    async def later(value: int) -> int:
-        await asyncio.sleep(next(next_s) / 1000)
-        return value * 10
-
-    return later
 
 
 def key_program(called: Called) -> Topology:
@@ -361,6 +316,31 @@ def test_batches_have_values_of_many_keys_and_results_any_number(pieces: int) ->
             [2 * number, 2 * number + 100, number, 2 * number, 3 * number + 50, 4 * number + 100]
         )
     assert 1 < max(sizes) <= 40
+
+
+def test_a_record_may_become_any_number_of_others_with_keys_of_their_own() -> None:
+    async def spread(key: str, value: int) -> list[tuple[str, int]]:
+        if value == 2:
+            return None  # type: ignore[return-value]
+        return [(f"{key}{number}", value) for number in range(value)]
+
+    async def spread_values(key: str, value: int) -> list[str]:
+        return [key] * value
+
+    builder = StreamsBuilder("app")
+    read = builder.stream("in", key=serdes.text, value=serdes.json)
+    read.flat_map_async(spread, key=serdes.text, value=serdes.json).to("out")
+    read.flat_map_values_with_key_async(spread_values, value=serdes.json).to("other")
+    made = Engine(builder.build(), TOPICS, processing_exception_handler="continue")
+    task = made.open(WHOLE)
+    made.write("in", [(b"k", b"%d" % number, number) for number in range(4)])
+    made.start()
+    until(done(made, 4), made)
+    made.stop()
+    out = made.read("out")
+    assert list(zip(out.keys, out.values, strict=True)) == [(b"k0", b"1"), (b"k0", b"3"), (b"k1", b"3"), (b"k2", b"3")]
+    assert sum(task.tally.failed.values()) == 1, "what it returned are no pairs"
+    assert len(made.read("other")) == 6, "what fails at one operator goes on at others"
 
 
 def test_an_empty_interval_opens_no_transaction() -> None:

@@ -17,6 +17,8 @@ from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.dsl.kstream import KStream
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.join_windows import JoinWindows
+from coopstreams.topology.processors import CallContext, Processor, key_value_store, window_store
+from coopstreams.topology.records import Record
 from coopstreams.topology.suppressed import until_window_closes
 from coopstreams.topology.windows import SessionWindows, TimeWindows
 from tests.durations import ms
@@ -198,6 +200,68 @@ def test_keys_that_stay_need_no_repartition_and_new_ones_do() -> None:
     read = builder.stream("in", key=serdes.text, value=serdes.json)
     read.map_async(swapped, key=serdes.text, value=serdes.json).group_by_key().count()
     assert len(builder.build().subtopologies) == 2
+
+
+async def kept(record: Record[str, int], context: CallContext[str, int]) -> None:
+    context.store("counts").put(record.value)
+
+
+COUNTS = key_value_store("counts", key=serdes.text, value=serdes.json)
+
+
+@pytest.mark.parametrize(
+    ("refused", "says"),
+    [
+        (lambda stream: stream.process_async(kept, order="none"), 'order="none" is not possible'),
+        (lambda stream: stream.process_async(kept, order="partition"), 'order="partition" is not possible'),
+        (lambda stream: stream.process_async(twice), r"process_async calls \(record, context\)"),
+        (lambda stream: stream.select_key(lambda *_: "a", key=serdes.text).process_async(kept), r"\.repartition\(\)"),
+        (lambda stream: stream.map_values_async(twice).process_async(kept), "asynchronous, too"),
+        (lambda stream: stream.process_async(kept).map_values_async(twice), "asynchronous, too"),
+        (lambda stream: stream.process_async(kept, stores=["counts"]), "stores of its own"),
+        (
+            lambda stream: stream.process_async(
+                kept, stores=[window_store("w", key=serdes.text, value=serdes.json, size=ms(1), retention=ms(9))]
+            ),
+            "a row for each key",
+        ),
+    ],
+)
+def test_state_of_calls_is_rows_of_their_own_by_the_keys_of_the_topic(
+    refused: Callable[[KStream[str, int]], object], says: str
+) -> None:
+    with pytest.raises(TopologyError, match=says):
+        refused(stream())
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        (lambda stream: stream.process(Nothing, stores=["counts"], by_key=True), "cannot use it"),
+        (lambda stream: stream.process(Nothing, stores=[COUNTS], by_key=True), "cannot use it"),
+        (lambda stream: stream.process_async(kept, stores=[COUNTS]), "cannot use it"),
+    ],
+)
+def test_a_store_of_calls_is_used_by_nobody_else(other: Callable[[KStream[str, int]], object], says: str) -> None:
+    builder = StreamsBuilder("app")
+    read = builder.stream("in", key=serdes.text, value=serdes.json)
+    read.process_async(kept, stores=[COUNTS])
+    other(read)
+    with pytest.raises(TopologyError, match=says):
+        builder.build()
+
+
+def test_a_store_by_other_keys_than_those_of_the_records_is_refused() -> None:
+    builder = StreamsBuilder("app")
+    by_number = key_value_store("counts", key=serdes.int64, value=serdes.json)
+    builder.stream("in", key=serdes.text, value=serdes.json).process_async(kept, stores=[by_number])
+    with pytest.raises(TopologyError, match="writes keys as int64"):
+        builder.build()
+
+
+class Nothing(Processor[str, int, str, int]):
+    def process(self, record: Record[str, int]) -> None:
+        pass
 
 
 def stream() -> KStream[str, Any]:

@@ -14,7 +14,8 @@ from coopstreams.topology.dsl.kstream import KStream
 from coopstreams.topology.dsl.ktable import KTable
 from coopstreams.topology.dsl.windowed import TimeWindowedKStream
 from coopstreams.topology.join_windows import JoinWindows
-from coopstreams.topology.records import TimestampedRecord
+from coopstreams.topology.processors import CallContext
+from coopstreams.topology.records import Record, TimestampedRecord
 from coopstreams.topology.serdes import Serde, Windowed
 from coopstreams.topology.windows import SessionWindows, TimeWindows
 from tests.durations import ms
@@ -43,6 +44,10 @@ async def length(text: str) -> int:
 
 async def carrier_of(key: str, flight: Flight) -> str:
     return key + flight.carrier
+
+
+async def remembered(record: Record[str, Flight], context: CallContext[int, str]) -> None:
+    context.forward(Record(record.value.time_ms, record.key, record.timestamp))
 
 
 async def swapped(key: str, flight: Flight) -> tuple[int, str]:
@@ -93,6 +98,9 @@ assert_type(flights.map_values_with_key_async(lambda k, f: (k, f.time_ms)), KStr
 assert_type(flights.map_values_with_key_async(carrier_of), KStream[str, str])
 assert_type(flights.map_async(swapped, timeout=None), KStream[int, str])
 assert_type(flights.map_async(lambda k, f: (f.time_ms, k)), KStream[int, str])
+assert_type(flights.flat_map_async(lambda k, f: [(f.time_ms, k)]), KStream[int, str])
+assert_type(flights.flat_map_values_with_key_async(lambda k, f: [f.time_ms]), KStream[str, int])
+assert_type(flights.process_async(remembered), KStream[int, str])
 assert_type(flights.select_key(lambda _, f: f.time_ms), KStream[int, Flight])
 assert_type(flights.select_key(lambda _, f: f.tail_number, key=serdes.text), KStream[str, Flight])
 assert_type(flights.peek(print), KStream[str, Flight])

@@ -15,7 +15,9 @@ from coopstreams.topology.graph.aggregate_nodes import TableGroup
 from coopstreams.topology.graph.join_nodes import StreamGlobalJoin, TableTableJoin
 from coopstreams.topology.graph.nodes import (
     Aggregate,
+    Asynchronous,
     AsyncMap,
+    AsyncProcessing,
     Branch,
     DropNullKeys,
     DynamicSink,
@@ -42,9 +44,9 @@ from coopstreams.topology.windows import TimeWindows
 
 _BY_KEY = frozenset(
     {
-        *(Aggregate, AsyncMap, Branch, DropNullKeys, DynamicSink, Filter, FlatMap, FlatMapValues, Late, Map, MapValues),
-        *(Merge, Peek, SelectKey, Sink, Source, Split, StreamGlobalJoin, StreamTableJoin, TableGroup, TableSource),
-        *(TableTableJoin, ToStream),
+        *(Aggregate, AsyncMap, AsyncProcessing, Branch, DropNullKeys, DynamicSink, Filter, FlatMap, FlatMapValues),
+        *(Late, Map, MapValues, Merge, Peek, SelectKey, Sink, Source, Split, StreamGlobalJoin, StreamTableJoin),
+        *(TableGroup, TableSource, TableTableJoin, ToStream),
     }
 )
 _ONE_FOR_ONE = (Map, MapValues, Merge, Peek, SelectKey)
@@ -69,7 +71,7 @@ class Ended(Protocol):
 
 def ahead_of_calls(subtopology: SubTopology) -> SubTopology | None:
     """Return the nodes that lead to asynchronous ones, and these; None if there are none."""
-    wanted = {node.name for node in subtopology.nodes if isinstance(node, AsyncMap)}
+    wanted = {node.name for node in subtopology.nodes if isinstance(node, Asynchronous)}
     if not wanted:
         return None
     for node in reversed(subtopology.nodes):
@@ -130,7 +132,7 @@ def _chosen_by_result(node: Node, analysis: Analysis) -> bool:
 
 def _has_result(node: Node, analysis: Analysis) -> bool:
     """Return whether the node gets the result of a call, or is one."""
-    return isinstance(node, AsyncMap) or any(_has_result(analysis.named(name), analysis) for name in node.parents)
+    return isinstance(node, Asynchronous) or any(_has_result(analysis.named(name), analysis) for name in node.parents)
 
 
 class Results:

@@ -1,6 +1,7 @@
 """A processor in one task: connects the user's object to the generated code around it.
 
     generated code -> Work.run -> Processor.process -> Work.forward -> generated code of the children
+    generated code -> EffectsWork.run -> generated code of the children
 
 Invariant: an exception of the user's object fails its record at this node. An exception that ends the batch passes
 through the object, even if the object catches it.
@@ -8,16 +9,23 @@ through the object, even if the object catches it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from coopstreams.topology.columns import Headers
-from coopstreams.topology.compile.processor_stores import KeyValueStore, SessionStore, VersionedStore, WindowStore
+from coopstreams.topology.compile.processor_stores import (
+    KeyValueStore,
+    SessionStore,
+    VersionedStore,
+    WindowStore,
+    put_row,
+)
 from coopstreams.topology.compile.punctuations import PunctuationQueue, Schedule
 from coopstreams.topology.durations import Duration, duration_ms
 from coopstreams.topology.errors import ProcessingError, TopologyError
 from coopstreams.topology.graph.nodes import Processing
-from coopstreams.topology.processors import Processor, Punctuation, PunctuationType, RecordMetadata
+from coopstreams.topology.processors import Effect, Processor, Punctuation, PunctuationType, Put, RecordMetadata
 from coopstreams.topology.records import Record
 from coopstreams.topology.stores import TableStore
 
@@ -57,6 +65,29 @@ class Surroundings(Protocol):
     def wall_clock(self) -> int:
         """Return the time in milliseconds since the epoch."""
         ...
+
+
+class EffectsWork:
+    """A function of `process_async` in one task: does what its calls have recorded."""
+
+    def __init__(
+        self,
+        stores: Mapping[str, TableStore],
+        around: Surroundings,
+        children: Children,
+        by_name: Mapping[str, Children],
+    ) -> None:
+        self._stores, self._around, self._children, self._by_name = stores, around, children, by_name
+
+    def run(self, key: bytes, timestamp: int, effects: Iterable[Effect]) -> None:
+        """Do what was recorded, in its order: rows of this key, and records for the nodes below."""
+        for effect in effects:
+            if isinstance(effect, Put):
+                put_row(self._stores[effect.store], key, effect.value, timestamp)
+                continue
+            record, children = effect.record, self._children if effect.to is None else self._by_name[effect.to]
+            forward = partial(children, None, record.key, record.value, max(0, record.timestamp))
+            self._around.under_headers(record.headers or None, forward)
 
 
 class Work:

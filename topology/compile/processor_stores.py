@@ -45,7 +45,7 @@ class KeyValueStore(Generic[K, V]):
 
     def put(self, key: K, value: V | None) -> None:
         """Set the value of a key; None deletes it."""
-        _put(self._table, self._write(key), value, self._now())
+        put_row(self._table, self._write(key), value, self._now())
 
     def put_if_absent(self, key: K, value: V) -> V | None:
         """Set the value of a key if it has none; return the value it had, or None."""
@@ -190,7 +190,8 @@ class VersionedStore(Generic[K, V]):
         return self._now() - self._history_ms
 
 
-def _put(table: TableStore, key: bytes, value: object, timestamp: int) -> None:
+def put_row(table: TableStore, key: bytes, value: object, timestamp: int) -> None:
+    """Set the value of a row; None deletes it."""
     entry = table.load(key)
     if not entry.dirty:
         table.touch(key, entry)  # before the change: a global table raises here, and its rows are shared

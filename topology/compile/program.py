@@ -14,16 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from coopstreams.topology.columns import Columns, Headers, TopicPartition
 from coopstreams.topology.compile.calls import Results, Wanted
 from coopstreams.topology.compile.operator_time import OperatorTimeColumns, operator_time_columns
-from coopstreams.topology.compile.outputs import Output
-from coopstreams.topology.compile.processing import Children, Work
+from coopstreams.topology.compile.outputs import Applied, Output
+from coopstreams.topology.compile.processing import Children, EffectsWork, Work
 from coopstreams.topology.compile.punctuations import PunctuationQueue
 from coopstreams.topology.failures import Failure, OnFailure, Phase
-from coopstreams.topology.graph.nodes import Processing, SubTopology
+from coopstreams.topology.graph.nodes import AsyncProcessing, Processing, SubTopology
 from coopstreams.topology.naming import check_name
 from coopstreams.topology.processors import PunctuationType, RecordMetadata
 from coopstreams.topology.stores import Entry, TableStore
@@ -106,8 +106,9 @@ class Process(Protocol):
 
     def begin_work(
         self, node: Processing, stores: Mapping[str, TableStore], children: Children, by_name: Mapping[str, Children]
-    ) -> Work:
+    ) -> Work | EffectsWork:
         """Return the work of a processor node in this task."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,15 +184,6 @@ class Compiled:
     """Topic to the nodes whose stream time its records advance."""
     resumable: frozenset[str]
     """Nodes that every record of their topics reaches: after a restart, their stream time is the partition's."""
-
-
-class Applied(NamedTuple):
-    """A record for the place outside of Kafka: where it stands in a batch, and its key and value."""
-
-    columns: Columns
-    at: int
-    key: Any
-    value: Any
 
 
 class BoundProgram:
@@ -349,8 +341,10 @@ class BoundProgram:
 
     def begin_work(
         self, node: Processing, stores: Mapping[str, TableStore], children: Children, by_name: Mapping[str, Children]
-    ) -> Work:
+    ) -> Work | EffectsWork:
         """Return the work of a processor node in this task."""
+        if isinstance(node, AsyncProcessing):
+            return EffectsWork(stores, self, children, by_name)
         work = Work(node, stores, self, children, by_name)
         self._works.append(work)
         return work

@@ -1,4 +1,4 @@
-"""Attaches the nodes whose functions wait: `map_values_async` and its like.
+"""Attaches the nodes whose functions wait: `map_values_async` and its like, and `process_async`.
 
 Invariant: above such a node there are only operators without state, up to a source. The call of a record is begun
 before its turn, when no operator can know yet what its state will be.
@@ -6,16 +6,20 @@ before its turn, when no operator can know yet what its state will be.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack
 
 from coopstreams.topology.calls import BatchOptions, CallOptions, batching, calling
+from coopstreams.topology.dsl.attach_processors import using
 from coopstreams.topology.dsl.functions import checked_async
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.graph import Flow
 from coopstreams.topology.graph.nodes import (
+    Asynchronous,
     AsyncMap,
+    AsyncProcessing,
     Branch,
     DropNullKeys,
     Filter,
@@ -29,6 +33,7 @@ from coopstreams.topology.graph.nodes import (
     Source,
     Split,
 )
+from coopstreams.topology.stores import StoreSpec
 
 _STATELESS = (
     Branch | DropNullKeys | Filter | FlatMap | FlatMapValues | Map | MapValues | Merge | Peek | SelectKey | Split
@@ -54,7 +59,7 @@ def async_map(
     checked_async(where, mapper, *(("key", "value") if with_key else ("value",)))
     how = calling(where, mapper, **options)
     _check_above(flow, where)
-    prefix = f"KSTREAM-{'MAP' if pairs else 'FLATMAPVALUES' if flat else 'MAPVALUES'}-ASYNC-"
+    prefix = f"KSTREAM-{'FLAT' if flat else ''}{'MAP' if pairs else 'MAPVALUES'}-ASYNC-"
     node = partial(AsyncMap, mapper=mapper, with_key=with_key, pairs=pairs, flat=flat, calling=how)
     return flow.then(prefix, name, node)
 
@@ -69,13 +74,55 @@ def map_batches(
     return flow.then("KSTREAM-MAP-BATCHES-", name, partial(AsyncMap, mapper=mapper, with_key=False, calling=how))
 
 
+def process_async(
+    flow: Flow,
+    function: Callable[..., Any],
+    stores: Sequence[StoreSpec | str],
+    name: str | None,
+    **options: Unpack[CallOptions],
+) -> Flow:
+    """Return the flow of what the function forwards, with the serdes of before.
+
+    Raises:
+        TopologyError: an argument that makes no sense, an operator with state above, a change of keys above, or a store
+            whose rows are no single values of keys.
+    """
+    where = "process_async"
+    checked_async(where, function, "record", "context")
+    how = calling(where, function, **options)
+    if how.order != "key":
+        raise TopologyError(
+            f'{where}: order="{how.order}" is not possible. A call finds in the stores what earlier records of its key '
+            'have put there, so calls of one key come one after the other: order="key".'
+        )
+    _check_above(flow, where)
+    if flow.rekeyed:
+        raise TopologyError(
+            f'{where}: its stores have rows by the keys that the records have in their topic, and "{flow.node}" may '
+            "give them other ones. Write .repartition() before it."
+        )
+    for store in stores:
+        if not isinstance(store, StoreSpec) or store.kind != "key_value" or store.history_ms is not None:
+            raise TopologyError(
+                f"{where}: stores= takes stores of its own with a row for each key, key_value_store(...), not {store!r}"
+            )
+
+    def make(**node: Any) -> AsyncProcessing:
+        made = AsyncProcessing(
+            **node, supplier=function, stores=(), store_names=(), key=None, fixed_key=False, by_key=True, calling=how
+        )
+        return using(flow.graph, made, stores, where)
+
+    return replace(flow.then("KSTREAM-PROCESSOR-ASYNC-", name, make), rekeyed=True)
+
+
 def _check_above(flow: Flow, where: str) -> None:
     names = [flow.node]
     while names:
         node = flow.graph.nodes[names.pop()]
         if isinstance(node, Source):
             continue
-        if isinstance(node, AsyncMap):
+        if isinstance(node, Asynchronous):
             raise TopologyError(
                 f'{where}: it is below "{node.name}", which is asynchronous, too. Await both in one function, or write '
                 ".repartition() in between."

@@ -22,6 +22,7 @@ from coopstreams.topology.graph.join_nodes import StreamGlobalJoin, StreamStream
 from coopstreams.topology.graph.keyed_state import common_key, keys_as_read
 from coopstreams.topology.graph.nodes import (
     AsyncMap,
+    AsyncProcessing,
     Branch,
     DynamicSink,
     Filter,
@@ -260,7 +261,7 @@ def _check_parents(graph: Graph, parents: tuple[str, ...], where: str) -> None:
 
 def _processor(graph: Graph, name: str, where: str) -> Processing:
     node = _known(graph, name, where)
-    if not isinstance(node, Processing):
+    if not isinstance(node, Processing) or isinstance(node, AsyncProcessing):
         raise TopologyError(
             f'{where}: "{name}" is a {type(node).__name__}; only processors use stores by name. Name one of '
             "add_processor(…)."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 from coopstreams.topology.dsl.functions import checked
 from coopstreams.topology.errors import TopologyError
@@ -12,6 +13,8 @@ from coopstreams.topology.graph.graph import Flow, Graph
 from coopstreams.topology.graph.nodes import Function, Processing
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
+
+AnyProcessing = TypeVar("AnyProcessing", bound=Processing)
 
 
 def process(
@@ -69,7 +72,7 @@ def by_key_of(by_key: bool | None, where: str) -> bool:
     return by_key
 
 
-def using(graph: Graph, node: Processing, stores: Sequence[StoreSpec | str], where: str) -> Processing:
+def using(graph: Graph, node: AnyProcessing, stores: Sequence[StoreSpec | str], where: str) -> AnyProcessing:
     """Return the processor with these stores added: its own, and by name those of others.
 
     Raises:

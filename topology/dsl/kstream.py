@@ -5,13 +5,11 @@ Each operator is a method, which attaches a node and returns the flow of its rec
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, TypeVar, Unpack, overload
+from typing import TypeVar
 
-from coopstreams.topology.calls import BatchOptions, CallOptions
 from coopstreams.topology.dsl import attach
-from coopstreams.topology.dsl.attach_calls import async_map, map_batches
 from coopstreams.topology.dsl.attach_processors import process
 from coopstreams.topology.dsl.branches import BranchedKStream
 from coopstreams.topology.dsl.functions import checked
@@ -20,6 +18,7 @@ from coopstreams.topology.dsl.ktable import KTable
 from coopstreams.topology.dsl.materialized import Materialized
 from coopstreams.topology.dsl.printed import Destination, Printer
 from coopstreams.topology.dsl.repartition import applied, repartition
+from coopstreams.topology.dsl.stream_calls import StreamCalls
 from coopstreams.topology.dsl.stream_joins import StreamJoins
 from coopstreams.topology.durations import Duration
 from coopstreams.topology.errors import TopologyError
@@ -36,7 +35,7 @@ K2 = TypeVar("K2")
 V2 = TypeVar("V2")
 
 
-class KStream(StreamJoins[K, V]):
+class KStream(StreamCalls[K, V], StreamJoins[K, V]):
     """A stream of records with keys K and values V.
 
     `key=` and `value=` name the serde of new keys or values; keys or values that stay the same keep their serde.
@@ -99,131 +98,6 @@ class KStream(StreamJoins[K, V]):
         """Replace each value by `mapper(key, value)`."""
         make = partial(MapValues, mapper=checked("map_values_with_key", mapper, "key", "value"), with_key=True)
         return KStream(self._flow.then("KSTREAM-MAPVALUES-", name, make).with_value(value, "map_values_with_key"))
-
-    @overload
-    def map_values_async(
-        self,
-        mapper: Callable[[V], Awaitable[V2]],
-        *,
-        value: Serde[V2] | None = None,
-        name: str | None = None,
-        **options: Unpack[CallOptions],
-    ) -> KStream[K, V2]: ...
-
-    @overload
-    def map_values_async(
-        self,
-        mapper: Callable[[V], V2],
-        *,
-        value: Serde[V2] | None = None,
-        name: str | None = None,
-        **options: Unpack[CallOptions],
-    ) -> KStream[K, V2]: ...
-
-    def map_values_async(
-        self,
-        mapper: Callable[[V], Any],
-        *,
-        value: Serde[V2] | None = None,
-        name: str | None = None,
-        **options: Unpack[CallOptions],
-    ) -> KStream[K, V2]:
-        """Replace each value by what `mapper(value)` returns after a while: an HTTP request, a query, a model.
-
-        A coroutine function is awaited on an event loop, any other function runs on a thread. `options`: see
-        `CallOptions`: `max_in_flight`, `order`, `timeout`, `retry`. Results go on in the order of their keys, or of the
-        partition where operators below act on time; so what is below does not depend on how long a call took. Commits
-        go on above a record that waits. After a crash, only calls whose records had not gone on are made again. An
-        error goes to `processing.exception.handler`.
-
-        The functions above run twice for each record, without those of `peek`, and must answer the same both times.
-
-        Raises:
-            TopologyError: an operator with state above, or another asynchronous one. `repartition()` comes between.
-        """
-        flow = async_map(self._flow, "map_values_async", mapper, name, **options)
-        return KStream(flow.with_value(value, "map_values_async"))
-
-    @overload
-    def map_values_with_key_async(
-        self,
-        mapper: Callable[[K, V], Awaitable[V2]],
-        *,
-        value: Serde[V2] | None = None,
-        name: str | None = None,
-        **options: Unpack[CallOptions],
-    ) -> KStream[K, V2]: ...
-
-    @overload
-    def map_values_with_key_async(
-        self,
-        mapper: Callable[[K, V], V2],
-        *,
-        value: Serde[V2] | None = None,
-        name: str | None = None,
-        **options: Unpack[CallOptions],
-    ) -> KStream[K, V2]: ...
-
-    def map_values_with_key_async(
-        self,
-        mapper: Callable[[K, V], Any],
-        *,
-        value: Serde[V2] | None = None,
-        name: str | None = None,
-        **options: Unpack[CallOptions],
-    ) -> KStream[K, V2]:
-        """Replace each value by what `mapper(key, value)` returns after a while; see `map_values_async`."""
-        flow = async_map(self._flow, "map_values_with_key_async", mapper, name, with_key=True, **options)
-        return KStream(flow.with_value(value, "map_values_with_key_async"))
-
-    def map_async(
-        self,
-        mapper: Callable[[K, V], Awaitable[tuple[K2 | None, V2]] | tuple[K2 | None, V2]],
-        *,
-        key: Serde[K2] | None = None,
-        value: Serde[V2] | None = None,
-        name: str | None = None,
-        **options: Unpack[CallOptions],
-    ) -> KStream[K2, V2]:
-        """Replace each record by the pair that `mapper(key, value)` returns after a while; see `map_values_async`."""
-        flow = async_map(self._flow, "map_async", mapper, name, with_key=True, pairs=True, **options)
-        return KStream(flow.with_key(key, "map_async").with_value(value, "map_async"))
-
-    def flat_map_values_async(
-        self,
-        mapper: Callable[[V], Awaitable[Iterable[V2]] | Iterable[V2]],
-        *,
-        value: Serde[V2] | None = None,
-        name: str | None = None,
-        **options: Unpack[CallOptions],
-    ) -> KStream[K, V2]:
-        """Replace each record by one for each value that `mapper(value)` returns after a while.
-
-        For the rest see `map_values_async`.
-        """
-        flow = async_map(self._flow, "flat_map_values_async", mapper, name, flat=True, **options)
-        return KStream(flow.with_value(value, "flat_map_values_async"))
-
-    def map_batches(
-        self,
-        mapper: Callable[[list[V]], Awaitable[Sequence[V2]] | Sequence[V2]],
-        *,
-        value: Serde[V2] | None = None,
-        name: str | None = None,
-        **options: Unpack[BatchOptions],
-    ) -> KStream[K, V2]:
-        """Replace each value by its place in what `mapper(values)` returns: a model, or a request for many at once.
-
-        A batch has the values of up to `max_records` (500) records that came within `max_wait` (10 ms), of any keys;
-        with `order="key"`, one of a key. `mapper` returns a list of as many. If a batch fails, also when it is tried
-        again (`retry`), its records are tried one by one, so that only the bad one fails. `max_in_flight` counts
-        batches, and is 1 unless given. For the rest see `map_values_async`.
-
-        Raises:
-            TopologyError: as `map_values_async`.
-        """
-        flow = map_batches(self._flow, "map_batches", mapper, name, **options)
-        return KStream(flow.with_value(value, "map_batches"))
 
     def flat_map_values(
         self, mapper: Callable[[V], Iterable[V2]], *, value: Serde[V2] | None = None, name: str | None = None

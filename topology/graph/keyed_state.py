@@ -18,6 +18,7 @@ from coopstreams.topology.graph.join_nodes import StreamGlobalJoin, StreamStream
 from coopstreams.topology.graph.nodes import (
     Aggregate,
     AsyncMap,
+    AsyncProcessing,
     Branch,
     DropNullKeys,
     Filter,
@@ -107,6 +108,8 @@ def check_processors(nodes: list[Node], kept: Mapping[str, StoreSpec]) -> None:
                     f"{', '.join(sorted(stores)) or 'none'}. "
                     "Give the store itself instead of its name, or name the table that keeps it with store=."
                 )
+        if isinstance(node, AsyncProcessing):
+            _check_own_stores(node, nodes)
         if node.by_key:
             _check_state_by_key(node, common_key(keys[parent] for parent in node.parents))
 
@@ -120,6 +123,16 @@ def _check_state_by_key(node: Processing, key: Serde[Any] | None) -> None:
                 f"{key}: state would lie in other key ranges than its records. Make the store with key=serdes.{key}, "
                 "or say by_key=False."
             )
+
+
+def _check_own_stores(node: AsyncProcessing, nodes: Iterable[Node]) -> None:
+    for other in nodes:
+        if isinstance(other, Processing) and other is not node:
+            for name in set(node.store_names) & set(other.store_names):
+                raise TopologyError(
+                    f'store "{name}" belongs to "{node.name}", which is asynchronous, so "{other.name}" cannot use it: '
+                    "it would find the rows of records that wait for their calls as they were before them."
+                )
 
 
 def shared_state(nodes: Iterable[Node], above: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[str, tuple[str, ...]]]:

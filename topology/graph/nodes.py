@@ -119,7 +119,7 @@ class MapValues(Node):
 class AsyncMap(Node):
     """Replaces the value by what `mapper(value)`, or `mapper(key, value)`, returns after a while.
 
-    With `pairs`, `mapper(key, value)` returns a new key and a new value; with `flat`, any number of values.
+    With `pairs`, `mapper(key, value)` returns a new key and a new value; with `flat`, any number of values or pairs.
     """
 
     mapper: Function
@@ -202,6 +202,20 @@ class Processing(Node):
     key: Serde[Any] | None
     fixed_key: bool
     by_key: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsyncProcessing(Processing):
+    """Gives each record to `supplier(record, context)`, which changes rows of the record's key and forwards records.
+
+    The function itself is `supplier`: a task has nothing of its own here but its stores.
+    """
+
+    calling: Calling
+
+
+Asynchronous: TypeAlias = AsyncMap | AsyncProcessing
+"""Nodes whose functions are called beside the stream thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -368,5 +382,5 @@ class Structure:
     @property
     def dead_letter_topics(self) -> Mapping[str, str]:
         """The topics of operators for records that they cannot process, by node."""
-        nodes = [node for part in self.subtopologies for node in part.nodes if isinstance(node, AsyncMap)]
+        nodes = [node for part in self.subtopologies for node in part.nodes if isinstance(node, Asynchronous)]
         return {node.name: topic for node in nodes if (topic := node.calling.dead_letters) is not None}

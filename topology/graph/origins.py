@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from coopstreams.topology.graph.aggregate_nodes import TableAggregate
 from coopstreams.topology.graph.join_nodes import StreamStreamJoin, TableTableJoin, method_of, stores_of
-from coopstreams.topology.graph.nodes import Aggregate, Node, Sink, Source, Structure, SubTopology
+from coopstreams.topology.graph.nodes import Aggregate, Node, Processing, Sink, Source, Structure, SubTopology
 from coopstreams.topology.windows import AnyWindows
 
 Above: TypeAlias = Mapping[str, frozenset[str]]
@@ -77,4 +77,6 @@ def _method(node: Node) -> str:
     if isinstance(node, Aggregate | TableAggregate):
         function = node.aggregator if isinstance(node, Aggregate) else node.adder
         return "count" if function is None else "reduce" if node.initializer is None else "aggregate"
+    if isinstance(node, Processing):  # what the rows mean is the user's affair
+        return Processing.__name__
     return method_of(node) if isinstance(node, TableTableJoin) else type(node).__name__

@@ -18,6 +18,7 @@ from coopstreams.topology.graph.join_nodes import ForeignKeyResult, StreamGlobal
 from coopstreams.topology.graph.nodes import (
     Aggregate,
     AsyncMap,
+    AsyncProcessing,
     Branch,
     DropNullKeys,
     DynamicSink,
@@ -197,6 +198,8 @@ class Analysis:
                 return own | Reads(self.below(node, key, None).key, value=False)
             case AsyncMap(pairs=pairs):  # its call, begun before, has read what it needs
                 return Reads(not pairs and self.below(node, key, None).key, value=False)
+            case AsyncProcessing():  # so has its call, and what comes out of it has a key of its own
+                return Reads(key=False, value=False)
             case SelectKey(mapper=function):
                 return reads_pair(function) | Reads(key=False, value=self.below(node, None, value).value)
             case Map(mapper=function) | FlatMap(mapper=function):

@@ -7,9 +7,10 @@ called with. It drops what the program will drop, in silence: the program report
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from coopstreams.topology.graph.nodes import AsyncMap, Node, Peek
+from coopstreams.topology.graph.nodes import Asynchronous, AsyncMap, AsyncProcessing, Node, Peek
 from coopstreams.topology.operators import choosing, stateless
 from coopstreams.topology.operators.codegen import Function, RecordVariables
 from coopstreams.topology.operators.compiler import Compiler, Operator
@@ -21,8 +22,14 @@ def take_result(compiler: Compiler, function: Function, node: AsyncMap, record: 
     value = function.fresh("value")
     if node.flat:
         many = function.fresh("values")
+        constant = compiler.unit.constant("pairs_of", _pairs) if node.pairs else "list"
         with function.guard("processing", node.name):
-            function.line(f"{many} = list({result}({node.name!r}))")
+            function.line(f"{many} = {constant}({result}({node.name!r}))")
+        if node.pairs:
+            key = function.fresh("key")
+            with function.loop(f"for {key}, {value} in {many}:"):
+                compiler.forward(function, node, record.with_key(key).with_value(value))
+            return
         if record.key is None and compiler.analysis.below(node, record.key_serde, None).key:
             function.key(record)  # once, not in each iteration
         with function.loop(f"for {value} in {many}:"):
@@ -39,10 +46,16 @@ def take_result(compiler: Compiler, function: Function, node: AsyncMap, record: 
     compiler.forward(function, node, record.with_key(key).with_value(value))
 
 
-def begin_call(compiler: Compiler, function: Function, node: AsyncMap, record: RecordVariables) -> None:
+def _pairs(answer: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    return [(key, value) for key, value in answer]
+
+
+def begin_call(compiler: Compiler, function: Function, node: Asynchronous, record: RecordVariables) -> None:
     """Write that a call with this record is wanted."""
     want = compiler.unit.bind("want", "want = process.want")
-    key = function.key(record) if node.with_key else "None"
+    if isinstance(node, AsyncProcessing):
+        function.drop_if(f"{record.key_bytes} is None", node, "null-key")
+    key = function.key(record) if isinstance(node, AsyncProcessing) or node.with_key else "None"
     function.line(f"{want}({node.name!r}, {key}, {function.value(record)})")
 
 
@@ -53,5 +66,6 @@ AHEAD: Mapping[type[Node], Operator] = {
     **choosing.OPERATORS,
     Peek: stateless.pass_on,
     AsyncMap: begin_call,
+    AsyncProcessing: begin_call,
 }
 """The operators of the code that begins the calls: an action of `peek` is left to the program."""

@@ -1,0 +1,210 @@
+"""The operators of a stream whose functions wait: coroutines, and functions on threads or in processes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, overload
+
+from coopstreams.topology.calls import BatchOptions, CallOptions
+from coopstreams.topology.dsl.attach_calls import async_map, map_batches, process_async
+from coopstreams.topology.graph.graph import Flow
+from coopstreams.topology.processors import CallContext
+from coopstreams.topology.records import Record
+from coopstreams.topology.serdes import Serde
+from coopstreams.topology.stores import StoreSpec
+
+if TYPE_CHECKING:
+    from coopstreams.topology.dsl.kstream import KStream  # a call makes another stream
+
+K = TypeVar("K")
+V = TypeVar("V")
+K2 = TypeVar("K2")
+V2 = TypeVar("V2")
+
+
+class StreamCalls(Generic[K, V]):
+    """The operators of a `KStream` whose functions wait."""
+
+    __slots__ = ()
+
+    _flow: Flow
+
+    @overload
+    def map_values_async(
+        self,
+        mapper: Callable[[V], Awaitable[V2]],
+        *,
+        value: Serde[V2] | None = None,
+        name: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> KStream[K, V2]: ...
+
+    @overload
+    def map_values_async(
+        self,
+        mapper: Callable[[V], V2],
+        *,
+        value: Serde[V2] | None = None,
+        name: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> KStream[K, V2]: ...
+
+    def map_values_async(
+        self,
+        mapper: Callable[[V], Any],
+        *,
+        value: Serde[V2] | None = None,
+        name: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> KStream[K, V2]:
+        """Replace each value by what `mapper(value)` returns after a while: an HTTP request, a query, a model.
+
+        A coroutine function is awaited on an event loop, any other function runs on a thread. `options`: see
+        `CallOptions`: `max_in_flight`, `order`, `timeout`, `retry`. Results go on in the order of their keys, or of the
+        partition where operators below act on time; so what is below does not depend on how long a call took. Commits
+        go on above a record that waits. After a crash, only calls whose records had not gone on are made again. An
+        error goes to `processing.exception.handler`.
+
+        The functions above run twice for each record, without those of `peek`, and must answer the same both times.
+
+        Raises:
+            TopologyError: an operator with state above, or another asynchronous one. `repartition()` comes between.
+        """
+        flow = async_map(self._flow, "map_values_async", mapper, name, **options)
+        return self._called(flow.with_value(value, "map_values_async"))
+
+    @overload
+    def map_values_with_key_async(
+        self,
+        mapper: Callable[[K, V], Awaitable[V2]],
+        *,
+        value: Serde[V2] | None = None,
+        name: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> KStream[K, V2]: ...
+
+    @overload
+    def map_values_with_key_async(
+        self,
+        mapper: Callable[[K, V], V2],
+        *,
+        value: Serde[V2] | None = None,
+        name: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> KStream[K, V2]: ...
+
+    def map_values_with_key_async(
+        self,
+        mapper: Callable[[K, V], Any],
+        *,
+        value: Serde[V2] | None = None,
+        name: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> KStream[K, V2]:
+        """Replace each value by what `mapper(key, value)` returns after a while; see `map_values_async`."""
+        flow = async_map(self._flow, "map_values_with_key_async", mapper, name, with_key=True, **options)
+        return self._called(flow.with_value(value, "map_values_with_key_async"))
+
+    def map_async(
+        self,
+        mapper: Callable[[K, V], Awaitable[tuple[K2 | None, V2]] | tuple[K2 | None, V2]],
+        *,
+        key: Serde[K2] | None = None,
+        value: Serde[V2] | None = None,
+        name: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> KStream[K2, V2]:
+        """Replace each record by the pair that `mapper(key, value)` returns after a while; see `map_values_async`."""
+        flow = async_map(self._flow, "map_async", mapper, name, with_key=True, pairs=True, **options)
+        return self._called(flow.with_key(key, "map_async").with_value(value, "map_async"))
+
+    def flat_map_values_async(
+        self,
+        mapper: Callable[[V], Awaitable[Iterable[V2]] | Iterable[V2]],
+        *,
+        value: Serde[V2] | None = None,
+        name: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> KStream[K, V2]:
+        """Replace each record by one for each value that `mapper(value)` returns after a while.
+
+        For the rest see `map_values_async`.
+        """
+        flow = async_map(self._flow, "flat_map_values_async", mapper, name, flat=True, **options)
+        return self._called(flow.with_value(value, "flat_map_values_async"))
+
+    def flat_map_values_with_key_async(
+        self,
+        mapper: Callable[[K, V], Awaitable[Iterable[V2]] | Iterable[V2]],
+        *,
+        value: Serde[V2] | None = None,
+        name: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> KStream[K, V2]:
+        """Replace each record by one for each value that `mapper(key, value)` returns; see `map_values_async`."""
+        where = "flat_map_values_with_key_async"
+        flow = async_map(self._flow, where, mapper, name, with_key=True, flat=True, **options)
+        return self._called(flow.with_value(value, where))
+
+    def flat_map_async(
+        self,
+        mapper: Callable[[K, V], Awaitable[Iterable[tuple[K2 | None, V2]]] | Iterable[tuple[K2 | None, V2]]],
+        *,
+        key: Serde[K2] | None = None,
+        value: Serde[V2] | None = None,
+        name: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> KStream[K2, V2]:
+        """Replace each record by the pairs that `mapper(key, value)` returns after a while; see `map_values_async`."""
+        flow = async_map(self._flow, "flat_map_async", mapper, name, with_key=True, pairs=True, flat=True, **options)
+        return self._called(flow.with_key(key, "flat_map_async").with_value(value, "flat_map_async"))
+
+    def map_batches(
+        self,
+        mapper: Callable[[list[V]], Awaitable[Sequence[V2]] | Sequence[V2]],
+        *,
+        value: Serde[V2] | None = None,
+        name: str | None = None,
+        **options: Unpack[BatchOptions],
+    ) -> KStream[K, V2]:
+        """Replace each value by its place in what `mapper(values)` returns: a model, or a request for many at once.
+
+        A batch has the values of up to `max_records` (500) records that came within `max_wait` (10 ms), of any keys;
+        with `order="key"`, one of a key. `mapper` returns a list of as many. If a batch fails, also when it is tried
+        again (`retry`), its records are tried one by one, so that only the bad one fails. `max_in_flight` counts
+        batches, and is 1 unless given. For the rest see `map_values_async`.
+
+        Raises:
+            TopologyError: as `map_values_async`.
+        """
+        flow = map_batches(self._flow, "map_batches", mapper, name, **options)
+        return self._called(flow.with_value(value, "map_batches"))
+
+    def process_async(
+        self,
+        function: Callable[[Record[K, V], CallContext[K2, V2]], Any],
+        *,
+        stores: Sequence[StoreSpec] = (),
+        key: Serde[K2] | None = None,
+        value: Serde[V2] | None = None,
+        name: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> KStream[K2, V2]:
+        """Give each record to `function(record, context)`, which takes its time; return the records that it forwards.
+
+        `context.store(name)` is the row of the record's key in one of `stores`, which are the operator's own. A call
+        finds what the earlier records of its key have put there: it begins when they are done. What it puts and
+        forwards is done when it has succeeded, with the commit of its record; if it fails for good, none of it is.
+        Records without a key are dropped. The keys of what it forwards may be any. For the rest see `map_values_async`.
+
+        Raises:
+            TopologyError: as `map_values_async`; an `order` other than "key", a change of keys above, or stores other
+                than of `key_value_store`.
+        """
+        flow = process_async(self._flow, function, stores, name, **options)
+        return self._called(flow.with_key(key, "process_async").with_value(value, "process_async"))
+
+    def _called(self, flow: Flow) -> KStream[Any, Any]:
+        from coopstreams.topology.dsl.kstream import KStream
+
+        return KStream(flow)
