@@ -55,7 +55,7 @@ MAY_IMPORT = {
     "starlette": ("coopstreams/query/*.py",),
     "uvicorn": ("coopstreams/query/*.py",),
 }
-PURE = {"fastavro", "msgspec", "orjson", "sortedcontainers", "xxhash", "coopstreams"}
+PURE = {"fastavro", "google", "jsonschema_rs", "msgspec", "orjson", "sortedcontainers", "xxhash", "coopstreams"}
 IMPURE = {"asyncio", "multiprocessing", "socket", "subprocess", "threading", "time"}
 HOSTED = (
     "coopstreams/instance/",

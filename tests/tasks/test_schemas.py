@@ -21,7 +21,7 @@ from coopstreams.topology.errors import ConfigError, QueryError, SerdeError
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import WHOLE
-from coopstreams.topology.schemas import InMemoryRegistry, RegistryUnavailableError, SchemaSerde
+from coopstreams.topology.schemas import InMemoryRegistry, RegistryUnavailableError, Schema, SchemaSerde
 from coopstreams.topology.task_id import TaskId
 
 
@@ -64,7 +64,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> InMemoryRegistry:
     return made
 
 
-def text_of(schema: Any) -> str:
+def text_of(schema: Any) -> Schema:
     serde = serdes.avro(schema)
     assert isinstance(serde, SchemaSerde)
     return serde.codec.schema
