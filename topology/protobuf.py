@@ -18,6 +18,7 @@ from itertools import count
 from typing import Any, TypeVar
 
 from coopstreams.topology.compatibility.protobuf import message_at, why_unreadable
+from coopstreams.topology.compatibility.protobuf_source import source_of
 from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.schemas import Codec, Schema, SchemaSerde
 from coopstreams.topology.serde import Serde
@@ -54,8 +55,8 @@ def _protobuf(message: Any) -> SchemaSerde[Any]:
             f"{', '.join(imported)}: references between schemas are not supported. Put the messages into one file"
         )
     parse: Callable[[bytes], Any] = message.FromString
-    own, name = described.file.serialized_pb, described.full_name
-    path = _path_of(name, FileDescriptorProto.FromString(own))
+    name, mine = described.full_name, FileDescriptorProto.FromString(described.file.serialized_pb)
+    path = _path_of(name, mine)
 
     def write(value: Any) -> bytes:
         if not isinstance(value, message):
@@ -63,7 +64,7 @@ def _protobuf(message: Any) -> SchemaSerde[Any]:
         return value.SerializeToString(deterministic=True)  # type: ignore[no-any-return]
 
     def reader(written: str) -> Callable[[bytes], Any]:
-        file = _file(written)
+        file = mine if written == schema.text else _file(written)
 
         @cache
         def checked(indexes: tuple[int, ...]) -> None:
@@ -80,7 +81,7 @@ def _protobuf(message: Any) -> SchemaSerde[Any]:
 
     def unreadable(written: str) -> str:
         file = _file(written)
-        return "" if file is None else why_unreadable(FileDescriptorProto.FromString(own), file, name)
+        return "" if file is None else why_unreadable(mine, file, name)
 
     def from_json(text: bytes) -> Any:
         try:
@@ -88,7 +89,10 @@ def _protobuf(message: Any) -> SchemaSerde[Any]:
         except json_format.ParseError as error:
             raise SerdeError(str(error)) from error
 
-    schema = Schema(base64.b64encode(own).decode(), "PROTOBUF")
+    try:
+        schema = Schema(source_of(mine), "PROTOBUF")
+    except ValueError as error:
+        raise SerdeError(f"serdes.protobuf: {described.file.name} cannot be given to a registry: {error}") from error
     codec = Codec(name, schema, write, reader, unreadable, (_protobuf, (message,)), _indexes(path))
     return SchemaSerde(f"protobuf({name})", codec.encode, codec.decode, codec, from_json, check_key=codec.check_key)
 

@@ -38,7 +38,7 @@ Kind = Literal["AVRO", "PROTOBUF", "JSON"]
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """A schema as it stands in a registry. A file of Protobuf is its serialised descriptor in base64."""
+    """A schema as a registry takes it. A file of Protobuf comes back as a descriptor in base64, or as text."""
 
     text: str
     kind: Kind

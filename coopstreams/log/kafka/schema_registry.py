@@ -48,7 +48,9 @@ class RegistryClient:
 
     def lookup(self, subject: str, schema: Schema) -> int | None:
         """Return the id of a schema under a subject."""
-        found = self._ask(lambda client: client.lookup_schema(subject, _theirs(schema)), _NOT_FOUND)
+        found = self._ask(
+            lambda client: client.lookup_schema(subject, _theirs(schema), normalize_schemas=_normal(schema)), _NOT_FOUND
+        )
         return None if found is None else int(found.schema_id)
 
     def register(self, subject: str, schema: Schema) -> int:
@@ -61,7 +63,9 @@ class RegistryClient:
             raise SerdeError(
                 f'subject "{subject}" has no such schema, and auto.register.schemas is false. Register it: {schema}'
             )
-        number = self._ask(lambda client: client.register_schema(subject, _theirs(schema)))
+        number = self._ask(
+            lambda client: client.register_schema(subject, _theirs(schema), normalize_schemas=_normal(schema))
+        )
         assert number is not None
         return int(number)
 
@@ -132,6 +136,11 @@ def _theirs(schema: Schema) -> Any:
     from confluent_kafka import schema_registry
 
     return schema_registry.Schema(schema.text, schema.kind)
+
+
+def _normal(schema: Schema) -> bool:
+    """Whether the registry is to compare meaning and not text: of one file of Protobuf there are many texts."""
+    return schema.kind == "PROTOBUF"
 
 
 def _ours(schema: Any) -> Schema:
