@@ -2,9 +2,11 @@
 
 Behind the id stand the indexes that lead to the message within its file, as zigzag varints; for the first message, one
 zero byte. A message of any version is read by its field numbers, so the writer's schema is asked only which message it
-is.
+is. Registries have the source text of a file, some of them its descriptor in base64: only the latter is read here, and
+of a text that is not our own the indexes must be ours.
 
 Invariant: equal messages without unknown fields have equal bytes (maps are written in the order of their keys).
+Turned down: to ask for descriptors (`format=serialized`): Apicurio 3.3 returns them as damaged text.
 Source: Confluent, "Wire format" and "Protobuf Schema Serializer".
 """
 

@@ -23,8 +23,6 @@ _TIMEOUT_S = 5.0
 REFUSED_S = 5.0
 """How long it is remembered that a registry has no schema with an id: a topic may be full of such records."""
 _MOST_REFUSED = 10_000
-_FORMAT = "serialized"
-"""Of Protobuf schemas: the descriptor of the file in base64. Other schemas have no such format, and are as they are."""
 _NOT_FOUND, _CONFLICT, _INVALID = 404, 409, 422
 
 
@@ -43,7 +41,7 @@ class RegistryClient:
 
     def latest(self, subject: str) -> Schema | None:
         """Return the latest version of a subject."""
-        found = self._ask(lambda client: client.get_latest_version(subject, fmt=_FORMAT), _NOT_FOUND)
+        found = self._ask(lambda client: client.get_latest_version(subject), _NOT_FOUND)
         return None if found is None else _ours(found.schema)
 
     def lookup(self, subject: str, schema: Schema) -> int | None:
@@ -77,14 +75,14 @@ class RegistryClient:
         """
         if _refused.get((self, number), 0.0) > monotonic():
             raise self._unknown(number)
-        found = self._ask(lambda client: client.get_schema(number, fmt=_FORMAT), _NOT_FOUND)
+        found = self._ask(lambda client: client.get_schema(number), _NOT_FOUND)
         if found is None:
             if len(_refused) >= _MOST_REFUSED:
                 _refused.clear()
             _refused[self, number] = monotonic() + REFUSED_S
             raise self._unknown(number)
         if found.schema_type == "AVRO" and found.references:
-            raise SerdeError(f"schema {number} is with references to others, which serdes.avro does not read")
+            raise SerdeError(f"schema {number} refers to others, which serdes.avro does not read")
         return _ours(found)
 
     def _unknown(self, number: int) -> SerdeError:
