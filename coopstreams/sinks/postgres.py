@@ -87,12 +87,13 @@ class PostgresSink:
     def __post_init__(self) -> None:
         """Check what can be checked without a connection."""
         try:
-            import psycopg
+            from psycopg import ProgrammingError
+            from psycopg.conninfo import conninfo_to_dict
         except ImportError as error:
             raise TopologyError(f'PostgresSink needs psycopg ({error}): pip install "coopstreams[postgres]"') from None
         try:
-            psycopg.conninfo.conninfo_to_dict(self.dsn)
-        except psycopg.ProgrammingError:  # its text may quote the password
+            conninfo_to_dict(self.dsn)
+        except ProgrammingError:  # its text may quote the password
             raise TopologyError(f"PostgresSink for {self.table}: the dsn cannot be read") from None
 
     @property
@@ -299,9 +300,10 @@ class PostgresSession:
 
 def _connected(dsn: str, partition: SinkPartition) -> Any:
     import psycopg
+    from psycopg.conninfo import conninfo_to_dict
     from psycopg.types.json import JsonbDumper
 
-    given = psycopg.conninfo.conninfo_to_dict(dsn)
+    given = conninfo_to_dict(dsn)
     named = {"application_name": f"coopstreams {partition.application} {partition.sink}-{partition.number}"}
     told: dict[str, Any] = {**_DEFAULTS, **named, **given}
     connection = psycopg.connect(**told, autocommit=True)
@@ -323,9 +325,9 @@ def _heard(dsn: str) -> Iterator[None]:
 
 def _place(dsn: str) -> str:
     """Return where a server is, without what is secret."""
-    import psycopg
+    from psycopg.conninfo import conninfo_to_dict
 
-    given = psycopg.conninfo.conninfo_to_dict(dsn)
+    given = conninfo_to_dict(dsn)
     return f"{given.get('host', 'the local socket')}:{given.get('port', 5432)}/{given.get('dbname', '')}"
 
 
@@ -370,4 +372,5 @@ def _over(text: str, table: str) -> Any:
     """Return a statement over a table, whose name may have a schema."""
     from psycopg import sql
 
-    return sql.SQL(text).format(sql.Identifier(*table.split(".")))
+    template: Any = text  # made of names that are quoted, and of nothing of a record
+    return sql.SQL(template).format(sql.Identifier(*table.split(".")))

@@ -58,7 +58,7 @@ def warm(registry: Registry) -> None:
     def answers() -> bool:
         try:
             for name, serde in (
-                ("a", serdes.avro("long")),
+                ("a", serdes.avro(DEPOT)),
                 ("p", serdes.protobuf(Depot)),
                 ("j", serdes.json_schema(Load)),
             ):

@@ -73,7 +73,7 @@ class PostgresServer:
         self.stop()
         shutil.rmtree(self._folder)
 
-    def run(self, text: str, *values: object) -> list[Any]:
+    def run(self, text: Any, *values: object) -> list[Any]:
         """Execute a statement, and return its rows."""
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             done = connection.execute(text, values or None)

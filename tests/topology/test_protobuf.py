@@ -144,7 +144,7 @@ def test_a_key_with_another_id_is_another_key_and_refused() -> None:
         serde.check_key(b"\0\x12\x34\x56\x78" + key[5:])
 
 
-def set_type(field: int, type_: int) -> Callable[[FileDescriptorProto], None]:
+def set_type(field: int, type_: Any) -> Callable[[FileDescriptorProto], None]:
     def change(file: FileDescriptorProto) -> None:
         file.message_type[0].field[field].type = type_
 

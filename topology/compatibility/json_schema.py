@@ -55,5 +55,5 @@ def _followed(schema: Any, root: Any) -> Any:
 def _types(schema: dict[str, Any]) -> set[str]:
     """Return the types that a value may have; empty: they are not said. A number may be an integer."""
     said = schema.get("type")
-    types = {said} if isinstance(said, str) else set(said or ())
+    types: set[str] = {said} if isinstance(said, str) else set(said or ())
     return types | {"integer"} if "number" in types else types
