@@ -6,6 +6,7 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/.coopstreams
 LIGHT := $(VENV)/.coopstreams-demo
 SITE  := $(VENV)/.coopstreams-site
+NATIVE := $(VENV)/.coopstreams-native
 ARGS  ?=
 # Tests wait as often as they work, so there are more processes than cores on a small machine: one has the tests that need Spark,
 # and all share one broker. ARGS='-n 0 …' is one process. tests/dealing.py says which process gets which test.
@@ -42,7 +43,7 @@ touch $@; \
 echo "setup: done"
 endef
 
-setup: $(STAMP) ## make .venv with coopstreams (editable), PySpark and all tools; again only when pyproject.toml changed
+setup: $(STAMP) $(NATIVE) ## make .venv with coopstreams (editable), PySpark, all tools and, where cargo is, native/; again only after a change
 
 setup-demo: $(LIGHT) ## the same with only what the demo needs: no PySpark, no tools
 
@@ -50,6 +51,17 @@ $(STAMP): pyproject.toml
 	@$(call install,check,PySpark and its tools (the first time this downloads about 600 MB))
 	@echo "setup: compiling the tests once, for all processes that run them"
 	@$(BIN)/python -m pytest --collect-only --quiet >/dev/null || true # make test says what cannot be imported
+
+# Pure Python does the same, so nothing stops where the extension cannot be built.
+$(NATIVE): $(wildcard native/src/*.rs) native/Cargo.toml native/Cargo.lock native/pyproject.toml | $(STAMP)
+	@if ! command -v cargo >/dev/null; then \
+		echo "setup: no cargo was found, so native/ is not built: pure Python runs"; \
+	else \
+		echo "setup: building native/ (Rust, about half a minute)"; \
+		$(BIN)/python -m pip install --disable-pip-version-check --quiet ./native || \
+			echo "setup: native/ was not built, see above: pure Python runs; 'pip install ./native' tries again"; \
+		touch $@; \
+	fi
 
 $(LIGHT): pyproject.toml
 	@if [ $(STAMP) -nt $< ]; then touch $@; else $(call install,dev,what the demo needs (the first time this downloads about 20 MB)); fi
@@ -63,6 +75,11 @@ check: setup ## format, lint, types, import rules
 	$(BIN)/mypy
 	$(BIN)/pyright
 	$(BIN)/lint-imports --no-logo
+	@if command -v cargo >/dev/null; then \
+		cd native && cargo fmt --check && cargo clippy --quiet --locked -- -D warnings; \
+	else \
+		echo "check: no cargo was found, so native/ is not checked"; \
+	fi
 
 format: setup ## format, and fix what ruff can fix
 	$(BIN)/ruff check --fix-only .

@@ -1,7 +1,8 @@
 """Records per second of one process, next to a bare loop with the same parts: `python -m benchmarks [--records N]`.
 
 Each case runs in a process of its own, on a fresh group, against one real broker on this machine. Compare the ratios
-within one run: machines differ, and are noisy.
+within one run: machines differ, and are noisy. Where the extension `coopstreams-native` is installed, each case runs in
+pure Python and natively, by turns.
 
     stateless        JSON -> filter -> map -> JSON
     count            a keyed count with changelog, record cache on (updates go out once a commit)
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import product
 from pathlib import Path
 
 from confluent_kafka import Producer
@@ -30,9 +32,18 @@ from rich.console import Console
 from rich.table import Table
 
 from coopstreams.dev.broker import KafkaBroker
+from coopstreams.log.kafka.native import SETTING, data_plane
 
 KEYS = 100_000
+BARE = "bare loop"
+PLANES = {"pure": "0", "native": "1"}
+"""The data planes, and what chooses them."""
 HERE = Path(__file__).parent
+
+
+def planes() -> list[str]:
+    """Return the data planes that can run here."""
+    return ["pure", "native"] if data_plane() == "native" else ["pure"]
 
 
 def fill(bootstrap: str, topic: str, records: int) -> None:
@@ -104,6 +115,7 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--planes", nargs="+", choices=PLANES, default=planes(), help="data planes, by turns")
     arguments = parser.parse_args()
     console = Console()
     with tempfile.TemporaryDirectory() as folder, KafkaBroker(Path(folder) / "kafka") as broker:
@@ -114,19 +126,19 @@ def main() -> None:
         with console.status(f"writing {arguments.records:,} records"):
             fill(broker.bootstrap, source, arguments.records)
         table = Table(title=f"{arguments.records:,} records, one process")
-        for column in ("case", "records/s", "CPU s per million"):
+        for column in ("case", "data plane", "records/s", "CPU s per million"):
             table.add_column(column, justify="right")
         for round_ in range(arguments.rounds):
-            for name, command, settings in cases(broker.bootstrap, folder):
-                if arguments.only not in name:
+            for (name, command, settings), plane in product(cases(broker.bootstrap, folder), arguments.planes):
+                if arguments.only not in name or (name == BARE and plane != arguments.planes[0]):
                     continue
-                group = f"{name.replace(' ', '-')}-{round_}"
+                group = f"{name.replace(' ', '-')}-{plane}-{round_}"
                 sink = f"{group}-out"
                 admin.create_topics([NewTopic(sink, 1, 1)])[sink].result()
-                own = {"BENCH_APPLICATION": group, "BENCH_SOURCE": source, "BENCH_SINK": sink}
-                with console.status(name):
+                own = {"BENCH_APPLICATION": group, "BENCH_SOURCE": source, "BENCH_SINK": sink, SETTING: PLANES[plane]}
+                with console.status(f"{name}, {plane}"):
                     rate, cpu = measure(offsets, source, [*command, *settings], group, arguments.records, own)
-                table.add_row(name, f"{rate:,.0f}", f"{cpu:.2f}")
+                table.add_row(name, "" if name == BARE else plane, f"{rate:,.0f}", f"{cpu:.2f}")
         console.print(table)
 
 
@@ -142,7 +154,7 @@ def cases(bootstrap: str, folder: str) -> list[tuple[str, list[str], list[str]]]
         ("count", [*run, f"{HERE / 'apps.py'}:count"], common),
         ("count exactly-once", [*run, f"{HERE / 'apps.py'}:count"], common + exactly),
         ("count uncached", [*run, f"{HERE / 'apps.py'}:count"], common + uncached),
-        ("bare loop", [sys.executable, str(HERE / "bare_loop.py"), bootstrap, folder], []),
+        (BARE, [sys.executable, str(HERE / "bare_loop.py"), bootstrap, folder], []),
     ]
 
 

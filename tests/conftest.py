@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,11 @@ def logging_as_before() -> Iterator[None]:
     for handler in loggers[0].handlers:
         if isinstance(handler, logging.StreamHandler) and handler not in handlers:
             loggers[0].removeHandler(handler)
+
+
+needs_native = pytest.mark.skipif(
+    find_spec("coopstreams_native") is None, reason="coopstreams-native is not built: `make setup` does, where cargo is"
+)
 
 
 @dataclass(slots=True)

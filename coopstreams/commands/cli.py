@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib.metadata import distribution
+from typing import Annotated
+
 import typer
 
 from coopstreams.commands.backfill import backfill
@@ -29,6 +32,22 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
 )
+
+
+@app.callback(invoke_without_command=True)
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, help="Print the version, and which data plane runs.")
+    ] = False,
+) -> None:
+    """Answer what is asked of no command."""
+    if version:
+        from coopstreams.log.kafka.native import data_plane
+
+        typer.echo(f"coopstreams {distribution('coopstreams').version}, data plane: {data_plane()}")
+        raise typer.Exit
+
+
 app.command()(init)
 app.command()(run)
 app.command()(describe)

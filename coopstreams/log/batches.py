@@ -12,8 +12,9 @@ indexes: measured).
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
+from typing import Protocol, TypeAlias
 
 from coopstreams.log.log import NO_STREAM_TIME, RecordBatch
 from coopstreams.log.time_marks import marks_in
@@ -23,6 +24,18 @@ from coopstreams.topology.compile.program import TimestampColumn
 from coopstreams.topology.keys import GROUPS, HASH_BITS, KeyRange, key_hashes
 
 _GROUP_SHIFT = HASH_BITS - (GROUPS - 1).bit_length()
+
+
+class Router(Protocol):
+    """Cuts batches in place of `Routes`: the same result for keys that are bytes or None."""
+
+    def split(self, keys: Sequence[bytes | None], offsets: Int64s) -> list[list[int]]:
+        """Return the indexes of each slot's records, ascending."""
+        ...
+
+
+MakeRouter: TypeAlias = Callable[[list[int], list[int], int], Router]
+"""Makes a router of where the slot changes, of the slots, and of their number; see `_bounds`."""
 
 
 class Routes:
@@ -37,6 +50,7 @@ class Routes:
         "_by_group",
         "_operator_times",
         "_ranges",
+        "_router",
         "now",
         "time_marks",
         "timestamps",
@@ -50,8 +64,9 @@ class Routes:
         operator_times: OperatorTimeColumns | None = None,
         *,
         time_marks: bool = False,
+        router: MakeRouter | None = None,
     ) -> None:
-        """Cut the hash space. `time_marks`: they advance time.
+        """Cut the hash space. `time_marks`: they advance time. `router`: what cuts batches; None: pure Python.
 
         Raises:
             ValueError: no ranges at all, or two that overlap.
@@ -68,6 +83,7 @@ class Routes:
         self._operator_times = operator_times
         self._ranges = list(ranges)
         self._bounds, self._by_bound = _bounds(self._ranges)
+        self._router = None if router is None else router(self._bounds, self._by_bound, len(self._ranges))
         self._by_group: list[int] | None = None
         if all(key_range.is_cut_at_groups for key_range in ranges):
             self._by_group = [
@@ -81,7 +97,11 @@ class Routes:
         """Return the records of each slot, in offset order."""
         if self.whole or not len(columns):
             return [columns] + [NO_RECORDS] * (len(self) - 1)
-        return [columns.pick(indexes) for indexes in self._indexes(key_hashes(columns.keys, columns.offsets))]
+        if self._router is not None:
+            indexes = self._router.split(columns.keys, columns.offsets)
+        else:
+            indexes = self._indexes(key_hashes(columns.keys, columns.offsets))
+        return [columns.pick(part) for part in indexes]
 
     def tell_time(self, columns: Columns) -> None:
         """Set the columns of operator times on records of the partition, which follow those of the last call."""

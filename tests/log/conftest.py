@@ -1,5 +1,5 @@
 """All logs, for the contract suite: every test here runs on MemoryLog, on a simulated cluster, plain and with faults,
-and on a real Kafka.
+and on a real Kafka, in pure Python and natively.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import pytest
 
 from coopstreams.common.host import SYSTEM
 from coopstreams.log.kafka.log import KafkaLog
+from coopstreams.log.kafka.native import SETTING
 from coopstreams.log.log import Log, TopicSpec
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.topology.columns import TopicPartition
-from tests.conftest import Kafka
+from tests.conftest import Kafka, needs_native
 from tests.simulation.kafka.client import Client
 from tests.simulation.kafka.cluster import Cluster
 from tests.simulation.kafka.log import SimulatedLog
@@ -37,9 +38,10 @@ def faulty(seed: int) -> SimulatedLog:
         pytest.param("simulated", marks=pytest.mark.slow),
         "faulty",
         pytest.param("kafka", marks=pytest.mark.broker),
+        pytest.param("native", marks=[pytest.mark.broker, needs_native]),
     ]
 )
-def log(request: pytest.FixtureRequest) -> Iterator[Log]:
+def log(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
     if request.param == "memory":
         yield MemoryLog()
         return
@@ -49,12 +51,20 @@ def log(request: pytest.FixtureRequest) -> Iterator[Log]:
     if request.param == "faulty":
         yield faulty(2013)
         return
+    monkeypatch.setenv(SETTING, "1" if request.param == "native" else "0")
     kafka: Kafka = request.getfixturevalue("kafka")
     cluster = KafkaLog(
         {"bootstrap.servers": kafka.bootstrap, "producer.transaction.timeout.ms": 60_000}
     )  # a machine may stand still for some seconds
     yield cluster
     cluster.close()
+
+
+@pytest.fixture(params=["pure", pytest.param("native", marks=needs_native)])
+def plane(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Which data plane runs: each test with it runs on both."""
+    monkeypatch.setenv(SETTING, "1" if request.param == "native" else "0")
+    return str(request.param)
 
 
 @pytest.fixture

@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coopstreams.log.batches import Routes, make_batches, raw_columns, stream_times
+from coopstreams.log.kafka import native
 from coopstreams.log.log import NO_STREAM_TIME
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.keys import MAX_HASH, WHOLE, KeyRange, key_hashes
+from tests.conftest import needs_native
 
 PARTITION = TopicPartition("t", 0)
 keys = st.lists(st.one_of(st.none(), st.binary(max_size=4)), max_size=60)
@@ -48,6 +50,18 @@ def test_ranges_that_tile_the_space_give_each_record_to_exactly_one_slot(
         assert all(hash_ in piece for hash_ in key_hashes(part.keys, part.offsets))
         assert list(part.offsets) == sorted(part.offsets)
         assert [columns.values[offset - 7] for offset in part.offsets] == list(part.values)
+
+
+@needs_native
+@given(keys, cuts, st.data())
+def test_the_extension_cuts_as_pure_python_does(
+    names: list[bytes | None], bounds: list[int], data: st.DataObject
+) -> None:
+    router = native.router()
+    assert router is not None
+    ranges = data.draw(st.lists(st.sampled_from(tiles(bounds)), min_size=1, unique=True))
+    columns = columns_of(names)
+    assert Routes(ranges, router=router).split(columns) == Routes(ranges).split(columns)
 
 
 @given(keys, cuts, st.data())

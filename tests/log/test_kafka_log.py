@@ -125,6 +125,7 @@ def test_a_group_with_another_coordinator_gets_its_offsets_from_another_producer
     arrives(log, partition, ["1", "3"])
 
 
+@pytest.mark.usefixtures("plane")
 def test_a_timestamp_of_zero_is_written_as_one(kafka: Kafka, log: KafkaLog) -> None:
     partition = TopicPartition(kafka.topic(), 0)
     writer = log.writer()
@@ -133,6 +134,7 @@ def test_a_timestamp_of_zero_is_written_as_one(kafka: Kafka, log: KafkaLog) -> N
     assert [record.timestamp for record in read_all(log, partition)] == [1, 5]
 
 
+@pytest.mark.usefixtures("plane")
 def test_a_full_queue_keeps_the_order(kafka: Kafka) -> None:
     log = KafkaLog({"bootstrap.servers": kafka.bootstrap, "producer.queue.buffering.max.messages": 50})
     partition = TopicPartition(kafka.topic(), 0)
@@ -168,6 +170,7 @@ def test_an_unknown_topic_surfaces_when_it_is_written_and_when_it_vanishes_under
     log.close()
 
 
+@pytest.mark.usefixtures("plane")
 def test_a_record_in_the_far_future_surfaces_with_what_to_look_at(kafka: Kafka, log: KafkaLog) -> None:
     partition = TopicPartition(kafka.topic(message_timestamp_after_max_ms="1000"), 0)
     writer = log.writer()

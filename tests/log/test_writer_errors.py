@@ -24,7 +24,7 @@ pytestmark = pytest.mark.broker
 
 
 @pytest.fixture
-def cluster(kafka: Kafka) -> Iterator[KafkaLog]:
+def cluster(kafka: Kafka, plane: str) -> Iterator[KafkaLog]:
     log = KafkaLog({"bootstrap.servers": kafka.bootstrap})
     yield log
     log.close()

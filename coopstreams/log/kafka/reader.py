@@ -28,6 +28,7 @@ from coopstreams.common.acls import Attempt
 from coopstreams.log.batches import Routes, make_batches
 from coopstreams.log.kafka.errors import OUT_OF_RANGE, UNKNOWN, error_of, heals, translated, unknown_topic
 from coopstreams.log.kafka.messages import columns_of
+from coopstreams.log.kafka.native import router
 from coopstreams.log.kafka.settings import ClientErrors, consumer_settings, logger, login_of, make_client
 from coopstreams.log.log import Position, RecordBatch
 from coopstreams.topology.columns import TopicPartition
@@ -136,7 +137,7 @@ class KafkaReader:
         time_marks: bool = False,
     ) -> None:
         """Give each record to the slot of its key range."""
-        self._routes[partition] = Routes(ranges, timestamps, operator_times, time_marks=time_marks)
+        self._routes[partition] = Routes(ranges, timestamps, operator_times, time_marks=time_marks, router=router())
 
     def hold(self, partition: TopicPartition, held: bool) -> None:
         """Stop or resume returning a partition's records."""

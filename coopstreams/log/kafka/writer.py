@@ -4,6 +4,7 @@
     transactional   a callback for the last record of each batch only: it has the end of a changelog, or the topic
                     that is gone; an undelivered record fails the transaction as well, and `send_offsets` or
                     `commit` raises it
+    native          no callback: the extension notes the first failure and the last offsets (see `native`)
 
 Invariant: records of one `append` reach each partition in order, also when the queue was full in between. A repeated
 request is recognised over a restart of the broker, too, except outside transactions when the record times are more than
@@ -23,7 +24,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain, repeat
 from typing import Any
 
-from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from coopstreams.common.acls import Attempt
@@ -39,6 +40,7 @@ from coopstreams.log.kafka.errors import (
     not_delivered,
     translated,
 )
+from coopstreams.log.kafka.native import Appender, appender_of, with_plugin
 from coopstreams.log.kafka.settings import ClientErrors, logger, login_of, make_client, producer_settings
 from coopstreams.log.log import GroupFence
 from coopstreams.topology.columns import Headers, Int64s, TopicPartition
@@ -98,6 +100,8 @@ class KafkaWriter:
         self._closed = False
         self._bounded = Bounded()
         self._producer: Producer | None = None
+        self._native: Appender | None = None
+        """What appends in place of Python; None: pure Python."""
         self._start()
 
     def append(
@@ -115,10 +119,54 @@ class KafkaWriter:
         if not count:
             return
         self._topics.add(topic)
+        where = partitions if partitions is not None else ANY_PARTITION
+        try:
+            if self._native is None or not self._append_natively(
+                self._native, producer, topic, keys, values, timestamps, where, headers
+            ):
+                self._append(producer, topic, keys, values, timestamps, where, headers)
+            producer.poll(0)
+        except CLIENT_ERRORS as exception:
+            raise self._translated(exception, f'writing to topic "{topic}"', topic) from exception
+
+    def _append_natively(
+        self,
+        native: Appender,
+        producer: Producer,
+        topic: str,
+        keys: Sequence[bytes | None],
+        values: Sequence[bytes | None],
+        timestamps: Int64s,
+        where: int | Int64s,
+        headers: Sequence[Headers | None] | None,
+    ) -> bool:
+        """Queue these records by the extension; return whether it could."""
+        start = 0
+        while (told := native.append(topic, keys, values, timestamps, where, headers, start)) is not None:
+            taken, code = told
+            start += taken
+            if not code:
+                return True
+            if code != KafkaError._QUEUE_FULL:
+                raise KafkaException(KafkaError(code, f"Unable to produce message: {KafkaError(code).str()}"))
+            producer.poll(ROOM_WAIT_S)
+        return False
+
+    def _append(
+        self,
+        producer: Producer,
+        topic: str,
+        keys: Sequence[bytes | None],
+        values: Sequence[bytes | None],
+        timestamps: Int64s,
+        where: int | Int64s,
+        headers: Sequence[Headers | None] | None,
+    ) -> None:
+        """Queue these records one by one."""
+        count = len(keys)
         if 0 in timestamps:
             timestamps = [timestamp or 1 for timestamp in timestamps]  # librdkafka takes 0 for "now"
         callbacks = repeat(None, count) if self._id is None else chain(repeat(None, count - 1), (self._note,))
-        where = partitions if partitions is not None else ANY_PARTITION
         rows = zip(
             repeat(topic, count),
             values,
@@ -131,15 +179,11 @@ class KafkaWriter:
             strict=True,
         )
         produce = producer.produce
-        try:
-            for row in rows:
-                try:
-                    produce(*row)
-                except BufferError:
-                    self._produce_later(producer, row)
-            producer.poll(0)
-        except CLIENT_ERRORS as exception:
-            raise self._translated(exception, f'writing to topic "{topic}"', topic) from exception
+        for row in rows:
+            try:
+                produce(*row)
+            except BufferError:
+                self._produce_later(producer, row)
 
     def flush(self, timeout_s: float) -> None:
         """Wait until all queued records are in the log."""
@@ -147,7 +191,7 @@ class KafkaWriter:
             left = self._ready(in_transaction=False).flush(timeout_s)
         except CLIENT_ERRORS as exception:
             raise self._translated(exception, "writing") from exception
-        failure, self._failure = self._failure, None
+        failure = self._take_failure()
         if failure is not None:
             self._void = True
             error, what, topic = failure
@@ -163,7 +207,10 @@ class KafkaWriter:
 
     def delivered_to(self, partition: TopicPartition) -> int:
         """Return the offset after this writer's last record in the partition, or else the partition's end."""
-        offset = self._delivered.get(partition)
+        if self._native is not None and self._id is not None:
+            offset = self._native.delivered_to(*partition)
+        else:
+            offset = self._delivered.get(partition)
         return self._end_offset(partition) if offset is None else offset
 
     def begin(self) -> None:
@@ -248,7 +295,7 @@ class KafkaWriter:
             try:
                 self._end(self._producer.abort_transaction, ABORT_TIMEOUT_S, f'aborting a transaction of "{self._id}"')
                 self._serve()
-                self._failure = None  # the failure of records that the abort purged
+                self._take_failure()  # the failure of records that the abort purged
             except LogError:
                 self._discard()
                 self._start()
@@ -292,8 +339,10 @@ class KafkaWriter:
         self._fenced = False
         self._coordinator = None
         extra: dict[str, Any] = {} if self._id is not None else {"on_delivery": self._note_failure}
-        producer: Producer = make_client(Producer, self._settings | extra, self._errors)
+        settings = with_plugin(self._settings | extra)
+        producer: Producer = make_client(Producer, settings, self._errors)
         self._producer = producer
+        self._native = appender_of(producer, settings)
         if self._id is not None:
             try:
                 self._take_over(self._id, producer)
@@ -328,7 +377,9 @@ class KafkaWriter:
         if self._producer is not None:
             self._producer.purge()
             self._serve()
-            self._producer = None
+            if self._native is not None:
+                self._native.close()
+            self._producer = self._native = None
 
     def _serve(self) -> None:
         """Poll the producer for its callbacks; note an exception as fatal."""
@@ -389,6 +440,16 @@ class KafkaWriter:
             except BufferError:
                 pass
 
+    def _take_failure(self) -> tuple[KafkaError, str, str] | None:
+        """Return the first failure of a record since the last call."""
+        failure, self._failure = self._failure, None
+        if self._native is not None and (told := self._native.take_failure()) is not None and failure is None:
+            code, topic = told
+            # Without a code: a batch of which the broker refused several records.
+            error = KafkaError(code or KafkaError.INVALID_RECORD)
+            failure = error, _undelivered(topic), topic
+        return failure
+
     def _note(self, error: KafkaError | None, message: Message) -> None:
         """Note where the last record of a batch was delivered, or why it was not."""
         topic, partition, offset = message.topic(), message.partition(), message.offset()
@@ -403,7 +464,11 @@ class KafkaWriter:
         """Note the first record that was not delivered."""
         if error is not None and self._failure is None:
             topic = message.topic() or ""
-            self._failure = error, f'a record for topic "{topic}" was not delivered', topic
+            self._failure = error, _undelivered(topic), topic
+
+
+def _undelivered(topic: str) -> str:
+    return f'a record for topic "{topic}" was not delivered'
 
 
 def group_metadata(fence: GroupFence) -> bytes:

@@ -1,0 +1,159 @@
+"""Which data plane runs: the extension `coopstreams-native` where it is installed and usable, else pure Python.
+
+The extension is a plugin of librdkafka (`plugin.library.paths`), so it works on the clients that confluent-kafka makes
+and owns: settings, logins, transactions and callbacks stay there. `COOPSTREAMS_NATIVE` decides: 0 is pure Python, 1
+makes an unusable extension an error, and without it, the extension is used if it can be.
+
+Invariant: both do the same; the contract suite of logs (`tests/log/`) runs on both. What the extension cannot do (a
+value that is no bytes object) goes through pure Python, call by call.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, Protocol, cast
+
+from confluent_kafka import Producer, cimpl
+
+from coopstreams.log.batches import MakeRouter
+from coopstreams.topology.columns import Headers, Int64s
+from coopstreams.topology.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+SETTING = "COOPSTREAMS_NATIVE"
+PLUGINS = "plugin.library.paths"
+INTERFACE = 2
+"""The calls of the extension that this version knows; `native/src/lib.rs` has the same number."""
+LIBRDKAFKA = 2
+"""The major version of librdkafka whose structs the extension knows."""
+_CURE = "`make setup` builds it where cargo is, as `pip install ./native` does"
+
+
+class Appender(Protocol):
+    """Appends columns of records by a producer, and knows what became of them."""
+
+    def append(
+        self,
+        topic: str,
+        keys: Sequence[bytes | None],
+        values: Sequence[bytes | None],
+        timestamps: Int64s,
+        partitions: int | Int64s,
+        headers: Sequence[Headers | None] | None,
+        start: int,
+    ) -> tuple[int, int] | None:
+        """Queue the records from `start` on; return how many were taken, and the error of the next one (0: none).
+
+        None: Python must do it.
+        """
+
+    def take_failure(self) -> tuple[int, str] | None:
+        """Return error code and topic of the first record that was not delivered, once. Code 0: it is not known."""
+
+    def delivered_to(self, topic: str, partition: int) -> int | None:
+        """Return the offset after the last delivered record; None: none was, or the broker did not say."""
+
+    def counts(self) -> tuple[int, int]:
+        """Return how many records were delivered, and how many were not."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the producer, which may be discarded then."""
+
+
+class _UnusableError(Exception):
+    """Why the extension cannot be used."""
+
+
+def data_plane() -> str:
+    """Return which data plane runs, and why it is pure Python, in words.
+
+    Raises:
+        ConfigError: `COOPSTREAMS_NATIVE` is 1, and the extension cannot be used; or it is neither 0 nor 1.
+    """
+    chosen = os.environ.get(SETTING, "")
+    if chosen not in ("", "0", "1"):
+        raise ConfigError(f"{SETTING}={chosen}: must be 0 (pure Python) or 1 (native), or not set")
+    if chosen == "0":
+        return f"pure Python: {SETTING}=0"
+    loaded = _loaded()
+    if isinstance(loaded, _UnusableError):
+        if chosen == "1":
+            raise ConfigError(f"{SETTING}=1, but {loaded}. {_CURE}; without {SETTING}, pure Python runs.")
+        return f"pure Python: {loaded}"
+    return "native"
+
+
+def router() -> MakeRouter | None:
+    """Return what cuts batches by key range natively; None: pure Python."""
+    if data_plane() != "native":
+        return None
+    made: MakeRouter = _loaded().Router
+    return made
+
+
+def with_plugin(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a client for the data plane that runs; log which one it is, once.
+
+    Raises:
+        ConfigError: see `data_plane`.
+    """
+    plane = data_plane()
+    _say(f"data plane: {plane}")
+    loaded = _loaded() if plane == "native" else None
+    if loaded is None or isinstance(loaded, _UnusableError):
+        return settings
+    return settings | {PLUGINS: ";".join(filter(None, (settings.get(PLUGINS), loaded.__file__)))}
+
+
+def appender_of(producer: Producer, settings: dict[str, Any]) -> Appender | None:
+    """Return an appender for the producer that this thread has just made with these settings; None: pure Python."""
+    loaded = _loaded() if PLUGINS in settings else None
+    if loaded is None or isinstance(loaded, _UnusableError) or loaded.__file__ not in settings[PLUGINS].split(";"):
+        return None
+    found = loaded.Appender.of(producer)
+    if found is None:
+        _say("data plane: pure Python for this client: librdkafka has not handed it to the extension")
+    return cast(Appender | None, found)
+
+
+@cache
+def _loaded() -> Any:
+    """Return the extension, or why it cannot be used. Typed as Any: it is not there when types are checked."""
+    try:
+        return _load()
+    except _UnusableError as reason:
+        return reason
+
+
+def _load() -> Any:
+    try:
+        found = importlib.import_module("coopstreams_native.coopstreams_native")
+    except ModuleNotFoundError as error:
+        raise _UnusableError("coopstreams-native is not installed") from error
+    except ImportError as error:
+        raise _UnusableError(f"coopstreams-native cannot be loaded: {error}") from error
+    if getattr(found, "INTERFACE", None) != INTERFACE:
+        raise _UnusableError("coopstreams-native was built for another version of coopstreams")
+    if ";" in str(found.__file__):
+        raise _UnusableError(f"librdkafka takes no plugin at {found.__file__}: a path with a semicolon")
+    try:
+        version, features = found.load(cimpl.__file__)
+    except RuntimeError as error:
+        raise _UnusableError(f"librdkafka lacks what it calls: {error}") from error
+    if version >> 24 != LIBRDKAFKA:
+        raise _UnusableError(f"it knows librdkafka {LIBRDKAFKA}, and this is {version >> 24}")
+    if "plugins" not in features.split(","):
+        raise _UnusableError("this librdkafka was built without plugins")
+    return found
+
+
+@cache
+def _say(line: str) -> None:
+    """Log a line, once."""
+    logger.info("%s", line)

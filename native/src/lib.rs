@@ -1,0 +1,34 @@
+//! The data plane of coopstreams in Rust, on the Kafka clients that confluent-kafka owns.
+//!
+//! `librdkafka`: its functions · `client`: a producer, seen from inside librdkafka · `appender`: columns of Python to
+//! records · `router`: records to key ranges. `docs/architecture.md` says where it plugs in, `coopstreams/log/kafka/native.py` when it is used.
+
+mod appender;
+mod client;
+mod librdkafka;
+mod router;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+mod coopstreams_native {
+    use pyo3::exceptions::PyRuntimeError;
+    use pyo3::prelude::*;
+    use std::path::PathBuf;
+
+    #[pymodule_export]
+    use super::appender::Appender;
+
+    #[pymodule_export]
+    use super::router::Router;
+
+    /// Which calls there are, and what they mean: coopstreams refuses another one.
+    #[pymodule_export]
+    const INTERFACE: u32 = 2;
+
+    /// Find librdkafka through the module of confluent-kafka that needs it; return its version and its features.
+    #[pyfunction]
+    fn load(module: PathBuf) -> PyResult<(i32, String)> {
+        super::librdkafka::load(&module).map_err(PyRuntimeError::new_err)
+    }
+}

@@ -1,0 +1,47 @@
+//! Which record goes to which key range, by the hash of its key.
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+use xxhash_rust::xxh64::xxh64;
+
+/// The seed of `coopstreams.topology.keys`.
+const SEED: u64 = 42;
+
+/// The key ranges of one partition.
+#[pyclass(frozen)]
+pub struct Router {
+    bounds: Vec<u64>,
+    slots: Vec<usize>,
+    count: usize,
+}
+
+#[pymethods]
+impl Router {
+    /// `bounds`: where the slot changes. `slots`: the slot before the first bound and from each bound on; `count`, which
+    /// is how many slots there are, stands for none.
+    #[new]
+    fn new(bounds: Vec<u64>, slots: Vec<usize>, count: usize) -> PyResult<Self> {
+        if slots.len() != bounds.len() + 1 || slots.iter().any(|&slot| slot > count) {
+            return Err(PyTypeError::new_err(
+                "one slot before the first bound and one from each bound on",
+            ));
+        }
+        Ok(Self { bounds, slots, count })
+    }
+
+    /// Return the indexes of each slot's records, ascending; a record without a key has the hash of its offset.
+    fn split(&self, keys: &Bound<'_, PyList>, offsets: &Bound<'_, PyAny>) -> PyResult<Vec<Vec<usize>>> {
+        let mut found = vec![Vec::new(); self.count + 1];
+        for (i, key) in keys.iter().enumerate() {
+            let hash = if key.is_none() {
+                xxh64(&offsets.get_item(i)?.extract::<i64>()?.to_be_bytes(), SEED)
+            } else {
+                xxh64(key.cast::<PyBytes>()?.as_bytes(), SEED)
+            } >> 1;
+            found[self.slots[self.bounds.partition_point(|&bound| bound <= hash)]].push(i);
+        }
+        found.truncate(self.count);
+        Ok(found)
+    }
+}

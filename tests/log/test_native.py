@@ -1,0 +1,205 @@
+"""When the extension runs, and what a process sees of it that does what it should not: errors, never a crash."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+import threading
+import time
+from collections import UserList
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, Producer, cimpl
+
+from coopstreams.log.kafka import native
+from coopstreams.log.kafka.log import KafkaLog
+from coopstreams.log.kafka.native import PLUGINS, SETTING, Appender, appender_of, data_plane, with_plugin
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import ConfigError, DeliveryError
+from tests.conftest import Kafka, needs_native
+from tests.log.reading import PATIENCE_S, read_all, values
+
+MODULE = "coopstreams_native.coopstreams_native"
+
+
+@pytest.fixture
+def anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Look for the extension again, and again afterwards."""
+    monkeypatch.delenv(SETTING, raising=False)
+    native._loaded.cache_clear()
+    native._say.cache_clear()
+    yield monkeypatch
+    native._loaded.cache_clear()
+    native._say.cache_clear()
+
+
+def extension(**changes: Any) -> SimpleNamespace:
+    """Return an extension as `native` sees it while it decides."""
+    usable = {"INTERFACE": native.INTERFACE, "__file__": "/x/it.so", "load": lambda _: (0x021000FF, "ssl,plugins")}
+    return SimpleNamespace(**usable | changes)
+
+
+def lacking(_: str) -> tuple[int, str]:
+    raise RuntimeError("undefined symbol: rd_kafka_produceva")
+
+
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        (None, "not installed"),
+        (extension(INTERFACE=native.INTERFACE + 1), "another version"),
+        (extension(__file__="/x;y/it.so"), "semicolon"),
+        (extension(load=lacking), "rd_kafka_produceva"),
+        (extension(load=lambda _: (0x021000FF, "ssl,zstd")), "without plugins"),
+        (extension(load=lambda _: (0x030000FF, "plugins")), "librdkafka 2"),
+    ],
+)
+def test_an_extension_that_cannot_be_used_is_named_with_the_reason(
+    anew: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, found: object, reason: str
+) -> None:
+    anew.setitem(sys.modules, MODULE, found)
+    with caplog.at_level(logging.INFO):
+        assert [with_plugin({"a": 1}), with_plugin({"a": 1})] == [{"a": 1}] * 2
+    (line,) = caplog.messages
+    assert line.startswith("data plane: pure Python")
+    assert reason in line
+    anew.setenv(SETTING, "1")
+    with pytest.raises(ConfigError, match=f"{reason}.*make setup"):
+        with_plugin({})
+
+
+def test_a_user_decides(anew: pytest.MonkeyPatch) -> None:
+    anew.setitem(sys.modules, MODULE, extension())
+    assert data_plane() == "native"
+    assert with_plugin({PLUGINS: "monitoring.so"})[PLUGINS] == "monitoring.so;/x/it.so"
+    anew.setenv(SETTING, "0")
+    assert (data_plane(), with_plugin({})) == ("pure Python: COOPSTREAMS_NATIVE=0", {})
+    anew.setenv(SETTING, "yes")
+    with pytest.raises(ConfigError, match=r"must be 0 .* or 1"):
+        data_plane()
+
+
+def appender(producer: Producer, settings: dict[str, Any]) -> Appender:
+    found = appender_of(producer, settings)
+    assert found is not None
+    return found
+
+
+def away() -> dict[str, Any]:
+    """Settings of a producer without a broker."""
+    return with_plugin({"bootstrap.servers": "127.0.0.1:1", "log_level": 0, "queue.buffering.max.messages": 100})
+
+
+@needs_native
+def test_a_producer_that_is_closed_takes_nothing() -> None:
+    settings = away()
+    producer = Producer(settings)
+    native = appender(producer, settings)
+    assert native.append("t", [b"k"], [b"v"], [1], 0, None, 0) == (1, 0)
+    producer.purge()
+    producer.close()
+    for _ in range(2):
+        assert native.append("t", [b"k"], [b"v"], [1], 0, None, 0) == (0, KafkaError._DESTROY)
+        native.close()
+
+
+@needs_native
+def test_a_producer_is_there_as_long_as_what_appends_by_it() -> None:
+    settings = away()
+    native = appender(Producer(settings), settings)
+    gc.collect()
+    assert native.append("t", [b"k"], [b"v"], [1], 0, None, 0) == (1, 0)
+
+
+@needs_native
+def test_only_the_producer_that_was_made_last_can_be_had_once() -> None:
+    settings = away()
+    producer = Producer(settings)
+    assert appender_of(producer, settings) is not None
+    assert appender_of(producer, settings) is None
+    with pytest.raises(cimpl.KafkaException):
+        Producer(settings | {"enable.idempotence": True, "acks": 1})
+    assert appender_of(producer, settings) is None
+
+
+@needs_native
+def test_closing_waits_for_a_thread_that_appends() -> None:
+    settings = away()
+    native, told = appender(Producer(settings), settings), set[int]()
+
+    def append() -> None:
+        while KafkaError._DESTROY not in told:
+            _, code = native.append("t", [b"k"] * 500, [b"v"] * 500, range(500), 0, None, 0) or (0, 0)
+            told.add(code)
+
+    threads = [threading.Thread(target=append) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    while KafkaError._QUEUE_FULL not in told:
+        time.sleep(0.001)
+    native.close()  # which ends the producer: it has no other owner
+    for thread in threads:
+        thread.join()
+    assert told == {KafkaError._QUEUE_FULL, KafkaError._DESTROY}
+
+
+@needs_native
+def test_what_is_neither_bytes_nor_null_is_left_to_python() -> None:
+    settings = away()
+    native = appender(Producer(settings), settings)
+    refused: list[Any] = [
+        (["k"], [b"v"], [1], 0, None),
+        ([b"k"], [bytearray(b"v")], [1], 0, None),
+        ([b"k"], [b"v"], [1.5], 0, None),
+        ([b"k"], [b"v"], [2**63], 0, None),
+        ([b"k"], [b"v"], [1], 0, [{"a": b"b"}]),
+        ([b"k"], [b"v"], [1], 0, [[("a", "b")]]),
+        ([b"k"], [b"v", b"w"], [1], 0, None),
+        ([b"k"], [b"v"], [], 0, None),
+        ([b"k"], [b"v"], [1], ["0"], None),
+        ([b"k"], [b"v"], [1], [], None),
+    ]
+    for keys, values_, timestamps, partitions, headers in refused:
+        assert native.append("t", keys, values_, timestamps, partitions, headers, 0) is None
+    assert native.append("t", (b"k",), UserList([b"v"]), range(1), [0], [[("ä", b""), ("ä", None)]], 0) == (1, 0)
+
+
+@needs_native
+@pytest.mark.broker
+def test_records_by_python_and_by_the_extension_keep_their_order(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SETTING, "1")
+    log, partition = KafkaLog(kafka.settings), TopicPartition(kafka.topic(), 0)
+    for writer in (log.writer(), log.writer(kafka.unique("tx"))):
+        end = log.end_offset(partition)
+        if end:
+            writer.begin()
+        for value in ("1", b"2", "3", b"4"):
+            given: list[Any] = [value]
+            writer.append(partition.topic, given, given, [1], partitions=0)
+        writer.flush(PATIENCE_S)
+        assert writer.delivered_to(partition) == log.end_offset(partition) == end + 4
+        writer.close()
+    assert values(read_all(log, partition)) == ["1", "2", "3", "4"]
+    log.close()
+
+
+@needs_native
+@pytest.mark.broker
+def test_the_first_record_that_was_refused_is_told_once(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SETTING, "1")
+    log = KafkaLog(kafka.settings)
+    compacted, plain = kafka.topic("compacted", cleanup_policy="compact"), kafka.topic()
+    writer = log.writer()
+    writer.append(plain, [None] * 3, [b"v"] * 3, [1] * 3)
+    writer.append(compacted, [b"k", None, None, b"k"], [b"v"] * 4, [1] * 4)
+    with pytest.raises(DeliveryError, match=compacted):
+        writer.flush(PATIENCE_S)
+    writer.abort()
+    writer.append(compacted, [b"k"], [b"v"], [1])
+    writer.flush(PATIENCE_S)
+    writer.close()
+    log.close()
