@@ -194,7 +194,7 @@ def test_an_unknown_id_is_not_asked_for_at_every_record(monkeypatch: pytest.Monk
             self.end_headers()
             self.wfile.write(b'{"error_code": 40403, "message": "Schema not found"}')
 
-        def log_message(self, *_: object) -> None: ...
+        def log_message(self, format: str, *args: object) -> None: ...  # noqa: A002 as it is declared
 
     times = iter((100.0, 100.0, 101.0, 104.9, 106.0, 106.0))
     monkeypatch.setattr(schema_registry, "monotonic", lambda: next(times))
