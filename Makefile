@@ -97,8 +97,9 @@ demo: setup-demo ## three processes share one partition of real flights, one is 
 demo-backfill: setup ## half of the flights by Spark, the other half live: the same answers? (ARGS=--once ends by itself)
 	$(BIN)/python -m coopstreams.demo.backfill $(ARGS)
 
-bench: setup ## records per second on this machine
+bench: setup ## records per second on this machine, then of functions that wait
 	$(BIN)/python -m benchmarks $(ARGS)
+	$(BIN)/python -m benchmarks.async_calls
 
 pin: setup-demo ## write the list of the files of a Kafka version, with their SHA-256 (KAFKA=4.2.2)
 	$(BIN)/python -m coopstreams.dev.pins $(KAFKA)

@@ -8,8 +8,9 @@ Each record is mapped by a coroutine that sleeps, on its way from one topic to a
     blocked     the same as uniform, while one key's first call does not end: the rate of all others; what a commit has
                 above that record; how many calls are made again when the application is stopped and started
     batches     the same keys: 500 of them a call, which takes 5 ms
-    zipf        10,000 keys, the n-th 1/n as often as the first: the first has a tenth of the records. 200 calls a
-                second are all that a key can have; the rate is that of the others
+    state       the same as uniform with `process_async`: each call counts the records of its key in a store
+    zipf-S      10,000 keys, the n-th 1/n**S as often as the first: S=1 gives the first 10.2 % of the records, S=0.8
+                3.8 %. A key can have 200 calls a second, so 200 through the first's share is all that there can be
     partition   order="partition": one call at a time, as a program would make them without this
 """
 
@@ -33,7 +34,7 @@ from confluent_kafka.cimpl import NewTopic
 from rich.console import Console
 from rich.table import Table
 
-from coopstreams import CoopStreams, StreamsBuilder, Topology, serdes
+from coopstreams import CallContext, CoopStreams, Record, StreamsBuilder, Topology, key_value_store, serdes
 from coopstreams.commit.offsets import list_consumer_group_offsets
 from coopstreams.common.memory import tune_memory
 from coopstreams.dev.broker import KafkaBroker
@@ -43,6 +44,7 @@ from coopstreams.topology.columns import TopicPartition
 KEYS = 10_000
 CALL_S = 0.005
 SLOW = b"key-0"
+ZIPF = {"zipf-1": 1.0, "zipf-0.8": 0.8}
 
 
 class Service:
@@ -66,6 +68,12 @@ class Service:
         self.of_others += key != SLOW
         return value
 
+    async def counted(self, record: Record[bytes, bytes], context: CallContext[bytes, bytes]) -> None:
+        """Take as long, with state."""
+        counts = context.store("counts")
+        counts.put((counts.get() or 0) + 1)
+        context.forward(record.with_value(await self.one(record.key, record.value)))
+
     async def many(self, values: list[bytes]) -> list[bytes]:
         """Take as long for all of them."""
         await asyncio.sleep(CALL_S)
@@ -84,13 +92,13 @@ class Case:
     in_flight: int = 1000
 
 
-def fill(bootstrap: str, topic: str, records: int, *, zipf: bool) -> Counter[int]:
-    """Write the input, to one partition; return how often each key came."""
+def fill(bootstrap: str, topic: str, records: int, exponent: float) -> Counter[int]:
+    """Write the input, to one partition, of keys that come by Zipf's law; return how often each came."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     for future in admin.create_topics([NewTopic(name, 1, 1) for name in (topic, f"{topic}-out")]).values():
         future.result(30)
     producer, chance = Producer({"bootstrap.servers": bootstrap}), random.Random(1)
-    shares = list(accumulate(1 / n if zipf else 1 for n in range(1, KEYS + 1)))
+    shares = list(accumulate(n**-exponent for n in range(1, KEYS + 1)))
     keys = chance.choices(range(KEYS), cum_weights=shares, k=records)
     for number, key in enumerate(keys):
         producer.produce(topic, b"%d" % number, b"key-%d" % key)
@@ -106,6 +114,16 @@ def program(case: Case, service: Service) -> Topology:
     read = builder.stream(case.topic, key=serdes.raw, value=serdes.raw)
     if case.name == "batches":
         results = read.map_batches(service.many, value=serdes.raw, order=case.order, max_in_flight=8)
+    elif case.name == "state":
+        counts = key_value_store("counts", key=serdes.raw, value=serdes.int64)
+        results = read.process_async(
+            service.counted,
+            stores=[counts],
+            key=serdes.raw,
+            value=serdes.raw,
+            max_in_flight=case.in_flight,
+            timeout=None,
+        )
     else:
         results = read.map_values_with_key_async(
             service.one, value=serdes.raw, order=case.order, max_in_flight=case.in_flight, timeout=None
@@ -139,11 +157,11 @@ def measure(bootstrap: str, case: Case, others: int) -> tuple[float, float, str]
 
     `others`: how many records have another key than the slow one. Where that one is stuck, it is their rate.
     """
-    stuck, wanted = case.name == "blocked", others if case.name in ("blocked", "zipf") else case.records
-    service = Service(stuck=stuck)
+    stuck = case.name == "blocked"
+    wanted, service = others if stuck else case.records, Service(stuck=stuck)
 
     def done() -> int:
-        return service.of_others if case.name in ("blocked", "zipf") else service.answered
+        return service.of_others if stuck else service.answered
 
     with CoopStreams(program(case, service), settings(bootstrap)):
         while not done():
@@ -153,6 +171,9 @@ def measure(bootstrap: str, case: Case, others: int) -> tuple[float, float, str]
             time.sleep(0.01)
         seconds, used = time.perf_counter() - start, time.process_time() - cpu
         remark = ""
+        if case.name in ZIPF:
+            share = (case.records - others) / case.records
+            remark = f"the first key has {share:.1%}: at most {1 / CALL_S / share:,.0f} records/s"
         if stuck:
             while (at := committed(bootstrap, case))[0] < wanted:
                 time.sleep(0.2)
@@ -180,7 +201,8 @@ def main() -> None:
         Case("uniform-again", "uniform", given.records, in_flight=given.in_flight),
         Case("none", "uniform", given.records, "none", given.in_flight),
         Case("batches", "uniform", given.records),
-        Case("zipf", "zipf", given.records // 4, in_flight=given.in_flight),
+        Case("state", "uniform", given.records, in_flight=given.in_flight),
+        *(Case(name, name, given.records // 4, in_flight=given.in_flight) for name in ZIPF),
         Case("partition", "few", 1000, "partition"),
     ]
     table = Table("case", "records/s", "CPU s per million", "")
@@ -190,7 +212,7 @@ def main() -> None:
             if given.only and case.name not in given.only:
                 continue
             if case.topic not in keys:
-                keys[case.topic] = fill(broker.bootstrap, case.topic, case.records, zipf=case.topic == "zipf")
+                keys[case.topic] = fill(broker.bootstrap, case.topic, case.records, ZIPF.get(case.topic, 0.0))
             found, cpu, remark = measure(broker.bootstrap, case, case.records - keys[case.topic][0])
             table.add_row(case.name, f"{found:,.0f}", f"{cpu:.1f}", remark)
     Console(width=160).print(table)

@@ -176,6 +176,9 @@ class Table:
         self._latest = []
         self._open()
 
+    def begin(self, stream_time: int) -> None:
+        """Begin at this stream time of the task: no window starts later."""
+
     @property
     def observed(self) -> int:
         """The window start that the store has observed; a key-value store observes none."""

@@ -59,6 +59,11 @@ class TaskState:
         """The stores by name, for a program to bind."""
         return self._tables
 
+    def begin(self, stream_time: int) -> None:
+        """Begin at this stream time, before a program is bound: no window of the stores starts later."""
+        for table in self._tables.values():
+            table.begin(stream_time)
+
     @property
     def full(self) -> bool:
         """Whether the buffers exceed the budget even without the clean entries: commit now.

@@ -58,6 +58,8 @@ class WindowTable(Table):
     """The latest time that this task has put, if puts decide which windows are visible."""
     _newest_of_all: list[int]
     """The latest time that any task over the database has put: one cell, written under the `guard`."""
+    _began: int = _NEVER
+    """The stream time at which the task began."""
 
     def __init__(self, database: Database, spec: StoreSpec, groups: KeyGroups) -> None:
         self._step_ms = spec.step_ms or spec.window_ms
@@ -126,6 +128,15 @@ class WindowTable(Table):
         if self._horizon // self._segment_ms > self._oldest:
             self._sweep()
 
+    def begin(self, stream_time: int) -> None:
+        """Begin at this stream time of the task: no window starts later.
+
+        A restore takes key groups without windows for as far as others that have some. Those may have been the range of
+        a task that was ahead, and what this task has left to do would find its windows expired.
+        """
+        self._began = stream_time
+        self._open()
+
     def trim(self, share: float) -> None:
         """Remove clean entries until this share of the buffer is left."""
         super().trim(share)
@@ -152,7 +163,7 @@ class WindowTable(Table):
         self._of_key = None
         self._horizon = _EVER
         self._oldest = 0
-        self._observe(self._database.checkpoints(self.spec.name).observed(self._groups))
+        self._observe(min(self._began, self._database.checkpoints(self.spec.name).observed(self._groups)))
 
     def _observe(self, observed: int) -> None:
         if observed != NOTHING_OBSERVED:

@@ -14,6 +14,7 @@ import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from importlib import import_module
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack, get_args, get_type_hints
 
 from coopstreams.topology.durations import Duration, checked_ms
@@ -128,11 +129,12 @@ class BatchOptions(CallOptions, total=False):
     """How `map_batches` makes its calls: as `CallOptions`, of up to `max_records` (500) records at a time.
 
     A batch goes out when it is full, or when its first record has waited for `max_wait` (10 ms). `max_in_flight`
-    counts batches: 1 unless given.
+    counts batches: 1 unless given. `arrow`: the function takes Arrow columns instead of a list, and may return them.
     """
 
     max_records: int
     max_wait: Duration
+    arrow: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +142,7 @@ class Calling:
     """How the calls of one node are made.
 
     Shape: as `CallOptions`. `coroutine`: the function is awaited on the event loop; otherwise `executor` says where it
-    runs.
-    `together`: it is given lists, of up to `max_records`; otherwise a record at a time.
+    runs. `together`: it is given lists, or with `arrow` columns, of up to `max_records`; otherwise a record at a time.
     """
 
     max_in_flight: int
@@ -155,6 +156,7 @@ class Calling:
     together: bool = False
     max_records: int = 1
     max_wait_s: float = 0.0
+    arrow: bool = False
 
 
 def calling(where: str, function: Callable[..., Any], **options: Unpack[CallOptions]) -> Calling:
@@ -188,9 +190,15 @@ def batching(where: str, function: Callable[..., Any], **options: Unpack[BatchOp
     """Return how a node calls a function that takes batches.
 
     Raises:
-        TopologyError: an unknown option, or one that makes no sense; it names the method `where`.
+        TopologyError: an unknown option, one that makes no sense, or `arrow` without pyarrow; it names the method
+            `where`.
     """
     _check_known(where, options, BatchOptions)
+    if arrow := options.get("arrow", False):
+        try:
+            import_module("pyarrow")
+        except ImportError as error:
+            raise TopologyError(f"{where}: arrow=True needs pyarrow ({error}): pip install pyarrow") from error
     most, wait = options.get("max_records", 500), options.get("max_wait", timedelta(milliseconds=10))
     if type(most) is not int or most < 1:
         raise TopologyError(f"{where}: max_records must be a whole number from 1 on, not {most!r}")
@@ -198,7 +206,9 @@ def batching(where: str, function: Callable[..., Any], **options: Unpack[BatchOp
     each: CallOptions = {"max_in_flight": 1}
     for name in get_type_hints(CallOptions).keys() & options.keys():
         each[name] = options[name]  # type: ignore[literal-required]
-    return replace(calling(where, function, **each), together=True, max_records=most, max_wait_s=max_wait_s)
+    return replace(
+        calling(where, function, **each), together=True, max_records=most, max_wait_s=max_wait_s, arrow=arrow
+    )
 
 
 def _check_executor(where: str, function: Callable[..., Any], executor: str) -> None:

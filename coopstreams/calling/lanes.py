@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
+from coopstreams.calling import arrow
 from coopstreams.calling.breaker import Admission, Breaker
 from coopstreams.calling.processes import MOST_PROCESSES, ProcessCall
 from coopstreams.common.host import SYSTEM, Host
@@ -297,7 +298,10 @@ class Lane(Generic[AnyCall]):
     async def _together(self, calls: Sequence[AnyCall]) -> Sequence[Any]:
         """Return what the function answers to a batch: a value for each call."""
         columns = [list(column) for column in zip(*(call.arguments for call in calls), strict=True)]
-        values = await self._answer(calls[0].function, columns)
+        function = calls[0].function
+        if self._calling.arrow:
+            function = partial(arrow.awaited if self._calling.coroutine else arrow.called, function)
+        values = await self._answer(function, columns)
         if not isinstance(values, Sequence) or len(values) != len(calls):
             got = f"{len(values)} of them" if isinstance(values, Sequence) else f"a {type(values).__name__}"
             raise ProcessingError(f"for {len(calls)} values the function must return a list of as many, not {got}")

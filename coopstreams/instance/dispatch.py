@@ -26,7 +26,6 @@ from coopstreams.tasks.thread import StreamThread
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.compile.operator_time import OperatorTimeColumns
 from coopstreams.topology.compile.program import TimestampColumn
-from coopstreams.topology.keys import WHOLE
 
 FETCH_RECORDS = 10_000
 HELD_WAIT_S = 0.05
@@ -172,7 +171,7 @@ class Dispatcher:
                 continue
             ranges = [route.task.id.key_range for route in partition.routes]
             for route in partition.routes:
-                route.task.program.elsewhere = bool(WHOLE.minus(ranges) or route.task.idle_ms)
+                route.task.program.elsewhere = not route.task.id.key_range.is_whole or bool(route.task.idle_ms)
             operator_times = (
                 self._operator_times_of(source.topic)
                 if any(route.task.program.shared for route in partition.routes)

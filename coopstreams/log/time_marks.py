@@ -6,7 +6,13 @@ The owner of hash 0 appends a mark to the partition itself. So a mark has a plac
 stream time stays a function of the log: every key range, every successor, a replay and a backfill find the same mark
 between the same records. A mark advances the time of every operator that its source feeds, and is handed to no task.
 
+A topic may have marks of other applications, which may take other timestamps from the records. So a mark counts at most
+up to its own timestamp as a record, which is never later than the clock of its writer, or of the broker: no mark closes
+a window of the future. (A broker refuses timestamps far ahead of its clock: `message.timestamp.after.max.ms`.)
+
 Invariant: marks are dropped by every reader, and advance time only where the source asks for it.
+Turned down: marks that count for the application that wrote them only. Another one, started later, would close its
+windows elsewhere when it replays the same records.
 Turned down: the advance in the individual commit of the owner of hash 0. A sibling reads that topic and the source in
 no common order, so it may process a record before it reads of the advance; and the compacted topic keeps the last
 advance only, so a replay would miss the others.
@@ -28,11 +34,11 @@ def headers_of(stream_time: int) -> Headers:
 
 
 def marks_in(columns: Columns) -> list[tuple[int, int]]:
-    """Return the index and the stream time of each mark among these records."""
+    """Return the index of each mark among these records, and the stream time that it stands for."""
     if columns.headers is None:
         return []
     return [
-        (index, int(time))
+        (index, min(int(time), columns.timestamps[index]))
         for index, headers in enumerate(columns.headers)
         if headers
         and headers[0][0] == HEADER

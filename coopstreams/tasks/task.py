@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from coopstreams.commit.progress import Progress
 from coopstreams.common.host import SYSTEM, Host
-from coopstreams.log.log import RecordBatch
+from coopstreams.log.log import NO_STREAM_TIME, RecordBatch
 from coopstreams.state.checkpoints import NEVER_TRUE
 from coopstreams.state.task_state import ChangelogBatch, TaskState
 from coopstreams.tasks.applying import MOST_APPLIED, Applying
@@ -106,6 +106,8 @@ class Task:
         self.state = opened.state
         self.progress = opened.progress
         self.epoch = opened.epoch
+        positions = [(source, opened.progress.position(source)) for source in opened.sources]
+        self.state.begin(max((at.stream_time for _, at in positions), default=NO_STREAM_TIME))
         self.program: BoundProgram = program.bind(
             {**opened.state.stores, **(global_tables or {})},
             on_failure,
@@ -117,9 +119,8 @@ class Task:
             clock=host.wall_ms,
             partitions=partitions,
         )
-        for source in opened.sources:  # windows close as they would have for the previous owner
-            self.program.resume(source, opened.progress.position(source).stream_time)
-        positions = [(source, opened.progress.position(source)) for source in opened.sources]
+        for source, at in positions:  # windows close as they would have for the previous owner
+            self.program.resume(source, at.stream_time)
         self.calls: PendingCalls | None = None
         """The records that wait for calls; None: no node is asynchronous."""
         if program.ahead is not None:

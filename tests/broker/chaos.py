@@ -7,9 +7,10 @@ import random
 import shutil
 import threading
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from confluent_kafka import Producer
 
@@ -31,6 +32,8 @@ class Topics:
     counts: str
     cities: str
     dead: str
+    told: str = ""
+    """Where the calls have results, if there are calls."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -41,6 +44,7 @@ class Topics:
             "CUSTOMERS": self.customers,
             "COUNTS": self.counts,
             "CITIES": self.cities,
+            "TOLD": self.told,
         }
         return {f"TEST_{name}": value for name, value in names.items()}
 
@@ -56,6 +60,8 @@ class Feeder:
     a_second: int
     counts: Counter[str] = field(default_factory=Counter)
     """How often each key was written."""
+    numbers: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """The orders of each key, in order."""
     unreadable: list[bytes] = field(default_factory=list)
     """Values that are none, each another one."""
     failure: Exception | None = None
@@ -101,6 +107,7 @@ class Feeder:
                     self.unreadable.append(b"unreadable %d" % number)
                     producer.produce(self.topics.orders, self.unreadable[-1], key)
                 self.counts[key] += 1
+                self.numbers[key].append(number)
                 producer.produce(self.topics.orders, number.to_bytes(8, "big"), key)
                 if number % 100 == 0:
                     producer.poll(0)
@@ -242,6 +249,29 @@ def examine(bootstrap: str, topic: str, expected: Counter[str], *, each: bool = 
         doubled += len(counts) - len(once) + len(set(once) - set(range(1, count + 1)))
         disordered += once != sorted(once)
     return Found(sum(expected.values()), sum(map(len, seen.values())), lost, doubled, disordered)
+
+
+def followed(bootstrap: str, topic: str, numbers: Mapping[str, Sequence[int]], *, exactly: bool) -> Found:
+    """Return what a reader of committed records finds in the topic of `chaos_app.followed`.
+
+    `exactly`: each order has come after the one before it, as the store says; else the orders count alone, because a
+    store may be ahead of what is done again.
+    """
+    seen = {
+        key.decode(): [tuple((value or b"").decode().split()) for value in values]
+        for key, values in by_key(read_topic(bootstrap, topic)).items()
+    }
+    assert seen.keys() <= numbers.keys()
+    lost = doubled = disordered = 0
+    for key, orders in numbers.items():
+        told = seen.get(key, [])
+        once = list(dict.fromkeys(told if exactly else [(number,) for _, number in told]))
+        due = [(before, number) if exactly else (number,) for before, number in pairwise(["-", *map(str, orders)])]
+        lost += len(set(due) - set(once))
+        doubled += len(told) - len(once)
+        disordered += [each for each in once if each in due] != [each for each in due if each in once]
+        disordered += len(set(once) - set(due))
+    return Found(sum(map(len, numbers.values())), sum(map(len, seen.values())), lost, doubled, disordered)
 
 
 def dead_letters(bootstrap: str, topics: Topics, feeder: Feeder) -> Found:

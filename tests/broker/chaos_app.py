@@ -3,23 +3,35 @@
 orders ──┬── count ──────────────────────────────────────────> counts
          └── join customers ── by city (repartition) ── count ─> cities
 
-With `TEST_CALLS`, each order first goes through a service that is slow, fails now and then, and sometimes is stuck.
+With `TEST_CALLS`, the address of a `slow_service`, each order is asked about before it is counted; and once more, with
+state: `told` has the number of each order and of the one before it of the same key, "-" for the first.
 """
 
-import asyncio
 import os
-import random
 from datetime import timedelta
 
-from coopstreams import Retry, StreamsBuilder, serdes
+from coopstreams import CallContext, Record, Retry, StreamsBuilder, key_value_store, serdes
+from coopstreams.topology.calls import CallOptions
+from tests.broker.slow_service import asked
+
+SERVICE = os.environ.get("TEST_CALLS", "")
+AGAIN = Retry(times=100, backoff=timedelta(milliseconds=20), longest=timedelta(seconds=1))
+CALLS = CallOptions(timeout=timedelta(seconds=5), retry=AGAIN)
 
 
 async def checked(number: int) -> int:
-    """Return the number after a while: some milliseconds, rarely seconds, at the second attempt or the first."""
-    await asyncio.sleep(random.expovariate(100) if random.random() < 0.999 else 3.0)
-    if random.random() < 0.05:
-        raise ConnectionError("the service is restarting")
+    """Return the number after a while."""
+    await asked(SERVICE, number)
     return number
+
+
+async def followed(record: Record[str, int], context: CallContext[str, str]) -> None:
+    """Tell which order of the same key was before, as far as this one is answered for."""
+    last = context.store("last")
+    before = last.get()
+    last.put(record.value)
+    context.forward(record.with_value(f"{'-' if before is None else before} {record.value}"))
+    await asked(SERVICE, record.value)
 
 
 builder = StreamsBuilder(os.environ["TEST_APPLICATION"])
@@ -27,10 +39,12 @@ customers = builder.table(os.environ["TEST_CUSTOMERS"], key=serdes.text, value=s
 orders = builder.stream(os.environ["TEST_ORDERS"], key=serdes.text, value=serdes.int64).filter(
     lambda _, number: number >= 0
 )
-if "TEST_CALLS" in os.environ:
-    orders = orders.map_values_async(
-        checked, value=serdes.int64, retry=Retry(times=20, backoff=timedelta(milliseconds=20), on=(ConnectionError,))
+if SERVICE:
+    last = key_value_store("last", key=serdes.text, value=serdes.int64)
+    orders.process_async(followed, stores=[last], key=serdes.text, value=serdes.text, **CALLS).to(
+        os.environ["TEST_TOLD"]
     )
+    orders = orders.map_values_async(checked, value=serdes.int64, **CALLS)
 orders.group_by_key().count(store="counts").to_stream().to(os.environ["TEST_COUNTS"])
 (
     orders.join(customers, lambda _, city: city, value=serdes.text)

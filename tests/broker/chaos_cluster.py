@@ -3,6 +3,9 @@ paused beside them.
 
     python -m tests.broker.chaos_cluster --minutes 10 --guarantee exactly_once_v2 --seed 1
 
+With `--calls`, a service that is slow, fails and hangs is asked about each order, with and without state; the output
+`told` says in which order, and after which one.
+
 At the end everything is compared with the input: under exactly-once nothing is lost, doubled or out of order, under
 at-least-once nothing is lost; no supervisor ended by itself. The exit status is 0 if all that holds. A seed fixes the
 kinds of fault, not their order in time.
@@ -25,9 +28,10 @@ from pathlib import Path
 from coopstreams.commit.record import PARTITIONS, partition_of
 from coopstreams.topology.naming import COMMIT_TOPIC
 from tests.broker.application import Application
-from tests.broker.chaos import Feeder, Found, Topics, dead_letters, examine, table_of
+from tests.broker.chaos import Feeder, Found, Topics, dead_letters, examine, followed, table_of
 from tests.broker.cluster import NODES, ThreeBrokers
 from tests.broker.reading import read_topic
+from tests.broker.slow_service import SlowService
 from tests.broker.stalls import Faults, Reasons, Stall, stalls, waits
 
 EXACTLY_ONCE = "exactly_once_v2"
@@ -178,7 +182,7 @@ def topics_of(cluster: ThreeBrokers) -> Topics:
     """Make the topics of a run; brokers say when each record came."""
     kafka, stamped = cluster.kafka, {"message_timestamp_type": "LogAppendTime"}
     orders, customers = kafka.topic("orders", SOURCE_PARTITIONS, **stamped), kafka.topic("customers", SOURCE_PARTITIONS)
-    outputs = [kafka.topic(name, SOURCE_PARTITIONS, **stamped) for name in ("counts", "cities", "dead")]
+    outputs = [kafka.topic(name, SOURCE_PARTITIONS, **stamped) for name in ("counts", "cities", "dead", "told")]
     return Topics(kafka.unique("chaos"), orders, customers, *outputs)
 
 
@@ -193,20 +197,23 @@ def settings_of(topics: Topics, guarantee: str) -> dict[str, object]:
     }
 
 
-def found_in(bootstrap: str, topics: Topics, feeder: Feeder, *, exactly: bool) -> dict[str, Found]:
-    """Compare all outputs with the input."""
-    return {
+def found_in(bootstrap: str, topics: Topics, feeder: Feeder, *, exactly: bool, calls: bool) -> dict[str, Found]:
+    """Compare all outputs with the input. `calls`: some come from calls with state."""
+    found = {
         "counts": examine(bootstrap, topics.counts, feeder.counts, each=exactly),
         "cities": examine(bootstrap, topics.cities, feeder.cities, each=exactly),
         "dead letters": dead_letters(bootstrap, topics, feeder),
     }
+    if calls:
+        found["told"] = followed(bootstrap, topics.told, feeder.numbers, exactly=exactly)
+    return found
 
 
-def settle(run: Run, feeder: Feeder, *, exactly: bool) -> dict[str, Found]:
+def settle(run: Run, feeder: Feeder, *, exactly: bool, calls: bool) -> dict[str, Found]:
     """Wait until nothing is missing, for a while; then end the application and return what there is."""
     deadline = time.monotonic() + SETTLE_S
     while time.monotonic() < deadline:
-        found = found_in(run.cluster.bootstrap, run.topics, feeder, exactly=exactly)
+        found = found_in(run.cluster.bootstrap, run.topics, feeder, exactly=exactly, calls=calls)
         if not any(one.lost for one in found.values()):
             break
         time.sleep(2)
@@ -215,7 +222,7 @@ def settle(run: Run, feeder: Feeder, *, exactly: bool) -> dict[str, Found]:
         status = run.application.terminate(name)
         if status != 0:
             run.application.ended[f"{name}, asked to end"] = -1 if status is None else status
-    found = found_in(run.cluster.bootstrap, run.topics, feeder, exactly=exactly)
+    found = found_in(run.cluster.bootstrap, run.topics, feeder, exactly=exactly, calls=calls)
     for store, expected in (("counts", feeder.counts), ("cities", feeder.cities)):
         table = table_of(run.cluster.bootstrap, f"{run.topics.application}-{store}-changelog")
         wrong = sum(
@@ -280,7 +287,9 @@ def chaos(folder: Path, minutes: float, guarantee: str, seed: int, *, calls: boo
         cluster = running.enter_context(ThreeBrokers(folder))
         topics = topics_of(cluster)
         app = Path(__file__).with_name("chaos_app.py")
-        environment = topics.environment | ({"TEST_CALLS": "1"} if calls else {})
+        environment = dict(topics.environment)
+        if calls:
+            environment["TEST_CALLS"] = running.enter_context(SlowService(seed)).address
         application = Application(app, cluster.bootstrap, folder, environment, settings_of(topics, guarantee))
         running.callback(application.clean_up)
         run = Run(cluster, topics, application, seed)
@@ -295,7 +304,7 @@ def chaos(folder: Path, minutes: float, guarantee: str, seed: int, *, calls: boo
             began = time.time()
             with run.chaos():
                 feeder.join(60 * minutes + 600)
-            found = settle(run, feeder, exactly=guarantee == EXACTLY_ONCE)
+            found = settle(run, feeder, exactly=guarantee == EXACTLY_ONCE, calls=calls)
         print(
             f"\n{guarantee}, seed {seed}, {minutes:g} minutes, {feeder.orders} orders, {len(run.faults.done)} notes of "
             "faults"

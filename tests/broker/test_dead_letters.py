@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections import Counter
@@ -31,7 +32,11 @@ def dlq(kafka: Kafka, *arguments: str) -> Result:
     return done
 
 
-def test_what_failed_goes_back_once_and_is_processed_when_the_cause_is_gone(kafka: Kafka, tmp_path: Path) -> None:
+@pytest.mark.parametrize("waits", [False, True])
+def test_what_failed_goes_back_once_and_is_processed_when_the_cause_is_gone(
+    kafka: Kafka, tmp_path: Path, waits: bool
+) -> None:
+    """With a function that waits, the operator names the topic, and other failures would end the application."""
     source, sink, dead, mended = kafka.topic("in", 2), kafka.topic("out", 2), kafka.topic("dead", 2), threading.Event()
 
     def parsed(value: bytes) -> int:
@@ -39,18 +44,25 @@ def test_what_failed_goes_back_once_and_is_processed_when_the_cause_is_gone(kafk
             raise ValueError(f"{value.decode()} has three in it")
         return int(value)
 
+    async def asked(value: bytes) -> int:
+        await asyncio.sleep(0.002)
+        return parsed(value)
+
     builder = StreamsBuilder(kafka.unique("letters"))
-    builder.stream(source, key=serdes.raw, value=serdes.raw).map_values(parsed, value=serdes.int64, name="parse").to(
-        sink
-    )
+    read = builder.stream(source, key=serdes.raw, value=serdes.raw)
+    (
+        read.map_values_async(asked, value=serdes.int64, name="parse", dead_letters=dead)
+        if waits
+        else read.map_values(parsed, value=serdes.int64, name="parse")
+    ).to(sink)
     settings = {
         "bootstrap.servers": kafka.bootstrap,
         "state.dir": str(tmp_path),
         "processing.guarantee": "exactly_once_v2",
         "auto.offset.reset": "earliest",
-        "processing.exception.handler": "dead-letter",
-        "errors.dead.letter.queue.topic.name": dead,
     }
+    if not waits:
+        settings |= {"processing.exception.handler": "dead-letter", "errors.dead.letter.queue.topic.name": dead}
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
     for number in range(30):
         producer.produce(source, b"%d" % number, b"k%d" % (number % 4), headers=[("trace", b"%d" % number)])

@@ -83,6 +83,17 @@ def test_each_record_has_the_time_of_all_records_and_marks_before_it_for_any_ran
         assert list(batch.operator_times) in ([operator_time], [])
 
 
+def test_a_mark_far_in_the_future_counts_up_to_its_own_timestamp_only() -> None:
+    """It may be of another application, which takes other timestamps from the records."""
+    columns = raw_columns(
+        [b"a", None, b"b"], [b"v", None, b"v"], [10, 70, 20], [0, 1, 2], [None, headers_of(10**15), None]
+    )
+    routes = Routes(KeyRange.split(1), None, even, time_marks=True)
+    (batch,) = make_batches(PARTITION, columns, routes, NO_STREAM_TIME, 3, at_end=True)
+    assert list(batch.columns.stream_times) == [10, 70]
+    assert batch.columns.operator_times == [[-1, 70]]
+
+
 @given(rows)
 def test_marks_alone_do_not_keep_a_partition_busy(some: Rows) -> None:
     (batch,) = fetched(some, [], KeyRange.split(1), time_marks=True)

@@ -6,23 +6,28 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from itertools import takewhile
 from multiprocessing import get_context
+from threading import Event
 from typing import NamedTuple
 
 from tests.simulation.histories import STEPS, History, histories, play
 from tests.simulation.planted import PLANTED, WITHIN, Planted
 from tests.simulation.programs import PROGRAMS
 from tests.simulation.shrinking import shrunk
+
+SAY_S = 10.0
+"""Time between two lines that say how far it is."""
 
 
 class Outcome(NamedTuple):
@@ -57,9 +62,8 @@ def main() -> int:
     )
     given = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets is a part of a history
-        return subprocess.call(
-            [sys.executable, "-m", "tests.simulation", *sys.argv[1:]], env={**os.environ, "PYTHONHASHSEED": "0"}
-        )
+        command = [sys.executable, "-m", "tests.simulation", *sys.argv[1:]]
+        os.execve(sys.executable, command, {**os.environ, "PYTHONHASHSEED": "0"})
     logging.disable(logging.CRITICAL)
     if given.planted == "all":
         return max([_find_again(name, planted) for name, planted in PLANTED.items() if planted.seed is not None])
@@ -74,24 +78,36 @@ def main() -> int:
 
 
 def _play(given: argparse.Namespace) -> int:
-    began, played, turns, wrong = time.monotonic(), 0, 0, 0
     first, last = map(int, given.seeds.split(".."))
     todo = histories(range(first, last), given.guarantee, given.program)
-    if given.minutes:
-        todo = takewhile(lambda _: time.monotonic() - began < 60 * given.minutes, todo)
-    try:
-        for outcome in _outcomes(todo, given.jobs):
-            played, turns, wrong = played + 1, turns + outcome.turns, wrong + bool(outcome.wrong)
-            if outcome.wrong:
-                print(f"{outcome.history}, history {played}: {outcome.wrong}", flush=True)
-            if wrong and given.planted:
-                return 1
-            if played % 100 == 0:
-                print(_summary(played, turns, wrong, time.monotonic() - began), flush=True)
-    except KeyboardInterrupt:
-        print()
-    print(_summary(played, turns, wrong, time.monotonic() - began))
+    every = (last - first) * (1 if given.guarantee else 2)
+    began, turns, wrong = time.monotonic(), 0, 0
+    ends = began + 60 * given.minutes if given.minutes else math.inf
+    said, interrupted = began, Event()
+    signal.signal(signal.SIGINT, partial(_end, interrupted))
+    for played, outcome in enumerate(_outcomes(takewhile(lambda _: time.monotonic() < ends, todo), given.jobs), 1):
+        turns, wrong, now = turns + outcome.turns, wrong + bool(outcome.wrong), time.monotonic()
+        if outcome.wrong:
+            print(f"{outcome.history}, history {played}: {outcome.wrong}", flush=True)
+        done = played == every or now >= ends or interrupted.is_set() or (wrong and given.planted)
+        if done or now - said >= SAY_S:
+            left_s = min((now - began) * (every / played - 1), ends - now)
+            print(
+                f"{played:,} histories up to seed {outcome.history.seed}, {wrong} wrong, {turns:,} turns, "
+                f"{played / (now - began):.1f} histories/s, {played / sum(os.times()[:4]):.1f} a CPU second, "
+                f"{max(left_s, 0) / 60:.0f} min left",
+                flush=True,
+            )
+            said = now
+        if done:
+            break
     return 1 if wrong else 0
+
+
+def _end(interrupted: Event, *_: object) -> None:
+    """End after this history; asked again, at once."""
+    interrupted.set()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _find_again(name: str, planted: Planted) -> int:
@@ -152,10 +168,6 @@ def _shrink(history: History) -> int:
         f"{len(only)} of {STEPS + 1} steps, {len(world.events)} events: {violation}", *world.events, again, sep="\n    "
     )
     return 1
-
-
-def _summary(played: int, turns: int, wrong: int, seconds: float) -> str:
-    return f"{played} histories, {wrong} wrong, {turns:,} turns, {played / seconds:.1f} histories/s"
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ program.
     Counted    each result counts records: exactly the driver's, in order for each key; or, at least once, no fewer
     Ordered    results are as the driver's; or, at least once, they come in its order among repetitions
     Paired     results are the driver's in any order; or, at least once, several times
+    Alone      the same, and a record that meets none may say so earlier than in the driver
     Matched    each record of a stream once, with some row of its key that the table has had
 
 Invariant: a result is right or wrong by what was written before it; what is lacking is known when all is done.
@@ -151,6 +152,33 @@ class Paired(Answer):
     def _lack(self, key: Key) -> str:
         missing = (Counter(self.expected[key]) - Counter(self.told[key])).elements()
         return ", ".join(map(_shown, missing))
+
+
+class Alone(Paired):
+    """Results are `n:m`: two records, or `n:`: a record of the left stream that meets none."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self._written: dict[Key, set[bytes]] = defaultdict(set)
+
+    def write(self, records: Iterable[Written]) -> None:
+        records = list(records)
+        for record in records:
+            self._written[record.key].add(record.value or b"")
+        super().write(records)
+
+    def _problem(self, key: Key, value: Value) -> str:
+        assert value is not None
+        if not value.endswith(b":"):
+            return super()._problem(key, value)
+        if value.rstrip(b"?:") not in self._written[key]:
+            return f"record {_shown(value)} was never written"
+        return f"{_shown(value)} was told twice" if self.exactly_once and value in self.told[key] else ""
+
+    def _lack(self, key: Key) -> str:
+        paired = {_record(value) for value in self.expected[key] if value is not None and not value.endswith(b":")}
+        wrong = [value for value in self.told[key] if value is not None and value[:-1] in paired]
+        return super()._lack(key) or ", ".join(f"{_shown(value)} was told, and it has met one" for value in wrong)
 
 
 class Matched(Answer):

@@ -23,6 +23,8 @@ from coopstreams.topology.naming import changelog_topic, internal_topic
 from coopstreams.topology.stores import StoreSpec
 from tests.simulation import disk
 
+EXPIRES_MS = 3_600_000
+"""Rows that are kept for less time may be gone within a history."""
 Told = tuple[bytes | None, int]
 """A value and its timestamp."""
 
@@ -114,13 +116,14 @@ class Changelogs:
         changelog = self._of(part)
         answered = self._answered[changelog]
         view = KeyRangeView(part.database, part.spec, part.ranges)
+        expires = part.spec.retention_ms is not None and part.spec.retention_ms < EXPIRES_MS
         answer = {layout.changelog_key(part.spec.kind, key): (value, timestamp) for key, value, timestamp in view.all()}
         for key, had in self._rows[changelog].items():
             if not view.owns(layout.plain_key(part.spec, layout.store_key(part.spec.kind, key))):
                 continue
             last, row = answered.get(key, -1), answer.get(key)
-            if row is None and last < 0:
-                continue  # the key has not been written yet, as far as the one knows who answers
+            if row is None and (last < 0 or expires):
+                continue  # the key has not been written yet, as far as the one knows who answers, or its window is over
             at = next(
                 (at for at in range(max(last, 0), len(had)) if (had[at] if had[at][0] is not None else None) == row),
                 None,

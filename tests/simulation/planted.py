@@ -37,7 +37,9 @@ from coopstreams.tasks.pending_calls import PendingCalls, _Source
 from coopstreams.tasks.turns import Turns
 from coopstreams.tasks.waiting_records import NodeCall
 from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.compile.program import BoundProgram
 from coopstreams.topology.errors import LogError
+from coopstreams.topology.operators.join_memory import _Side
 
 
 def _no_barrier() -> AbstractContextManager[Any]:
@@ -255,6 +257,27 @@ def _times_of_the_reader() -> AbstractContextManager[Any]:
     return patch.object(_Source, "operator_times_of", lambda self, step: step.columns.operator_times)
 
 
+def _newest_of_all_rows() -> AbstractContextManager[Any]:
+    """Records of a join expire by all rows of the task, also by those that an earlier owner of other keys has left."""
+    init = _Side.__init__
+
+    def newest(self: _Side, store: Any, retention_ms: int) -> None:
+        init(self, store, retention_ms)
+        self._newest = self._swept = self._of_all[0]
+
+    return patch.object(_Side, "__init__", newest)
+
+
+def _observed_by_others() -> AbstractContextManager[Any]:
+    """Windows expire by what key groups are restored with, whatever stream time a task begins at."""
+    return patch.object(TaskState, "begin", lambda *_: None)
+
+
+def _gate_of_siblings() -> AbstractContextManager[Any]:
+    """Only the task that takes a record lets unmatched ones go that are due by it."""
+    return patch.object(BoundProgram, "elsewhere", property(lambda _: False, lambda *_: None), create=True)
+
+
 def _rows_of_before() -> AbstractContextManager[Any]:
     """A call finds the rows as they were when its record came, not as the calls of its key have left them."""
     add = Turns.add
@@ -304,6 +327,9 @@ PLANTED: dict[str, Planted] = {
     "calls of a key at once": Planted(_all_at_once, 0, "calls before a table"),
     "a record passes its key": Planted(_no_lines, 0, "calls in any order before a table"),
     "what has passed is called again": Planted(_called_again, 0, "calls before a table"),
+    "rows of who was ahead": Planted(_newest_of_all_rows, 1_000_011, "a left join of streams"),
+    "windows of who was ahead": Planted(_observed_by_others, 1_000_067, "calls before a left join of streams"),
+    "a gate of siblings": Planted(_gate_of_siblings, 1_000_019, "a left join of streams", AT_LEAST_ONCE),
     "rows of before": Planted(_rows_of_before, 0, "calls that keep state"),
     "times of the reader alone": Planted(_times_of_the_reader, 90, "calls before windows"),
 }

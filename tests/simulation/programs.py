@@ -26,7 +26,7 @@ from coopstreams import (
 )
 from coopstreams.topology.calls import CallOptions
 from tests.durations import ms
-from tests.simulation.answers import Answer, Counted, Matched, Ordered, Paired, Written
+from tests.simulation.answers import Alone, Answer, Counted, Matched, Ordered, Paired, Written
 from tests.simulation.service import AGAIN, TIMEOUT, service, told
 
 APPLICATION = "sim"
@@ -87,8 +87,17 @@ def _count_in_windows(stream: KStream[str, Any]) -> None:
     ).to_stream().to("out")
 
 
-def _finals(builder: StreamsBuilder) -> None:
+def _forgotten(builder: StreamsBuilder) -> None:
     grouped = builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key()
+    grouped.windowed_by(TimeWindows(milliseconds=4_000, grace=ms(1_000))).count(store="counts").to_stream().to("out")
+
+
+def _finals(builder: StreamsBuilder) -> None:
+    _count_in_windows_that_close(builder.stream("in", key=serdes.text, value=serdes.raw))
+
+
+def _count_in_windows_that_close(stream: KStream[str, Any]) -> None:
+    grouped = stream.group_by_key()
     counts = grouped.windowed_by(TimeWindows(milliseconds=4_000, grace=ms(3_000))).count(
         store="counts", retention=ms(DAY_MS)
     )
@@ -96,22 +105,44 @@ def _finals(builder: StreamsBuilder) -> None:
 
 
 def _sessions(builder: StreamsBuilder) -> None:
-    grouped = builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key()
+    _count_sessions(builder.stream("in", key=serdes.text, value=serdes.raw))
+
+
+def _count_sessions(stream: KStream[str, Any]) -> None:
+    grouped = stream.group_by_key()
     grouped.windowed_by(SessionWindows(milliseconds=4_000, grace=ms(4_000))).count(
         store="counts", retention=ms(DAY_MS)
     ).to_stream().to("out")
 
 
 def _pairs(builder: StreamsBuilder) -> None:
-    left = builder.stream("left", key=serdes.text, value=serdes.text)
+    _pair(builder.stream("left", key=serdes.text, value=serdes.text), builder)
+
+
+def _pair(left: KStream[str, str], builder: StreamsBuilder) -> None:
     right = builder.stream("right", key=serdes.text, value=serdes.text)
     windows = JoinWindows(milliseconds=6_000, grace=ms(DAY_MS))
     left.join(right, lambda one, other: f"{one}:{other}", windows=windows, value=serdes.text, store="pairs").to("out")
 
 
+def _pair_or_not(left: KStream[str, str], builder: StreamsBuilder) -> None:
+    right = builder.stream("right", key=serdes.text, value=serdes.text)
+    windows = JoinWindows(milliseconds=2_000, grace=ms(3_000))
+    left.left_join(
+        right, lambda one, other: f"{one}:{other or ''}", windows=windows, value=serdes.text, store="pairs"
+    ).to("out")
+
+
+def _pairs_or_not(builder: StreamsBuilder) -> None:
+    _pair_or_not(builder.stream("left", key=serdes.text, value=serdes.text), builder)
+
+
 def _looked_up(builder: StreamsBuilder) -> None:
+    _look_up(builder.stream("in", key=serdes.text, value=serdes.text), builder)
+
+
+def _look_up(stream: KStream[str, str], builder: StreamsBuilder) -> None:
     table = builder.table("table", key=serdes.text, value=serdes.text, store="rows")
-    stream = builder.stream("in", key=serdes.text, value=serdes.text)
     stream.left_join(table, lambda value, row: f"{value}:{row or ''}", value=serdes.text).to("out")
 
 
@@ -167,8 +198,18 @@ def _asked_table(asked: Asked, builder: StreamsBuilder) -> None:
     answers.to_table(store="rows").to_stream().to("out")
 
 
-def _asked_windows(asked: Asked, builder: StreamsBuilder) -> None:
-    _count_in_windows(asked(builder.stream("in", key=serdes.text, value=serdes.text)))
+def _asked_below(below: Callable[[KStream[str, str]], None], asked: Asked, builder: StreamsBuilder) -> None:
+    below(asked(builder.stream("in", key=serdes.text, value=serdes.text)))
+
+
+def _asked_pairs(
+    below: Callable[[KStream[str, str], StreamsBuilder], None], asked: Asked, builder: StreamsBuilder
+) -> None:
+    below(asked(builder.stream("left", key=serdes.text, value=serdes.text)), builder)
+
+
+def _asked_look_up(asked: Asked, builder: StreamsBuilder) -> None:
+    _look_up(asked(builder.stream("in", key=serdes.text, value=serdes.text)), builder)
 
 
 class _Remembered(Processor[str, str, str, int]):
@@ -229,6 +270,7 @@ PROGRAMS = {
     "a count": Program(_counted, _to("in"), Counted, ("counts",)),
     "a count behind a repartition": Program(_recounted, _to("in"), Counted, ("counts",)),
     "windows": Program(_windows, _to("in", late=True), Counted, ("counts",)),
+    "windows that are soon forgotten": Program(_forgotten, _to("in", late=True), Counted),
     "windows that close": Program(_finals, _to("in", late=True), Counted, ("counts",)),
     "sessions": Program(_sessions, _to("in", late=True), Counted, ("counts",)),
     "a join of streams": Program(_pairs, _to("left", "right"), Paired),
@@ -245,7 +287,44 @@ PROGRAMS = {
         partial(_asked_table, _at_will), _to("in"), Ordered, ("rows",), _ASKING, partial(_asked_table, _at_once)
     ),
     "calls before windows": Program(
-        partial(_asked_windows, _whatever), _to("in", late=True), Counted, ("counts",), {}, _windows
+        partial(_asked_below, _count_in_windows, _whatever), _to("in", late=True), Counted, ("counts",), {}, _windows
+    ),
+    "calls before windows that close": Program(
+        partial(_asked_below, _count_in_windows_that_close, _whatever),
+        _to("in", late=True),
+        Counted,
+        ("counts",),
+        {},
+        _finals,
+    ),
+    "calls before sessions": Program(
+        partial(_asked_below, _count_sessions, _whatever), _to("in", late=True), Counted, ("counts",), {}, _sessions
+    ),
+    "calls before a join of streams": Program(
+        partial(_asked_pairs, _pair, _in_order),
+        _to("left", "right"),
+        Paired,
+        (),
+        _ASKING,
+        partial(_asked_pairs, _pair, _at_once),
+    ),
+    "a left join of streams": Program(_pairs_or_not, _to("left", "right"), Alone),
+    "calls before a left join of streams": Program(
+        partial(_asked_pairs, _pair_or_not, _in_order),
+        _to("left", "right"),
+        Alone,
+        (),
+        _ASKING,
+        partial(_asked_pairs, _pair_or_not, _at_once),
+    ),
+    "calls before a join with a table": Program(
+        partial(_asked_look_up, _in_order),
+        _to("in", "in", "table"),
+        Matched,
+        ("rows",),
+        _ASKING,
+        partial(_asked_look_up, _at_once),
     ),
     "calls that keep state": Program(_remembered, _to("in"), Counted, ("counts",), _ASKING, _remembered_at_once),
 }
+"""What is played for a seed: one of the programs, under each guarantee."""

@@ -49,10 +49,10 @@ class Service:
         self._latency_s = random.choice(LATENCIES_S)
         self.wrong: list[str] = []
         """What was asked out of order."""
-        self._last: dict[str, str] = {}
-        """The last record that was written of each key."""
+        self._last: dict[tuple[str, bytes], str] = {}
+        """The last record that was written of each key of a topic."""
         self._before: dict[str, str] = {}
-        """The record before each one that is not the first of its key."""
+        """The record before each one that is not the first of its key in its topic."""
         self._answered: set[str] = set()
         self._asked: dict[tuple[str, str], str] = {}
         """What each process is asking of a key."""
@@ -60,10 +60,10 @@ class Service:
     def written(self, records: Iterable[Written]) -> None:
         """Take note of records that can be asked about."""
         for record in records:
-            key, value = record.key.decode(), (record.value or b"").decode()
-            if (before := self._last.get(key)) is not None:
+            where, value = (record.topic, record.key), (record.value or b"").decode()
+            if (before := self._last.get(where)) is not None:
                 self._before[value] = before
-            self._last[key] = value
+            self._last[where] = value
 
     async def ask(self, value: str) -> str:
         """Return the answer, after a while.

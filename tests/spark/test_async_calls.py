@@ -24,23 +24,28 @@ async def longer(text: str) -> str:
     return f"{text}!"
 
 
+REFUSED = ["value 42", "value 7"]
+
+
 async def counted(record: Record[str, str], context: CallContext[str, int]) -> None:
     """Count the records of each key."""
     row = context.store("counts")
     count = (row.get() or 0) + 1
     row.put(count)
     await asyncio.sleep(0.002)
+    if record.value in REFUSED:
+        raise ValueError(record.value)
     context.forward(record.with_value(count))
 
 
 def test_results_of_calls_are_those_of_each_record(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
-    source, out, counts = kafka.topic("in", 2), kafka.topic("out", 2), kafka.topic("counts", 2)
+    source, out, counts, dead = (kafka.topic(name, 2) for name in ("in", "out", "counts", "dead"))
     builder = StreamsBuilder(kafka.unique("calls"))
     read = builder.stream(source, key=serdes.text, value=serdes.text)
     kept = read.filter(lambda _, value: value != "left out")
     kept.map_values_async(longer, value=serdes.text).to(out)
     store = key_value_store("counts", key=serdes.text, value=serdes.json)
-    kept.process_async(counted, stores=[store], key=serdes.text, value=serdes.json).to(counts)
+    kept.process_async(counted, stores=[store], key=serdes.text, value=serdes.json, dead_letters=dead).to(counts)
     producer = Producer({"bootstrap.servers": kafka.bootstrap, "partitioner": "murmur2_random"})
     for number in range(500):
         producer.produce(source, "left out" if number % 5 == 0 else f"value {number}", f"key {number % 20}")
@@ -58,4 +63,5 @@ def test_results_of_calls_are_those_of_each_record(kafka: Kafka, spark: SparkSes
     known = [(key, int(value or b"")) for key, value, *_ in read_topic(kafka.bootstrap, counts)]
     for number in {number % 20 for number in range(500) if number % 5}:
         mine = [count for key, count in known if key == f"key {number}".encode()]
-        assert mine == list(range(1, 26))
+        assert mine == list(range(1, 26 - sum(f"value {each}" in REFUSED for each in range(number, 500, 20))))
+    assert sorted((record.value or b"").decode() for record in read_topic(kafka.bootstrap, dead)) == REFUSED

@@ -131,6 +131,28 @@ def test_a_task_of_part_of_the_keys_forgets_windows_by_the_time_of_the_partition
     assert seen[0][1] == {b"16", b"17", b"18", b"19"}
 
 
+def test_a_task_that_begins_behind_an_earlier_owner_of_other_groups_keeps_its_windows() -> None:
+    engine = Memory()
+    first, second = KeyRange.split(2)
+    mine, other = (
+        next(key for key in (b"%d" % n for n in range(20)) if key_hash(key) in half) for half in (first, second)
+    )
+    ahead = new_state(engine, second)
+    put(ahead.stores["windows"], other, 19, 19)
+    ahead.stores["windows"].advance(19 * SIZE)
+    ahead.changes()
+    ahead.commit({"windows": 1})
+    for offset, begins in enumerate((0, 1), 2):
+        both = new_state(engine)
+        both.begin(begins * SIZE)
+        put(both.stores["windows"], mine, begins, begins)
+        both.changes()
+        both.commit({"windows": offset})
+    both = new_state(engine)
+    both.begin(1 * SIZE)
+    assert windows_of(both.stores["windows"]) == {(mine, 0): 0, (mine, 1): 1, (other, 19): 19}
+
+
 OPERATIONS = st.lists(
     st.tuples(
         st.sampled_from(["put", "put", "delete", "advance", "commit", "discard", "reopen", "full"]),

@@ -44,7 +44,7 @@ def play(history: list[Step], *, cut: bool) -> dict[bytes, list[bytes | None]]:
         if what == "record":
             engine.write("in", [(b"k%d" % key, b"", time)])
         elif what == "mark":
-            engine.log.writer().append("in", [None], [None], [0], headers=[headers_of(time)])
+            engine.log.writer().append("in", [None], [None], [time], headers=[headers_of(time)])
         elif cut:
             engine.settle()
             for task in tasks:

@@ -13,9 +13,10 @@ import pytest
 from coopstreams import JoinWindows, StreamsBuilder, serdes
 from coopstreams.state.database import Database
 from coopstreams.state.memory import Memory
+from coopstreams.tasks.task import Task
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.graph.topology import Topology
-from coopstreams.topology.keys import KeyRange, key_hash
+from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
 from tests.durations import ms
 from tests.tasks.engine import EXACTLY, PATIENCE_S, Engine
 
@@ -104,6 +105,41 @@ def test_no_pair_is_missed_and_none_is_told_twice(seed: int, ranges: int) -> Non
     assert max(found.values()) == 1
     assert not pairs(right) - pairs(found)
     assert ranges > 1 or pairs(found) == pairs(right)
+
+
+def test_who_takes_over_from_one_that_was_ahead_misses_no_pair_of_what_is_left_to_do() -> None:
+    """The rows of the one that was ahead are newer than any that what is left to do can meet."""
+    halves = KeyRange.split(2)
+    mine, other = (next(key for key in KEYS if key_hash(key) in half) for half in halves)
+    engine = Engine(joined(), {"left": 1, "right": 1, "out": 1}, processing_guarantee=EXACTLY, buffer=1)
+    engine.start()
+    for topic in ("left", "right"):
+        engine.write(topic, [(mine, b"behind", 0), (other, b"ahead", 100_000)])
+    engine.close(_settled(engine, halves[1]))
+    _settled(engine, WHOLE)
+    engine.stop()
+    assert sorted(filter(None, engine.read("out").values)) == [b"b'ahead', b'ahead'", b"b'behind', b'behind'"]
+
+
+def test_a_record_without_a_match_goes_when_a_sibling_has_come_further_before_it() -> None:
+    """The sibling opens the gate for the time that the record's own task hears of later."""
+    halves = KeyRange.split(2)
+    mine, other = (next(key for key in KEYS if key_hash(key) in half) for half in halves)
+    engine = Engine(joined(), {"left": 1, "right": 1, "out": 1}, processing_guarantee=EXACTLY, buffer=1)
+    engine.start()
+    engine.write(
+        "left", [(mine, b"alone", 0), (other, b"alone", 50_000), (mine, b"last", 50_000), (other, b"end", 100_000)]
+    )
+    for half in reversed(halves):
+        _settled(engine, half)
+    engine.stop()
+    assert sorted(filter(None, engine.read("out").values)) == [b"b'alone', None", b"b'alone', None", b"b'last', None"]
+
+
+def _settled(engine: Engine, key_range: KeyRange) -> Task:
+    task = engine.open(key_range)
+    engine.settle()
+    return task
 
 
 def test_what_a_store_has_forgotten_stays_forgotten() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,7 +22,9 @@ from coopstreams.topology.errors import ProcessingError
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.keys import WHOLE, KeyRange
-from coopstreams.topology.windows import TimeWindows
+from coopstreams.topology.serdes import Windowed
+from coopstreams.topology.suppressed import until_window_closes
+from coopstreams.topology.windows import SessionWindows, TimeWindows
 from tests.durations import ms
 from tests.tasks.called import SOURCE, TOPICS, Gate, calls_of, done, forwarding, played, runs, taking, until
 from tests.tasks.engine import AT_LEAST, EXACTLY, Engine
@@ -41,7 +44,7 @@ NOT_SHRUNK = [Phase.explicit, Phase.reuse, Phase.generate]
 
 
 def program(called: Called) -> Topology:
-    """A window, a join and a sink below the call; a filter, a branch and a mapper above it."""
+    """Windows, sessions, joins and sinks below the call; a filter, a branch and a mapper above it."""
     builder = StreamsBuilder("app")
     read = builder.stream("in", key=serdes.text, value=serdes.json)
     other = builder.stream("other", key=serdes.text, value=serdes.json)
@@ -52,9 +55,21 @@ def program(called: Called) -> Topology:
     ).to_stream().map_values_with_key(lambda key, count: [key.start_ms, count], value=serdes.json).select_key(
         lambda key, _: key.key, key=serdes.text
     ).to("out")
+    grouped = results.group_by_key(value=serdes.json)
+    tumbling = TimeWindows(milliseconds=10, grace=ms(5))
+    final = grouped.windowed_by(tumbling).count(store="final").suppress(until_window_closes())
+    sessions = grouped.windowed_by(SessionWindows(milliseconds=4, grace=ms(3))).reduce(max, store="sessions")
+    for table, name in ((final, "closed"), (sessions, "session")):  # by key and operator: in no order between these
+        table.to_stream().map_values_with_key(
+            lambda window, value: [window.start_ms, window.end_ms, value], value=serdes.json
+        ).select_key(partial(_named, name), key=serdes.text).to("out")
     near = JoinWindows(milliseconds=5, grace=ms(1000))  # how long late records find a match depends on the batches
     results.join(other, lambda one, two: [one, two], windows=near, value=serdes.json).to("out")
     return builder.build()
+
+
+def _named(name: str, window: Windowed[str], _: object) -> str:
+    return f"{name} {window.key}"
 
 
 @settings(max_examples=15, deadline=None, phases=NOT_SHRUNK)

@@ -190,10 +190,10 @@ class BoundProgram:
     """A program bound to one task.
 
     Shape: `outputs` by topic; the writer of the outputs calls `clear` on each. `shared`: the task is given only part of
-    the records of its partitions, and is told the operator times. `elsewhere`: some keys of the partition belong to no
-    task over the same database, or time marks advance stream time, so the tasks here do not take all the records that
-    advance it. The owner of the tasks updates it. `applied`: the records to be applied to the place outside of Kafka,
-    until their owner takes them.
+    the records of its partitions, and is told the operator times. `elsewhere`: records that
+    advance stream time go to tasks that run at their own speed, or time marks advance it. The owner of the task sets
+    it; a test driver, which gives each record to one task and its time to all others, does not. `applied`: the records
+    for the place outside of Kafka, until their owner takes them.
     """
 
     def __init__(

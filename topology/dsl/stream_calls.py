@@ -172,7 +172,9 @@ class StreamCalls(Generic[K, V]):
         A batch has the values of up to `max_records` (500) records that came within `max_wait` (10 ms), of any keys;
         with `order="key"`, one of a key. `mapper` returns a list of as many. If a batch fails, also when it is tried
         again (`retry`), its records are tried one by one, so that only the bad one fails. `max_in_flight` counts
-        batches, and is 1 unless given. For the rest see `map_values_async`.
+        batches, and is 1 unless given. With `arrow=True`, `mapper` takes Arrow columns instead of the list: a
+        `pyarrow.RecordBatch` of dicts, a `pyarrow.Array` of other values; it may return such, or a list. For the rest
+        see `map_values_async`.
 
         Raises:
             TopologyError: as `map_values_async`.

@@ -40,7 +40,7 @@ class SideTimes(Protocol):
     """The bound program, as a join sees it."""
 
     elsewhere: bool
-    """Whether records of some keys of the partition go to other processes."""
+    """Whether records of some keys of the partition go to tasks that run at their own speed."""
 
     def stream_time(self, topics: tuple[str, ...]) -> int:
         """Return the largest stream time that any of these topics has reached."""
@@ -96,8 +96,7 @@ class JoinMemory:
         told = self.due(now)
         before, after = self._reach[side]
         other = self._sides[1 - side]
-        if self._shared:
-            other.observe_others(self._process.stream_time(self._topics[1 - side]))
+        other.observe_others(self._process.stream_time(self._topics[1 - side]))
         found = list(other.between(key, max(0, timestamp - before), max(0, timestamp + after)))
         for at, values in found:
             if self._waiting is not None and self._waiting.remove(key, 1 - side, at):
@@ -118,8 +117,8 @@ class JoinMemory:
     def due(self, now: int) -> list[Pair]:
         """Return and remove the unmatched records that were due when the gate was last opened. `now`: stream time.
 
-        A record that another process takes advances stream time here, but cannot open the gate here. Then `due` itself
-        opens it.
+        The task that takes a record opens the gate for all. Where tasks run at their own speed, it may have done so
+        before a record came here that waits, or will do so when nothing comes here any more: `due` itself opens it.
         """
         self._told = max(self._told, now)
         if self._waiting is None:
@@ -178,7 +177,7 @@ class EmissionGate:
             reach = min(self._reach) if side is None else self._reach[side]
             if self._first + reach + self._grace_ms >= now:
                 return
-            self._opened = now
+            self._opened = max(self._opened, now)
             last = self._order[-1] if self._order else None
             for of in (LEFT, RIGHT):
                 while self._of[of] and self._is_closed(self._of[of][0], now):
@@ -211,17 +210,19 @@ class _Side:
 
     def __init__(self, store: WindowTableStore, retention_ms: int) -> None:
         self._store, self._retention_ms = store, retention_ms
-        # What the store has expired stays expired: siblings may have advanced it beyond the rows of this task.
+        # What the store has expired stays expired: siblings may have advanced it beyond the rows of this task. The rows
+        # count from their own time on: those of one earlier owner may be ahead of what another one has left to do.
         self._newest = self._swept = max(_NEVER, store.observed)
         self._times: dict[bytes, list[int]] = {}
+        newest = self._newest
         for row, _ in store.scan(None, None):
             key, at = split_window_key(row)
             self._times.setdefault(key, []).append(at)
-            self._newest = max(self._newest, at)
+            newest = max(newest, at)
         for times in self._times.values():
             times.sort()
         self._of_all: list[int] = store.siblings.setdefault(f"newest of {store.spec.name}", [_NEVER])
-        self._of_all[0] = max(self._of_all[0], self._newest)
+        self._of_all[0] = max(self._of_all[0], newest)
 
     def observe(self, timestamp: int) -> None:
         """Advance the side to its newest record: records older than the retention are gone."""

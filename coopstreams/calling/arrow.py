@@ -1,0 +1,35 @@
+"""Batches as Arrow columns: what `map_batches(f, arrow=True)` gives a function, and what it may return.
+
+Invariant: the results are those of a function that takes and returns lists of the same values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def columns_of(values: list[Any]) -> pa.Array | pa.RecordBatch:
+    """Return dicts as a record batch with a column for each field, other values as an array. Types are inferred."""
+    import pyarrow as pa
+
+    array = pa.array(values)
+    return pa.RecordBatch.from_struct_array(array) if pa.types.is_struct(array.type) else array
+
+
+def listed(answer: Any) -> Any:
+    """Return the values of an Arrow array, record batch or table as a list; anything else as it is."""
+    return answer.to_pylist() if hasattr(answer, "to_pylist") else answer
+
+
+def called(function: Callable[[Any], Any], values: list[Any]) -> Any:
+    """Call a function with columns; return its values."""
+    return listed(function(columns_of(values)))
+
+
+async def awaited(function: Callable[[Any], Awaitable[Any]], values: list[Any]) -> Any:
+    """Call a coroutine function with columns; return its values."""
+    return listed(await function(columns_of(values)))
