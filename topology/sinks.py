@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from coopstreams.topology.columns import Headers
+from coopstreams.topology.columns import Columns, Headers, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,14 @@ class SinkRecord:
     value: Any
     timestamp: int
     headers: Headers | None = None
+
+
+class Applied(NamedTuple):
+    """A record that a program has for the place: its partition, its batch and its index there, its key and value."""
+
+    hand: tuple[TopicPartition, Columns, int]
+    key: Any
+    value: Any
 
 
 @dataclass(frozen=True, slots=True)

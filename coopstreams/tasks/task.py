@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from coopstreams.commit.applying import MOST_APPLIED, Applying
 from coopstreams.commit.progress import Progress
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.log.log import NO_STREAM_TIME, RecordBatch
 from coopstreams.state.checkpoints import NEVER_TRUE
 from coopstreams.state.task_state import ChangelogBatch, TaskState
-from coopstreams.tasks.applying import MOST_APPLIED, Applying
 from coopstreams.tasks.heat import Heat
 from coopstreams.tasks.pending_calls import PendingCalls
 from coopstreams.tasks.queues import SourceQueues, Step

@@ -6,21 +6,12 @@ Invariant: a record is a row of the columns; the columns of one topic are one `O
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from coopstreams.topology.columns import Columns, Headers
+from coopstreams.topology.columns import Headers
 
 ANY_PARTITION = -1
 """In a partitions column: the key decides the partition."""
-
-
-class Applied(NamedTuple):
-    """A record for the place outside of Kafka: where it stands in a batch, and its key and value."""
-
-    columns: Columns
-    at: int
-    key: Any
-    value: Any
 
 
 class Output:

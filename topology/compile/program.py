@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeAlias
 from coopstreams.topology.columns import Columns, Headers, TopicPartition
 from coopstreams.topology.compile.calls import Results, Wanted
 from coopstreams.topology.compile.operator_time import OperatorTimeColumns, operator_time_columns
-from coopstreams.topology.compile.outputs import Applied, Output
+from coopstreams.topology.compile.outputs import Output
 from coopstreams.topology.compile.processing import Children, EffectsWork, Work
 from coopstreams.topology.compile.punctuations import PunctuationQueue
 from coopstreams.topology.failures import Failure, OnFailure, Phase
@@ -27,6 +27,7 @@ from coopstreams.topology.graph.nodes import AsyncProcessing, Processing, SubTop
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.naming import check_name
 from coopstreams.topology.processors import PunctuationType, RecordMetadata
+from coopstreams.topology.sinks import Applied
 from coopstreams.topology.stores import Entry, TableStore
 
 TimestampColumn: TypeAlias = Callable[[TopicPartition, Columns, int], list[int]]
@@ -98,8 +99,8 @@ class Process(Protocol):
         """Return what the call of a node for the record at hand has returned, or raise what it raised."""
         ...
 
-    def note_applied(self, key: Any, value: Any) -> None:
-        """Note that the record at hand, deserialised, is to be applied to the place outside of Kafka."""
+    applied: list[Applied]
+    """The records for the place outside of Kafka."""
 
     def task_time(self) -> int:
         """Return the largest timestamp of the records that the task has taken in."""
@@ -435,11 +436,6 @@ class BoundProgram:
     def want(self, node: str, key: Any, value: Any) -> None:
         """Note in `wanted` that a node is to be called for the record at hand."""
         self.wanted.append(Wanted(self.at_hand()[2], node, key, value))
-
-    def note_applied(self, key: Any, value: Any) -> None:
-        """Note in `applied` that the record at hand is to be applied."""
-        _, columns, i = self.at_hand()
-        self.applied.append(Applied(columns, i, key, value))
 
     def result(self, node: str) -> Any:
         """Return what the call of a node for the record at hand has returned.

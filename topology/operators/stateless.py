@@ -27,6 +27,7 @@ from coopstreams.topology.graph.nodes import (
 from coopstreams.topology.graph.partitioners import chosen
 from coopstreams.topology.operators.codegen import Function, RecordVariables
 from coopstreams.topology.operators.compiler import Compiler, Operator
+from coopstreams.topology.sinks import Applied
 from coopstreams.topology.stores import StoreSpec
 
 KEY_AND_VALUE = ("key", "value")
@@ -218,9 +219,9 @@ def sink(compiler: Compiler, function: Function, node: Sink, record: RecordVaria
 
 def apply_to(compiler: Compiler, function: Function, _: ApplyTo, record: RecordVariables) -> None:
     """Generate code: the record is noted, to be applied to the place outside of Kafka."""
-    note = compiler.unit.bind("note_applied", "note_applied = process.note_applied")
-    key, value = function.key(record), function.value(record)
-    function.line(f"{note}({key}, {value})")
+    note = compiler.unit.bind("note_applied", "note_applied = process.applied.append")
+    made, key, value = compiler.unit.constant("Applied", Applied), function.key(record), function.value(record)
+    function.line(f"{note}({made}(process.at_hand(), {key}, {value}))")
 
 
 @contextmanager

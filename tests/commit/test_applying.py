@@ -11,16 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coopstreams.commit.applying import Applying
 from coopstreams.commit.progress import Progress
 from coopstreams.log.log import Position
-from coopstreams.tasks.applying import Applying
 from coopstreams.testing.memory_sink import MemorySession, MemorySink
 from coopstreams.topology.columns import Columns, TopicPartition
-from coopstreams.topology.compile.outputs import Applied
 from coopstreams.topology.errors import ProcessingError, SinkUnavailableError
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.keys import WHOLE
-from coopstreams.topology.sinks import OnRefused, SinkPartition, SinkRecord
+from coopstreams.topology.sinks import Applied, OnRefused, SinkPartition, SinkRecord
 
 SOURCE = TopicPartition("app-s-repartition", 0)
 END = 60
@@ -96,7 +95,7 @@ class World:
         values = [b"%d" % offset for offset in offsets]
         columns = Columns([b"k"] * len(offsets), values, offsets, offsets, offsets)
         self.progress.advance(SOURCE, min(at + records, END), 0)
-        self.applying.apply([Applied(columns, i, "k", offset) for i, offset in enumerate(offsets)])
+        self.applying.apply([Applied((SOURCE, columns, i), "k", offset) for i, offset in enumerate(offsets)])
 
     def commit(self) -> None:
         self.applying.apply([], all_of_it=True)

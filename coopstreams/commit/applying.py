@@ -14,10 +14,9 @@ from collections.abc import Iterator
 
 from coopstreams.commit.progress import Progress
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.compile.outputs import Applied
 from coopstreams.topology.errors import ProcessingError
 from coopstreams.topology.failures import Failure, OnFailure
-from coopstreams.topology.sinks import SinkRecord, SinkSession
+from coopstreams.topology.sinks import Applied, SinkRecord, SinkSession
 
 MOST_APPLIED = 2000
 """Records of one transaction: what a stream thread waits for, and what is done again if the last answer is lost."""
@@ -46,7 +45,7 @@ class Applying:
             Whatever the failure handler raises: nothing of it counts.
         """
         position = self._progress.position(self._source).offset
-        fresh = {each.columns.offsets[each.at]: each for each in self._fresh(noted)}
+        fresh = {_offset(each): each for each in self._fresh(noted)}
         if not fresh and not (all_of_it and self._session.position < position):
             return 0
         records = [_record(each) for each in fresh.values()]
@@ -64,20 +63,25 @@ class Applying:
     def _fresh(self, noted: list[Applied]) -> Iterator[Applied]:
         """Yield the records that no earlier session has dealt with."""
         for each in noted:
-            offset = each.columns.offsets[each.at]
+            offset = _offset(each)
             if offset >= self._begin:
                 yield each
             elif offset in self._session.refused:
                 self._fail(each, RefusedEarlierError(f'sink "{self.sink}" has refused the record before'))
 
     def _fail(self, record: Applied, error: Exception) -> None:
-        columns, i = record.columns, record.at
+        _, columns, i = record.hand
         headers = columns.headers[i] if columns.headers is not None else None
         source = columns.keys[i], columns.values[i], columns.timestamps[i], headers
         self._on_failure(Failure("production", self.sink, error, self._source, columns.offsets[i], *source))
 
 
+def _offset(each: Applied) -> int:
+    _, columns, i = each.hand
+    return columns.offsets[i]
+
+
 def _record(each: Applied) -> SinkRecord:
-    columns, i = each.columns, each.at
+    _, columns, i = each.hand
     headers = columns.headers[i] if columns.headers is not None else None
     return SinkRecord(columns.offsets[i], each.key, each.value, columns.timestamps[i], headers)
