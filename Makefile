@@ -16,7 +16,7 @@ PYTEST := $(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo pin check format test test-slow demo demo-backfill bench docs site
+.PHONY: help setup setup-demo pin check format test test-slow demo pictures demo-backfill bench docs site
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -93,6 +93,9 @@ test-slow: setup ## the slow tests: processes killed and stopped, long runs, the
 
 demo: setup-demo ## three processes share one partition of real flights, one is killed (ARGS=--once ends by itself)
 	$(BIN)/python -m coopstreams.demo.scenes $(ARGS)
+
+pictures: setup-demo ## the pictures in the README, made by a demo; needs Chromium
+	$(BIN)/python -m coopstreams.demo.scenes --once --screenshots docs/images $(ARGS)
 
 demo-backfill: setup ## half of the flights by Spark, the other half live: the same answers? (ARGS=--once ends by itself)
 	$(BIN)/python -m coopstreams.demo.backfill $(ARGS)

@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from coopstreams.calling import arrow
 from coopstreams.calling.breaker import Admission, Breaker
@@ -33,6 +33,9 @@ from coopstreams.common.host import SYSTEM, Host
 from coopstreams.state.worker_pool import WorkerPool
 from coopstreams.topology.calls import Calling
 from coopstreams.topology.errors import ProcessingError
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 TOGETHER_S = 0.004
 """To wake a stream thread costs as much as several calls: those that end together are told together."""
@@ -55,6 +58,8 @@ class Call:
     """The one that waits for it."""
     value: Any = field(default=None, init=False)
     error: Exception | None = field(default=None, init=False)
+    span: Span | None = field(default=None, init=False)
+    """Its span of OpenTelemetry, if it is traced."""
     prompt: bool = field(default=False, init=False)
     """Others wait until it is told that it has ended: it is told at once."""
 

@@ -22,6 +22,7 @@ from coopstreams.commands.reset import reset
 from coopstreams.commands.run import run
 from coopstreams.commands.snapshots import app as snapshots
 from coopstreams.commands.status import status
+from coopstreams.commands.top import top
 from coopstreams.commands.topics import app as topics
 from coopstreams.dev.command import app as dev
 
@@ -53,6 +54,7 @@ app.command()(run)
 app.command()(describe)
 app.command()(check)
 app.command()(status)
+app.command()(top)
 app.command()(query)
 app.command()(backfill)
 app.command()(rebuild)

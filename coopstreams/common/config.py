@@ -22,6 +22,7 @@ from typing import Any
 from coopstreams.common.nearest import did_you_mean
 from coopstreams.common.references import Secret, resolved
 from coopstreams.common.security import Security, is_security
+from coopstreams.common.values import boolean, fraction, integer, one_of, text
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.optimizing import parse_optimization
 from coopstreams.topology.graph.partitions import ADDITIONAL_RETENTION_MS
@@ -33,32 +34,6 @@ log = logging.getLogger(__name__)
 AT_LEAST_ONCE = "at_least_once"
 EXACTLY_ONCE = "exactly_once_v2"
 HANDLERS = ("fail", "continue", "dead-letter")
-
-
-def integer(low: int, high: int | None = None) -> Callable[[Any], int]:
-    """Return the parser of a whole number. A parser raises ValueError with a description of the valid values."""
-
-    def read(value: Any) -> int:
-        try:
-            number = int(value) if isinstance(value, int | str) and not isinstance(value, bool) else None
-        except ValueError:
-            number = None
-        if number is None or number < low or (high is not None and number > high):
-            raise ValueError(f"a whole number of at least {low}" + (f" and at most {high}" if high is not None else ""))
-        return number
-
-    return read
-
-
-def one_of(*words: str) -> Callable[[Any], str]:
-    """Return the parser of one of these words."""
-
-    def read(value: Any) -> str:
-        if value not in words:
-            raise ValueError("one of " + ", ".join(words))
-        return str(value)
-
-    return read
 
 
 def handler(value: Any) -> Any:
@@ -75,20 +50,6 @@ def handler(value: Any) -> Any:
     if not callable(found):
         raise ValueError(f"a function; {value} is a {type(found).__name__}")
     return found
-
-
-def boolean(value: Any) -> bool:
-    """Return the boolean of `true` or `false`."""
-    if str(value).lower() not in ("true", "false"):
-        raise ValueError("true or false")
-    return str(value).lower() == "true"
-
-
-def text(value: Any) -> str:
-    """Return a text, which must not be empty."""
-    if not isinstance(value, str) or not value:
-        raise ValueError("a text that is not empty")
-    return value
 
 
 def _optimization(value: Any) -> str:
@@ -254,6 +215,11 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
         "`required`: who asks needs a certificate of `http.ssl.ca.location`; instances show their own.",
     ),
     "http.max.connections": (integer(8, 100_000), 512, "The most connections to the query server at a time."),
+    "tracing.ratio": (
+        fraction,
+        None,
+        "OpenTelemetry: trace records with a sampled `traceparent`, and this share of those without. Default: none.",
+    ),
     "schema.registry.url": (
         _registry_url,
         None,

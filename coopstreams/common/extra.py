@@ -1,4 +1,4 @@
-"""Checks for the extra `http` before anything connects, so that a missing extra is one line instead of a traceback."""
+"""Checks for extras before anything connects, so that a missing one is one line instead of a traceback."""
 
 from importlib.util import find_spec
 
@@ -14,3 +14,13 @@ def need_http(user: str, otherwise: str = "") -> None:
     missing = [name for name in ("httpx", "starlette", "uvicorn") if find_spec(name) is None]
     if missing:
         raise ConfigError(f'{user} needs {", ".join(missing)}: pip install "coopstreams[http]"{otherwise}')
+
+
+def need_otel(user: str) -> None:
+    """Return if OpenTelemetry is installed; `user` is the feature.
+
+    Raises:
+        ConfigError: it is not. Install the extra.
+    """
+    if find_spec("opentelemetry") is None:
+        raise ConfigError(f'{user} needs opentelemetry-api: pip install "coopstreams[otel]", or leave it out')

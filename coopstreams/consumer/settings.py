@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from coopstreams.common.config import boolean, check_heartbeat, check_security, integer, one_of, text
+from coopstreams.common.config import check_heartbeat, check_security
 from coopstreams.common.references import resolved
+from coopstreams.common.values import boolean, integer, one_of, text
 from coopstreams.topology.errors import ConfigError
 
 SETTINGS: Mapping[str, tuple[Callable[[Any], Any], Any, str]] = {

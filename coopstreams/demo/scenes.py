@@ -29,10 +29,19 @@ from coopstreams.common.java import find_java
 from coopstreams.demo.answers import DepartureTally
 from coopstreams.demo.data import create_topics, load
 from coopstreams.demo.flights import DEPARTURES, FlightsData, flights_data
+from coopstreams.demo.pictures import Pictures
 from coopstreams.demo.progress import RunningRange, shared
 from coopstreams.demo.run import STAGES, Run
 from coopstreams.demo.screen import DemoScreen, LiveScreen, bars, owners
-from coopstreams.demo.workers import SESSION_MS, Workers, interrupt_on_signals, interrupts_ignored, interrupts_wait
+from coopstreams.demo.workers import (
+    SESSION_MS,
+    Workers,
+    free_ports,
+    interrupt_on_signals,
+    interrupts_ignored,
+    interrupts_wait,
+    wait_for_port,
+)
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.dev.cache import cache_folder
 from coopstreams.dev.jars import KAFKA, kafka_jars
@@ -43,6 +52,8 @@ from coopstreams.topology.errors import CoopStreamsError, DevError
 
 PROCESSES = 3
 HALF = 0.5
+PICTURE_AT = 0.3
+"""When the plots have something to show, and nothing was killed yet."""
 LOOK_EVERY_S = 0.25
 MARK = ".coopstreams-demo"
 """The file that marks the folder of a demo, whose contents a later demo may delete."""
@@ -61,6 +72,9 @@ def demo(
             help="Folder for Kafka's data, state and logs; EMPTIED first. Default: `demo` in the cache folder."
         ),
     ] = None,
+    screenshots: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Leave pictures of the page in this folder; needs Chromium.")
+    ] = None,
 ) -> None:
     """Three processes share one partition by key range, one is killed; are the answers right?"""
     console = Console()
@@ -68,7 +82,7 @@ def demo(
     try:
         with alone(data.expanduser().resolve() if data is not None else cache_folder() / "demo") as folder:
             logging.basicConfig(filename=folder / "demo.log", level=logging.WARNING)  # the screen is for people
-            equal = Demo(console, folder, example(), departures).run(once=once)
+            equal = Demo(console, folder, example(), departures, Pictures(screenshots)).run(once=once)
     except KeyboardInterrupt:
         console.print("stopped; nothing is left running")
         raise typer.Exit(130) from None
@@ -101,6 +115,7 @@ class Demo:
     folder: Path
     program: Path
     most: int | None
+    pictures: Pictures
     _screen: DemoScreen = field(init=False)
 
     def __post_init__(self) -> None:
@@ -110,6 +125,10 @@ class Demo:
         """Return whether all answers are right. Without `once`, first serve queries until Ctrl-C."""
         self._screen.say(
             f"[bold]One partition of flights, {PROCESSES} processes, each with a part of the key hashes[/]\n"
+        )
+        ports = free_ports(PROCESSES)
+        self._screen.say(
+            f"The page to watch it on, as soon as the processes run: [bold]http://127.0.0.1:{ports[0]}/[/]\n"
         )
         data = flights_data(self.console)
         find_java()  # fails before the download if there is no Java
@@ -124,9 +143,11 @@ class Demo:
             log = KafkaLog({"bootstrap.servers": broker.bootstrap})
             with self._screen.timed("loading"):
                 tally = self._load(log, data)
-            workers = Workers(self.program, broker.bootstrap, self.folder)
-            with self._screen.timed("processing"):
-                parts = self._process(log, workers, tally)
+            workers = Workers(self.program, broker.bootstrap, self.folder, ports)
+            with self.pictures:
+                with self._screen.timed("processing"):
+                    parts = self._process(log, workers, tally)
+                self.pictures.take("stores")
             url = workers.living[0].url
             equal = self._screen.compare(url, tally)
             self._screen.say("\nThe owners of the 256 key groups, which answer queries for them:")
@@ -158,6 +179,8 @@ class Demo:
         self._screen.say(
             f"{PROCESSES} processes run {self.program.name}, exactly once; their logs: {self.folder}/process-*.log"
         )
+        wait_for_port(workers.all[0], workers.check)
+        self.pictures.watch(workers.all[0].url)
         run = Run(log, total)
         story = self._story(run, workers)
         with (
@@ -178,6 +201,10 @@ class Demo:
         while not shared(run.parts, [worker.url for worker in workers.all], STAGES):
             yield False
         self._screen.say("the partition is shared: " + _shares(run, workers))
+        while run.fraction < PICTURE_AT:
+            yield False
+        self.pictures.take("shared")
+        self.pictures.take("topology")
         while run.fraction < HALF:
             yield False
         victim = workers.all[-1]
@@ -189,6 +216,7 @@ class Demo:
             f"({SESSION_MS / 1000:g} s)"
         )
         yield False
+        self.pictures.take("killed")
         while not shared(run.parts, [worker.url for worker in workers.living], STAGES):
             yield False
         self._screen.say(

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,15 +53,17 @@ class Worker:
 class Workers:
     """The processes that run one topology file on one broker, with their state and logs in a folder."""
 
-    def __init__(self, program: Path, bootstrap: str, folder: Path) -> None:
+    def __init__(self, program: Path, bootstrap: str, folder: Path, ports: Sequence[int]) -> None:
+        """`ports`: where the first processes answer queries; others take free ones."""
         self._program = program
         self._bootstrap = bootstrap
         self._folder = folder
+        self._ports = list(ports)
         self.all: list[Worker] = []
 
     def start(self) -> Worker:
         """Start one more process, and return it."""
-        number, port = len(self.all) + 1, free_port()
+        number, port = len(self.all) + 1, self._ports.pop(0) if self._ports else free_port()
         settings = {
             "bootstrap.servers": self._bootstrap,
             "state.dir": str(self._folder / "state"),
@@ -125,6 +129,26 @@ class Workers:
             except subprocess.TimeoutExpired:
                 worker.process.kill()
                 worker.process.wait()
+
+
+def free_ports(count: int) -> list[int]:
+    """Return so many free ports, each another one."""
+    found: dict[int, None] = {}
+    while len(found) < count:
+        found[free_port()] = None
+    return list(found)
+
+
+def wait_for_port(worker: Worker, check: Callable[[], None]) -> None:
+    """Wait until a process answers at its port; `check` raises if it never will."""
+    port = int(worker.url.rpartition(":")[2])
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1.0).close()
+            return
+        except OSError:
+            check()
+            time.sleep(0.05)
 
 
 @contextmanager

@@ -12,11 +12,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache, partial
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.positions import Positions
 from coopstreams.common.config import SETTINGS, Config
+from coopstreams.common.extra import need_otel
 from coopstreams.common.host import Host
 from coopstreams.common.metrics import Metrics
 from coopstreams.group.joining import Timings
@@ -62,6 +63,9 @@ from coopstreams.topology.naming import changelog_topic, internal_topic
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.task_id import TaskId
 
+if TYPE_CHECKING:
+    from coopstreams.tasks.spans import RecordSpans
+
 log = logging.getLogger(__name__)
 
 WATCHING_S = 1.0
@@ -94,6 +98,8 @@ class Components:
     tries: Tries = field(default_factory=Tries, init=False)
     deployed: Deployed
     restrictions: Restrictions = field(init=False)
+    tracing: Callable[[TaskId], RecordSpans] | None = field(init=False)
+    """Makes the spans of a task; None: nothing is traced."""
     _closing: ExitStack
 
     @staticmethod
@@ -108,6 +114,8 @@ class Components:
             StateLockedError: another process uses the state folder.
         """
         application, host = config["application.id"], wiring.host
+        if config["tracing.ratio"] is not None:
+            need_otel("tracing.ratio")
         with ExitStack() as closing:
             check_store_types((spec for s in topology.subtopologies for spec in s.stores), config["default.dsl.store"])
             closing.enter_context(schemas_bound(topology, config))
@@ -132,7 +140,7 @@ class Components:
             follower = Follower(cluster, application, replication=config["replication.factor"])
             follower.check_policy()
             metrics = Metrics(application, process)
-            sayings, tallies = Sayings(host), Tallies(metrics)
+            sayings, tallies = Sayings(host), Tallies(metrics, host)
             closing.callback(sayings.close)
             tables = Globals(
                 cluster, topology.global_tables, resolved.topics.partitions, config, tallies.failure, sayings, host
@@ -146,6 +154,7 @@ class Components:
             return components
 
     def __post_init__(self) -> None:
+        self.tracing = _tracing(self.config)
         self.restrictions = Restrictions(self.watching, lambda: self.resolved, self.host)
         self._closing.callback(self.restrictions.close)
 
@@ -360,7 +369,7 @@ class Components:
         on_failure = handler(
             opened.id,
             self.config,
-            tally.failure,
+            partial(self.tallies.failed, opened.id, tally),
             dead_letter.dead_letter,
             self.sayings,
             tries=self.tries,
@@ -379,6 +388,7 @@ class Components:
             max_idle_ms=self.config["max.task.idle.ms"],
             global_tables=self.globals.rows,
             host=self.host,
+            spans=None if self.tracing is None else self.tracing(opened.id),
         )
 
     def _partitions(self, topic: str) -> int:
@@ -399,6 +409,17 @@ class Components:
         self.databases.leave(task.id)
         self.tallies.closed(task)
         self.metrics.task_closed(task.id)
+
+
+def _tracing(config: Config) -> Callable[[TaskId], RecordSpans] | None:
+    ratio = config["tracing.ratio"]
+    if ratio is None:
+        return None
+    from opentelemetry.trace import get_tracer
+
+    from coopstreams.tasks.spans import RecordSpans
+
+    return partial(RecordSpans, get_tracer("coopstreams"), ratio, config["application.id"])
 
 
 def _client(config: Config) -> dict[str, Any]:

@@ -206,7 +206,8 @@ class Serving:
         }
         uptime_s = self._components.host.now() - self._instance.began
         totals = self._components.metrics.totals()
-        return Status(self.application, state, self.health(), tasks, uptime_s, details, totals)
+        failures = self._components.tallies.latest
+        return Status(self.application, state, self.health(), tasks, uptime_s, details, totals, failures)
 
     def end(self) -> None:
         """Own nothing any more: the databases are about to be closed."""

@@ -252,6 +252,24 @@ class TaskStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class FailureStatus:
+    """A record that failed here. Without the message of the error, which may quote the record.
+
+    Shape: `task` None: of a global table. `offset` None: of an update from the record cache. `answer`: what was done.
+    Units: `at` in ms.
+    """
+
+    at: int
+    task: TaskId | None
+    node: str
+    phase: str
+    source: TopicPartition
+    offset: int | None
+    error: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """The status of this instance.
 
@@ -265,6 +283,8 @@ class Status:
     uptime_s: float = 0.0
     details: Mapping[str, str | int | float] = field(default_factory=dict)
     totals: Totals = field(default_factory=Totals)
+    failures: tuple[FailureStatus, ...] = ()
+    """The latest, in order."""
 
 
 class Backend(Protocol):

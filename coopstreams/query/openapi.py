@@ -379,6 +379,12 @@ def _status(health: Schema, place: Schema) -> Schema:
     task = _object({**place, "state": _MAYBE_STRING}, known)
     required = {"id": _STRING, "url": _MAYBE_STRING, "state": _STRING, **health, "tasks": _list(task)}
     process = {"generation": _WHOLE, "uptime_s": _NUMBER, "details": {"type": "object"}, "totals": _totals()}
+    failure = {"at": _TIME, "task": _MAYBE_STRING, "node": _STRING, "phase": _STRING, "topic": _STRING}
+    failure |= {"partition": _WHOLE, "offset": _MAYBE_WHOLE, "error": _STRING, "answer": _STRING}
+    process["failures"] = {
+        **_list(_object(failure)),
+        "description": "The latest records that failed, in order. Of errors the type: messages may quote records.",
+    }
     return _object(required, process)
 
 

@@ -6,7 +6,17 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from coopstreams.common.metrics import Totals
-from coopstreams.query.backend import Health, Owner, Peer, Placement, Reason, Status, StoreInfo, TaskStatus
+from coopstreams.query.backend import (
+    FailureStatus,
+    Health,
+    Owner,
+    Peer,
+    Placement,
+    Reason,
+    Status,
+    StoreInfo,
+    TaskStatus,
+)
 from coopstreams.query.formats import show_key
 from coopstreams.query.router import KeyLocation, owner_of
 from coopstreams.topology.keys import key_group
@@ -95,6 +105,7 @@ def instance_status(placement: Placement, url: str | None, status: Status) -> Re
         "tasks": [_task(task) for task in sorted(status.tasks, key=lambda task: task.task)],
         "details": dict(status.details),
         "totals": _totals(status.totals),
+        "failures": [_failure(failure) for failure in status.failures],
     }
 
 
@@ -162,6 +173,20 @@ def _task(status: TaskStatus) -> Report:
             }
             for download in status.download
         ],
+    }
+
+
+def _failure(failure: FailureStatus) -> Report:
+    return {
+        "at": failure.at,
+        "task": None if failure.task is None else str(failure.task),
+        "node": failure.node,
+        "phase": failure.phase,
+        "topic": failure.source.topic,
+        "partition": failure.source.partition,
+        "offset": failure.offset,
+        "error": failure.error,
+        "answer": failure.answer,
     }
 
 

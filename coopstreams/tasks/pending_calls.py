@@ -19,10 +19,11 @@ dispatcher bounds it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from coopstreams.calling.lanes import Lane
 from coopstreams.commit.inflight import InFlight
@@ -37,6 +38,9 @@ from coopstreams.topology.compile.program import BoundProgram, Program
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.graph.nodes import Asynchronous, AsyncMap
 from coopstreams.topology.stores import TableStore
+
+if TYPE_CHECKING:
+    from coopstreams.tasks.spans import RecordSpans
 
 MOST_RECORDS = 10_000
 MOST_BYTES = 64 << 20
@@ -107,8 +111,10 @@ class PendingCalls:
         host: Host,
         *,
         by_key: bool,
+        spans: RecordSpans | None = None,
     ) -> None:
         nodes = {node.name: node for node in program.subtopology.nodes if isinstance(node, Asynchronous)}
+        self._nodes = nodes
         self._mappers = {name: node for name, node in nodes.items() if isinstance(node, AsyncMap)}
         self._lanes = {name: Lane(node.calling, self._ended, host) for name, node in nodes.items()}
         self._turns = Turns(program.subtopology, stores)
@@ -117,6 +123,7 @@ class PendingCalls:
         self._results = bound.results
         self._host = host
         self._by_key = by_key
+        self._spans = spans
         self._sources = {}
         for source in progress.partitions:
             at = progress.position(source).stream_time
@@ -172,6 +179,8 @@ class PendingCalls:
         columns = replace(step.columns, operator_times=source.operator_times_of(step))
         end = columns.offsets[-1] + 1 if len(columns) else 0
         columns = columns.pick(source.inflight.hand_out(columns.keys, columns.offsets, end))
+        if self._spans is not None:
+            columns = self._spans.take(step.source, columns)
         taken = Taken(replace(step, columns=columns), self._host.now(), len(columns), bytes_of(columns))
         self._steps.append(taken)
         self._held += taken.held
@@ -325,6 +334,10 @@ class PendingCalls:
                 else:
                     call = NodeCall(node.mapper, (key, value) if node.with_key else (value,), columns.keys[row], name)
                 of_rows.setdefault(row, []).append(call)
+            if self._spans is not None:
+                for row, made in of_rows.items():
+                    for each in made:
+                        self._spans.call(source, columns.offsets[row], each, self._nodes[each.node])
         return of_rows
 
     def _begin(self, calls: Iterable[NodeCall]) -> None:
@@ -368,7 +381,9 @@ class PendingCalls:
         before, then = records[0].taken, self._ready[0].taken
         return before.step.source == then.step.source if self._by_key else before is then
 
-    def _ended(self, calls: Iterable[NodeCall]) -> None:
+    def _ended(self, calls: Collection[NodeCall]) -> None:
+        if self._spans is not None:
+            self._spans.ended(calls)
         self._done.extend(calls)
         if not self._told:
             self._told = True

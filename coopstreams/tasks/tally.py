@@ -10,17 +10,21 @@ twice.
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from coopstreams.common.host import SYSTEM, Host
 from coopstreams.common.metrics import Metrics
+from coopstreams.query.backend import FailureStatus
 from coopstreams.tasks.failures import Answer
 from coopstreams.topology.compile.program import BoundProgram
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.task_id import TaskId
 
+MOST_FAILURES = 20
+"""So many of the latest failures are told by each process."""
 Drop = tuple[str, str]
 """Node and reason."""
 
@@ -74,8 +78,10 @@ class _Seen:
 class Tallies:
     """Adds the counts of tasks to the metrics of the process. Any thread."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, host: Host = SYSTEM) -> None:
         self._metrics = metrics
+        self._host = host
+        self._latest: deque[FailureStatus] = deque(maxlen=MOST_FAILURES)
         self._seen: dict[int, tuple[Counting, _Seen]] = {}
         self._lock = threading.Lock()
 
@@ -83,6 +89,22 @@ class Tallies:
         """Count a record of a global table that failed."""
         self._metrics.dropped(None, failure.node, failure.phase)
         self._metrics.dead_lettered(None, int(answer == "dead-letter"))
+        self._note(None, failure, answer)
+
+    def failed(self, task: TaskId, tally: Tally, failure: Failure, answer: Answer) -> None:
+        """Count a record of a task that failed."""
+        tally.failure(failure, answer)
+        self._note(task, failure, answer)
+
+    @property
+    def latest(self) -> tuple[FailureStatus, ...]:
+        """The latest failures of the process, in order."""
+        return tuple(self._latest.copy())
+
+    def _note(self, task: TaskId | None, failure: Failure, answer: Answer) -> None:
+        error = type(failure.error).__name__
+        where = failure.node, failure.phase, failure.source, failure.offset
+        self._latest.append(FailureStatus(self._host.wall_ms(), task, *where, error, answer))
 
     def look(self, task: Counting) -> None:
         """Add what a task has done since the last call."""

@@ -15,6 +15,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from coopstreams.commit.progress import Progress
 from coopstreams.common.host import SYSTEM, Host
@@ -33,6 +34,9 @@ from coopstreams.topology.graph.nodes import Sink
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.stores import StoreSpec, TableStore
 from coopstreams.topology.task_id import TaskId
+
+if TYPE_CHECKING:
+    from coopstreams.tasks.spans import RecordSpans
 
 STEP_S = 0.05
 """How long a step works before its thread checks the clock.
@@ -93,9 +97,13 @@ class Task:
         global_tables: Mapping[str, TableStore] | None = None,
         output: Callable[[str], Output] = Output,
         host: Host = SYSTEM,
+        spans: RecordSpans | None = None,
     ) -> None:
         """`by_key`: records may pass others that wait for calls, where the order of each key suffices."""
         by_key = by_key and program.keys_suffice
+        self._spans = spans
+        if spans is not None:
+            on_failure = spans.noting(on_failure)
         self._host = host
         self.id = opened.id
         self.sources = opened.sources
@@ -114,6 +122,10 @@ class Task:
             output=output,
             clock=host.wall_ms,
             partitions=partitions,
+            parts={
+                source.topic: [(part.key_range, part.stream_time) for part in self.progress.segments(source)]
+                for source in opened.sources
+            },
         )
         for source, at in positions:  # windows close as they would have for the previous owner
             self.program.resume(source, at.stream_time)
@@ -121,7 +133,14 @@ class Task:
         """The records that wait for calls; None: no node is asynchronous."""
         if program.ahead is not None:
             self.calls = PendingCalls(
-                program, program.ahead, self.program, opened.state.stores, self.progress, host, by_key=by_key
+                program,
+                program.ahead,
+                self.program,
+                opened.state.stores,
+                self.progress,
+                host,
+                by_key=by_key,
+                spans=spans,
             )
         self.queues = SourceQueues(positions, max_idle_ms)
         self.closed = False
@@ -154,7 +173,10 @@ class Task:
             self._at = step
             columns = step.columns if self.calls is not None else self.progress.unseen(step.source, step.columns)
             if len(columns):
-                self.program.process(step.source, columns)
+                if self._spans is None:
+                    self.program.process(step.source, columns)
+                else:
+                    self._spans.process(self.program, step.source, columns, taken=self.calls is not None)
                 self.processed += len(columns)
                 self.heat.look(columns.keys, now)
                 if first_ms < 0:
@@ -315,6 +337,8 @@ class Task:
         """Cancel its calls and close its processors."""
         if self.calls is not None:
             self.calls.cancel()
+        if self._spans is not None:
+            self._spans.close()
         self.program.close()
 
     def discard(self) -> None:

@@ -111,6 +111,14 @@ def test_the_status_of_two_instances_fits_a_terminal_and_names_their_tasks(url: 
         assert task in result.stdout
 
 
+def test_one_picture_of_top_fits_a_terminal(url: str) -> None:
+    result = run("top", url, "--once")
+    assert result.exit_code == 0
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    assert "words  generation 1, 4 tasks on 2 partitions" in result.stdout
+    assert "0_1  " in result.stdout
+
+
 @pytest.mark.parametrize("format_", ["text", "mermaid", "dot", "svg", "json"])
 def test_a_topology_is_drawn_without_a_broker(format_: str) -> None:
     result = run("describe", str(EXAMPLES / "word_count.py"), "--format", format_)

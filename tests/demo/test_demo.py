@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import io
 import itertools
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -21,8 +23,10 @@ from rich.console import Console
 from coopstreams.commands.loading import load_topology
 from coopstreams.demo import scenes as demo
 from coopstreams.demo.answers import HOUR_MS, Answers, Delay, DepartureTally, differences
+from coopstreams.demo.browser import NAMES, WIDTH
 from coopstreams.demo.data import airline_value, departure_value, plane_value
 from coopstreams.demo.flights import Airline, Departure, FlightsData, Plane, flights_data
+from coopstreams.demo.pictures import PICTURES
 from coopstreams.demo.progress import HighestPositions, RunningRange, owned, shared
 from coopstreams.demo.run import SOURCES
 from coopstreams.demo.screen import answers, verdict
@@ -217,6 +221,32 @@ def test_a_folder_of_somebody_elses_is_not_emptied(tmp_path: Path) -> None:
 
 @pytest.mark.broker
 @pytest.mark.slow
+@pytest.mark.slow
+@pytest.mark.skipif(not any(map(shutil.which, NAMES)), reason="no chromium here: apt-get install chromium")
+def test_the_story_leaves_its_pictures_and_begins_with_the_address_of_the_page(tmp_path: Path) -> None:
+    done = run_demo(tmp_path / "demo", "--departures", "60000", "--screenshots", str(tmp_path / "pictures"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "The page to watch it on" in done.stdout.split("Kafka")[0]
+    for name in PICTURES:
+        assert_is_a_small_picture(tmp_path / "pictures" / f"{name}.png")
+
+
+def test_the_pictures_in_the_readme_are_those_of_the_demo() -> None:
+    root = Path(__file__).resolve().parents[2]
+    shown = re.findall(r"docs/images/(\w+)\.png", (root / "README.md").read_text())
+    assert set(shown) <= PICTURES.keys()
+    assert {file.stem for file in (root / "docs" / "images").iterdir()} == PICTURES.keys()
+    for name in PICTURES:
+        assert_is_a_small_picture(root / "docs" / "images" / f"{name}.png")
+
+
+def assert_is_a_small_picture(path: Path) -> None:
+    data = path.read_bytes()
+    assert data.startswith(b"\x89PNG")
+    assert int.from_bytes(data[16:20], "big") == WIDTH
+    assert len(data) < 150_000
+
+
 def test_the_whole_demo_on_part_of_the_data_ends_with_equal_answers_and_leaves_nothing_running(tmp_path: Path) -> None:
     done = run_demo(tmp_path / "demo", "--departures", "30000")
     assert done.returncode == 0, done.stdout + done.stderr

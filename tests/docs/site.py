@@ -50,7 +50,10 @@ def write_pages(folder: Path) -> None:
         words = re.compile(r"^(```\w+) .*$", re.MULTILINE)  # behind the language of a block, for tests alone
         _write(folder / site_page(page), words.sub(r"\1", relinked(page, target)))
     for file in sorted(shown):
-        _write(folder / site_page(file), "\n".join(_source(file)))
+        if file.suffix == ".png":
+            _made(folder / site_page(file)).write_bytes(file.read_bytes())
+        else:
+            _write(folder / site_page(file), "\n".join(_source(file)))
     for module in MODULES:
         _write(folder / "reference" / f"{module}.md", "\n".join(_reference(module)))
 
@@ -105,8 +108,13 @@ def _reference(module: str) -> Iterator[str]:
 
 
 def _write(path: Path, text: str) -> None:
+    _made(path).write_text(text, encoding="utf-8")
+
+
+def _made(path: Path) -> Path:
+    """Return a path in a folder that exists."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    return path
 
 
 if __name__ == "__main__":

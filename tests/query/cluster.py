@@ -20,6 +20,7 @@ from coopstreams.query.access import Access
 from coopstreams.query.asked import RequestLimits
 from coopstreams.query.backend import (
     DownloadStatus,
+    FailureStatus,
     Health,
     History,
     NotOpen,
@@ -209,6 +210,7 @@ class Node:
         self.now = Health(live=True, ready=True)
         self.told = Placement(0, name, ())
         self.stream_time = -1
+        self.failures: tuple[FailureStatus, ...] = ()
         self.hot: tuple[tuple[int, float], ...] = ()
         """The hot key groups of each of its tasks."""
         self.names: GlobalRows | None = GlobalRows(GLOBAL)
@@ -304,7 +306,8 @@ class Node:
             for task, reason in list(self.pending.items())
         ]
         totals = self.metrics.totals()
-        return Status(self.application, "running", self.now, (*running, *pending), 12.5, {"threads": 2}, totals)
+        tasks = (*running, *pending)
+        return Status(self.application, "running", self.now, tasks, 12.5, {"threads": 2}, totals, self.failures)
 
     def _database(self, partition: int) -> Database:
         engine: Engine = Memory()

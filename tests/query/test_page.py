@@ -14,7 +14,8 @@ import httpx
 import pytest
 
 from coopstreams.query.access import Access
-from coopstreams.query.backend import Status
+from coopstreams.query.backend import FailureStatus, Status
+from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.task_id import TaskId
 from tests.query.chromium import Page, chromium
@@ -134,6 +135,12 @@ def test_failures_and_commits_are_those_of_all_processes(page: Page) -> None:
             ["dropped: late", "6"],
             ["to the dead-letter topic", "2"],
         ]
+        source = TopicPartition("lines", 0)
+        failed = FailureStatus(1000, TaskId(0, 0, WHOLE), "mapped", "processing", source, 41, "KeyError", "dead-letter")
+        cluster["b"].failures = (failed,)
+        page.until("document.querySelectorAll('#failures table').length === 2")
+        cells = "[...document.querySelectorAll('#failures table')[1].rows[1].cells].map(cell => cell.innerText)"
+        assert page.run(f"return {cells}")[1:6] == ["lines-0", "41", "mapped", "processing: KeyError", "dead letter"]
         for node, threads in zip(cluster.nodes, ((0,), (0, 1)), strict=True):
             for thread in threads:
                 node.metrics.committed(thread, 0.02)

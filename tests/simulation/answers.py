@@ -155,7 +155,7 @@ class Paired(Answer):
 
 
 class Alone(Paired):
-    """Results are `n:m`: two records, or `n:`: a record of the left stream that meets none."""
+    """Results are `n:m`: two records, or `n:`: a record of the left stream that meets none, or none in time."""
 
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
@@ -174,11 +174,6 @@ class Alone(Paired):
         if value.rstrip(b"?:") not in self._written[key]:
             return f"record {_shown(value)} was never written"
         return f"{_shown(value)} was told twice" if self.exactly_once and value in self.told[key] else ""
-
-    def _lack(self, key: Key) -> str:
-        paired = {_record(value) for value in self.expected[key] if value is not None and not value.endswith(b":")}
-        wrong = [value for value in self.told[key] if value is not None and value[:-1] in paired]
-        return super()._lack(key) or ", ".join(f"{_shown(value)} was told, and it has met one" for value in wrong)
 
 
 class Matched(Answer):

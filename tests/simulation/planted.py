@@ -40,6 +40,7 @@ from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.program import BoundProgram
 from coopstreams.topology.errors import LogError
 from coopstreams.topology.operators.join_memory import _Side
+from coopstreams.topology.operators.windowing import Closing
 
 
 def _no_barrier() -> AbstractContextManager[Any]:
@@ -293,6 +294,11 @@ def _rows_of_before() -> AbstractContextManager[Any]:
     return patch.object(Turns, "add", early)
 
 
+def _closed_by_others() -> AbstractContextManager[Any]:
+    """Windows of a task count as forwarded up to the time of the part of its range that was furthest."""
+    return patch.object(Closing, "_part_of", lambda *_: ())
+
+
 class Planted(NamedTuple):
     """A bug, and with what program it was found. `seed`: one of `WITHIN` histories from there on finds it; None: one of
     hundreds does. No program: none has found it.
@@ -329,6 +335,7 @@ PLANTED: dict[str, Planted] = {
     "what has passed is called again": Planted(_called_again, 0, "calls before a table"),
     "rows of who was ahead": Planted(_newest_of_all_rows, 1_000_011, "a left join of streams"),
     "windows of who was ahead": Planted(_observed_by_others, 1_000_067, "calls before a left join of streams"),
+    "windows that others have closed": Planted(_closed_by_others, 1_000_011, "windows that are emitted at their close"),
     "a gate of siblings": Planted(_gate_of_siblings, 1_000_019, "a left join of streams", AT_LEAST_ONCE),
     "rows of before": Planted(_rows_of_before, 0, "calls that keep state"),
     "times of the reader alone": Planted(_times_of_the_reader, 90, "calls before windows"),

@@ -92,6 +92,20 @@ def _forgotten(builder: StreamsBuilder) -> None:
     grouped.windowed_by(TimeWindows(milliseconds=4_000, grace=ms(1_000))).count(store="counts").to_stream().to("out")
 
 
+def _forgotten_sessions(builder: StreamsBuilder) -> None:
+    grouped = builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key()
+    grouped.windowed_by(SessionWindows(milliseconds=2_000, grace=ms(1_000))).count(store="counts").to_stream().to("out")
+
+
+def _emitted(builder: StreamsBuilder) -> None:
+    windows = (
+        builder.stream("in", key=serdes.text, value=serdes.raw)
+        .group_by_key()
+        .windowed_by(TimeWindows(milliseconds=4_000, grace=ms(1_000)))
+    )
+    windows.emit_strategy("on_window_close").count(store="counts").to_stream().to("out")
+
+
 def _finals(builder: StreamsBuilder) -> None:
     _count_in_windows_that_close(builder.stream("in", key=serdes.text, value=serdes.raw))
 
@@ -271,6 +285,8 @@ PROGRAMS = {
     "a count behind a repartition": Program(_recounted, _to("in"), Counted, ("counts",)),
     "windows": Program(_windows, _to("in", late=True), Counted, ("counts",)),
     "windows that are soon forgotten": Program(_forgotten, _to("in", late=True), Counted),
+    "sessions that are soon forgotten": Program(_forgotten_sessions, _to("in", late=True), Counted),
+    "windows that are emitted at their close": Program(_emitted, _to("in", late=True), Counted),
     "windows that close": Program(_finals, _to("in", late=True), Counted, ("counts",)),
     "sessions": Program(_sessions, _to("in", late=True), Counted, ("counts",)),
     "a join of streams": Program(_pairs, _to("left", "right"), Paired),

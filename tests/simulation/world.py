@@ -408,6 +408,8 @@ class World:
         rates: dict[Kind, list[tuple[float, Fault]]] = {
             kind: [(rate * scale, fault) for rate, fault in faults] for kind, faults in RATES.items()
         }
+        if not self.exactly_once:  # what arrives when its writer has given up would cover what a later one has written
+            rates["produce"] = [(rate, Lost() if isinstance(of, Late) else of) for rate, of in rates["produce"]]
         return Chance(Random(self.random.getrandbits(64)), rates)
 
     def killed(self, machine: Machine, request: str) -> None:

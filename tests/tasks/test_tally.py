@@ -5,13 +5,16 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from coopstreams.tasks.tally import dropped
+from coopstreams.common.metrics import Metrics
+from coopstreams.tasks.tally import MOST_FAILURES, Tallies, Tally, dropped
 from coopstreams.tasks.task import Task
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.dsl.builder import StreamsBuilder
+from coopstreams.topology.failures import Failure
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import WHOLE, KeyRange
+from coopstreams.topology.task_id import TaskId
 from tests.tasks.engine import EXACTLY, Engine
 
 SOURCE = TopicPartition("in", 0)
@@ -44,6 +47,21 @@ def process(engine: Engine, task: Task) -> None:
     """Let a task process and commit all there is, on this thread."""
     engine.process(task)
     engine.committers[0].commit([task])
+
+
+def test_the_latest_failures_are_told_without_what_was_in_the_records() -> None:
+    tallies, tally = Tallies(Metrics("app", "one")), Tally()
+    for offset in range(MOST_FAILURES + 3):
+        error = ValueError("secret")
+        tallies.failed(
+            TaskId(0, 0, WHOLE),
+            tally,
+            Failure("processing", "mapped", error, SOURCE, offset, b"k", b"secret", 0, None),
+            "continue",
+        )
+    assert [failure.offset for failure in tallies.latest] == list(range(3, MOST_FAILURES + 3))
+    assert tally.failed == {("mapped", "processing"): MOST_FAILURES + 3}
+    assert "secret" not in str(tallies.latest)
 
 
 def totals(engine: Engine) -> dict[str, float]:

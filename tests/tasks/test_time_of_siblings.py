@@ -109,6 +109,37 @@ def test_who_takes_over_counts_the_time_of_records_that_others_have_done() -> No
     ]
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_who_takes_over_from_one_that_was_ahead_emits_each_window_of_both_once(*, begun: bool) -> None:
+    """`begun`: the one behind has processed a record."""
+    first, second = KeyRange.split(2)
+    behind = next(key for key in KEYS if key_hash(key) in first)
+    ahead = next(key for key in KEYS if key_hash(key) in second)
+    builder = StreamsBuilder("emitted")
+    stream = builder.stream("in", key=serdes.raw, value=serdes.raw)
+    windows = stream.group_by_key().windowed_by(TimeWindows(seconds=5, grace=0)).emit_strategy("on_window_close")
+    windows.count().to_stream().map_values(lambda count: b"%d" % count, value=serdes.raw).to("out")
+    engine = Engine(builder.build(), {"in": 1, "out": 1}, processing_guarantee=EXACTLY)
+    engine.start()
+    engine.write("in", [(behind, b"", 0), (ahead, b"", 0)])
+    tasks = [engine.open(half) for half in ((first, second) if begun else (second,))]
+    engine.settle()
+    for task in tasks[:-1]:
+        engine.close(task)
+    engine.write("in", [(ahead, b"", 60_000)])
+    engine.settle()
+    engine.close(tasks[-1])
+    engine.write("in", [(ahead, b"", 100_000)])
+    engine.open(WHOLE)
+    engine.settle()
+    engine.stop()
+    out = engine.read("out")
+    rows = zip(out.keys, out.values, out.timestamps, strict=True)
+    assert sorted((key[: -len(WINDOW)], value, time) for key, value, time in rows if key) == sorted(
+        [(behind, b"1", 0), (ahead, b"1", 0), (ahead, b"1", 60_000)]
+    )
+
+
 def expected(topology: Topology) -> Counter[tuple[bytes | None, bytes | None]]:
     """What comes of the records one by one, in the order of time."""
     rows = sorted(((topic, *row) for topic in ("left", "right") for row in rows_of(topic)), key=lambda row: row[3])

@@ -24,6 +24,7 @@ from coopstreams.topology.compile.processing import Children, EffectsWork, Work
 from coopstreams.topology.compile.punctuations import PunctuationQueue
 from coopstreams.topology.failures import Failure, OnFailure, Phase
 from coopstreams.topology.graph.nodes import AsyncProcessing, Processing, SubTopology
+from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.naming import check_name
 from coopstreams.topology.processors import PunctuationType, RecordMetadata
 from coopstreams.topology.stores import Entry, TableStore
@@ -146,6 +147,7 @@ class Program:
         output: Callable[[str], Output] = Output,
         clock: Callable[[], int] = lambda: 0,
         partitions: Callable[[str], int] = lambda _: 1,
+        parts: Mapping[str, Sequence[tuple[KeyRange, int]]] | None = None,
     ) -> BoundProgram:
         """Return the program over these stores (by name), for use by one thread.
 
@@ -154,11 +156,19 @@ class Program:
         `by_key`: its records come in the order of their keys only, with the operator times that each has in the order
         of the partition; `advance` gives it those up to which every record was processed.
         `clock`: the wall clock of processors, in milliseconds. `partitions`: the partition count of a topic, for
-        partitioners.
+        partitioners. `parts`: the parts of the task's range by topic, and the stream time at which each begins.
         """
         shared = shared or by_key or bool(self.idle_ms)
         return BoundProgram(
-            self, self.compiled(caching, shared, by_key), stores, on_failure, output, clock, partitions, shared=shared
+            self,
+            self.compiled(caching, shared, by_key),
+            stores,
+            on_failure,
+            output,
+            clock,
+            partitions,
+            parts or {},
+            shared=shared,
         )
 
 
@@ -201,6 +211,7 @@ class BoundProgram:
         output: Callable[[str], Output],
         clock: Callable[[], int],
         partitions: Callable[[str], int],
+        parts: Mapping[str, Sequence[tuple[KeyRange, int]]],
         *,
         shared: bool,
     ) -> None:
@@ -214,7 +225,7 @@ class BoundProgram:
         self._columns: Columns | None = None
         self._entries: list[tuple[bytes, Entry]] = []
         self._cursor: Iterator[object] = iter(())
-        self.wall_clock, self.partitions = clock, partitions
+        self.wall_clock, self.partitions, self._parts = clock, partitions, parts
         self.headers: Headers | None = None
         self._headed = False
         self.ending: BaseException | None = None
@@ -311,6 +322,14 @@ class BoundProgram:
         """Return the operator times of a topic where an earlier run stopped at this stream time of its partition."""
         nodes = self._compiled.operator_times[source.topic]
         return [stream_time if node in self._compiled.resumable else -1 for node in nodes]
+
+    def parts_of(self, node: str, topics: Sequence[str]) -> list[list[tuple[KeyRange, int]]]:
+        """Return the parts of the task's range on each topic, with the stream time at which each begins for a node.
+
+        -1: it is not known, because not every record of the topic reaches the node.
+        """
+        known = node in self._compiled.resumable
+        return [[(part, at if known else -1) for part, at in self._parts.get(topic, ())] for topic in topics]
 
     def flush(self) -> None:
         """Forward the updates that the record caches hold. Call it once before each commit; without caching, a no-op.

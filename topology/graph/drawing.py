@@ -50,6 +50,8 @@ LINE = 17.0
 """The height of a line of text."""
 LETTER = 7.3
 """The width of a letter, about."""
+RATE = 7
+"""The letters of a rate behind the name of a store."""
 PADDING = 12.0
 LEAST_WIDTH = 72.0
 GAP: Size = (28.0, 42.0)
@@ -134,8 +136,12 @@ class _Content:
 
     @property
     def size(self) -> Size:
-        texts = [self.title, self.subtitle, *(line.text for line in self.lines)]
-        width = max(LEAST_WIDTH, 2 * PADDING + LETTER * max(map(len, texts)))
+        letters = [
+            len(self.title),
+            len(self.subtitle),
+            *(len(line.text) + RATE * bool(line.counts) for line in self.lines),
+        ]
+        width = max(LEAST_WIDTH, 2 * PADDING + LETTER * max(letters))
         return width, LINE * (1 + bool(self.subtitle) + len(self.lines)) + PADDING
 
 
@@ -297,7 +303,7 @@ def _edges(topology: Structure) -> dict[Edge, Counters]:
                 ends = [_topic(topic) for topic in _topics_of(node)] if isinstance(node, Sink) else [_node(node.name)]
                 for start in starts:
                     for end in ends:
-                        counts = passes[parent, node.name]
+                        counts: Counters = passes[parent, node.name]
                         if isinstance(above, Source) and above.pattern is None and len(starts) > 1:
                             counts = (("consumed", str(part.id), start.removeprefix(_topic(""))),)
                         found[start, end] = found.get((start, end), ()) or counts
@@ -328,7 +334,7 @@ def _passes(part: SubTopology) -> dict[Edge, Counters]:
     found = {}
     for name, below in children.items():
         for child in below:
-            counts = () if isinstance(child, Late) or isinstance(nodes[name], Split) else out.get(name, ())
+            counts: Counters = () if isinstance(child, Late) or isinstance(nodes[name], Split) else out.get(name, ())
             if isinstance(child, Sink) and writers[child.topic] == 1:
                 counts = (("produced", str(part.id), child.topic),)
             found[name, child.name] = counts

@@ -10,7 +10,7 @@ Source: Kafka Streams `KStreamAggregate`, `KStreamReduce`, `KStreamWindowAggrega
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from struct import Struct
@@ -348,8 +348,9 @@ def _closing(compiler: Compiler, node: Aggregate, windows: AnyWindows, operator_
     unit = compiler.unit
     name = unit.identifier("closing", node.name)
     if f"make_{name}" not in unit.constants:
-        unit.constant(f"make_{name}", partial(_closing_windows, windows))
-        unit.bind(name, f"{name} = make_{name}({unit.store(node.store)})")
+        topics = tuple(sorted(unit.operator_times[operator_time].topics))
+        unit.constant(f"make_{name}", partial(_closing_windows, windows, node.name, topics))
+        unit.bind(name, f"{name} = make_{name}({unit.store(node.store)}, process)")
         unit.operator_times[operator_time].due.append(f"{name}_due")
         unit.operator_times[operator_time].resumed.append(f"{name}.resume")
         due = unit.function(f"{name}_due")
@@ -359,8 +360,10 @@ def _closing(compiler: Compiler, node: Aggregate, windows: AnyWindows, operator_
     return name
 
 
-def _closing_windows(windows: AnyWindows, store: Any) -> windowing.Closing:
-    return windowing.Closing(store, windows)
+def _closing_windows(
+    windows: AnyWindows, node: str, topics: Sequence[str], store: Any, process: Any
+) -> windowing.Closing:
+    return windowing.Closing(store, windows, process.parts_of(node, topics))
 
 
 def _forward_closed(compiler: Compiler, function: Function, node: Aggregate, operator_time: str) -> None:

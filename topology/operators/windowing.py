@@ -11,10 +11,11 @@ Source: Kafka Streams `KStreamSlidingWindowAggregate`, `KStreamSessionWindowAggr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from typing import Any, NamedTuple, TypeAlias
 
+from coopstreams.topology.keys import KeyRange, key_hash
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import SessionTableStore, TableStore, WindowTableStore, session_key, window_key
 from coopstreams.topology.windows import AnyWindows, SessionWindows, SlidingWindows
@@ -253,11 +254,16 @@ class Closing:
     """The open windows of one task, and those that have closed and not been forwarded yet.
 
     It begins with the open windows of the store. Windows that were closed before a restart were forwarded before it.
+    `parts`: the parts of the task's range on each partition that feeds it, with the stream time at which each begins:
+    they have come to different times where they had different owners.
     """
 
-    def __init__(self, store: TableStore, windows: AnyWindows) -> None:
+    def __init__(
+        self, store: TableStore, windows: AnyWindows, parts: Sequence[Sequence[tuple[KeyRange, int]]] = ()
+    ) -> None:
         self._store = store
         self._windows = windows
+        self._parts = [each for each in parts if len(each) > 1]
         self._open: set[bytes] = set()
         self._waiting: list[tuple[int, int, bytes]] = []
         self.next = NEVER
@@ -284,14 +290,31 @@ class Closing:
         return [Update(key, entry.value, None, entry.timestamp) for key, entry in entries if entry.value is not None]
 
     def resume(self, stream_time: int) -> None:
-        """Find the windows that are open at this stream time: those of the store that are not closed."""
+        """Find the windows that are open at this stream time: those of the store that are not closed.
+
+        A part is as far as its newest row at least, and as far as it was when it began, if that is known.
+        """
         self._open.clear()
         self._waiting.clear()
-        rows = [(key, entry.timestamp) for key, entry in self._store.scan(None, None)]
-        now = max([stream_time, *(timestamp for _, timestamp in rows)])
-        for key, _ in rows:
-            if self._closes(key) > now:
+        reached: dict[tuple[int, ...], int] = {}
+        rows = []
+        for key, entry in self._store.scan(None, None):
+            part = self._part_of(key)
+            rows.append((key, part))
+            reached[part] = max(reached.get(part, -1), entry.timestamp)
+        for part, newest in reached.items():
+            own = (each[at][1] for each, at in zip(self._parts, part, strict=False))
+            reached[part] = max([newest, stream_time, *own])
+        for key, part in rows:
+            if self._closes(key) > reached[part]:
                 self.add(key)
+
+    def _part_of(self, key: bytes) -> tuple[int, ...]:
+        """Return the number of the part that has a window's key, for each partition."""
+        if not self._parts:
+            return ()
+        hash_ = key_hash(key[:-16] if isinstance(self._windows, SessionWindows) else key[:-8])
+        return tuple(next(at for at, (inside, _) in enumerate(each) if hash_ in inside) for each in self._parts)
 
     def _closes(self, key: bytes) -> int:
         """Return the first stream time at which a window is closed."""

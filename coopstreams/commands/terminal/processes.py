@@ -10,6 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from coopstreams.commands.terminal.bars import COLOURS, range_bars
 from coopstreams.commands.terminal.figures import behind, dropped, lag, number, total, written
 
 MOST_TASKS = 6
@@ -57,7 +58,7 @@ def processes_table(application: str, processes: Iterable[WorkerProcess], now: f
         padding=(0, 1, 0, 0),
     )
     known = list(processes)
-    tasks = [_tasks(process) for process in known]
+    tasks = [tasks_of(process) for process in known]
     number = sum(map(len, tasks))
     table.add_column("process", footer="together", no_wrap=True)
     table.add_column("state")
@@ -69,19 +70,29 @@ def processes_table(application: str, processes: Iterable[WorkerProcess], now: f
         min_width=len("0_0[128..255]"),
     )
     together = [task for own in tasks for task in own]
-    for name, footer in zip(("records/s", "out", "dropped", "lag", "behind"), _figures(together), strict=True):
+    for name, footer in zip(("records/s", "out", "dropped", "lag", "behind"), figures_of(together), strict=True):
         table.add_column(name, footer=footer, justify="right", no_wrap=True)
     for process, own in zip(known, tasks, strict=True):
-        table.add_row(f"{process.number}  pid {process.pid}", _state(process, now), _ranges(own), *_figures(own))
+        table.add_row(f"{process.number}  pid {process.pid}", _state(process, now), _ranges(own), *figures_of(own))
     return table
 
 
-def _figures(tasks: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+def bars(processes: Iterable[WorkerProcess], *, ascii_only: bool = False) -> Table:
+    """Return the hash space of each partition as a bar, with what these processes have of it by their numbers."""
+    owned = [
+        (Text(str(process.number % 10), COLOURS[process.number % len(COLOURS)]), tasks_of(process))
+        for process in processes
+    ]
+    return range_bars(owned, ascii_only=ascii_only, gap="dim")
+
+
+def figures_of(tasks: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return what tasks do together: records/s, written, dropped, lag, behind."""
     sums = [total(task.get("rate") for task in tasks), total(map(written, tasks)), total(map(dropped, tasks))]
     return *map(number, sums), lag(tasks), behind(tasks)
 
 
-def _tasks(process: WorkerProcess) -> Sequence[Mapping[str, Any]]:
+def tasks_of(process: WorkerProcess) -> Sequence[Mapping[str, Any]]:
     """Return the tasks of a process; none once it has ended."""
     return () if process.report is None or process.word == "ended" or process.last_end else process.report["tasks"]
 

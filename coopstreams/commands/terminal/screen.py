@@ -1,4 +1,5 @@
-"""The terminal of `coopstreams run --processes N`: a table of the processes, redrawn in place below their log lines.
+"""The terminal of `coopstreams run --processes N`: a table of the processes and the bars of their key ranges, redrawn
+in place below their log lines.
 
 A worker has two pipes to the supervisor: one has its output, line by line; the other a status report every second.
 
@@ -18,12 +19,11 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any, Self
 
 import orjson
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
-from coopstreams.commands.terminal.processes import WorkerProcess, processes_table
+from coopstreams.commands.terminal.processes import WorkerProcess, bars, processes_table
 from coopstreams.instance.app import CoopStreams
 
 REPORTS = "_COOPSTREAMS_REPORTS"
@@ -43,7 +43,7 @@ class Screen:
         self._readers: list[threading.Thread] = []
         self._live = Live(
             console=console,
-            get_renderable=self._table,
+            get_renderable=self._picture,
             refresh_per_second=4,
             redirect_stdout=False,
             redirect_stderr=False,
@@ -107,10 +107,10 @@ class Screen:
         """Return a log handler that prints above the table."""
         return _Above(self)
 
-    def _table(self) -> Table:
-        return processes_table(
-            self._application, [process for _, process in sorted(dict(self._processes).items())], time.monotonic()
-        )
+    def _picture(self) -> Group:
+        processes = [process for _, process in sorted(dict(self._processes).items())]
+        table = processes_table(self._application, processes, time.monotonic())
+        return Group(table, "", bars(processes, ascii_only=self._console.options.ascii_only))
 
     def _read(self, read: Any, stream: IO[bytes], process: WorkerProcess) -> None:
         self._readers = [reader for reader in self._readers if reader.is_alive()]

@@ -20,6 +20,7 @@ const stores = new Stores(by("stores"), wantToken);
 const topology = new Topology(by("topology"), wantToken);
 const VIEWS = ["overview", "topology", "stores", "failures"];
 const MOST_HOT = 8;
+const MOST_FAILURES = 20;
 let latest = null;
 let heardAt = 0;
 let lastError = "";
@@ -143,8 +144,18 @@ function failures(status) {
       silent.length ? `Not among them, because they do not answer: ${silent.join(", ")}.` : ""),
     rows.length ? table("Failures", ["where", "node", "what", "#count"], rows)
       : h("p", { class: "empty" }, "No record was dropped, none was sent to the dead-letter topic, no commit was aborted."),
+    ...latestFailures(status),
     h("p", { class: "note" }, "The dead letters themselves, with their errors: ", h("code", {}, "coopstreams dlq show TOPIC")),
   ];
+}
+
+function latestFailures(status) {
+  const all = status.instances.flatMap(({ id, failures: own }) => (own ?? []).map((one) => ({ id, ...one })));
+  if (!all.length) return [];
+  const rows = all.sort((a, b) => b.at - a.at).slice(0, MOST_FAILURES).map((one) => [
+    clock(one.at), `${one.topic}-${one.partition}`, whole(one.offset), one.node, `${one.phase}: ${one.error}`,
+    { continue: "dropped", "dead-letter": "dead letter" }[one.answer] ?? one.answer, nameOf(one.id)]);
+  return [h("h3", {}, "The latest"), table("The latest failures", ["at", "record", "#offset", "node", "error", "then", "instance"], rows)];
 }
 
 function happened(at, said) {
@@ -195,6 +206,7 @@ function view() {
     if (id === shown) by(`to-${id}`).setAttribute("aria-current", "page");
     else by(`to-${id}`).removeAttribute("aria-current");
   }
+  scrollTo(0, 0);
   if (shown === "stores") stores.open();
   if (shown === "topology") topology.open();
 }

@@ -18,7 +18,10 @@ export class Names {
   meet(instances) {
     const present = new Set(instances.map((instance) => instance.id));
     for (const { id, url } of instances) {
-      if (this.#known.has(id)) continue;
+      if (this.#known.has(id)) {
+        this.#known.get(id).url ??= url; // it may have told its address since
+        continue;
+      }
       const heir = [...this.#known].find(([other, one]) => !present.has(other) && url && one.url === url);
       const taken = new Set([...this.#known.values()].map((one) => one.number));
       let number = 0;

@@ -1,0 +1,148 @@
+"""The hash space of each partition as a bar of key ranges, for terminals. Pure.
+
+    0_0  A▆▆▆▆▆▆▆▆▆B▃▃▃▃▃▃▃▃▃C▁▁▁▁▁▁▁▁▁    1,204 /s   ≤12
+
+A range has the letter and colour of its owner; its height is its records per second for its width. `░` is a task that
+does not run yet, `·` a part of the hash space that no process has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from rich.table import Table
+from rich.text import Text
+
+from coopstreams.commands.terminal.figures import lag, number
+from coopstreams.topology.keys import GROUPS, MAX_HASH
+
+WIDTH = 40
+MOST_PARTITIONS = 12
+"""The most bars of a sub-topology; the partitions with the largest lag come first if there are more."""
+_HEIGHTS = "▁▂▃▄▅▆▇█"
+COLOURS = ("blue", "yellow", "green", "magenta", "cyan", "red", "bright_blue", "bright_green")
+"""Of owners."""
+
+
+Owned: TypeAlias = tuple[Text, Sequence[Mapping[str, Any]]]
+"""The letter of an instance and its tasks."""
+
+
+class Letters:
+    """Gives each instance a letter, and keeps it while the instance is there."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def meet(self, instances: Iterable[str]) -> None:
+        """Give letters to new instances; those of instances that have gone are free again."""
+        known = sorted(instances)
+        self._numbers = {name: number for name, number in self._numbers.items() if name in known}
+        for name in known:
+            taken = set(self._numbers.values())
+            self._numbers.setdefault(name, next(free for free in range(len(taken) + 1) if free not in taken))
+
+    def of(self, instance: str) -> Text:
+        """Return the letter of an instance in its colour."""
+        number = self._numbers[instance]
+        letter = chr(ord("A") + number % 26) if number < 2 * 26 else "?"
+        return Text(letter if number < 26 else letter.lower(), COLOURS[number % len(COLOURS)])
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    task: Mapping[str, Any]
+    owner: Text
+    start: float
+    end: float
+
+    @property
+    def density(self) -> float:
+        """Records per second for its width."""
+        return (self.task.get("rate") or 0.0) / (self.end - self.start)
+
+
+@dataclass(slots=True)
+class _Partition:
+    subtopology: int
+    number: int
+    ranges: list[_Range] = field(default_factory=list)
+
+    @property
+    def tasks(self) -> list[Mapping[str, Any]]:
+        return [one.task for one in self.ranges]
+
+
+def range_bars(
+    instances: Iterable[tuple[Text, Sequence[Mapping[str, Any]]]], *, ascii_only: bool = False, gap: str = "red"
+) -> Table:
+    """Return a bar for each partition, from the letters of instances and their tasks as `/v1/status` reports them.
+
+    `gap` is the style of what none of them has.
+    """
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column("partition", no_wrap=True)
+    table.add_column("bar", no_wrap=True, width=WIDTH)
+    table.add_column("records/s", justify="right", no_wrap=True)
+    table.add_column("lag", justify="right", no_wrap=True)
+    partitions = _partitions(instances)
+    for subtopology in sorted({part.subtopology for part in partitions}):
+        own = [part for part in partitions if part.subtopology == subtopology]
+        most = max(one.density for part in own for one in part.ranges)
+        if len(own) > MOST_PARTITIONS:
+            own.sort(key=lambda part: (-max((task.get("lag") or 0 for task in part.tasks), default=0), part.number))
+        for part in own[:MOST_PARTITIONS]:
+            bar = _bar(part.ranges, most, gap, ascii_only=ascii_only)
+            rate = sum(task.get("rate") or 0.0 for task in part.tasks)
+            table.add_row(f"{part.subtopology}_{part.number}", bar, f"{number_of(rate)}/s", _lag(part.tasks))
+        if len(own) > MOST_PARTITIONS:
+            table.add_row("", Text(f"and {len(own) - MOST_PARTITIONS} more partitions", "dim"))
+    return table
+
+
+def number_of(rate: float) -> str:
+    """Return a rate; small ones with a decimal."""
+    return f"{rate:.1f}" if 0 < rate < 10 else number(rate)
+
+
+def _lag(tasks: Sequence[Mapping[str, Any]]) -> str:
+    """Return the lag of a partition: siblings count each other's records, so the most that one counts is a bound."""
+    return lag(sorted(tasks, key=lambda task: task.get("lag") or 0)[-1:])
+
+
+def _partitions(instances: Iterable[Owned]) -> list[_Partition]:
+    found: dict[tuple[int, int], _Partition] = {}
+    for owner, tasks in instances:
+        for task in tasks:
+            place = task["subtopology"], task["partition"]
+            found.setdefault(place, _Partition(*place)).ranges.append(_Range(task, owner, *_span(task["key_range"])))
+    for part in found.values():
+        part.ranges.sort(key=lambda one: one.start)
+    return [found[place] for place in sorted(found)]
+
+
+def _span(key_range: str) -> tuple[float, float]:
+    """Return which part of the hash space a printed key range is; it is in key groups if it is cut at them."""
+    first, last = map(int, key_range.split(".."))
+    whole = GROUPS if last < GROUPS else MAX_HASH + 1
+    return first / whole, min(1.0, (last + 1) / whole)
+
+
+def _bar(ranges: Sequence[_Range], most: float, gap: str, *, ascii_only: bool) -> Text:
+    bar, shown = Text(), None
+    for place in range(WIDTH):
+        middle = (place + 0.5) / WIDTH
+        one = next((one for one in ranges if one.start <= middle < one.end), None)
+        if one is None:
+            bar.append("." if ascii_only else "·", gap)
+        elif one is not shown or ascii_only:
+            bar.append(one.owner.plain, f"bold {one.owner.style}")
+        elif one.task["state"] != "running":
+            bar.append("░", str(one.owner.style))
+        else:
+            height = round(one.density / most * (len(_HEIGHTS) - 1)) if most else 0
+            bar.append(_HEIGHTS[height], str(one.owner.style))
+        shown = one
+    return bar

@@ -1,0 +1,124 @@
+"""`coopstreams top`: an application on the terminal, as it changes: instances, key ranges, lag, reasons for waiting.
+
+The status comes over HTTP from one instance, which asks the others.
+
+Invariant: while the instance does not answer, the last picture stays, with how old it is and why.
+Turned down: reading keys, and several views (the page of each instance has them).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from contextlib import suppress
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from coopstreams.commands.settings import AskingFile, asking
+from coopstreams.commands.terminal.bars import Letters, range_bars
+from coopstreams.commands.terminal.processes import figures_of
+from coopstreams.common.extra import need_http
+from coopstreams.topology.errors import QueryError
+
+EVERY_S = 1.0
+MOST_REASONS = 6
+MOST_HOT = 4
+_COLOURS = {"running": "green", "unreachable": "red"}
+
+
+def top(
+    url: Annotated[str, typer.Argument(metavar="URL", help="http://HOST:PORT of any instance of the application.")],
+    once: Annotated[bool, typer.Option("--once", help="Print one picture and end.")] = False,
+    config: AskingFile = None,
+) -> None:
+    """Show an application as it changes: its instances, key ranges with their load, lag, and why something does not
+    move.
+
+    Ctrl-C ends it. Where there is no terminal, one picture is printed.
+    """
+    need_http("coopstreams top")
+    console, letters = Console(), Letters()
+    with asking(url, config, "operate", 10) as client:
+        report = client.status()
+    if once or not console.is_terminal:
+        console.print(picture(report, letters, ascii_only=console.options.ascii_only))
+        return
+    with (
+        asking(url, config, "operate", 0) as client,
+        Live(console=console, screen=True, auto_refresh=False) as live,
+        suppress(KeyboardInterrupt),
+    ):
+        heard, silent = time.monotonic(), ""
+        while True:
+            shown = picture(report, letters, ascii_only=console.options.ascii_only)
+            live.update(Group(shown, Text(silent, "red")), refresh=True)
+            time.sleep(EVERY_S)
+            try:
+                report = client.status()
+            except QueryError as error:
+                silent = f"no answer for {time.monotonic() - heard:.0f} s: {error}"
+            else:
+                heard, silent = time.monotonic(), ""
+
+
+def picture(report: dict[str, Any], letters: Letters, *, ascii_only: bool = False) -> RenderableType:
+    """Return an answer to `/v1/status` as a picture."""
+    instances = report["instances"]
+    letters.meet(instance["id"] for instance in instances)
+    tasks = [task for instance in instances for task in instance["tasks"]]
+    partitions = {(task["subtopology"], task["partition"]) for task in tasks}
+    heading = Text.assemble(
+        (report["application"], "bold"),
+        f"  generation {report['generation']}, {len(tasks)} tasks on {len(partitions)} partitions",
+    )
+    bars = range_bars(
+        [(letters.of(instance["id"]), instance["tasks"]) for instance in instances], ascii_only=ascii_only
+    )
+    return Group(heading, "", _instances(instances, letters), "", bars, *_hot(tasks), *_reasons(instances, letters))
+
+
+def _instances(instances: list[dict[str, Any]], letters: Letters) -> Table:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("instance", overflow="fold")
+    table.add_column("state", overflow="fold", min_width=len("running"))
+    for name in ("tasks", "in/s", "out", "dropped", "lag", "behind"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for instance in instances:
+        address = (instance["url"] or instance["id"]).partition("://")[2] or instance["id"]
+        label = letters.of(instance["id"]).append(f" {address}", "default")
+        table.add_row(label, _state(instance), str(len(instance["tasks"])), *figures_of(instance["tasks"]))
+    return table
+
+
+def _state(instance: dict[str, Any]) -> Text:
+    state, codes = instance["state"], dict.fromkeys(reason["code"] for reason in instance["reasons"])
+    others = [code for code in codes if code != state]
+    colour = _COLOURS.get(state, "yellow") if instance["live"] else "red"
+    return Text(", ".join([state, *others]), "yellow" if others and instance["live"] else colour)
+
+
+def _hot(tasks: list[dict[str, Any]]) -> list[RenderableType]:
+    """Return the key groups with much of their tasks' records, those with the most first."""
+    groups = [
+        (one["share"] * task.get("rate", 0.0), one["key_group"], one["share"], task["id"])
+        for task in tasks
+        for one in task.get("hot", ())
+    ]
+    told = [f"{group} of {task}: {share:.0%}, {rate:,.0f}/s" for rate, group, share, task in sorted(groups)[::-1]]
+    return ["", Text("hot key groups: " + "; ".join(told[:MOST_HOT]))] if told else []
+
+
+def _reasons(instances: list[dict[str, Any]], letters: Letters) -> list[RenderableType]:
+    """Return why something does not move, what is said of several tasks once."""
+    counted: Counter[tuple[str, str, str]] = Counter()
+    for instance in instances:
+        counted.update((instance["id"], reason["code"], reason["message"]) for reason in instance["reasons"])
+    said = [Text.assemble(letters.of(id_), " ", (code, "yellow"), f": {message}") for id_, code, message in counted]
+    more = [Text(f"and {len(said) - MOST_REASONS} more", "dim")] if len(said) > MOST_REASONS else []
+    return ["", *said[:MOST_REASONS], *more] if said else []

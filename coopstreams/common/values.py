@@ -1,0 +1,57 @@
+"""Parsers of the values of settings. One raises ValueError with a description of the values that are valid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def integer(low: int, high: int | None = None) -> Callable[[Any], int]:
+    """Return the parser of a whole number. A parser raises ValueError with a description of the valid values."""
+
+    def read(value: Any) -> int:
+        try:
+            number = int(value) if isinstance(value, int | str) and not isinstance(value, bool) else None
+        except ValueError:
+            number = None
+        if number is None or number < low or (high is not None and number > high):
+            raise ValueError(f"a whole number of at least {low}" + (f" and at most {high}" if high is not None else ""))
+        return number
+
+    return read
+
+
+def one_of(*words: str) -> Callable[[Any], str]:
+    """Return the parser of one of these words."""
+
+    def read(value: Any) -> str:
+        if value not in words:
+            raise ValueError("one of " + ", ".join(words))
+        return str(value)
+
+    return read
+
+
+def fraction(value: Any) -> float:
+    """Return a number from 0 to 1."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise ValueError("a number from 0 to 1") from None
+    if not 0 <= number <= 1:
+        raise ValueError("a number from 0 to 1")
+    return number
+
+
+def boolean(value: Any) -> bool:
+    """Return the boolean of `true` or `false`."""
+    if str(value).lower() not in ("true", "false"):
+        raise ValueError("true or false")
+    return str(value).lower() == "true"
+
+
+def text(value: Any) -> str:
+    """Return a text, which must not be empty."""
+    if not isinstance(value, str) or not value:
+        raise ValueError("a text that is not empty")
+    return value

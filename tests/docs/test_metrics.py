@@ -1,0 +1,91 @@
+"""The dashboard for Grafana, and the names of Kafka Streams' metrics: what they mention exists."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+import pytest
+
+from tests.docs import reference
+from tests.docs.pages import ROOT, code_words, table_headed
+
+OPERATING = ROOT / "docs" / "operating.md"
+DASHBOARD = ROOT / "docs" / "grafana" / "coopstreams.json"
+_SERIES = re.compile(r"coopstreams_\w+")
+_LABELS = re.compile(r"by \(([\w, ]+)\)")
+_ADDED = {"le", "partition", "job"}
+"""Labels of histograms, of an expression itself, and of Prometheus."""
+
+
+def known() -> dict[str, set[str]]:
+    """Return the labels of each series that an instance can have."""
+    found: dict[str, set[str]] = {}
+    for row in reference.metrics():
+        name, kind, labels = row[0].strip("`"), row[1], set(re.findall(r"`(\w+)`", row[2]))
+        endings = ("_bucket", "_sum", "_count") if kind == "histogram" else ("",)
+        found |= {name + ending: labels for ending in endings}
+    return found
+
+
+def expressions() -> Iterator[tuple[str, str, str]]:
+    """Yield title, expression and legend of each curve."""
+    for panel in dashboard()["panels"]:
+        for target in panel["targets"]:
+            yield panel["title"], target["expr"], target["legendFormat"]
+
+
+def dashboard() -> dict[str, Any]:
+    loaded: dict[str, Any] = orjson.loads(DASHBOARD.read_bytes())
+    return loaded
+
+
+@pytest.mark.parametrize(("title", "expression", "legend"), list(expressions()))
+def test_a_curve_of_the_dashboard_asks_for_metrics_and_labels_that_exist(
+    title: str, expression: str, legend: str
+) -> None:
+    series = _SERIES.findall(expression)
+    assert series
+    assert set(series) <= known().keys(), title
+    labels = {label.strip() for group in _LABELS.findall(expression) for label in group.split(",")}
+    exist = set.union(_ADDED, *(known()[name] for name in series))
+    assert labels <= exist, title
+    assert set(re.findall(r"{{(\w+)}}", legend)) <= labels, title
+    assert expression.count("(") == expression.count(")")
+
+
+def test_the_dashboard_has_every_metric_but_those_named_here() -> None:
+    without = {
+        "coopstreams_commits_total",
+        "coopstreams_fetched_bytes_total",
+        "coopstreams_generation",
+        "coopstreams_http_requests_total",
+        "coopstreams_restored_records_total",
+        "coopstreams_snapshot_keys_total",
+        "coopstreams_time_marks_total",
+    }
+    shown = set(_SERIES.findall(DASHBOARD.read_text()))
+    names = {row[0].strip("`") for row in reference.metrics()}
+    assert {name for name in names if not any(one.startswith(name) for one in shown)} == without
+
+
+def test_panels_have_numbers_of_their_own_and_do_not_lie_on_each_other() -> None:
+    panels = dashboard()["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    cells = [
+        (x, y)
+        for at in (panel["gridPos"] for panel in panels)
+        for x in range(at["x"], at["x"] + at["w"])
+        for y in range(at["y"], at["y"] + at["h"])
+    ]
+    assert len(cells) == len(set(cells))
+    assert max(x for x, _ in cells) == 23
+
+
+def test_metrics_that_kafka_streams_metrics_are_mapped_to_exist() -> None:
+    rows = table_headed(OPERATING, "Kafka Streams", "here")
+    named = {word for row in rows for word in code_words(row[1]) if word.startswith("coopstreams_")}
+    assert len(rows) > 15
+    assert named <= known().keys() | {row[0].strip("`") for row in reference.metrics()}
