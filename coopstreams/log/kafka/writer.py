@@ -207,7 +207,7 @@ class KafkaWriter:
 
     def delivered_to(self, partition: TopicPartition) -> int:
         """Return the offset after this writer's last record in the partition, or else the partition's end."""
-        if self._native is not None and self._id is not None:
+        if self._native is not None:
             offset = self._native.delivered_to(*partition)
         else:
             offset = self._delivered.get(partition)
