@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     )
     from coopstreams.instance.app import CoopStreams
     from coopstreams.query.client import AsyncQueryClient, QueryClient
+    from coopstreams.sinks.postgres import PostgresSink
     from coopstreams.state.engine import Change, Engine
     from coopstreams.tasks.lifecycle import RestoreListener, StreamsState, StreamThreadExceptionResponse
     from coopstreams.topology import errors, serdes
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     )
     from coopstreams.topology.records import Record
     from coopstreams.topology.serdes import Serde, Windowed
+    from coopstreams.topology.sinks import ExternalSink, SinkPartition, SinkRecord, SinkSession
     from coopstreams.topology.suppressed import until_time_limit, until_window_closes
     from coopstreams.topology.windows import SessionWindows, SlidingWindows, TimeWindows, UnlimitedWindows, Windows
 
@@ -55,6 +57,7 @@ __all__ = [
     "Config",
     "CoopStreams",
     "Engine",
+    "ExternalSink",
     "Failure",
     "JoinWindows",
     "KGroupedStream",
@@ -64,6 +67,7 @@ __all__ = [
     "KeyValueStore",
     "Materialized",
     "OwnRow",
+    "PostgresSink",
     "Processor",
     "ProcessorContext",
     "QueryClient",
@@ -73,6 +77,9 @@ __all__ = [
     "Serde",
     "SessionStore",
     "SessionWindows",
+    "SinkPartition",
+    "SinkRecord",
+    "SinkSession",
     "SlidingWindows",
     "StreamThreadExceptionResponse",
     "StreamsBuilder",
@@ -108,6 +115,7 @@ _HOME = {
         "coopstreams.common.extractors": "fail_on_invalid_timestamp log_and_skip_on_invalid_timestamp "
         "use_partition_time_on_invalid_timestamp wallclock_timestamp",
         "coopstreams.instance.app": "CoopStreams",
+        "coopstreams.sinks.postgres": "PostgresSink",
         "coopstreams.state.engine": "Change Engine",
         "coopstreams.tasks.lifecycle": "RestoreListener StreamThreadExceptionResponse StreamsState",
         "coopstreams.topology.calls": "CircuitBreaker Retry",
@@ -127,6 +135,7 @@ _HOME = {
         "session_store versioned_store window_store",
         "coopstreams.topology.records": "Record",
         "coopstreams.topology.serdes": "Serde Windowed",
+        "coopstreams.topology.sinks": "ExternalSink SinkPartition SinkRecord SinkSession",
         "coopstreams.topology.suppressed": "until_time_limit until_window_closes",
         "coopstreams.topology.windows": "SessionWindows SlidingWindows TimeWindows UnlimitedWindows Windows",
     }.items()

@@ -16,7 +16,6 @@ from typing import Any
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.errors import StateError
 from coopstreams.topology.failures import Failure, OnFailure
-from coopstreams.topology.schemas import SchemaSerde
 from coopstreams.topology.stores import Entry, StoreSpec
 
 _ABSENT = Entry(None, -1, None)
@@ -37,7 +36,7 @@ class GlobalRows:
         If a value cannot be deserialised, `on_failure` decides; if it returns, the row stays unchanged.
         """
         read = self.spec.value.deserialize
-        check = self.spec.key.codec.check_key if isinstance(self.spec.key, SchemaSerde) else None
+        check = self.spec.key.check_key
         for i, (key, value, timestamp) in enumerate(zip(columns.keys, columns.values, columns.timestamps, strict=True)):
             if key is not None and value is None:
                 self.entries.pop(key, None)

@@ -49,12 +49,13 @@ MAY_IMPORT = {
         )
     ),
     "jgo": ("coopstreams/dev/jars.py", "coopstreams/dev/pins.py"),
+    "psycopg": ("coopstreams/sinks/postgres.py",),
     "pyspark": ("coopstreams/spark/*.py",),
     "rocksdict": ("state/rocks.py", "state/sst.py"),
     "starlette": ("coopstreams/query/*.py",),
     "uvicorn": ("coopstreams/query/*.py",),
 }
-PURE = {"fastavro", "msgspec", "orjson", "sortedcontainers", "xxhash", "coopstreams"}
+PURE = {"fastavro", "google", "jsonschema_rs", "msgspec", "orjson", "sortedcontainers", "xxhash", "coopstreams"}
 IMPURE = {"asyncio", "multiprocessing", "socket", "subprocess", "threading", "time"}
 HOSTED = (
     "coopstreams/instance/",

@@ -16,9 +16,9 @@ from uuid import UUID
 import msgspec
 import orjson
 
-from coopstreams.topology.avro_resolution import why_unreadable
+from coopstreams.topology.compatibility.avro import why_unreadable
 from coopstreams.topology.errors import SerdeError
-from coopstreams.topology.schemas import Codec, SchemaSerde
+from coopstreams.topology.schemas import Codec, Schema, SchemaSerde
 from coopstreams.topology.serde import Serde
 
 T = TypeVar("T")
@@ -94,10 +94,12 @@ def _avro(text: str, type_: Any) -> SchemaSerde[Any]:
 
     if _has_map(schema):
         write_sorted, write = write, lambda value: write_sorted(_sorted(value))
-    codec = Codec(name, text, write if type_ is None else write_object, reader, unreadable, (_avro, (text, type_)))
+    codec = Codec(
+        name, Schema(text, "AVRO"), write if type_ is None else write_object, reader, unreadable, (_avro, (text, type_))
+    )
     decoder = msgspec.json.Decoder(Any if type_ is None else type_)
     shown = name if type_ is None else f"{name} as {type_.__name__}"
-    return SchemaSerde(f"avro({shown})", codec.encode, codec.decode, codec, decoder.decode)
+    return SchemaSerde(f"avro({shown})", codec.encode, codec.decode, codec, decoder.decode, check_key=codec.check_key)
 
 
 def _has_map(schema: Any) -> bool:

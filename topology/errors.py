@@ -12,6 +12,7 @@
     │   ├── AccessDeniedError    Kafka does not let this process in, or an ACL is missing; names it
     │   ├── DeliveryError        a record that could not be written
     │   │   └── RefusedError     a record that the topic does not allow
+    │   ├── SinkUnavailableError  a place outside of Kafka, to which records are applied, is away
     │   └── FencedError          another producer or a newer generation took over; the transaction is void
     ├── GroupError               membership
     │   ├── ApplicationStoppedError  an instance had all instances of the application stop
@@ -96,6 +97,13 @@ class DeliveryError(LogError):
 
 class RefusedError(DeliveryError):
     """The broker refused a batch for its content: a timestamp, a size or a key that the topic does not allow."""
+
+
+class SinkUnavailableError(LogError):
+    """A place outside of Kafka is away. What was being applied may or may not count: the place's position says it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retryable=True)
 
 
 class FencedError(LogError):

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from struct import Struct
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from coopstreams.topology.errors import ConfigError, SerdeError
 from coopstreams.topology.serde import Serde
@@ -33,6 +33,20 @@ class RegistryUnavailableError(SerdeError):
     """The schema registry does not answer, so bytes cannot be read yet: the same call may succeed later."""
 
 
+Kind = Literal["AVRO", "PROTOBUF", "JSON"]
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """A schema as a registry takes it. A file of Protobuf comes back as a descriptor in base64, or as text."""
+
+    text: str
+    kind: Kind
+
+    def __str__(self) -> str:
+        return self.text
+
+
 class SchemaRegistry(Protocol):
     """Schemas by id, and the versions of each subject.
 
@@ -41,20 +55,20 @@ class SchemaRegistry(Protocol):
         SerdeError: it refuses.
     """
 
-    def latest(self, subject: str) -> str | None:
-        """Return the text of a subject's latest version; None: the subject has none."""
+    def latest(self, subject: str) -> Schema | None:
+        """Return a subject's latest version; None: the subject has none."""
         ...
 
-    def lookup(self, subject: str, schema: str) -> int | None:
+    def lookup(self, subject: str, schema: Schema) -> int | None:
         """Return the id of a schema that is a version of a subject; None: it is not."""
         ...
 
-    def register(self, subject: str, schema: str) -> int:
+    def register(self, subject: str, schema: Schema) -> int:
         """Make a schema a version of a subject, and return its id."""
         ...
 
-    def schema(self, number: int) -> str:
-        """Return the text of the schema with this id."""
+    def schema(self, number: int) -> Schema:
+        """Return the schema with this id."""
         ...
 
 
@@ -62,29 +76,29 @@ class InMemoryRegistry:
     """A registry in this process. Equal schemas have one id, whatever the subject. Nothing is incompatible."""
 
     def __init__(self) -> None:
-        self._ids: dict[str, int] = {}
+        self._ids: dict[Schema, int] = {}
         self._numbers = count(1)
-        self._subjects: dict[str, list[str]] = {}
+        self._subjects: dict[str, list[Schema]] = {}
 
-    def latest(self, subject: str) -> str | None:
+    def latest(self, subject: str) -> Schema | None:
         """Return the schema that was registered last."""
         return next(reversed(self._subjects.get(subject, ())), None)
 
-    def lookup(self, subject: str, schema: str) -> int | None:
+    def lookup(self, subject: str, schema: Schema) -> int | None:
         """Return the id of a schema under a subject."""
         return self._ids[schema] if schema in self._subjects.get(subject, ()) else None
 
-    def register(self, subject: str, schema: str) -> int:
+    def register(self, subject: str, schema: Schema) -> int:
         """Register a schema."""
         number = self._ids.setdefault(schema, next(self._numbers))  # atomic, as drivers may run on several threads
         self._subjects.setdefault(subject, []).append(schema)
         return number
 
-    def schema(self, number: int) -> str:
+    def schema(self, number: int) -> Schema:
         """Return a schema."""
-        for text, known in list(self._ids.items()):
+        for schema, known in list(self._ids.items()):
             if known == number:
-                return text
+                return schema
         raise SerdeError(f"the registry in memory has no schema with id {number}")
 
 
@@ -97,19 +111,21 @@ class Codec:
 
     `write` and `reader` are the format's: a record without the head, and the reader of records of a writer's schema,
     which is called with the whole record. `unreadable`: why this schema cannot read what a writer's schema wrote; empty
-    if it can. `name` is the schema's full name.
+    if it can. `name` is the schema's full name. `prefix` stands between the head and each record.
     """
 
     def __init__(
         self,
         name: str,
-        schema: str,
+        schema: Schema,
         write: Callable[[Any], bytes],
         reader: Callable[[str], Callable[[bytes], Any]],
         unreadable: Callable[[str], str],
         remade: tuple[Any, ...],
+        prefix: bytes = b"",
     ) -> None:
-        self.name, self.schema, self.unreadable = name, schema, unreadable
+        self.name, self.schema = name, schema
+        self._unreadable, self._prefix = unreadable, prefix
         self._write, self._reader, self._remade = write, reader, remade
         self._users: set[object] = set()
         self._registry: SchemaRegistry = IN_MEMORY
@@ -124,13 +140,19 @@ class Codec:
         """Return the value of bytes that were written with any schema that can be read as this one."""
         return (self._readers.get(data[:5]) or self._learn(data))(data)
 
+    def why_unreadable(self, written: Schema) -> str:
+        """Return why this codec cannot read what was written with a schema; empty if it can."""
+        if written.kind != self.schema.kind:
+            return f"it is of type {written.kind}, and this is {self.schema.kind}"
+        return self._unreadable(written.text)
+
     def check_key(self, data: bytes | None) -> None:
         """Do nothing if this codec would write the key with the same bytes.
 
         Raises:
             SerdeError: it has another id.
         """
-        if data is not None and data[:5] != (self._head or self.pin()):
+        if data is not None and data[:5] != (self._head or self.pin())[:5]:
             number = _id_of(data)
             raise SerdeError(
                 f"the key has schema id {number}, and this application's keys have {_id_of(self._head)}: equal keys "
@@ -145,7 +167,7 @@ class Codec:
         for subject in self._subjects or (self.name,):
             number = self._registry.lookup(subject, self.schema)
             numbers.append(self._registry.register(subject, self.schema) if number is None else number)
-        self._head = _HEAD.pack(0, min(numbers))  # most registries give a schema one id in all subjects
+        self._head = _HEAD.pack(0, min(numbers)) + self._prefix  # most registries give a schema one id in all subjects
         return self._head
 
     @contextmanager
@@ -181,7 +203,10 @@ class Codec:
     def _learn(self, data: bytes) -> Callable[[bytes], Any]:
         """Return the reader of records of a schema that was not met before."""
         number = _id_of(data)
-        reader = self._readers[data[:5]] = self._reader(self._registry.schema(number))
+        schema = self._registry.schema(number)
+        if schema.kind != self.schema.kind:
+            raise SerdeError(f"schema {number} is of type {schema.kind}, and {self.name} of type {self.schema.kind}")
+        reader = self._readers[data[:5]] = self._reader(schema.text)
         return reader
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -28,6 +28,9 @@ class Serde(Generic[T]):
     decode: Callable[[bytes], T]
     parts: tuple[Serde[Any], ...] = field(default=(), kw_only=True)
     """The serdes of which it is made up: that of the key within a windowed key, of the rows within a list."""
+    check_key: Callable[[bytes | None], None] | None = field(default=None, kw_only=True)
+    """Raises a `SerdeError` if a key that was read from a topic has not the bytes that `encode` writes for it: another
+    key to all who compare bytes. None: no check is needed."""
 
     def serialize(self, value: T) -> bytes:
         """Return the bytes of a value.

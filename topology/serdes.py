@@ -12,6 +12,7 @@ comparing serdes by name (two teams call theirs "json").
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from struct import Struct
@@ -36,6 +37,8 @@ import orjson
 
 from coopstreams.topology.avro import avro as avro  # noqa: PLC0414 users call it serdes.avro
 from coopstreams.topology.errors import SerdeError
+from coopstreams.topology.json_schema import json_schema as json_schema  # noqa: PLC0414
+from coopstreams.topology.protobuf import protobuf as protobuf  # noqa: PLC0414
 from coopstreams.topology.serde import Serde as Serde  # noqa: PLC0414 as it is known
 
 T = TypeVar("T")
@@ -222,7 +225,9 @@ def _windowed(inner: Serde[Any], size_ms: int) -> Serde[Windowed[Any]]:
         start_ms: int = _INT64.unpack(data[-8:])[0]
         return Windowed(inner.decode(data[:-8]), start_ms, start_ms + size_ms)
 
-    return Serde(f"windowed({inner.name}, {size_ms} ms)", encode, decode, parts=(inner,))
+    return Serde(
+        f"windowed({inner.name}, {size_ms} ms)", encode, decode, parts=(inner,), check_key=_check_front(inner, 8)
+    )
 
 
 @cache
@@ -234,7 +239,8 @@ def _windowed_by(inner: Serde[Any], windows: _Ends) -> Serde[Windowed[Any]]:
         start_ms: int = _INT64.unpack(data[-8:])[0]
         return Windowed(inner.decode(data[:-8]), start_ms, windows.end(start_ms))
 
-    return Serde(f"windowed({inner.name}, {type(windows).__name__})", encode, decode, parts=(inner,))
+    name = f"windowed({inner.name}, {type(windows).__name__})"
+    return Serde(name, encode, decode, parts=(inner,), check_key=_check_front(inner, 8))
 
 
 @cache
@@ -248,7 +254,14 @@ def _session_windowed(inner: Serde[Any]) -> Serde[Windowed[Any]]:
         end_ms, start_ms = pair.unpack(data[-16:])
         return Windowed(inner.decode(data[:-16]), start_ms, end_ms)
 
-    return Serde(f"session_windowed({inner.name})", encode, decode, parts=(inner,))
+    name = f"session_windowed({inner.name})"
+    return Serde(name, encode, decode, parts=(inner,), check_key=_check_front(inner, 16))
+
+
+def _check_front(inner: Serde[Any], behind: int) -> Callable[[bytes | None], None] | None:
+    """Return the check of a key whose last bytes are a window."""
+    check = inner.check_key
+    return None if check is None else lambda data: check(None if data is None else data[:-behind])
 
 
 @cache

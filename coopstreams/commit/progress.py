@@ -259,6 +259,10 @@ class Progress:
             source.staged_mirror = mirror and replace(mirror, beside=max(mirror.beside, beside))
         return source.staged_mirror
 
+    def begins(self, partition: TopicPartition) -> bool:
+        """Whether nothing was ever committed for a source partition."""
+        return self._sources[partition].begins
+
     def begin(self) -> dict[TopicPartition, tuple[int, str]]:
         """Stage and return the plain offsets for partitions of which nothing was ever committed; usually none.
 

@@ -223,7 +223,8 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
     "schema.registry.url": (
         _registry_url,
         None,
-        "The schema registry of `serdes.avro`, with Confluent's REST interface. A topology with schemas needs it.",
+        "The schema registry of `serdes.avro`, `protobuf` and `json_schema`, with Confluent's REST interface. A "
+        "topology with schemas needs it.",
     ),
     "schema.registry.basic.auth.user.info": (text, None, "USER:PASSWORD for the registry."),
     "schema.registry.ssl.ca.location": (

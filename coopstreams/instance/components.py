@@ -35,6 +35,7 @@ from coopstreams.opening.begun import Begun
 from coopstreams.opening.globals import Globals
 from coopstreams.opening.opener import Opener
 from coopstreams.opening.restoring import Restoring
+from coopstreams.opening.sinks import SinkOpenings
 from coopstreams.state.directory import Databases, StateDirectory
 from coopstreams.state.engines import check_store_types
 from coopstreams.state.snapshot_restore import Snapshots
@@ -344,6 +345,7 @@ class Components:
             lambda: self.deployed.take_over(self.topology),
             emit,
             moved,
+            SinkOpenings(self.application, self.log, self.follower.wake, self.host),
             self.host,
         )
 

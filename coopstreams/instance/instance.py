@@ -358,7 +358,8 @@ class Instance:
                 case Do.RUN:
                     self._start(self._opened.pop(action.task))
                 case Do.DROP:
-                    del self._opened[action.task]
+                    if (session := self._opened.pop(action.task).sink) is not None:
+                        session.close()
                     self.components.databases.leave(action.task)
                     self.components.metrics.task_closed(action.task)
                 case Do.CLOSE | Do.CLOSE_DIRTY:

@@ -4,6 +4,7 @@
                read
     positions  individual commits and the group's plain offset -> segments, term
     restore    each changelog to the end it has now, filtered by key range, beside the tasks that run
+    sink       of a task that applies to a place outside of Kafka: a session there, which ends all earlier ones
 
 Invariant: a task is open only when its barrier is passed (`commit.barrier`) and its state matches its positions.
 """
@@ -22,6 +23,7 @@ from coopstreams.common.host import SYSTEM, Empty, Host, Inbox
 from coopstreams.group.holdings import Assigned
 from coopstreams.group.membership import GroupMember
 from coopstreams.opening.restoring import Restoring
+from coopstreams.opening.sinks import SinkOpenings
 from coopstreams.state.database import Database
 from coopstreams.state.directory import Databases
 from coopstreams.state.restore import RestoreProgress
@@ -30,6 +32,7 @@ from coopstreams.tasks.events import Cancelled, Event, Failed, Opened
 from coopstreams.tasks.task import Incarnation, committed_positions
 from coopstreams.tasks.tries import Held
 from coopstreams.topology.errors import AccessDeniedError, GroupError, LogError, OffsetOutOfRangeError
+from coopstreams.topology.sinks import SinkSession
 from coopstreams.topology.task_id import TaskId
 
 log = logging.getLogger(__name__)
@@ -76,9 +79,11 @@ class Opener:
         take_over: Callable[[], None],
         emit: Callable[[Event], None],
         moved: Callable[[], None],
+        sinks: SinkOpenings,
         host: Host = SYSTEM,
     ) -> None:
         """`moved` is called when more of the group's commits are known."""
+        self._sinks = sinks
         self._host = host
         self._moved = moved
         self._member = member
@@ -147,6 +152,8 @@ class Opener:
             )
         if opening.progress is None:
             return TaskWait(f"{self._positions.waits_for(task)}{trouble}")
+        if (why := self._sinks.why(task)) is not None:
+            return TaskWait(why)
         restores, downloads = self._restoring.progress(task), self._restoring.downloading(task)
         return TaskWait(
             "its state to be restored from a snapshot" if downloads else "its state to be restored", restores, downloads
@@ -161,6 +168,7 @@ class Opener:
             self._emit(Failed(error, "opener"))
         finally:
             self._restoring.close()
+            self._sinks.close()
             for opening in self._openings.values():
                 self._leave(opening)
             self._follower.close()
@@ -214,6 +222,7 @@ class Opener:
                 self._openings[request.id] = request
             elif (opening := self._openings.pop(request, None)) is not None:
                 self._restoring.cancel(opening.id)
+                self._sinks.cancel(opening.id)
                 self._leave(opening)
                 self._emit(Cancelled(opening.id))
 
@@ -227,11 +236,21 @@ class Opener:
         if self._openings:
             self._pass_barrier()
         for id_ in self._restoring.finished():
-            opening = self._openings.pop(id_)
-            assert opening.progress is not None
-            assert opening.database is not None
-            state = self._databases.state(id_, opening.database)
-            self._emit(Opened(Incarnation(id_, self._positions.sources(id_), state, opening.progress, opening.epoch)))
+            if (node := self._databases.subtopology(id_).applies_to) is None:
+                self._hand_over(id_)
+            elif (progress := self._openings[id_].progress) is not None:
+                self._sinks.begin(id_, node, self._positions.sources(id_)[0], progress)
+        for id_, session in self._sinks.take():
+            self._hand_over(id_, session)
+
+    def _hand_over(self, id_: TaskId, session: SinkSession | None = None) -> None:
+        """Tell that a task is open."""
+        opening = self._openings.pop(id_)
+        assert opening.progress is not None
+        assert opening.database is not None
+        state = self._databases.state(id_, opening.database)
+        sources = self._positions.sources(id_)
+        self._emit(Opened(Incarnation(id_, sources, state, opening.progress, opening.epoch, session)))
 
     def _wait_s(self) -> float:
         """Return how long to poll for commits: a task behind its barrier waits for something else."""

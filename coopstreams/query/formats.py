@@ -2,7 +2,8 @@
 
     text, raw          the text as it is; raw also as `base64:...`
     int64, float64     a number in decimal
-    avro               the JSON text of the key, or `base64:...`
+    avro, protobuf,    the JSON text of the key, or `base64:...`
+    json_schema
     anything else      the serialised key as text (for json: the JSON text), or `base64:...`; the serde reads and
                        writes it again, so that `{"a": 1}` finds the key that was written as `{"a":1}`
 
@@ -97,9 +98,17 @@ def to_json(value: Any, where: str) -> bytes:
         QueryError: UNREADABLE: some part of it has no form in JSON.
     """
     try:
-        return orjson.dumps(value, msgspec.to_builtins, _OPTIONS)
+        return orjson.dumps(value, _builtins, _OPTIONS)
     except TypeError as error:
         raise unreadable(f"{where} has no form in JSON: {error.__cause__ or error}") from error
+
+
+def _builtins(value: Any) -> Any:
+    if hasattr(value, "DESCRIPTOR"):  # a message of Protobuf
+        from google.protobuf.json_format import MessageToDict
+
+        return MessageToDict(value, preserving_proto_field_name=True)
+    return msgspec.to_builtins(value)
 
 
 def bad_key(key: Serde[Any], text: str, expected: str) -> QueryError:

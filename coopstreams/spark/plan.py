@@ -182,8 +182,14 @@ def check(topology: Topology) -> None:
     """Check that a backfill can run the topology.
 
     Raises:
-        TopologyError: no topic matches its patterns, or a topic feeds itself.
+        TopologyError: no topic matches its patterns, a topic feeds itself, or records are applied outside of Kafka.
     """
+    if (sink := next((part.applies_to for part in topology.subtopologies if part.applies_to), None)) is not None:
+        raise TopologyError(
+            f'a backfill applies nothing to places outside of Kafka, and "{sink.name}" ({sink.target}) would lack its '
+            "history. Backfill the program without to_sink, with its results in a topic or table, and load them there; "
+            "or start the application live"
+        )
     if not sources(topology) and (waiting := unmatched(topology)):
         patterns = " or ".join(f'"{pattern}"' for pattern in waiting)
         raise TopologyError(

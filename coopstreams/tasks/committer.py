@@ -191,6 +191,7 @@ class Committer:
                 self._metrics.produced(task.id, output.topic, len(output))
                 task.tally.written[output.topic] += len(output)
                 output.clear()
+        self._apply(task)
 
     def mark_time(self, task: Task, source: TopicPartition, stream_time: int) -> None:
         """Append a time mark to a source partition of a task; it counts with the next commit.
@@ -356,6 +357,7 @@ class Committer:
         for task in tasks:
             changes.append((task, task.flush()))
             self.write_outputs(task)
+            self._apply(task, all_of_it=True)
         if not self._transactional and any(changed for _, changed in changes):
             self._writer.flush(self._timeout_s)
         for task, changed in changes:
@@ -440,6 +442,21 @@ class Committer:
                 if changelog in ends:
                     checkpoints[task][name] = ends[changelog]
         return checkpoints
+
+    def _apply(self, task: Task, *, all_of_it: bool = False) -> None:
+        """Apply a task's records to its place outside of Kafka, if it has one.
+
+        Raises:
+            SinkUnavailableError, FencedError: it may or may not have counted.
+            ProcessingError: the place refuses a record, and the production handler says `fail`.
+        """
+        if task.applying is None:
+            return
+        before = self.waiting
+        self._wait_for(f'sink "{task.applying.sink}" to take its records')
+        if applied := task.apply(all_of_it=all_of_it):
+            self._metrics.produced(task.id, task.applying.sink, applied)
+        self.waiting = before
 
     def _check_sure(self, epoch: int) -> None:
         """Check that this member certainly has its tasks: under at-least-once brokers do not fence records.

@@ -119,7 +119,7 @@ def _check(use: SchemaUse, subject: str, registry: SchemaRegistry) -> None:
         use.codec.pin(subject)
     elif use.written:
         use.codec.pin(subject)
-    elif latest is not None and (why := use.codec.unreadable(latest)):
+    elif latest is not None and (why := use.codec.why_unreadable(latest)):
         raise SerdeError(f"its latest version cannot be read as {use.codec.name}: {why}")
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from coopstreams.commit.applying import MOST_APPLIED, Applying
 from coopstreams.commit.progress import Progress
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.log.log import NO_STREAM_TIME, RecordBatch
@@ -32,6 +33,7 @@ from coopstreams.topology.compile.program import BoundProgram, Program
 from coopstreams.topology.failures import Failure, OnFailure
 from coopstreams.topology.graph.nodes import Sink
 from coopstreams.topology.keys import KeyRange
+from coopstreams.topology.sinks import SinkSession
 from coopstreams.topology.stores import StoreSpec, TableStore
 from coopstreams.topology.task_id import TaskId
 
@@ -61,6 +63,8 @@ class Incarnation:
     progress: Progress
     epoch: int = 0
     """The epoch of the membership under which it was opened: under another one, nothing it did may be committed."""
+    sink: SinkSession | None = None
+    """The session with the place outside of Kafka to which its records are applied, if there is one."""
 
 
 def committed_positions(
@@ -151,6 +155,10 @@ class Task:
         self.tally = tally
         self.heat = Heat(len(opened.id.key_range.groups.numbers))
         self._on_failure = on_failure
+        self.applying: Applying | None = None
+        """What applies its records to a place outside of Kafka; None: it has no such sink."""
+        if opened.sink is not None and (sink := program.subtopology.applies_to) is not None:
+            self.applying = Applying(opened.sink, sink.name, opened.sources[0], opened.progress, on_failure)
         self.idle_ms = program.idle_ms
         self._sinks = {node.topic: node.name for node in program.subtopology.nodes if isinstance(node, Sink)}
         self._singles: deque[Step] = deque()
@@ -189,7 +197,7 @@ class Task:
                     self.program.advance(*reached)
             before, now = now, self._host.now()
             self._pace(len(step.columns), now - before)
-            if single or now - began > STEP_S:
+            if single or now - began > STEP_S or len(self.program.applied) >= MOST_APPLIED:
                 more = True
                 break
         if first_ms >= 0:  # once a batch: the clock and the histogram cost as much as a few records
@@ -301,7 +309,7 @@ class Task:
         """Adjust the number of records in a step to `STEP_S`."""
         if seconds > STEP_S:
             self._most = max(1, int(records * STEP_S / seconds))
-        elif records >= self._most:
+        elif records >= self._most and (self.applying is None or self._most < MOST_APPLIED):
             self._most *= 2
 
     def punctuate(self, now_ms: int) -> None:
@@ -314,6 +322,19 @@ class Task:
         self.program.punctuations["wall_clock"].look(now_ms)
         due = self.program.next_punctuation_ms
         return due is not None and due <= now_ms
+
+    def apply(self, *, all_of_it: bool = False) -> int:
+        """Apply the noted records to the place outside of Kafka; return how many. `all_of_it`: as of `Applying.apply`.
+
+        Raises:
+            As `Applying.apply`.
+        """
+        if self.applying is None:
+            return 0
+        try:
+            return self.applying.apply(self.program.applied, all_of_it=all_of_it)
+        finally:
+            self.program.applied.clear()
 
     def flush(self) -> Sequence[ChangelogBatch]:
         """Forward the updates of the record caches to `program.outputs`; return the changelog records to write."""
@@ -337,6 +358,8 @@ class Task:
         """Cancel its calls and close its processors."""
         if self.calls is not None:
             self.calls.cancel()
+        if self.applying is not None:
+            self.applying.close()
         if self._spans is not None:
             self._spans.close()
         self.program.close()

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias, TypeVar, overload
@@ -38,12 +38,13 @@ from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.schemas import bind_in_memory
 from coopstreams.tasks.tally import Tally
 from coopstreams.tasks.task import Incarnation, Task
+from coopstreams.testing.memory_sink import Sinks
 from coopstreams.testing.ordered import ordered
+from coopstreams.testing.programs import Identity, compiled
 from coopstreams.testing.silences import Silences
 from coopstreams.testing.topic_serdes import decoded, one_of, read_with, written_with
 from coopstreams.testing.views import InputTopic, OutputRecord, OutputTopic, StoreView
 from coopstreams.topology.columns import Columns, Headers, TopicPartition
-from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.compile.outputs import ANY_PARTITION, Output
 from coopstreams.topology.compile.program import Program
 from coopstreams.topology.durations import Duration, duration_ms
@@ -61,8 +62,6 @@ K = TypeVar("K")
 V = TypeVar("V")
 AnySerde: TypeAlias = Serde[Any] | None
 _CACHE_BYTES = 1 << 40
-_PROGRAMS = 64
-"""How many programs are kept: tests make a driver for each case, often of the same topology."""
 
 
 class TopologyTestDriver:
@@ -108,6 +107,7 @@ class TopologyTestDriver:
         self._silences = Silences(self._writer)
         self._globals = {table.store.name: rows_of(table, lambda: self.now_ms) for table in topology.global_tables}
         self._parts: dict[int, list[list[Task]]] = {}
+        self._sinks = Sinks(topology)
         self._databases: dict[tuple[int, int], Database] = {}
         self._dropped_before: Counter[tuple[str, str]] = Counter()
         self._ranges = KeyRange.split(ranges)
@@ -198,6 +198,14 @@ class TopologyTestDriver:
         internal = {topic.name for topic in self.topology.internal_topics}
         written = [record.topic for record in self._forwarded] + [output.topic for output in self._order]
         return sum(topic not in internal for topic in written)
+
+    def sink(self, name: str) -> OutputTopic[Any, Any]:
+        """Return the records that `to_sink(name=...)` has applied: in the driver, to a list.
+
+        Raises:
+            TopologyError: there is no such sink.
+        """
+        return self._sinks.view(one_of(name, self._sinks.names, "has no external sink"))
 
     def store(self, name: str) -> StoreView:
         """Return a view of a store's current rows, committed or not.
@@ -305,7 +313,7 @@ class TopologyTestDriver:
 
         Tasks that were open are closed.
         """
-        self._programs[part.id], before = _program(_Identity(self.topology, part)), self._parts[part.id]
+        self._programs[part.id], before = compiled(Identity(self.topology, part)), self._parts[part.id]
         for old in (task for siblings in before for task in siblings):
             old.program.close()
             self._dropped_before.update(old.program.dropped)
@@ -344,7 +352,13 @@ class TopologyTestDriver:
             database, program.subtopology.stores, task_id.key_range, _CACHE_BYTES if self._state_dir is None else 0
         )
         task = Task(
-            Incarnation(task_id, tuple(positions), state, Progress.beginning(task_id.key_range, positions)),
+            Incarnation(
+                task_id,
+                tuple(positions),
+                state,
+                Progress.beginning(task_id.key_range, positions),
+                sink=self._sinks.session(program.subtopology, task_id.partition),
+            ),
             program,
             self._on_failure(task_id),
             Tally(),
@@ -417,6 +431,7 @@ class TopologyTestDriver:
                 while task.progress.position(source).offset < until:
                     if not task.step(single=True) and not task.wait_for_calls():
                         break
+                task.apply()
         finally:
             self._fetch()  # of two records with the same time, the existing one goes before one that is written now
             self._collect()
@@ -475,26 +490,3 @@ class TopologyTestDriver:
             )
             checkpoints[batch.store] = self._writer.delivered_to(changelog)
         task.commit(checkpoints)
-
-
-class _Identity:
-    """A sub-topology of a topology, equal to itself alone: the functions in it need be neither equal nor hashable."""
-
-    def __init__(self, topology: Topology, part: SubTopology) -> None:
-        self.topology, self.part = topology, part
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, _Identity)
-            and self.part is other.part
-            and self.topology.application_id == other.topology.application_id
-        )
-
-    def __hash__(self) -> int:
-        return id(self.part)
-
-
-@lru_cache(_PROGRAMS)
-def _program(identity: _Identity) -> Program:
-    """Return the program of a sub-topology, compiled once for all drivers of a topology."""
-    return compile_subtopology(identity.topology, identity.part)

@@ -82,7 +82,12 @@ def test_the_guide_lists_every_method_of_the_topology_builder() -> None:
 def test_the_guide_lists_every_serde() -> None:
     rows = table_headed(GUIDE / "concepts.md", "serde", "bytes", "Java's counterpart")
     listed = {re.split(r"[(\"]", word)[0] for row in rows for word in code_words(row[0])}
-    known = {name for name, value in vars(serdes).items() if isinstance(value, serdes.Serde)} | {"avro", "windowed"}
+    known = {name for name, value in vars(serdes).items() if isinstance(value, serdes.Serde)} | {
+        "avro",
+        "json_schema",
+        "protobuf",
+        "windowed",
+    }
     assert listed == {f"serdes.{name}" for name in known} | {"Serde"}
 
 

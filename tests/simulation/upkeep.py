@@ -64,8 +64,10 @@ class Upkeep:
         match self._random.choice(("compacted", "expired", "anew")):
             case "compacted":
                 self._compact()
-            # nothing but a changelog tells that there were positions
-            case "expired" if any(at.end for name in changelogs for at in self._state.topic(name).partitions):
+            # nothing but the changelogs of a partition tells that it had positions
+            case "expired" if changelogs and all(
+                at.end for name in changelogs for at in self._state.topic(name).partitions
+            ):
                 self._say("the offsets of the group expire")
                 self._lost |= self._state.group(self._application).committed
                 self._cluster.expire(self._application)

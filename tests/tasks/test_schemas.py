@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
 from typing import Any
 
 import pytest
 
 from coopstreams import StreamsBuilder, serdes
 from coopstreams.common.config import Config
+from coopstreams.log.kafka import schema_registry
 from coopstreams.log.kafka.schema_registry import RegistryClient, registry_of
 from coopstreams.query.formats import parse_key, show_value, to_json
 from coopstreams.tasks import schemas
@@ -21,7 +24,7 @@ from coopstreams.topology.errors import ConfigError, QueryError, SerdeError
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import WHOLE
-from coopstreams.topology.schemas import InMemoryRegistry, RegistryUnavailableError, SchemaSerde
+from coopstreams.topology.schemas import InMemoryRegistry, RegistryUnavailableError, Schema, SchemaSerde
 from coopstreams.topology.task_id import TaskId
 
 
@@ -64,7 +67,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> InMemoryRegistry:
     return made
 
 
-def text_of(schema: Any) -> str:
+def text_of(schema: Any) -> Schema:
     serde = serdes.avro(schema)
     assert isinstance(serde, SchemaSerde)
     return serde.codec.schema
@@ -179,6 +182,31 @@ def test_the_client_keeps_what_the_law_of_the_registry_says() -> None:
         client.schema(99)
     with pytest.raises(SerdeError, match=r"auto.register.schemas is false"):
         RegistryClient("mock://law", (("url", "mock://law"),), registers=False).register("b-value", text)
+
+
+def test_an_unknown_id_is_not_asked_for_at_every_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    class Empty(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(404)
+            self.end_headers()
+            self.wfile.write(b'{"error_code": 40403, "message": "Schema not found"}')
+
+        def log_message(self, format: str, *args: object) -> None: ...  # noqa: A002 as it is declared
+
+    times = iter((100.0, 100.0, 101.0, 104.9, 106.0, 106.0))
+    monkeypatch.setattr(schema_registry, "monotonic", lambda: next(times))
+    with HTTPServer(("127.0.0.1", 0), Empty) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        client = RegistryClient(url, (("url", url),), registers=True)
+        for _ in range(4):
+            with pytest.raises(SerdeError, match=r"no schema with id 7"):
+                client.schema(7)
+        server.shutdown()
+    assert asked == ["/schemas/ids/7", "/schemas/ids/7"]
 
 
 def test_queries_take_and_show_json() -> None:

@@ -14,6 +14,7 @@ from coopstreams.log.log import TopicSpec
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.opening.opener import Opener
 from coopstreams.opening.restoring import Restoring
+from coopstreams.opening.sinks import SinkOpenings
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
 from coopstreams.topology.keys import WHOLE
@@ -53,6 +54,7 @@ def test_a_barrier_that_was_passed_is_named_no_more() -> None:
         lambda: None,
         lambda _: None,
         lambda: None,
+        SinkOpenings("g", log, lambda: None),
     )
 
     def say() -> str:

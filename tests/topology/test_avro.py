@@ -13,9 +13,9 @@ import pytest
 from fastavro import parse_schema, schemaless_writer
 
 from coopstreams import serdes
-from coopstreams.topology.avro_resolution import why_unreadable
+from coopstreams.topology.compatibility.avro import why_unreadable
 from coopstreams.topology.errors import ConfigError, SerdeError
-from coopstreams.topology.schemas import IN_MEMORY, InMemoryRegistry, RegistryUnavailableError, SchemaSerde
+from coopstreams.topology.schemas import IN_MEMORY, InMemoryRegistry, RegistryUnavailableError, Schema, SchemaSerde
 
 
 def record(*fields: dict[str, Any], name: str = "shop.Order") -> dict[str, Any]:
@@ -96,7 +96,7 @@ def test_a_newer_writers_version_is_read_with_our_schema() -> None:
     assert serdes.avro(ORDER).deserialize(data) == {"id": 7, "note": "n", "tags": {}}
 
 
-def serdes_text(schema: dict[str, Any]) -> str:
+def serdes_text(schema: dict[str, Any]) -> Schema:
     return schema_serde(schema).codec.schema
 
 
@@ -157,7 +157,7 @@ def test_a_registry_that_is_away_is_asked_again_for_the_next_record() -> None:
     class Away(InMemoryRegistry):
         away = True
 
-        def schema(self, number: int) -> str:
+        def schema(self, number: int) -> Schema:
             if self.away:
                 raise RegistryUnavailableError("no answer")
             return super().schema(number)

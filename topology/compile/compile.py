@@ -41,7 +41,6 @@ from coopstreams.topology.operators.analysis import Analysis
 from coopstreams.topology.operators.codegen import Function, RecordVariables, Unit
 from coopstreams.topology.operators.compiler import Compiler, Operator
 from coopstreams.topology.operators.tables import row_key
-from coopstreams.topology.schemas import SchemaSerde
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec, TableStore
 
@@ -175,8 +174,8 @@ def _source_function(compiler: Compiler, source: Source) -> str:
         header = len(function.lines) - 1
         if source.timestamp is not None:
             _check_timestamp(compiler, function, source)
-        if isinstance(source.key, SchemaSerde) and not source.internal:
-            check = compiler.unit.constant("check_key", source.key.codec.check_key)
+        if source.key.check_key is not None and not source.internal:
+            check = compiler.unit.constant("check_key", source.key.check_key)
             with function.guard("deserialization", source.name):
                 function.line(f"{check}(key_bytes)")
         record = RecordVariables("key_bytes", None, source.key, "value_bytes", None, source.value, source.name)

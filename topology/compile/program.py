@@ -27,6 +27,7 @@ from coopstreams.topology.graph.nodes import AsyncProcessing, Processing, SubTop
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.naming import check_name
 from coopstreams.topology.processors import PunctuationType, RecordMetadata
+from coopstreams.topology.sinks import Applied
 from coopstreams.topology.stores import Entry, TableStore
 
 TimestampColumn: TypeAlias = Callable[[TopicPartition, Columns, int], list[int]]
@@ -97,6 +98,9 @@ class Process(Protocol):
     def result(self, node: str) -> Any:
         """Return what the call of a node for the record at hand has returned, or raise what it raised."""
         ...
+
+    applied: list[Applied]
+    """The records for the place outside of Kafka."""
 
     def task_time(self) -> int:
         """Return the largest timestamp of the records that the task has taken in."""
@@ -199,7 +203,8 @@ class BoundProgram:
     Shape: `outputs` by topic; the writer of the outputs calls `clear` on each. `shared`: the task is given only part of
     the records of its partitions, and is told the operator times. `elsewhere`: records that
     advance stream time go to tasks that run at their own speed, or time marks advance it. The owner of the task sets
-    it; a test driver, which gives each record to one task and its time to all others, does not.
+    it; a test driver, which gives each record to one task and its time to all others, does not. `applied`: the records
+    for the place outside of Kafka, until their owner takes them.
     """
 
     def __init__(
@@ -236,6 +241,7 @@ class BoundProgram:
         self._works: list[Work] = []
         self.wanted: list[Wanted] = []
         self.results = Results()
+        self.applied: list[Applied] = []
         self._code = compiled.make(self, stores, self.outputs)
 
     @property
@@ -379,8 +385,7 @@ class BoundProgram:
 
     def under_headers(self, headers: Headers | None, call: Callable[[], object]) -> None:
         """Make a call; the records that it writes get these headers."""
-        before = self.headers
-        if headers == before:
+        if headers == (before := self.headers):
             call()
             return
         self._give_headers(before)

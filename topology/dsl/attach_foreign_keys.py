@@ -19,7 +19,7 @@ from coopstreams.topology.dsl.attach_views import ask_for_old_values, materializ
 from coopstreams.topology.dsl.functions import checked
 from coopstreams.topology.dsl.materialized import StoreOption, kept_as, name_of
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.foreign_keys import ANSWERS, SUBSCRIBERS, SUBSCRIPTION
+from coopstreams.topology.graph.foreign_keys import ANSWERS, SUBSCRIBERS, SUBSCRIPTION
 from coopstreams.topology.graph.graph import Flow, Graph, Repartition
 from coopstreams.topology.graph.join_nodes import ForeignKeyAnswer, ForeignKeyAsk, ForeignKeyResult
 from coopstreams.topology.graph.nodes import Sink, Source, TableSource

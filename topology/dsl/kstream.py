@@ -16,16 +16,17 @@ from coopstreams.topology.dsl.functions import checked
 from coopstreams.topology.dsl.grouped import KGroupedStream
 from coopstreams.topology.dsl.ktable import KTable
 from coopstreams.topology.dsl.materialized import Materialized
-from coopstreams.topology.dsl.repartition import repartition
+from coopstreams.topology.dsl.printed import Destination, Printer
+from coopstreams.topology.dsl.repartition import applied, repartition
 from coopstreams.topology.dsl.stream_calls import StreamCalls
 from coopstreams.topology.dsl.stream_joins import StreamJoins
 from coopstreams.topology.durations import Duration
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.nodes import Filter, FlatMap, FlatMapValues, Map, MapValues, Peek, SelectKey
-from coopstreams.topology.partitioners import Partitioner
-from coopstreams.topology.printed import Destination, Printer
+from coopstreams.topology.graph.partitioners import Partitioner
 from coopstreams.topology.processors import Processor
 from coopstreams.topology.serdes import Serde
+from coopstreams.topology.sinks import ExternalSink
 from coopstreams.topology.stores import StoreSpec
 
 K = TypeVar("K")
@@ -270,3 +271,20 @@ class KStream(StreamCalls[K, V], StreamJoins[K, V]):
         the Java producer.
         """
         attach.sink(self._flow, topic, key, value, partitioner, name)
+
+    def to_sink(
+        self,
+        sink: ExternalSink,
+        *,
+        name: str,
+        key: Serde[K] | None = None,
+        value: Serde[V] | None = None,
+        partitions: int | None = None,
+    ) -> None:
+        """Apply each record exactly once to a place outside of Kafka, such as a table of a database (`PostgresSink`).
+
+        The records go through a topic `<application>-<name>-repartition`, with `partitions` partitions, or as many as
+        the largest topic above. Each partition is applied by one task, in its order. The place keeps its positions
+        under `name`: another name begins anew.
+        """
+        applied(self._flow, sink, name, key, value, partitions)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from coopstreams.topology.dsl.functions import checked
@@ -19,9 +20,10 @@ from coopstreams.topology.dsl.sources import silence_ms
 from coopstreams.topology.durations import Duration
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.graph import Flow, Repartition, Unknown, serde_or_none
-from coopstreams.topology.graph.nodes import DropNullKeys, Sink, Source
+from coopstreams.topology.graph.nodes import ApplyTo, DropNullKeys, Sink, Source
 from coopstreams.topology.naming import check_name, repartition_topic
 from coopstreams.topology.serdes import Serde
+from coopstreams.topology.sinks import ExternalSink
 
 
 def _nothing(_: Any) -> bytes:
@@ -85,22 +87,59 @@ def repartition(
         TopologyError: a serde is missing, or the partition count is not a positive number.
     """
     where = f'repartition(name="{name}")' if name else "repartition()"
-    if partitions is not None and (type(partitions) is not int or partitions < 1):
-        raise TopologyError(f"{where}: partitions must be 1 or more, not {partitions!r}")
     prefix = (
         flow.graph.names.node("KSTREAM-REPARTITION-")
         if name is None
         else check_name(name, "the name of the repartition")
     )
-    key = serde_or_none(key, "key", where) or flow.needed("key", where, where)
-    value = serde_or_none(value, "value", where) or flow.needed("value", where, where)
+    wanted = _wanted(flow, where, prefix, key, value, partitions, drop_null_keys=True)
     if partitioner is not None:
         partitioner = checked("partitioner=", partitioner, "topic", "key", "value", "partitions")
-    topic = repartition_topic(prefix)
-    wanted = Repartition(
-        flow.node, key, value, True, topic, source="", partitions=partitions, explicit=True, partitioner=partitioner
-    )
+        wanted = replace(wanted, partitioner=partitioner)
     return _through(flow, prefix, wanted, silence_ms(where, idle_advance))
+
+
+def applied(
+    flow: Flow,
+    target: ExternalSink,
+    name: str,
+    key: Serde[Any] | None,
+    value: Serde[Any] | None,
+    partitions: int | None,
+) -> None:
+    """Attach a place outside of Kafka, behind a repartition topic of its own. Records without a key go there, too.
+
+    Raises:
+        TopologyError: a serde is missing, the name is taken, or the partition count is not a positive number.
+    """
+    where = f'to_sink(name="{check_name(name, "the name of the sink")}")'
+    if not callable(getattr(target, "open", None)):
+        raise TopologyError(f"{where}: {target!r} is no sink: it has no open(partition, begin)")
+    read = _through(flow, name, _wanted(flow, where, name, key, value, partitions, drop_null_keys=False))
+    read.then("KSTREAM-SINK-", name, partial(ApplyTo, target=target))
+
+
+def _wanted(
+    flow: Flow,
+    where: str,
+    prefix: str,
+    key: Serde[Any] | None,
+    value: Serde[Any] | None,
+    partitions: int | None,
+    *,
+    drop_null_keys: bool,
+) -> Repartition:
+    """Return a topic that the user asks for, with these serdes or those that are known.
+
+    Raises:
+        TopologyError: a serde is missing, or the partition count is not a positive number.
+    """
+    if partitions is not None and (type(partitions) is not int or partitions < 1):
+        raise TopologyError(f"{where}: partitions must be 1 or more, not {partitions!r}")
+    key = serde_or_none(key, "key", where) or flow.needed("key", where, where)
+    value = serde_or_none(value, "value", where) or flow.needed("value", where, where)
+    topic = repartition_topic(prefix)
+    return Repartition(flow.node, key, value, drop_null_keys, topic, source="", partitions=partitions, explicit=True)
 
 
 def _through(flow: Flow, prefix: str, wanted: Repartition, idle_ms: int | None = None) -> Flow:

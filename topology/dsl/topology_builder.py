@@ -26,10 +26,10 @@ from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.dsl.sources import described
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.graph import Graph
+from coopstreams.topology.graph.partitioners import Partitioner
 from coopstreams.topology.graph.subtopologies import cut
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.naming import check_name
-from coopstreams.topology.partitioners import Partitioner
 from coopstreams.topology.processors import Processor
 from coopstreams.topology.records import TimestampedRecord
 from coopstreams.topology.serdes import Serde

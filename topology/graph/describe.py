@@ -18,6 +18,7 @@ from coopstreams.topology.graph.fingerprint import said
 from coopstreams.topology.graph.join_nodes import StreamGlobalJoin, StreamStreamJoin, stores_of
 from coopstreams.topology.graph.nodes import (
     Aggregate,
+    ApplyTo,
     DynamicSink,
     Node,
     Sink,
@@ -73,6 +74,8 @@ def _children(subtopology: SubTopology) -> dict[str, list[str]]:
 
 def _whole(subtopology: SubTopology) -> str:
     """Return the end of a title: why key ranges of a partition cannot be tasks; empty if they can."""
+    if (node := subtopology.applies_to) is not None:
+        return f" (one task a partition: {node.name} applies its records in the order of the log)"
     names = subtopology.across_keys
     return f" (one task a partition: by_key=False at {', '.join(names)})" if names else ""
 
@@ -93,6 +96,8 @@ def _text(topology: Structure) -> str:
                 lines += [f"    Sink: {node.name} (topic: {node.topic})", *up]
             elif isinstance(node, DynamicSink):
                 lines += [f"    Sink: {node.name} (topic: by a function)", *up]
+            elif isinstance(node, ApplyTo):
+                lines += [f"    Sink: {node.name} (external: {node.target})", *up]
             else:
                 stores = ", ".join(store.name for store in _stores(topology, node))
                 lines += [f"    Processor: {node.name} (stores: [{stores}])", *down, *up]
@@ -147,6 +152,8 @@ def _json_nodes(topology: Structure, subtopology: SubTopology, above: Above) -> 
                 "value": node.value.name,
                 "reads": sorted(above[node.name]),
             }
+        elif isinstance(node, ApplyTo):
+            drawn["external"] = str(node.target)
         elif stores := _stores(topology, node):
             drawn["stores"] = [store.name for store in stores]
         if isinstance(node, Aggregate | StreamStreamJoin) and node.windows is not None:

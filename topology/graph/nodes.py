@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 from coopstreams.topology.calls import Calling
 from coopstreams.topology.serdes import Serde
+from coopstreams.topology.sinks import ExternalSink
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.windows import AnyWindows, SlidingWindows
 
@@ -80,6 +81,13 @@ class DynamicSink(Node):
     key: Serde[Any]
     value: Serde[Any]
     partitioner: Function | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyTo(Node):
+    """Applies each record to a place outside of Kafka; its source is a repartition topic of its own."""
+
+    target: ExternalSink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,9 +315,14 @@ class SubTopology:
         return [node.name for node in self.nodes if isinstance(node, Processing) and not node.by_key]
 
     @property
+    def applies_to(self) -> ApplyTo | None:
+        """The node that applies its records to a place outside of Kafka, if it has one."""
+        return next((node for node in self.nodes if isinstance(node, ApplyTo)), None)
+
+    @property
     def divisible(self) -> bool:
         """Whether key ranges of a partition can be tasks."""
-        return not self.across_keys
+        return not self.across_keys and self.applies_to is None
 
     @property
     def stateful(self) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from coopstreams.topology.foreign_keys import Answer, answer_to, hash_of, questions, subscribe
+from coopstreams.topology.graph.foreign_keys import Answer, answer_to, hash_of, questions, subscribe
 from coopstreams.topology.graph.join_nodes import ForeignKeyAnswer, ForeignKeyAsk, ForeignKeyResult
 from coopstreams.topology.graph.nodes import Node
 from coopstreams.topology.operators.codegen import Function, RecordVariables

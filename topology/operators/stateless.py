@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from coopstreams.topology.graph.nodes import (
+    ApplyTo,
     Branch,
     DropNullKeys,
     DynamicSink,
@@ -23,9 +24,10 @@ from coopstreams.topology.graph.nodes import (
     Sink,
     ToStream,
 )
+from coopstreams.topology.graph.partitioners import chosen
 from coopstreams.topology.operators.codegen import Function, RecordVariables
 from coopstreams.topology.operators.compiler import Compiler, Operator
-from coopstreams.topology.partitioners import chosen
+from coopstreams.topology.sinks import Applied
 from coopstreams.topology.stores import StoreSpec
 
 KEY_AND_VALUE = ("key", "value")
@@ -215,6 +217,13 @@ def sink(compiler: Compiler, function: Function, node: Sink, record: RecordVaria
         function.line(f"timestamp_{out}({record.timestamp})")
 
 
+def apply_to(compiler: Compiler, function: Function, _: ApplyTo, record: RecordVariables) -> None:
+    """Generate code: the record is noted, to be applied to the place outside of Kafka."""
+    note = compiler.unit.bind("note_applied", "note_applied = process.applied.append")
+    made, key, value = compiler.unit.constant("Applied", Applied), function.key(record), function.value(record)
+    function.line(f"{note}({made}(process.at_hand(), {key}, {value}))")
+
+
 @contextmanager
 def each_partition(
     compiler: Compiler, function: Function, node: Sink | DynamicSink, record: RecordVariables, topic: str, out: str
@@ -255,4 +264,5 @@ OPERATORS: Mapping[type[Node], Operator] = {
     ToStream: pass_on,
     Late: pass_on,
     Sink: sink,
+    ApplyTo: apply_to,
 }

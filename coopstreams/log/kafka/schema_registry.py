@@ -9,17 +9,25 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
+from time import monotonic
 from typing import Any, TypeVar
 
 from coopstreams.common.config import Config
 from coopstreams.topology.errors import ConfigError, SerdeError
-from coopstreams.topology.schemas import RegistryUnavailableError
+from coopstreams.topology.schemas import RegistryUnavailableError, Schema
 
 R = TypeVar("R")
 
 PREFIX = "schema.registry."
 _TIMEOUT_S = 5.0
+REFUSED_S = 5.0
+"""How long it is remembered that a registry has no schema with an id: a topic may be full of such records."""
+_MOST_REFUSED = 10_000
 _NOT_FOUND, _CONFLICT, _INVALID = 404, 409, 422
+
+
+_refused: dict[tuple[RegistryClient, int], float] = {}
+"""Until when an id is taken for unknown (`monotonic`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +39,19 @@ class RegistryClient:
     registers: bool
     """Whether schemas may be registered."""
 
-    def latest(self, subject: str) -> str | None:
+    def latest(self, subject: str) -> Schema | None:
         """Return the latest version of a subject."""
         found = self._ask(lambda client: client.get_latest_version(subject), _NOT_FOUND)
-        return None if found is None else str(found.schema.schema_str)
+        return None if found is None else _ours(found.schema)
 
-    def lookup(self, subject: str, schema: str) -> int | None:
+    def lookup(self, subject: str, schema: Schema) -> int | None:
         """Return the id of a schema under a subject."""
-        found = self._ask(lambda client: client.lookup_schema(subject, _avro(schema)), _NOT_FOUND)
+        found = self._ask(
+            lambda client: client.lookup_schema(subject, _theirs(schema), normalize_schemas=_normal(schema)), _NOT_FOUND
+        )
         return None if found is None else int(found.schema_id)
 
-    def register(self, subject: str, schema: str) -> int:
+    def register(self, subject: str, schema: Schema) -> int:
         """Register a schema.
 
         Raises:
@@ -51,23 +61,32 @@ class RegistryClient:
             raise SerdeError(
                 f'subject "{subject}" has no such schema, and auto.register.schemas is false. Register it: {schema}'
             )
-        number = self._ask(lambda client: client.register_schema(subject, _avro(schema)))
+        number = self._ask(
+            lambda client: client.register_schema(subject, _theirs(schema), normalize_schemas=_normal(schema))
+        )
         assert number is not None
         return int(number)
 
-    def schema(self, number: int) -> str:
-        """Return the schema with this id.
+    def schema(self, number: int) -> Schema:
+        """Return the schema with this id. That there is none is remembered for `REFUSED_S`.
 
         Raises:
-            SerdeError: there is none, or it is none of Avro.
+            SerdeError: there is none, or it is of Avro and refers to others.
         """
+        if _refused.get((self, number), 0.0) > monotonic():
+            raise self._unknown(number)
         found = self._ask(lambda client: client.get_schema(number), _NOT_FOUND)
         if found is None:
-            raise SerdeError(f"the schema registry {self.url} has no schema with id {number}")
-        if found.schema_type != "AVRO" or found.references:
-            kind = f"of type {found.schema_type}" if found.schema_type != "AVRO" else "with references to others"
-            raise SerdeError(f"schema {number} is {kind}, which serdes.avro does not read")
-        return str(found.schema_str)
+            if len(_refused) >= _MOST_REFUSED:
+                _refused.clear()
+            _refused[self, number] = monotonic() + REFUSED_S
+            raise self._unknown(number)
+        if found.schema_type == "AVRO" and found.references:
+            raise SerdeError(f"schema {number} refers to others, which serdes.avro does not read")
+        return _ours(found)
+
+    def _unknown(self, number: int) -> SerdeError:
+        return SerdeError(f"the schema registry {self.url} has no schema with id {number}")
 
     def _ask(self, request: Callable[[Any], R], absent: int | None = None) -> R | None:
         """Return the answer; None if its status is `absent`."""
@@ -111,10 +130,19 @@ def registry_of(config: Config) -> RegistryClient:
     return client
 
 
-def _avro(schema: str) -> Any:
-    from confluent_kafka.schema_registry import Schema
+def _theirs(schema: Schema) -> Any:
+    from confluent_kafka import schema_registry
 
-    return Schema(schema, "AVRO")
+    return schema_registry.Schema(schema.text, schema.kind)
+
+
+def _normal(schema: Schema) -> bool:
+    """Whether the registry is to compare meaning and not text: of one file of Protobuf there are many texts."""
+    return schema.kind == "PROTOBUF"
+
+
+def _ours(schema: Any) -> Schema:
+    return Schema(str(schema.schema_str), schema.schema_type)
 
 
 @cache

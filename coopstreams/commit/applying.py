@@ -1,0 +1,87 @@
+"""A task's records on their way to a place outside of Kafka (`topology.sinks`): which are applied, in what order.
+
+After each step the records go to the sink, with the position behind them, in one transaction of the sink's. A commit of
+the group's follows later, so after a crash the group is behind the sink: records between the two are read again, and
+left out here. Of these, a record that the sink refused goes to the failure handler again: what the handler did then (a
+dead letter) was part of a commit that did not count.
+
+Invariant: the group never commits a position above the sink's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from coopstreams.commit.progress import Progress
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import ProcessingError
+from coopstreams.topology.failures import Failure, OnFailure
+from coopstreams.topology.sinks import Applied, SinkRecord, SinkSession
+
+MOST_APPLIED = 2000
+"""Records of one transaction: what a stream thread waits for, and what is done again if the last answer is lost."""
+
+
+class RefusedEarlierError(ProcessingError):
+    """The sink refused the record before it was read again; the first error is in the log of the process of then."""
+
+
+class Applying:
+    """Applies the records of one task. Belongs to its stream thread."""
+
+    def __init__(
+        self, session: SinkSession, sink: str, source: TopicPartition, progress: Progress, on_failure: OnFailure
+    ) -> None:
+        self.sink = sink
+        self._session, self._source, self._progress, self._on_failure = session, source, progress, on_failure
+        self._begin = session.position
+        """What lies below was applied by earlier sessions."""
+
+    def apply(self, noted: list[Applied], *, all_of_it: bool = False) -> int:
+        """Apply the noted records; return how many. `all_of_it`: so that the group may commit the task's position.
+
+        Raises:
+            SinkUnavailableError, FencedError: nothing, or everything, of it may count: open the task again.
+            Whatever the failure handler raises: nothing of it counts.
+        """
+        position = self._progress.position(self._source).offset
+        fresh = {_offset(each): each for each in self._fresh(noted)}
+        if not fresh and not (all_of_it and self._session.position < position):
+            return 0
+        records = [_record(each) for each in fresh.values()]
+
+        def refused(record: SinkRecord, error: Exception) -> None:
+            self._fail(fresh[record.offset], error)
+
+        self._session.apply(records, position, refused, self._progress.durable(self._source))
+        return len(records)
+
+    def close(self) -> None:
+        """End the session."""
+        self._session.close()
+
+    def _fresh(self, noted: list[Applied]) -> Iterator[Applied]:
+        """Yield the records that no earlier session has dealt with."""
+        for each in noted:
+            offset = _offset(each)
+            if offset >= self._begin:
+                yield each
+            elif offset in self._session.refused:
+                self._fail(each, RefusedEarlierError(f'sink "{self.sink}" has refused the record before'))
+
+    def _fail(self, record: Applied, error: Exception) -> None:
+        _, columns, i = record.hand
+        headers = columns.headers[i] if columns.headers is not None else None
+        source = columns.keys[i], columns.values[i], columns.timestamps[i], headers
+        self._on_failure(Failure("production", self.sink, error, self._source, columns.offsets[i], *source))
+
+
+def _offset(each: Applied) -> int:
+    _, columns, i = each.hand
+    return columns.offsets[i]
+
+
+def _record(each: Applied) -> SinkRecord:
+    _, columns, i = each.hand
+    headers = columns.headers[i] if columns.headers is not None else None
+    return SinkRecord(columns.offsets[i], each.key, each.value, columns.timestamps[i], headers)

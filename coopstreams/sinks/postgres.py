@@ -1,0 +1,376 @@
+"""`PostgresSink`: applies records to a table of PostgreSQL, exactly once.
+
+A table `coopstreams_positions` in the same database has a row for each partition of each sink: how far it is, whose
+turn it is (the term), and which records were refused. The row changes in the transaction that changes the user's table.
+
+Invariant: the row of a partition is locked from the first statement of a transaction, and has the session's term: of
+two owners, the earlier one waits, finds another term, and has changed nothing.
+Turned down: advisory locks (a pool between client and server gives them to another client), prepared transactions (off
+by default, and left behind by a crash), COPY into a temporary table (no faster below some thousand rows, and it cannot
+say which row is refused).
+Source: PostgreSQL 15, appendix A (error codes), INSERT (ON CONFLICT); psycopg 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, is_dataclass
+from itertools import groupby
+from typing import Any, TypeAlias
+
+import msgspec
+
+from coopstreams.topology.errors import ConfigError, CoopStreamsError, FencedError, SinkUnavailableError, TopologyError
+from coopstreams.topology.sinks import OnRefused, SinkPartition, SinkRecord
+
+Columns: TypeAlias = Mapping[str, Any]
+_Statement: TypeAlias = tuple[str, tuple[str, ...]]
+"""What a record does (`put` or `delete`) and the columns that it has: records that agree are one batch."""
+
+_TIMES = (
+    "SET statement_timeout = '30s'; SET lock_timeout = '20s'; SET idle_in_transaction_session_timeout = '20s'; "
+    "SET synchronous_commit = on"
+)
+"""So that a process which stands still does not keep its successor waiting; and what was committed stays so."""
+_DEFAULTS = {"connect_timeout": 5, "tcp_user_timeout": 30_000, "keepalives_idle": 15}
+"""Of the connection, unless the DSN says otherwise."""
+_OF_THE_RECORD = ("22", "23", "42", "44", "P0")
+"""Classes of errors that come from the content of a row: data, constraints, types, views, triggers."""
+_OF_THE_TABLE = ("42501", "42P01")
+"""No privilege, no table: whoever opens the next session is told."""
+
+_CREATE = """CREATE TABLE IF NOT EXISTS {} (
+    application text, sink text, partition int, topic_id text NOT NULL, next_offset bigint NOT NULL,
+    term bigint NOT NULL, refused bigint[] NOT NULL, PRIMARY KEY (application, sink, partition))"""
+_BEGIN = "INSERT INTO {} VALUES (%s, %s, %s, %s, %s, 0, '{{}}') ON CONFLICT DO NOTHING"
+_TAKE = (
+    "UPDATE {} SET term = term + 1 WHERE application = %s AND sink = %s AND partition = %s "
+    "RETURNING topic_id, next_offset, term, refused"
+)
+_MOVE = (
+    "UPDATE {} SET next_offset = %s, refused = %s WHERE application = %s AND sink = %s AND partition = %s AND term = %s"
+)
+
+
+def fields_of(_: Any, value: Any) -> Columns:
+    """Return the columns that a value stands for: the entries of a dict, the fields of a dataclass or Struct."""
+    if isinstance(value, Mapping):
+        return value
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: getattr(value, each.name) for each in fields(value)}
+    if isinstance(value, msgspec.Struct):
+        return msgspec.structs.asdict(value)
+    raise TypeError(f"{type(value).__name__} has no fields: give PostgresSink columns=, a function of key and value")
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresSink:
+    """A table of PostgreSQL, for `to_sink`.
+
+    With `key`, each record is a row: it is inserted or, if a row has the key, replaces the columns of it, and a null
+    value deletes the row. `key` is the column of the record's key; if there are several, the keys are tuples, or have
+    fields of these names. The table needs a primary key or a unique index on them. Without `key`, each record is
+    inserted as a new row.
+
+    `columns(key, value)` returns the other columns by name; by default the fields of the value. None leaves the record
+    out. `dsn`: as of libpq, which also reads its environment (`PGPASSWORD`, `PGPASSFILE`, `PGSERVICE`). `table` and
+    `positions` may name a schema (`sales.totals`).
+    """
+
+    dsn: str = field(repr=False)
+    table: str
+    key: str | tuple[str, ...] | None = None
+    columns: Callable[[Any, Any], Columns | None] = field(default=fields_of, repr=False)
+    positions: str = "coopstreams_positions"
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without a connection."""
+        try:
+            from psycopg import ProgrammingError
+            from psycopg.conninfo import conninfo_to_dict
+        except ImportError as error:
+            raise TopologyError(f'PostgresSink needs psycopg ({error}): pip install "coopstreams[postgres]"') from None
+        try:
+            conninfo_to_dict(self.dsn)
+        except ProgrammingError:  # its text may quote the password
+            raise TopologyError(f"PostgresSink for {self.table}: the dsn cannot be read") from None
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        """The columns of the key."""
+        return (self.key,) if isinstance(self.key, str) else self.key or ()
+
+    def open(self, partition: SinkPartition, begin: int | None) -> PostgresSession:
+        """Take over a partition.
+
+        Raises:
+            SinkUnavailableError: the server is away, or an earlier session does not end.
+            ConfigError: the table cannot take the records, or the positions are not those of this topic.
+        """
+        with _heard(self.dsn):
+            connection = _connected(self.dsn, partition)
+        try:
+            with _heard(self.dsn):
+                self._check(connection)
+                self._prepare(connection, partition)
+                with connection.transaction():
+                    name = partition.application, partition.sink, partition.number
+                    if begin is not None:
+                        connection.execute(_over(_BEGIN, self.positions), (*name, partition.topic_id, begin))
+                    row = connection.execute(_over(_TAKE, self.positions), name).fetchone()
+                    self._check_row(partition, row)
+            return PostgresSession(self, partition, connection, *row[1:])
+        except BaseException:
+            connection.close()
+            raise
+
+    def _check(self, connection: Any) -> None:
+        """Have the server plan what will be done, which needs the table, its privileges and a unique index.
+
+        Raises:
+            ConfigError: it cannot.
+        """
+        import psycopg
+
+        keys = self.key_columns
+        listed = _names(keys)
+        try:
+            if keys:
+                put = f"INSERT INTO {{0}} ({listed}) SELECT {listed} FROM {{0}} ON CONFLICT ({listed}) DO NOTHING"
+                connection.execute(_over(f"EXPLAIN {put}", self.table))
+                connection.execute(_over("EXPLAIN DELETE FROM {0} WHERE false", self.table))
+            else:
+                connection.execute(_over("EXPLAIN INSERT INTO {0} DEFAULT VALUES", self.table))
+        except psycopg.ProgrammingError as error:
+            columns = f" with a primary key or a unique index on ({', '.join(keys)})" if keys else ""
+            raise ConfigError(
+                f"PostgresSink: table {self.table} cannot take the records: {_said(error)}. Make the table{columns}, "
+                "and let the user insert, update and delete there"
+            ) from error
+
+    def _prepare(self, connection: Any, partition: SinkPartition) -> None:
+        """Make the table of the positions if it is not there.
+
+        Raises:
+            ConfigError: it cannot be made.
+        """
+        import psycopg
+
+        if connection.execute("SELECT to_regclass(%s)", (self.positions,)).fetchone()[0] is not None:
+            return
+        try:
+            with connection.transaction():  # one at a time: IF NOT EXISTS does not look at those under way
+                connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (self.positions,))
+                connection.execute(_over(_CREATE, self.positions))
+        except psycopg.ProgrammingError as error:
+            ddl = " ".join(_CREATE.format(self.positions).split())
+            raise ConfigError(
+                f"PostgresSink: table {self.positions}, which has the positions of {partition}, cannot be made: "
+                f"{_said(error)}. Make it: {ddl}"
+            ) from error
+
+    def _check_row(self, partition: SinkPartition, row: Any) -> None:
+        where = f"application = '{partition.application}' AND sink = '{partition.sink}'"
+        if row is None:
+            raise ConfigError(
+                f"{self.positions} has no position of {partition}, which the group has committed: this is another "
+                "database, or the row was deleted. Connect to the one that has it; or begin anew: "
+                "`coopstreams reset`, or another name= of the sink"
+            )
+        if row[0] != partition.topic_id:
+            raise ConfigError(
+                f"{partition}: its topic was made anew since {self.positions} was written, by `coopstreams reset` "
+                "perhaps, and its records would be applied on top of those of the topic before. If they may be (empty "
+                f"{self.table} if not), let it begin anew: DELETE FROM {self.positions} WHERE {where}"
+            )
+
+
+class PostgresSession:
+    """One owner's connection for one partition."""
+
+    def __init__(
+        self,
+        sink: PostgresSink,
+        partition: SinkPartition,
+        connection: Any,
+        position: int,
+        term: int,
+        refused: Sequence[int],
+    ) -> None:
+        self._sink, self._partition, self._connection = sink, partition, connection
+        self._term = term
+        self.position, self.refused = position, frozenset(refused)
+
+    def apply(self, records: Sequence[SinkRecord], position: int, on_refused: OnRefused, settled: int) -> None:
+        """Apply records, and the position behind them, in one transaction.
+
+        Raises:
+            SinkUnavailableError: the server is away: whether it counted is not known.
+            FencedError: a later session has the partition.
+        """
+        import psycopg
+
+        refused = frozenset(offset for offset in self.refused if offset >= settled)
+        with _heard(self._sink.dsn):
+            try:
+                wanted = [(record, *self._wanted(record)) for record in records]
+                with self._connection.transaction():
+                    self._move(position, refused)
+                    self._write(wanted)
+            except Exception as error:
+                if isinstance(error, CoopStreamsError) or (isinstance(error, psycopg.Error) and not _refuses(error)):
+                    raise
+                with self._connection.transaction():
+                    self._move(position, refused)
+                    found: list[int] = []
+                    self._write_or_refuse(records, on_refused, found)
+                    refused |= frozenset(found)
+                    self._move(position, refused)
+        self.position, self.refused = position, refused
+
+    def close(self) -> None:
+        """Close the connection; the server rolls back what is not committed."""
+        self._connection.close()
+
+    def _move(self, position: int, refused: frozenset[int]) -> None:
+        name = self._partition.application, self._partition.sink, self._partition.number
+        moved = self._connection.execute(
+            _over(_MOVE, self._sink.positions), (position, sorted(refused), *name, self._term)
+        )
+        if moved.rowcount != 1:
+            raise FencedError(f"another process has taken over {self._partition}")
+
+    def _write(self, wanted: Sequence[tuple[SinkRecord, _Statement, Sequence[Any]]]) -> None:
+        """Write records in their order, those that agree in their statement at once."""
+        with self._connection.cursor() as cursor:
+            for statement, alike in groupby(wanted, key=lambda each: each[1]):
+                if statement[0]:
+                    cursor.executemany(self._sql(*statement), [values for _, _, values in alike])
+
+    def _write_or_refuse(self, records: Sequence[SinkRecord], on_refused: OnRefused, refused: list[int]) -> None:
+        """Write what can be written, and find the others by halves: few of many are bad as a rule."""
+        import psycopg
+
+        if not records:
+            return
+        try:
+            wanted = [(record, *self._wanted(record)) for record in records]
+            with self._connection.transaction():  # a savepoint
+                self._write(wanted)
+        except Exception as error:
+            if isinstance(error, psycopg.Error) and not _refuses(error):
+                raise
+            if len(records) > 1:
+                half = len(records) // 2
+                self._write_or_refuse(records[:half], on_refused, refused)
+                self._write_or_refuse(records[half:], on_refused, refused)
+                return
+            on_refused(records[0], error)
+            refused.append(records[0].offset)
+
+    def _wanted(self, record: SinkRecord) -> tuple[_Statement, Sequence[Any]]:
+        """Return what a record does, and the values for it; the empty statement if nothing."""
+        names, of_key = self._sink.key_columns, ()
+        if names:
+            of_key = _parts(record.key, names)
+            if record.value is None:
+                return ("delete", ()), of_key
+        columns = self._sink.columns(record.key, record.value)
+        if columns is None:
+            return ("", ()), ()
+        others = {name: value for name, value in columns.items() if name not in names}
+        return ("put", tuple(others)), (*of_key, *others.values())
+
+    def _sql(self, what: str, columns: tuple[str, ...]) -> Any:
+        keys = self._sink.key_columns
+        if what == "delete":
+            return _over(
+                f"DELETE FROM {{0}} WHERE {' AND '.join(f'{_name(key)} = %s' for key in keys)}", self._sink.table
+            )
+        everything = (*keys, *columns)
+        text = f"INSERT INTO {{0}} ({_names(everything)}) VALUES ({', '.join(['%s'] * len(everything))})"
+        if not everything:
+            text = "INSERT INTO {0} DEFAULT VALUES"
+        elif keys:
+            replaced = ", ".join(f"{_name(column)} = excluded.{_name(column)}" for column in columns)
+            text += f" ON CONFLICT ({_names(keys)}) DO " + (f"UPDATE SET {replaced}" if replaced else "NOTHING")
+        return _over(text, self._sink.table)
+
+
+def _connected(dsn: str, partition: SinkPartition) -> Any:
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict
+    from psycopg.types.json import JsonbDumper
+
+    given = conninfo_to_dict(dsn)
+    named = {"application_name": f"coopstreams {partition.application} {partition.sink}-{partition.number}"}
+    told: dict[str, Any] = {**_DEFAULTS, **named, **given}
+    connection = psycopg.connect(**told, autocommit=True)
+    connection.adapters.register_dumper(dict, JsonbDumper)
+    connection.execute(_TIMES)
+    return connection
+
+
+@contextmanager
+def _heard(dsn: str) -> Iterator[None]:
+    """Turn the errors of the client into ours."""
+    import psycopg
+
+    try:
+        yield
+    except psycopg.Error as error:
+        raise SinkUnavailableError(f"PostgreSQL at {_place(dsn)}: {_said(error)}") from error
+
+
+def _place(dsn: str) -> str:
+    """Return where a server is, without what is secret."""
+    from psycopg.conninfo import conninfo_to_dict
+
+    given = conninfo_to_dict(dsn)
+    return f"{given.get('host', 'the local socket')}:{given.get('port', 5432)}/{given.get('dbname', '')}"
+
+
+def _refuses(error: Any) -> bool:
+    """Whether an error comes from the content of the records."""
+    state = error.sqlstate
+    if state is None:  # the client cannot write a value
+        import psycopg
+
+        return isinstance(error, (psycopg.ProgrammingError, psycopg.DataError))
+    return state not in _OF_THE_TABLE and state.startswith(_OF_THE_RECORD)
+
+
+def _said(error: Any) -> str:
+    """Return what the server says, or the client, on one line."""
+    return " ".join((error.diag.message_primary or str(error)).split()) or type(error).__name__
+
+
+def _parts(key: Any, names: tuple[str, ...]) -> tuple[Any, ...]:
+    """Return the values of the key's columns."""
+    if len(names) == 1:
+        return (key,)
+    if isinstance(key, tuple) and not hasattr(key, "_fields"):
+        if len(key) != len(names):
+            raise ValueError(f"the key {key!r} has not the {len(names)} parts {', '.join(names)}")
+        return key
+    if isinstance(key, Mapping):
+        return tuple(key[name] for name in names)
+    return tuple(getattr(key, name) for name in names)
+
+
+def _name(column: str) -> str:
+    """Return a name as it stands in SQL that psycopg formats."""
+    return '"' + column.replace('"', '""').replace("%", "%%").replace("{", "{{").replace("}", "}}") + '"'
+
+
+def _names(columns: Sequence[str]) -> str:
+    return ", ".join(map(_name, columns))
+
+
+def _over(text: str, table: str) -> Any:
+    """Return a statement over a table, whose name may have a schema."""
+    from psycopg import sql
+
+    template: Any = text  # made of names that are quoted, and of nothing of a record
+    return sql.SQL(template).format(sql.Identifier(*table.split(".")))

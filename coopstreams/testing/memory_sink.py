@@ -1,0 +1,117 @@
+"""`MemorySink`: an external sink in this process. Test drivers apply records to it in the place of the real one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from coopstreams.testing.views import OutputRecord, OutputTopic
+from coopstreams.topology.errors import ConfigError, FencedError
+from coopstreams.topology.graph.nodes import Structure, SubTopology
+from coopstreams.topology.sinks import OnRefused, SinkPartition, SinkRecord
+
+
+@dataclass(slots=True)
+class _Row:
+    """What a sink keeps of a partition."""
+
+    topic_id: str
+    position: int
+    term: int = 0
+    refused: frozenset[int] = frozenset()
+
+
+@dataclass(slots=True, eq=False)
+class MemorySink:
+    """Records in the order in which they were applied, each with the number of its partition."""
+
+    records: list[tuple[int, SinkRecord]] = field(default_factory=list)
+    _rows: dict[tuple[str, str, int], _Row] = field(default_factory=dict)
+
+    def open(self, partition: SinkPartition, begin: int | None) -> MemorySession:
+        """Take over a partition.
+
+        Raises:
+            ConfigError: it is not known, or from another topic.
+        """
+        name = partition.application, partition.sink, partition.number
+        if begin is not None:
+            self._rows.setdefault(name, _Row(partition.topic_id, begin))
+        row = self._rows.get(name)
+        if row is None or row.topic_id != partition.topic_id:
+            raise ConfigError(f"{partition} is not known here, or its topic was made anew")
+        row.term += 1
+        return MemorySession(self, partition, row)
+
+    def refuse(self, record: SinkRecord) -> None:
+        """Raise an exception if this record cannot be applied. As it is, every record can."""
+
+
+class MemorySession:
+    """A session of a `MemorySink`."""
+
+    def __init__(self, sink: MemorySink, partition: SinkPartition, row: _Row) -> None:
+        self._sink, self._partition, self._row, self._term = sink, partition, row, row.term
+
+    @property
+    def position(self) -> int:
+        """The offset below which everything is applied, or was refused."""
+        return self._row.position
+
+    @property
+    def refused(self) -> frozenset[int]:
+        """The offsets of records that were refused."""
+        return self._row.refused
+
+    def apply(self, records: Sequence[SinkRecord], position: int, on_refused: OnRefused, settled: int) -> None:
+        """Apply records, and the position behind them.
+
+        Raises:
+            FencedError: a later session has the partition.
+        """
+        if self._row.term != self._term:
+            raise FencedError(f"another session has {self._partition}")
+        taken, refused = [], {offset for offset in self._row.refused if offset >= settled}
+        for record in records:
+            try:
+                self._sink.refuse(record)
+            except Exception as error:  # noqa: BLE001 the handler decides
+                on_refused(record, error)
+                refused.add(record.offset)
+            else:
+                taken.append((self._partition.number, record))
+        self._sink.records += taken
+        self._row.position, self._row.refused = position, frozenset(refused)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class Sinks:
+    """The sinks of a test driver, by name, in the place of those of its topology."""
+
+    def __init__(self, topology: Structure) -> None:
+        self._application = topology.application_id
+        self._sinks = {node.name: MemorySink() for part in topology.subtopologies if (node := part.applies_to)}
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all sinks."""
+        return list(self._sinks)
+
+    def session(self, part: SubTopology, partition: int) -> MemorySession | None:
+        """Return a session for a task; None: it has no external sink."""
+        if (node := part.applies_to) is None:
+            return None
+        return self._sinks[node.name].open(SinkPartition(self._application, node.name, partition, ""), 0)
+
+    def view(self, name: str) -> OutputTopic[Any, Any]:
+        """Return a view of the records that were applied to a sink."""
+        applied = self._sinks[name].records
+        return OutputTopic(
+            lambda: [
+                OutputRecord(name, each.key, each.value, each.timestamp, list(each.headers or ()), partition)
+                for partition, each in applied
+            ]
+        )

@@ -1,0 +1,36 @@
+"""The programs of test drivers, compiled once for all drivers of a topology."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from coopstreams.topology.compile.compile import compile_subtopology
+from coopstreams.topology.compile.program import Program
+from coopstreams.topology.graph.nodes import SubTopology
+from coopstreams.topology.graph.topology import Topology
+
+PROGRAMS = 64
+"""How many programs are kept: tests make a driver for each case, often of the same topology."""
+
+
+class Identity:
+    """A sub-topology of a topology, equal to itself alone: the functions in it need be neither equal nor hashable."""
+
+    def __init__(self, topology: Topology, part: SubTopology) -> None:
+        self.topology, self.part = topology, part
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Identity)
+            and self.part is other.part
+            and self.topology.application_id == other.topology.application_id
+        )
+
+    def __hash__(self) -> int:
+        return id(self.part)
+
+
+@lru_cache(PROGRAMS)
+def compiled(identity: Identity) -> Program:
+    """Return the program of a sub-topology, compiled once for all drivers of a topology."""
+    return compile_subtopology(identity.topology, identity.part)

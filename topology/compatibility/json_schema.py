@@ -1,0 +1,59 @@
+"""Whether JSON that fits one schema can be read with another one, as far as types and required properties say.
+
+Keywords on values (`minimum`, `pattern`, `enum`), `oneOf` and its kin are left to the first record that does not fit.
+
+Source: JSON Schema 2020-12, "Core" and "Validation".
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+Defs: TypeAlias = dict[str, Any]
+
+
+def why_unreadable(reader: Any, writer: Any) -> str:
+    """Return why JSON of the schema `writer` cannot be read with `reader`, with the path; empty if it may be."""
+    return _why(reader, writer, "", (reader, writer), set())
+
+
+def _why(reader: Any, writer: Any, at: str, roots: tuple[Any, Any], seen: set[tuple[int, int]]) -> str:
+    reader, writer = _followed(reader, roots[0]), _followed(writer, roots[1])
+    if not isinstance(reader, dict) or not isinstance(writer, dict) or (id(reader), id(writer)) in seen:
+        return ""
+    seen.add((id(reader), id(writer)))
+    wanted, written = _types(reader), _types(writer)
+    if wanted and written and (more := written - wanted):
+        return (
+            f"{at or 'the value'}: it may be {' or '.join(sorted(more))}, and is read as {' or '.join(sorted(wanted))}"
+        )
+    ours, theirs = reader.get("properties", {}), writer.get("properties", {})
+    always = set(writer.get("required", ()))
+    for name in reader.get("required", ()):
+        if name not in always:
+            return f"{at}.{name}".removeprefix(".") + ": it is required, and not always written"
+    for name in ours.keys() & theirs.keys():
+        if why := _why(ours[name], theirs[name], f"{at}.{name}".removeprefix("."), roots, seen):
+            return why
+    if "items" in reader and "items" in writer:
+        return _why(reader["items"], writer["items"], f"{at}[]", roots, seen)
+    return ""
+
+
+def _followed(schema: Any, root: Any) -> Any:
+    """Return the schema that a reference within the same document leads to."""
+    for _ in range(16):
+        reference = schema.get("$ref") if isinstance(schema, dict) else None
+        if not isinstance(reference, str) or not reference.startswith("#/"):
+            return schema
+        schema = root
+        for part in reference[2:].split("/"):
+            schema = schema.get(part) if isinstance(schema, dict) else None
+    return None
+
+
+def _types(schema: dict[str, Any]) -> set[str]:
+    """Return the types that a value may have; empty: they are not said. A number may be an integer."""
+    said = schema.get("type")
+    types: set[str] = {said} if isinstance(said, str) else set(said or ())
+    return types | {"integer"} if "number" in types else types

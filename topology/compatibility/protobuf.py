@@ -1,0 +1,78 @@
+"""Whether a message that was written with one version of a Protobuf file can be read with another one.
+
+Unknown fields are kept, and missing ones have defaults, so only the fields that both have can differ: their encoding
+on the wire must be the same.
+
+Source: Protocol Buffers, "Encoding" and "Updating A Message Type".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+_WIRE = {
+    **dict.fromkeys((3, 4, 5, 8, 13, 14), "a varint"),  # int64, uint64, int32, bool, uint32, enum
+    **dict.fromkeys((17, 18), "a zigzag varint"),  # sint32, sint64
+    **dict.fromkeys((6, 16), "8 bytes"),  # fixed64, sfixed64
+    **dict.fromkeys((7, 15), "4 bytes"),  # fixed32, sfixed32
+    **dict.fromkeys((9, 12), "a string or bytes"),
+    1: "a double",
+    2: "a float",
+    10: "a group",
+    11: "a message",
+}
+"""How a `FieldDescriptorProto.Type` is encoded."""
+_REQUIRED, _MESSAGE = 2, 11
+
+
+def why_unreadable(reader: Any, writer: Any, name: str) -> str:
+    """Return why the message `name` of the file `writer` cannot be read as that of `reader`; empty if it can.
+
+    Shape: both are `FileDescriptorProto`; `name` is the full name of the message.
+    """
+    return _why(name, dict(_messages(reader)), dict(_messages(writer)), "", set())
+
+
+def message_at(file: Any, path: tuple[int, ...]) -> str | None:
+    """Return the full name of the message at these indexes, each within the message before; None: there is none."""
+    found, within = file.package, file.message_type
+    for number in path:
+        if number >= len(within):
+            return None
+        found = f"{found}.{within[number].name}".removeprefix(".")
+        within = within[number].nested_type
+    return str(found)
+
+
+def _why(name: str, readers: dict[str, Any], writers: dict[str, Any], at: str, seen: set[str]) -> str:
+    if name in seen:
+        return ""
+    seen.add(name)
+    if name not in writers:
+        return f"{at or 'the value'}: there is no message {name}"
+    written = {field.number: field for field in writers[name].field}
+    for field in readers[name].field:
+        place, other = f"{at}.{field.name}".removeprefix("."), written.get(field.number)
+        if other is None:
+            if field.label == _REQUIRED:
+                return f"{place}: it is required, and not written"
+            continue
+        if _WIRE[field.type] != _WIRE[other.type]:
+            return (
+                f"{place}: it is written as {_WIRE[other.type]} (field {other.name}), and read as {_WIRE[field.type]}"
+            )
+        inner = field.type_name.removeprefix(".")
+        followed = field.type == _MESSAGE and inner in readers and other.type_name.removeprefix(".") == inner
+        if followed and (why := _why(inner, readers, writers, place, seen)):
+            return why
+    return ""
+
+
+def _messages(file: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the messages of a file by their full names."""
+    waiting = [(f"{file.package}.{message.name}".removeprefix("."), message) for message in file.message_type]
+    while waiting:
+        name, message = waiting.pop()
+        yield name, message
+        waiting += [(f"{name}.{inner.name}", inner) for inner in message.nested_type]

@@ -1,0 +1,128 @@
+"""`serdes.json_schema`: JSON with a schema, in the wire format of a schema registry.
+
+Invariant: a value is written in one form: without spaces, the entries of objects in the order of their names, the
+fields of a class in its order. A key that was written in another form is refused where a topic is read: to all who
+compare bytes it is another key, although its id is the same.
+Source: JSON Schema 2020-12; Confluent, "JSON Schema Serializer".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, TypeVar, is_typeddict, overload
+
+import msgspec
+import orjson
+
+from coopstreams.topology.compatibility.json_schema import why_unreadable
+from coopstreams.topology.errors import SerdeError
+from coopstreams.topology.schemas import Codec, Schema, SchemaSerde
+from coopstreams.topology.serde import Serde
+
+T = TypeVar("T")
+
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+@overload
+def json_schema(schema: type[T]) -> Serde[T]: ...
+@overload
+def json_schema(schema: str | Mapping[str, Any]) -> Serde[Any]: ...
+def json_schema(schema: Any) -> Serde[Any]:
+    """Return the serde of JSON values with a schema: of a class, or as JSON text, or as the values it stands for.
+
+    A class is a dataclass, Struct or TypedDict that msgspec knows; the schema is made from it. Without one, values are
+    as `serdes.json` has them, and are checked when they are written and read. Equal arguments give the same serde.
+
+    Raises:
+        SerdeError: jsonschema-rs is not installed, or this is no schema.
+    """
+    if isinstance(schema, (str, Mapping)):
+        return _of_schema(_text(schema))
+    return _of_class(schema)
+
+
+def _text(schema: str | Mapping[str, Any]) -> str:
+    try:
+        return orjson.dumps(orjson.loads(schema) if isinstance(schema, str) else dict(schema)).decode()
+    except (TypeError, ValueError) as error:
+        raise SerdeError(f"serdes.json_schema: this is no JSON Schema: {error}") from error
+
+
+@cache
+def _of_schema(text: str) -> SchemaSerde[Any]:
+    try:
+        import jsonschema_rs
+    except ImportError:
+        raise SerdeError('serdes.json_schema needs jsonschema-rs: pip install "coopstreams[registry]"') from None
+    schema = orjson.loads(text)
+    try:
+        validator = jsonschema_rs.validator_for(schema)
+    except ValueError as error:
+        raise SerdeError(f"serdes.json_schema: this is no JSON Schema: {error}") from error
+
+    def checked(value: Any) -> Any:
+        try:
+            validator.validate(value)
+        except jsonschema_rs.ValidationError as error:
+            place = "/".join(map(str, error.instance_path))
+            raise SerdeError(f"{place or 'the value'}: {error.message}") from None  # its text is many lines
+        return value
+
+    def write(value: Any) -> bytes:
+        return orjson.dumps(checked(value), option=orjson.OPT_SORT_KEYS)
+
+    def read(data: bytes) -> Any:
+        return checked(orjson.loads(data))
+
+    return _serde(str(schema.get("title", text)), text, write, read, (_of_schema, (text,)))
+
+
+@cache
+def _of_class(type_: Any) -> SchemaSerde[Any]:
+    try:
+        (schema,), others = msgspec.json.schema_components((type_,), ref_template="#/$defs/{name}")
+    except TypeError as error:
+        raise SerdeError(f"serdes.json_schema: {type_!r} is no class that msgspec knows: {error}") from error
+    name = str(schema.get("$ref", "")).removeprefix("#/$defs/")
+    if name not in others:
+        raise SerdeError(f"serdes.json_schema: {type_!r} is no class with fields")
+    text = orjson.dumps({"$schema": _DIALECT, **others[name], **({"$defs": others} if others else {})}).decode()
+    encoder, decoder = msgspec.json.Encoder(order="deterministic"), msgspec.json.Decoder(type_)
+    outer = dict if is_typeddict(type_) else type_
+
+    def write(value: Any) -> bytes:
+        if not isinstance(value, outer):
+            raise TypeError(f"expected {type_.__name__}, got {type(value).__name__}")
+        return encoder.encode(value)
+
+    return _serde(name, text, write, decoder.decode, (_of_class, (type_,)))
+
+
+def _serde(
+    name: str,
+    text: str,
+    write: Callable[[Any], bytes],
+    read: Callable[[bytes], Any],
+    remade: tuple[Any, ...],
+) -> SchemaSerde[Any]:
+    def unreadable(written: str) -> str:
+        return why_unreadable(orjson.loads(text), orjson.loads(written))
+
+    def reader(_: str) -> Callable[[bytes], Any]:
+        return lambda data: read(data[5:])
+
+    codec = Codec(name, Schema(text, "JSON"), write, reader, unreadable, remade)
+
+    def check_key(data: bytes | None) -> None:
+        codec.check_key(data)
+        if data is not None and (ours := codec.encode(codec.decode(data))) != data:
+            raise SerdeError(
+                f"the key {data[5:]!r} is not written as this application writes it, {ours[5:]!r}: equal keys "
+                "would have other bytes, and lie in other partitions. Read the topic with key=serdes.raw, and make "
+                "the key by select_key"
+            )
+
+    shown = name if len(name) < 60 else f"{name[:60]}..."
+    return SchemaSerde(f"json_schema({shown})", codec.encode, codec.decode, codec, read, check_key=check_key)

@@ -1,0 +1,157 @@
+"""`serdes.protobuf`: messages of Protobuf in the wire format of a schema registry.
+
+Behind the id stand the indexes that lead to the message within its file, as zigzag varints; for the first message, one
+zero byte. A message of any version is read by its field numbers, so the writer's schema is asked only which message it
+is. Registries have the source text of a file, some of them its descriptor in base64: only the latter is read here, and
+of a text that is not our own the indexes must be ours.
+
+Invariant: equal messages without unknown fields have equal bytes (maps are written in the order of their keys).
+Turned down: to ask for descriptors (`format=serialized`): Apicurio 3.3 returns them as damaged text.
+Source: Confluent, "Wire format" and "Protobuf Schema Serializer".
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable
+from functools import cache
+from itertools import count
+from typing import Any, TypeVar
+
+from coopstreams.topology.compatibility.protobuf import message_at, why_unreadable
+from coopstreams.topology.compatibility.protobuf_source import source_of
+from coopstreams.topology.errors import SerdeError
+from coopstreams.topology.schemas import Codec, Schema, SchemaSerde
+from coopstreams.topology.serde import Serde
+
+M = TypeVar("M")
+
+_KNOWN = "google/protobuf/"
+"""Files that every registry has."""
+
+
+def protobuf(message: type[M]) -> Serde[M]:
+    """Return the serde of a message class that protoc has made. Equal arguments give the same serde.
+
+    Raises:
+        SerdeError: protobuf is not installed, this is no such class, or its file imports other files.
+    """
+    made: Any = message
+    return _protobuf(made)
+
+
+@cache
+def _protobuf(message: Any) -> SchemaSerde[Any]:
+    try:
+        from google.protobuf import json_format
+        from google.protobuf.descriptor_pb2 import FileDescriptorProto
+    except ImportError:
+        raise SerdeError('serdes.protobuf needs protobuf: pip install "coopstreams[registry]"') from None
+    described: Any = getattr(message, "DESCRIPTOR", None)
+    if not hasattr(described, "fields_by_number"):
+        raise SerdeError(f"serdes.protobuf: {message!r} is no message class, as protoc makes them")
+    if imported := [file.name for file in described.file.dependencies if not file.name.startswith(_KNOWN)]:
+        raise SerdeError(
+            f"serdes.protobuf: {described.file.name}, the file of {described.full_name}, imports "
+            f"{', '.join(imported)}: references between schemas are not supported. Put the messages into one file"
+        )
+    parse: Callable[[bytes], Any] = message.FromString
+    name, mine = described.full_name, FileDescriptorProto.FromString(described.file.serialized_pb)
+    path = _path_of(name, mine)
+
+    def write(value: Any) -> bytes:
+        if not isinstance(value, message):
+            raise TypeError(f"expected {message.__name__}, got {type(value).__name__}")
+        return value.SerializeToString(deterministic=True)  # type: ignore[no-any-return]
+
+    def reader(written: str) -> Callable[[bytes], Any]:
+        file = mine if written == schema.text else _file(written)
+
+        @cache
+        def checked(indexes: tuple[int, ...]) -> None:
+            found = message_at(file, indexes) if file is not None else name if indexes == path else None
+            if found != name:
+                raise SerdeError(f"it is a {found or f'message {list(indexes)} of its file'}, not a {name}")
+
+        def read(data: bytes) -> Any:
+            indexes, at = _read_indexes(data, 5)
+            checked(indexes)
+            return parse(data[at:])
+
+        return read
+
+    def unreadable(written: str) -> str:
+        file = _file(written)
+        return "" if file is None else why_unreadable(mine, file, name)
+
+    def from_json(text: bytes) -> Any:
+        try:
+            return json_format.Parse(text, message())
+        except json_format.ParseError as error:
+            raise SerdeError(str(error)) from error
+
+    try:
+        schema = Schema(source_of(mine), "PROTOBUF")
+    except ValueError as error:
+        raise SerdeError(f"serdes.protobuf: {described.file.name} cannot be given to a registry: {error}") from error
+    codec = Codec(name, schema, write, reader, unreadable, (_protobuf, (message,)), _indexes(path))
+    return SchemaSerde(f"protobuf({name})", codec.encode, codec.decode, codec, from_json, check_key=codec.check_key)
+
+
+def _path_of(name: str, file: Any) -> tuple[int, ...]:
+    """Return the indexes that lead to a message within a file, which has it."""
+    path: tuple[int, ...] = ()
+    while message_at(file, path) != name or not path:
+        at = next(n for n in count() if f"{name}.".startswith(f"{message_at(file, (*path, n))}."))
+        path = (*path, at)
+    return path
+
+
+def _file(text: str) -> Any:
+    """Return the described file; None: the registry has it as source text, which is not read here."""
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto
+    from google.protobuf.message import DecodeError
+
+    try:
+        return FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
+    except (binascii.Error, ValueError, DecodeError):
+        return None
+
+
+def _indexes(path: tuple[int, ...]) -> bytes:
+    if path == (0,):
+        return b"\0"
+    return b"".join(map(_zigzag, (len(path), *path)))
+
+
+def _zigzag(number: int) -> bytes:
+    number, out = number << 1, bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def _read_indexes(data: bytes, at: int) -> tuple[tuple[int, ...], int]:
+    """Return the indexes of a record, and where its message begins."""
+    count, at = _read_zigzag(data, at)
+    if not count:
+        return (0,), at
+    path = []
+    for _ in range(count):
+        number, at = _read_zigzag(data, at)
+        path.append(number)
+    return tuple(path), at
+
+
+def _read_zigzag(data: bytes, at: int) -> tuple[int, int]:
+    number = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number >> 1, at
+        shift += 7
