@@ -51,7 +51,7 @@ struct Ledger {
     ends: Vec<Option<i64>>,
     places: HashMap<String, HashMap<i32, usize>>,
     /// Topic, partition and place of the last acknowledged record: the next one is most often of the same.
-    last: Option<(usize, i32, usize)>,
+    last: Option<(CString, i32, usize)>,
     over: bool,
 }
 
@@ -200,21 +200,22 @@ impl Ledger {
     /// # Safety
     /// `topic` is alive.
     unsafe fn place(&mut self, functions: &Functions, topic: Opaque, partition: i32) -> usize {
-        match self.last {
-            Some((last, same, place)) if last == topic as usize && same == partition => return place,
+        // SAFETY: by our own contract.
+        let name = unsafe { librdkafka::name_of(functions, topic) };
+        match &self.last {
+            Some((last, same, place)) if last.as_c_str() == name && *same == partition => return *place,
             _ => {}
         }
-        // SAFETY: by our own contract.
-        let name = unsafe { librdkafka::name_of(functions, topic) }.to_string_lossy();
-        let partitions = match self.places.get_mut(name.as_ref()) {
+        let text = name.to_string_lossy();
+        let partitions = match self.places.get_mut(text.as_ref()) {
             Some(partitions) => partitions,
-            None => self.places.entry(name.into_owned()).or_default(),
+            None => self.places.entry(text.into_owned()).or_default(),
         };
         let place = *partitions.entry(partition).or_insert_with(|| {
             self.ends.push(None);
             self.ends.len() - 1
         });
-        self.last = Some((topic as usize, partition, place));
+        self.last = Some((name.to_owned(), partition, place));
         place
     }
 }
