@@ -125,25 +125,52 @@ class Committer:
                 f"{self._epoch}"
             )
 
-    def claim(self, task: Task) -> None:
+    def claim(self, task: Task, others: Sequence[Task]) -> None:
         """Make a task's first positions durable, and under at-least-once its claim, before it processes anything.
+
+        `others`: the other tasks of this thread; an interval of theirs is committed first.
 
         Raises:
             MembershipLostError, LogError: it may or may not have counted: open the task again.
         """
         begin = task.progress.begin()
-        claim = None if self._transactional else plan([task.progress], self._follower, claim=True)
-        if begin or (claim and claim.records):
+        if self._transactional:
+            if begin:
+                try:
+                    self._commit_first(task, begin, others)
+                finally:
+                    self.waiting = None
+            return
+        claim = plan([task.progress], self._follower, claim=True)
+        if begin or claim.records:
             with self._member.fence(task.epoch) as fence:
                 self._member.commit(begin or ask(self._follower), fence)
             task.progress.begun()
-        if claim is None or not claim.records:
+        if not claim.records:
             return
         self._write_plan(claim)
         self._writer.flush(self._timeout_s)
         with self._member.fence(task.epoch) as fence:
             self._member.commit(claim.offsets, fence)
         task.progress.committed()
+
+    def _commit_first(
+        self, task: Task, begin: Mapping[TopicPartition, tuple[int, str]], others: Sequence[Task]
+    ) -> None:
+        """Commit a task's first positions in a transaction of their own.
+
+        A plain commit without an answer may arrive late, and as long as the generation lasts, the group takes it: on
+        top of the position that a transaction has committed meanwhile. What a transaction commits cannot come after it.
+        """
+        if self.begun:
+            self.commit(others)
+        self.begin(task)
+        self._wait_for("the coordinators to take its first offsets")
+        with self._member.fence(task.epoch) as fence:
+            self._writer.send_offsets(begin, fence)
+        self._writer.commit(self._timeout_s)
+        self._epoch = None
+        task.progress.begun()
 
     def write_outputs(self, task: Task) -> None:
         """Append the outputs of a task to the log; they count with the next commit.

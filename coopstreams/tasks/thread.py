@@ -261,7 +261,7 @@ class StreamThread:
         self._epoch = task.epoch
         self._tasks.append(task)
         try:
-            self.committer.claim(task)
+            self.committer.claim(task, self._tasks[:-1])
         except (LogError, MembershipLostError) as error:
             # All tasks: the writer's undelivered records may be those of any of them.
             self._abort(error)

@@ -334,7 +334,7 @@ PLANTED: dict[str, Planted] = {
     "a record passes its key": Planted(_no_lines, 0, "calls in any order before a table"),
     "what has passed is called again": Planted(_called_again, 0, "calls before a table"),
     "rows of who was ahead": Planted(_newest_of_all_rows, 1_000_011, "a left join of streams"),
-    "windows of who was ahead": Planted(_observed_by_others, 1_000_067, "calls before a left join of streams"),
+    "windows of who was ahead": Planted(_observed_by_others, 1_000_111, "calls before a left join of streams"),
     "windows that others have closed": Planted(_closed_by_others, 1_000_011, "windows that are emitted at their close"),
     "a gate of siblings": Planted(_gate_of_siblings, 1_000_019, "a left join of streams", AT_LEAST_ONCE),
     "rows of before": Planted(_rows_of_before, 0, "calls that keep state"),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
 
 import pytest
 
@@ -16,7 +17,7 @@ from coopstreams.tasks import committer
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.dsl.builder import StreamsBuilder
-from coopstreams.topology.errors import DeliveryError, FencedError, MembershipLostError, UnknownTopicError
+from coopstreams.topology.errors import DeliveryError, FencedError, LogError, MembershipLostError, UnknownTopicError
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import ALL_GROUPS, WHOLE, KeyRange
@@ -50,7 +51,7 @@ def in_database(made: Engine) -> dict[bytes, int]:
 def test_all_records_are_in_the_log_when_the_fence_is_asked(guarantee: str) -> None:
     made = engine(guarantee, list("abcdefgh"))
     task = made.task(LEFT)
-    made.committers[0].claim(task)
+    made.committers[0].claim(task, [])
     made.process(task)
     mine = len(made.read("out", committed_only=False))
     assert 0 < mine < 8
@@ -101,7 +102,7 @@ def test_what_a_sibling_wrote_since_need_not_be_read_by_a_task_that_had_nothing_
     made = engine(guarantee, list("abcdefgh"))
     tasks = [made.task(LEFT), made.task(RIGHT)]
     for task in tasks:  # one after the other, as they happen to be cut by the clock
-        made.committers[0].claim(task)
+        made.committers[0].claim(task, [])
         made.process(task)
         made.committers[0].commit(tasks)
     left, right = (made.databases[0].checkpoint("counts", layout.groups_of(half)) for half in (LEFT, RIGHT))
@@ -195,7 +196,7 @@ def test_at_least_once_positions_are_not_written_when_what_they_stand_for_is_not
     made = engine(AT_LEAST, ["a"])
     tasks = made.task(LEFT), made.task(RIGHT)
     for task in tasks:
-        made.committers[0].claim(task)
+        made.committers[0].claim(task, [])
         made.process(task)
     before = made.log.end_offset(made.follower.partition)
     made.log.delete_topics([CHANGELOG])
@@ -211,10 +212,42 @@ def test_a_task_of_a_part_claims_its_positions_before_it_processes_under_at_leas
         made.log.commit_offsets({SOURCE: (0, "ic -1 0")}, GroupFence("app", 1, "member"))
         made.at_fence.clear()
         task = made.task(LEFT)
-        made.committers[0].claim(task)
+        made.committers[0].claim(task, [])
         assert len(made.at_fence) == asked, "once before the claim is written, and once after"
         assert len(made.read(COMMIT_TOPIC)) == (1 if asked else 0)
         assert [fence[COMMIT_TOPIC] for fence in made.at_fence] == [0, 1][:asked]
+
+
+def test_first_positions_whose_answer_was_late_do_not_come_after_what_was_committed_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, under_way = engine(EXACTLY, ["a"]), []
+
+    def unanswered(offsets: Mapping[TopicPartition, tuple[int, str]], fence: GroupFence) -> None:
+        under_way.append(partial(made.log.commit_offsets, offsets, fence))
+        raise LogError("no answer in time", retryable=True)
+
+    task = made.task(WHOLE)
+    with monkeypatch.context() as patched:
+        patched.setattr(made.member, "commit", unanswered)
+        with suppress(LogError):
+            made.committers[0].claim(task, [])
+    made.committers[0].claim(task, [])  # as the task that is opened again does
+    made.process(task)
+    made.committers[0].commit([task])
+    for arrive in under_way:
+        arrive()
+    assert made.log.committed("app")[SOURCE][0] == 1
+
+
+def test_what_is_open_is_committed_before_the_first_positions_of_another_task() -> None:
+    made = engine(EXACTLY, ["a"])
+    left, right = made.task(LEFT), made.task(RIGHT)
+    made.committers[0].claim(right, [])
+    made.process(right)
+    assert len(made.read("out")) == 0
+    made.committers[0].claim(left, [right])
+    assert len(made.read("out")) == 1
 
 
 @BOTH
@@ -224,10 +257,10 @@ def test_a_task_of_which_nothing_was_ever_committed_has_a_position_before_it_pro
 ) -> None:
     made = engine(guarantee, ["a"])
     task = made.task(key_range)
-    made.committers[0].claim(task)
+    made.committers[0].claim(task, [])
     assert made.log.committed("app")[SOURCE][0] == 0
     fences = len(made.at_fence)
-    made.committers[0].claim(made.task(key_range))
+    made.committers[0].claim(made.task(key_range), [])
     assert made.log.committed("app")[SOURCE][0] == 0
     assert guarantee == AT_LEAST or len(made.at_fence) == fences, "once"
 
@@ -305,7 +338,7 @@ def test_state_is_true_as_of_the_time_before_the_fence_because_a_process_may_be_
             wall.ms = 3 * 86_400_000
 
     task = made.task(WHOLE)
-    made.committers[0].claim(task)
+    made.committers[0].claim(task, [])
     made.process(task)
     fence, made.member.fence = made.member.fence, stopped_behind  # type: ignore[method-assign]
     made.committers[0].commit([task])
