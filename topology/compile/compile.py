@@ -15,8 +15,9 @@ from functools import cache, partial
 from typing import Any, TypeAlias
 
 from coopstreams.topology.compile.calls import ahead_of_calls, keys_suffice
+from coopstreams.topology.compile.code import Code
 from coopstreams.topology.compile.outputs import Output
-from coopstreams.topology.compile.program import Code, Compiled, Process, Program
+from coopstreams.topology.compile.program import Compiled, Process, Program
 from coopstreams.topology.compile.timestamps import DROPPED, extraction_error, timestamp_column
 from coopstreams.topology.errors import SerdeError, TopologyError
 from coopstreams.topology.graph.aggregate_nodes import CogroupMerge, Suppress, TableAggregate

@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeAlias
 
 from coopstreams.topology.columns import Columns, Headers, TopicPartition
 from coopstreams.topology.compile.calls import Results, Wanted
+from coopstreams.topology.compile.code import Code
 from coopstreams.topology.compile.operator_time import OperatorTimeColumns, operator_time_columns
 from coopstreams.topology.compile.outputs import Output
 from coopstreams.topology.compile.processing import Children, EffectsWork, Work
@@ -40,28 +41,6 @@ any key ranges. `records.stream_times` is ignored. It never raises. A negative t
 and stays in the column: the task that owns the record drops and counts it (-1), or gives the extractor's error to its
 failure handler (-2).
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Code:
-    """Generated code, closed over the stores and outputs of one task."""
-
-    sources: Mapping[str, Callable[..., None]]
-    """Topic to the function over `(keys, values, timestamps, stream_times)` and, if there are any, the columns of
-    operator times.
-    """
-    flushes: Sequence[Callable[[], None]]
-    """Forward the updates that the record caches hold, parents before children."""
-    dropped: list[int]
-    """How many records were dropped, in the order of `Compiled.drops`."""
-    reached: Mapping[str, Callable[[Sequence[int], bool], None]]
-    """Topic to the function that advances the operator times of its nodes without a record, and with True forwards what
-    is then due.
-    """
-    observed: Callable[[], None]
-    """Advance the window stores to the operator times."""
-    headers_come: Callable[[], None]
-    """From now on, keep the headers of records with the rows that record caches hold back."""
 
 
 class Process(Protocol):
