@@ -22,28 +22,23 @@ from random import Random
 
 from coopstreams import Topology
 from coopstreams.common.config import Config
-from coopstreams.group.joining import Connector, Hooks, Timings
-from coopstreams.instance.components import Components
-from coopstreams.instance.instance import Instance
 from coopstreams.instance.serving import Serving
-from coopstreams.instance.wiring import Wiring
 from coopstreams.log.log import Position, TopicSpec
 from coopstreams.log.memory.reader import MemoryReader
 from coopstreams.log.memory.writer import MemoryWriter
 from coopstreams.state.views import StoredRow
-from coopstreams.tasks.lifecycle import Lifecycle
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import ConfigError, LogError, StateError
 from coopstreams.topology.keys import WHOLE
 from tests.simulation import disk
 from tests.simulation.answers import Rows
-from tests.simulation.cluster import MachineClient, MachineCluster, MachineLog
+from tests.simulation.cluster import MachineCluster
 from tests.simulation.fibers import EPOCH_MS, Machine, Scheduler
-from tests.simulation.group import Group, SimCoordinator
+from tests.simulation.group import Group
 from tests.simulation.hosts import Hosts
 from tests.simulation.kafka.plan import Chance, Crash, Early, Fault, Kind, Late, Lost, NoFaults, Plan, Slow, Torn
 from tests.simulation.oracles import Changelogs, Part
 from tests.simulation.outages import Outages
+from tests.simulation.process import Process
 from tests.simulation.programs import APPLICATION, Program
 from tests.simulation.service import service
 from tests.simulation.upkeep import Upkeep
@@ -109,66 +104,6 @@ def built(build: Callable[..., Topology], **version: bool) -> Topology:
     return build(**version)
 
 
-class Process:
-    """One life of one process."""
-
-    def __init__(self, world: World, number: int, life: int) -> None:
-        self.world = world
-        self.number = number
-        self.machine = Machine(world.scheduler, f"p{number}.{life}")
-        world.hosts.begin(number, self.machine)
-        self.topology = world.topologies[world.hosts.newer]
-        self.client = MachineClient(world.cluster, self.machine, world.network, world.latency_s, world.killed)
-        self.instance: Instance | None = None
-        self.components: Components | None = None
-        self.ended = False
-        self.stopping = False
-        self.machine.thread(self._run, "main").start()
-
-    def stop(self) -> None:
-        """Ask it to drain and end."""
-        self.stopping = True
-        if self.instance is not None:
-            self.instance.stop()
-
-    def kill(self) -> None:
-        """End it at once; its disk stays."""
-        self.machine.kill()
-        self.ended = True
-        if self.components is not None:
-            self.components.directory.close()
-        (self.world._folder_of(self.number) / "lock").unlink(missing_ok=True)  # as the system does it
-
-    def _run(self) -> None:
-        world = self.world
-        wiring = Wiring(self.machine, lambda *_: MachineLog(self.client), self._coordinator)
-        try:
-            with Components.build(self.topology, world.config(self.number), wiring) as self.components:
-                self.instance = Instance(self.components, Lifecycle())
-                if not self.stopping:
-                    self.instance.run()
-        except LogError as error:
-            if not error.retryable or (self.instance is not None and self.instance.begun):
-                raise
-            world.say(f"{self.machine.name} has not started: {error}")
-        except StateError as error:
-            if "no space left" not in str(error):
-                raise
-            world.say(f"{self.machine.name} has ended: {error}")
-        except ConfigError as error:
-            if "has lost its positions" not in str(error) or not world.upkeep.give_back():
-                raise
-        self.ended = True
-
-    def _coordinator(self, _: object) -> Connector:
-        def make(name: str, _: str | None, timings: Timings, hooks: Hooks, predecessor: str) -> SimCoordinator:
-            if predecessor and self.world.group.answers():
-                self.world.group.leave(predecessor)
-            return SimCoordinator(self.client, self.world.group, name, timings, hooks)
-
-        return make
-
-
 class World:
     """Everything there is."""
 
@@ -196,7 +131,7 @@ class World:
         self.folder = Path(
             tempfile.mkdtemp(prefix="coopstreams-simulation-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
         )
-        self.hosts = Hosts(MOST_PROCESSES, self._folder_of, Random(self.random.getrandbits(64)), self.say)
+        self.hosts = Hosts(MOST_PROCESSES, self.folder_of, Random(self.random.getrandbits(64)), self.say)
         self.written = 0
         self.looks = 0
         self.processes: list[Process] = []
@@ -417,7 +352,7 @@ class World:
         process = next(process for process in self.processes if process.machine is machine)
         self._strike(f"ends at a request ({request})", process, Process.kill)
 
-    def _folder_of(self, number: int) -> Path:
+    def folder_of(self, number: int) -> Path:
         return self.folder / APPLICATION / f"instance-{number}"
 
     # --- oracles ---
