@@ -75,10 +75,10 @@ check: setup ## format, lint, types, import rules
 	$(BIN)/mypy
 	$(BIN)/pyright
 	$(BIN)/lint-imports --no-logo
-	@if command -v cargo >/dev/null; then \
+	@if cargo clippy --version >/dev/null 2>&1 && $(BIN)/python -c 'import coopstreams_native' 2>/dev/null; then \
 		cd native && cargo fmt --check && cargo clippy --quiet --locked -- -D warnings; \
 	else \
-		echo "check: no cargo was found, so native/ is not checked"; \
+		echo "check: cargo with clippy was not found, or native/ could not be built: it is not checked"; \
 	fi
 
 format: setup ## format, and fix what ruff can fix
