@@ -36,6 +36,8 @@ class Application:
     """Supervisors that ended although nobody asked them to, with their statuses."""
     stopped: set[int] = field(default_factory=set)
     """Workers that stand still, by process id."""
+    ending: set[str] = field(default_factory=set)
+    """Supervisors that were asked to end, and have not."""
     _ports: dict[str, int] = field(default_factory=dict)
     _numbers: dict[str, int] = field(default_factory=dict)
 
@@ -69,12 +71,15 @@ class Application:
 
     def terminate(self, name: str, timeout_s: float = 120) -> int | None:
         """Ask a supervisor to end in good order; return its exit status, None if it does not."""
+        self.ending.add(name)  # its workers drain, and say meanwhile what they wait for
         process = self.supervisors.pop(name)
         process.terminate()
         try:
             return process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
+        finally:
+            self.ending.discard(name)
 
     def workers(self) -> dict[int, int]:
         """Return the process id of each worker that runs, by its number; those that stand still, too."""
@@ -84,7 +89,7 @@ class Application:
         """Return where each worker answers queries, if it runs."""
         return {
             self._numbers[name] + number: f"http://127.0.0.1:{self._ports[name] + number}"
-            for name in self.supervisors
+            for name in {*self.supervisors, *self.ending}
             for number in range(MOST_WORKERS)
         }
 
