@@ -6,7 +6,7 @@ Invariant: these positions cannot change without a member in the group, and `che
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 from coopstreams.commit.offsets import individual_commits
 from coopstreams.commit.positions import check_beside
@@ -48,13 +48,12 @@ def committed(
 ) -> dict[TopicPartition, tuple[Segment, ...]]:
     """Return the committed segments of these partitions, over all hashes; uncommitted hashes are at the start."""
     wanted = sorted(places)
-    with (
-        GroupAdmin(config.client, config["application.id"]) as admin,
-        individual_commits(cluster, config["application.id"]) as follower,
-    ):
+    with GroupAdmin(config.client, config["application.id"]) as admin, ExitStack() as reading:
+        # Plain offsets first: what they name is in the commit topic then, whatever is committed meanwhile.
         plain = {
             at: None if found is None else Committed.parse(*found) for at, found in admin.committed(wanted).items()
         }
+        follower = reading.enter_context(individual_commits(cluster, config["application.id"]))
         if follower is not None:
             follower.check(admin.committed(follower.rows()))
             check_beside(follower, plain)
