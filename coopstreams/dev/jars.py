@@ -40,7 +40,7 @@ KAFKA = "4.2.1"
 """The newest Kafka without KAFKA-20734. In 4.3.0, 4.3.1 and 4.4.0, a transaction coordinator mistakes a partition that
 has no leader for a moment (a broker stops, the partition has one replica) for a deleted one: it calls the transaction
 complete, and the partition never gets its marker. Exactly-once then loses records.
-`tests/broker/hanging_transactions.py` reproduces it; do not upgrade to a version that loses records there.
+`tests/broker/test_hanging_transactions.py` reproduces it; do not upgrade to a version that loses records there.
 """
 
 REPOSITORY = "DEFAULT_ARTIFACT_REPOSITORY"

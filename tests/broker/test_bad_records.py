@@ -16,7 +16,6 @@ from confluent_kafka import Producer
 from coopstreams import CoopStreams, Failure, Retry, StreamsBuilder, Topology, serdes
 from coopstreams.topology.errors import ProcessingError
 from tests.broker.counting import PATIENT, failure_of, instance_of, metric
-from tests.broker.guarantees import EACH_GUARANTEE
 from tests.broker.reading import Record, by_key, read_topic
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
@@ -78,12 +77,12 @@ class Case:
             )
         assert producer.flush(60) == 0
 
-    def app(self, folder: Path, guarantee: str, handler: str) -> CoopStreams:
+    def app(self, folder: Path, handler: str) -> CoopStreams:
         settings = {
             "bootstrap.servers": self.kafka.bootstrap,
             "state.dir": str(folder),
             **PATIENT,
-            "processing.guarantee": guarantee,
+            "processing.guarantee": "exactly_once_v2",
             "commit.interval.ms": 100,
             "statestore.cache.max.bytes": 0,
             f"{self.phase}.exception.handler": handler,
@@ -119,35 +118,28 @@ def check_outputs(case: Case) -> None:
 
 
 @one_of_three("processing")
-@pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
 def test_a_handler_that_says_fail_stops_with_the_place_and_loses_nothing(
-    kafka: Kafka, tmp_path: Path, guarantee: str, phase: str
+    kafka: Kafka, tmp_path: Path, phase: str
 ) -> None:
     case = Case.make(kafka, phase)
     case.write()
-    error = failure_of(case.app(tmp_path, guarantee, "fail"))
+    error = failure_of(case.app(tmp_path, "fail"))
     assert isinstance(error, ProcessingError)
     for part in ("task 0_0", case.source, "partition 0", "offset 7", "continue or dead-letter"):
         assert part in str(error)
-    error = failure_of(case.app(tmp_path, guarantee, "fail"))
+    error = failure_of(case.app(tmp_path, "fail"))
     assert "offset 7" in str(error), "a restart meets the same record again"
-    with case.app(tmp_path, guarantee, "continue"):
+    with case.app(tmp_path, "continue"):
         case.await_outputs()
-    numbers = {serdes.json.decode(record.value or b"")["number"] for record in case.outputs()}
-    assert numbers == {offset for offset in range(GOOD + len(BAD)) if offset not in BAD}
-    if guarantee == "exactly_once_v2":
-        check_outputs(case)
+    check_outputs(case)
     assert read_topic(kafka.bootstrap, case.dead) == []
 
 
 @one_of_three("deserialization")
-@pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
-def test_a_handler_that_says_continue_counts_what_it_drops(
-    kafka: Kafka, tmp_path: Path, guarantee: str, phase: str
-) -> None:
+def test_a_handler_that_says_continue_counts_what_it_drops(kafka: Kafka, tmp_path: Path, phase: str) -> None:
     case = Case.make(kafka, phase)
     case.write()
-    with case.app(tmp_path, guarantee, "continue") as app:
+    with case.app(tmp_path, "continue") as app:
         case.await_outputs()
         eventually(
             lambda: dropped(app, phase) == len(BAD), 120, lambda: instance_of(app).components.metrics.text().decode()
@@ -166,13 +158,10 @@ def dropped(app: CoopStreams, reason: str) -> float:
 
 
 @one_of_three("production")
-@pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
-def test_a_dead_letter_is_the_record_with_the_reason_in_its_headers(
-    kafka: Kafka, tmp_path: Path, guarantee: str, phase: str
-) -> None:
+def test_a_dead_letter_is_the_record_with_the_reason_in_its_headers(kafka: Kafka, tmp_path: Path, phase: str) -> None:
     case = Case.make(kafka, phase)
     case.write()
-    with case.app(tmp_path, guarantee, "dead-letter"):
+    with case.app(tmp_path, "dead-letter"):
         case.await_outputs()
         eventually(
             lambda: len(read_topic(kafka.bootstrap, case.dead)) >= len(BAD), 120, lambda: "dead letters are missing"
@@ -193,8 +182,7 @@ def test_a_dead_letter_is_the_record_with_the_reason_in_its_headers(
         assert b"Traceback" in (said["stacktrace"] or b"")
 
 
-@pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
-def test_a_timestamp_extractor_that_raises_makes_a_dead_letter(kafka: Kafka, tmp_path: Path, guarantee: str) -> None:
+def test_a_timestamp_extractor_that_raises_makes_a_dead_letter(kafka: Kafka, tmp_path: Path) -> None:
     source, sink, dead = kafka.topic("in"), kafka.topic("out"), kafka.topic("dead")
     builder = StreamsBuilder(kafka.unique("late"))
     stream = builder.stream(source, key=serdes.text, value=serdes.json, timestamp=lambda record: record.value["at"])
@@ -207,7 +195,7 @@ def test_a_timestamp_extractor_that_raises_makes_a_dead_letter(kafka: Kafka, tmp
         "bootstrap.servers": kafka.bootstrap,
         "state.dir": str(tmp_path),
         **PATIENT,
-        "processing.guarantee": guarantee,
+        "processing.guarantee": "exactly_once_v2",
         "commit.interval.ms": 100,
         "processing.exception.handler": "dead-letter",
         "errors.dead.letter.queue.topic.name": dead,
@@ -229,10 +217,6 @@ def test_a_timestamp_extractor_that_raises_makes_a_dead_letter(kafka: Kafka, tmp
     [
         ("continue", 0),
         ("dead-letter", 1 << 20),
-        *(
-            pytest.param(handler, cache, marks=pytest.mark.slow)
-            for handler, cache in [("fail", 0), ("dead-letter", 0), ("fail", 1 << 20), ("continue", 1 << 20)]
-        ),
     ],
 )
 def test_an_aggregate_that_does_not_serialise_is_told_with_store_and_key(
@@ -261,10 +245,7 @@ def test_an_aggregate_that_does_not_serialise_is_told_with_store_and_key(
     assert "the-key" in str(error)
 
 
-@pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
-def test_a_result_too_large_for_its_topic_stops_with_the_topic_and_the_cure(
-    kafka: Kafka, tmp_path: Path, guarantee: str
-) -> None:
+def test_a_result_too_large_for_its_topic_stops_with_the_topic_and_the_cure(kafka: Kafka, tmp_path: Path) -> None:
     source, sink = kafka.topic("in"), kafka.topic("out", max_message_bytes="2000")
     builder = StreamsBuilder(kafka.unique("large"))
     builder.stream(source, key=serdes.text, value=serdes.raw).to(sink)
@@ -275,7 +256,7 @@ def test_a_result_too_large_for_its_topic_stops_with_the_topic_and_the_cure(
     settings = {
         "bootstrap.servers": kafka.bootstrap,
         "state.dir": str(tmp_path),
-        "processing.guarantee": guarantee,
+        "processing.guarantee": "exactly_once_v2",
         "commit.interval.ms": 100,
         **PATIENT,
     }

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import pytest
-from confluent_kafka.admin import AdminClient
 from kafka import TopicPartition as GroupPartition
 from kafka.admin import KafkaAdminClient
 
@@ -28,9 +26,7 @@ from coopstreams.commit.record import (
     encode_key,
     encode_value,
     partition_of,
-    topic_spec,
 )
-from coopstreams.dev.broker import KafkaBroker
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.topology.columns import TopicPartition
@@ -57,17 +53,14 @@ def run(counting: Counting, folder: Path, threads: int, expected: Counter[str]) 
         await_table(app, expected)
 
 
-def lose_offsets(counting: Counting, how: str) -> None:
+def lose_offsets(counting: Counting) -> None:
     """Delete the offsets of the group, as an operator or time does."""
     admin = KafkaAdminClient(bootstrap_servers=counting.kafka.bootstrap)
 
     eventually(lambda: not members(counting), 60, lambda: "the group has members")
 
     def gone() -> bool:
-        if how == "group":
-            admin.delete_groups([counting.application])
-        else:
-            admin.delete_group_offsets(counting.application, [GroupPartition(counting.source, 0)])
+        admin.delete_group_offsets(counting.application, [GroupPartition(counting.source, 0)])
         with GroupAdmin({"bootstrap.servers": counting.kafka.bootstrap}, counting.application) as group:
             return not group.committed([TopicPartition(counting.source, 0)])[TopicPartition(counting.source, 0)]
 
@@ -75,27 +68,25 @@ def lose_offsets(counting: Counting, how: str) -> None:
     admin.close()
 
 
-@pytest.mark.parametrize("how", [pytest.param("group", marks=pytest.mark.slow), "offsets"])
-def test_a_group_that_was_ever_shared_needs_no_plain_offset_to_go_on(kafka: Kafka, tmp_path: Path, how: str) -> None:
+def test_a_group_that_was_ever_shared_needs_no_plain_offset_to_go_on(kafka: Kafka, tmp_path: Path) -> None:
     """Three key ranges, then one: its individual commits are as new as its plain offset, which is deleted."""
     counting = Counting.make(kafka)
     expected = counting.write(KEYS)
     run(counting, tmp_path, 3, expected)
     expected += counting.write(KEYS)
     run(counting, tmp_path, 1, expected)
-    lose_offsets(counting, how)
+    lose_offsets(counting)
     expected += counting.write(KEYS[:1])
     run(counting, tmp_path, 1, expected)
 
 
-@pytest.mark.parametrize("how", [pytest.param("group", marks=pytest.mark.slow), "offsets"])
 def test_an_ordinary_application_whose_offsets_are_gone_is_refused_and_goes_on_where_it_is_told(
-    kafka: Kafka, tmp_path: Path, how: str
+    kafka: Kafka, tmp_path: Path
 ) -> None:
     counting = Counting.make(kafka)
     expected = counting.write(KEYS)
     run(counting, tmp_path, 1, expected)
-    lose_offsets(counting, how)
+    lose_offsets(counting)
     app = exactly(counting, tmp_path)
     with pytest.raises(
         ConfigError,
@@ -117,8 +108,7 @@ def members(counting: Counting) -> int:
         return len(admin.describe().members)
 
 
-@pytest.mark.parametrize("part", ["key", pytest.param("value", marks=pytest.mark.slow)])
-def test_progress_of_a_newer_version_is_waited_out_and_never_skipped(kafka: Kafka, tmp_path: Path, part: str) -> None:
+def test_progress_of_a_newer_version_is_waited_out_and_never_skipped(kafka: Kafka, tmp_path: Path) -> None:
     """Two key ranges stand at 200; a newer version says that one of them is further. Records of another group come
     behind it.
     """
@@ -137,8 +127,8 @@ def test_progress_of_a_newer_version_is_waited_out_and_never_skipped(kafka: Kafk
 
     key = encode_key(CommitKey(counting.application, counting.source, 0, WHOLE, 99, 99))
     value = encode_value(CommitValue("newer", (Segment(WHOLE, len(KEYS)),)))
-    bad = (b"\2" + key[1:], value) if part == "key" else (key, b"\2" + value[1:])
-    write(counting.application, *bad)
+    bad = b"\2" + key[1:]
+    write(counting.application, bad, value)
     with exactly(counting, tmp_path, 2) as app:
         eventually(lambda: "unreadable-commit" in reasons(app), 90, lambda: str(reasons(app)))
         write(other, encode_key(CommitKey(other, counting.source, 0, WHOLE, 1, 1)), value)
@@ -150,7 +140,7 @@ def test_progress_of_a_newer_version_is_waited_out_and_never_skipped(kafka: Kafk
         assert {state.value for state in instance_of(app).registry.states.values()} == {"restoring"}
         assert "upgrade this process" in reasons(app)["unreadable-commit"]
         assert "upgrade this process" in reasons(app)["restoring"]
-        write(counting.application, bad[0], None)
+        write(counting.application, bad, None)
         await_running([app])
         assert "unreadable-commit" not in reasons(app)
         expected += counting.write(KEYS[:1])
@@ -163,31 +153,3 @@ def reasons(app: CoopStreams) -> dict[str, str]:
     """Return why an instance is not ready: the codes and what they say."""
     found = httpx.get(f"{app.url}/health/ready").json() if app.url else {"reasons": []}
     return {reason["code"]: reason["message"] for reason in found["reasons"]}
-
-
-@pytest.mark.slow
-def test_a_commit_topic_that_was_made_anew_or_deletes_is_refused(
-    broker_of_own: Callable[..., KafkaBroker], tmp_path: Path
-) -> None:
-    """Two key ranges stand at different places; what the plain offset says is below one of them."""
-    broker = broker_of_own()
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-    counting = Counting.make(Kafka(broker.bootstrap, admin))
-    expected = counting.write(KEYS)
-    run(counting, tmp_path, 2, expected)
-    admin.delete_topics([COMMIT_TOPIC])[COMMIT_TOPIC].result(60)
-    log = KafkaLog({"bootstrap.servers": broker.bootstrap})
-    eventually(lambda: COMMIT_TOPIC not in log.partitions(), 60, lambda: "it is still there")
-    app = exactly(counting, tmp_path, 2)
-    with pytest.raises(
-        ConfigError,
-        match=f"{counting.source}-0: key ranges of group .* had committed more than the plain offset 200 says",
-    ):
-        app.run()
-    spec = topic_spec()
-    admin.delete_topics([COMMIT_TOPIC])[COMMIT_TOPIC].result(60)
-    eventually(lambda: COMMIT_TOPIC not in log.partitions(), 60, lambda: "it is still there")
-    log.create_topics([type(spec)(COMMIT_TOPIC, 50, {"cleanup.policy": "delete"})])
-    with pytest.raises(ConfigError, match=r"has cleanup.policy=delete: .*kafka-configs\.sh"):
-        exactly(counting, tmp_path).run()
-    log.close()

@@ -17,7 +17,6 @@ from coopstreams import CoopStreams, StreamsBuilder, serdes
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.topology.errors import CoopStreamsError, LogError
 from tests.broker.counting import Counting, await_running, await_table, instance_of, metric
-from tests.broker.guarantees import EACH_GUARANTEE
 from tests.broker.reading import by_key, read_topic
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
@@ -145,10 +144,9 @@ def test_a_source_topic_that_is_deleted_stops_the_instance(kafka: Kafka, tmp_pat
     assert counting.source in str(error)
 
 
-@pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
-def test_a_sink_topic_that_is_deleted_stops_the_instance(kafka: Kafka, tmp_path: Path, guarantee: str) -> None:
+def test_a_sink_topic_that_is_deleted_stops_the_instance(kafka: Kafka, tmp_path: Path) -> None:
     counting = Counting.make(kafka)
-    app = counting.app(tmp_path, processing_guarantee=guarantee, transaction_timeout_ms=5000)
+    app = counting.app(tmp_path, processing_guarantee="exactly_once_v2", transaction_timeout_ms=5000)
 
     def cause() -> None:
         kafka.delete(counting.sink)
@@ -158,15 +156,13 @@ def test_a_sink_topic_that_is_deleted_stops_the_instance(kafka: Kafka, tmp_path:
     assert isinstance(error, LogError)
     assert counting.sink in str(error)
     kafka.create(counting.sink)
-    with counting.app(tmp_path, processing_guarantee=guarantee, statestore_cache_max_bytes=0):
+    with counting.app(tmp_path, processing_guarantee="exactly_once_v2", statestore_cache_max_bytes=0):
         eventually(lambda: len(updates(counting).get("a", [])) >= 10, 120, lambda: str(updates(counting)))
-    if guarantee == "exactly_once_v2":
-        assert updates(counting) == {"a": list(range(1, 11))}
+    assert updates(counting) == {"a": list(range(1, 11))}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("guarantee", GUARANTEES)
-def test_a_slow_function_commits_between_records(kafka: Kafka, tmp_path: Path, guarantee: str) -> None:
+def test_a_slow_function_commits_between_records(kafka: Kafka, tmp_path: Path) -> None:
     """A run of records takes longer than a transaction may; a second instance gets its share without waiting for the
     queue.
     """
@@ -186,7 +182,7 @@ def test_a_slow_function_commits_between_records(kafka: Kafka, tmp_path: Path, g
         f"key-{number % 100}" for number in range(8000)
     )  # for three minutes, as long as it is slow
     settings: dict[str, Any] = {
-        "processing_guarantee": guarantee,
+        "processing_guarantee": "exactly_once_v2",
         "transaction_timeout_ms": 10_000,
         "statestore_cache_max_bytes": 0,
     }

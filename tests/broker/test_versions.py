@@ -37,7 +37,6 @@ class Program:
 
     kafka: Kafka
     folder: Path
-    guarantee: str = "exactly_once_v2"
     running: dict[str, tuple[CoopStreams, ExitStack]] = field(default_factory=dict)
     written: dict[str, Counter[bytes]] = field(default_factory=dict)
 
@@ -60,7 +59,7 @@ class Program:
         settings = {
             "bootstrap.servers": self.kafka.bootstrap,
             "state.dir": folder,
-            "processing.guarantee": self.guarantee,
+            "processing.guarantee": "exactly_once_v2",
         }
         app, stack = CoopStreams(self.topology(reads), settings | {"commit.interval.ms": 50, **PATIENT}), ExitStack()
         stack.enter_context(app)
@@ -170,58 +169,7 @@ def test_the_later_version_waits_with_its_reason_and_takes_over_when_the_earlier
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("guarantee", ["exactly_once_v2", "at_least_once"])
-def test_the_earlier_version_waits_where_the_later_one_leads(program: Program, guarantee: str) -> None:
-    program.guarantee = guarantee
-    second = program.start("second", "ab")
-    await_works(second, of=1)
-    program.write(500)
-    first = program.start("first", "b")
-    await_waits(first)
-    program.write(500)
-    program.exact("ab")
-    program.stop("second")
-    program.write(500)
-    await_works(first, of=1)
-    program.exact("b")
-    again = program.start("again", "ab", folder="second")
-    await_waits(again)
-    program.stop("first")
-    program.exact("ab")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("guarantee", ["exactly_once_v2", "at_least_once"])
-def test_the_majority_takes_over_from_a_leader_of_another_version_and_gives_back(
-    program: Program, guarantee: str
-) -> None:
-    """The leader runs the second version all the time: it assigns tasks that it does not know itself."""
-    program.guarantee = guarantee
-    leader = program.start("leader", "ab")
-    await_works(leader, of=1)
-    program.write(500)
-    first = program.start("first", "b")
-    await_waits(first)
-    another = program.start("another", "b")
-    await_waits(leader)
-    for app in (first, another):
-        await_works(app, of=3)
-    program.write(500)
-    program.exact("b")
-    program.stop("another")
-    program.stop("first")
-    await_works(leader, of=1)
-    program.exact("ab")
-    program.stop("leader")
-    program.write(500)
-    await_works(program.start("in the place of another version", "ab", folder="first"), of=1)
-    program.exact("ab")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("guarantee", ["exactly_once_v2", "at_least_once"])
-def test_processes_are_replaced_one_by_one_and_back_again_while_records_flow(program: Program, guarantee: str) -> None:
-    program.guarantee = guarantee
+def test_processes_are_replaced_one_by_one_and_back_again_while_records_flow(program: Program) -> None:
     for number in range(3):
         program.start(f"{number}", "b")
     ended = threading.Event()
@@ -246,39 +194,6 @@ def test_processes_are_replaced_one_by_one_and_back_again_while_records_flow(pro
         ended.set()
         producer.join()
     program.exact("ab")
-
-
-@pytest.mark.slow
-def test_two_quite_different_programs_under_one_application_id_do_not_share_out_their_tasks(
-    kafka: Kafka, tmp_path: Path
-) -> None:
-    """80 records in, 35 out: that is what they did."""
-    application = kafka.unique("twice")
-    sources = [kafka.topic("in", 2), kafka.topic("in", 2)]
-    sinks = [kafka.topic("out", 2), kafka.topic("out", 2)]
-    programs = []
-    for number in range(2):
-        builder = StreamsBuilder(application)
-        stream = builder.stream(sources[number], key=serdes.text, value=serdes.text)
-        (stream.map_values(str.upper, value=serdes.text) if number else stream).to(sinks[number])
-        programs.append(builder.build())
-    settings = {"bootstrap.servers": kafka.bootstrap, "commit.interval.ms": 50, **PATIENT}
-    one, other = (
-        CoopStreams(topology, settings | {"state.dir": str(tmp_path / f"{number}")})
-        for number, topology in enumerate(programs)
-    )
-    producer = Producer({"bootstrap.servers": kafka.bootstrap, "partitioner": "murmur2_random"})
-    with one:
-        await_works(one, of=1)
-        with other:
-            await_waits(other)
-            for number in range(80):
-                producer.produce(sources[number % 2], f"value-{number}", f"key-{number}")
-            assert producer.flush(60) == 0
-            eventually(lambda: len(read_topic(kafka.bootstrap, sinks[0])) >= 40, 120, lambda: str(one.status()))
-            one.stop()
-            eventually(lambda: len(read_topic(kafka.bootstrap, sinks[1])) >= 40, 120, lambda: str(other.status()))
-    assert [len(read_topic(kafka.bootstrap, sink)) for sink in sinks] == [40, 40]
 
 
 @pytest.mark.slow
