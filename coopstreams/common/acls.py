@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """Who a process is to the brokers: `principal` as ACLs name it (empty: only the brokers know), and by what."""
+    """The login of a process. `principal`: as ACLs name it, empty if only the brokers know it; `by`: the mechanism."""
 
     principal: str = ""
     by: str = ""

@@ -159,10 +159,10 @@ class _Download:
 
 
 def _wait(futures: list[Future[None]], until: str) -> set[Future[None]]:
-    """Wait as `concurrent.futures.wait` does, and raise KeyboardInterrupt soon after Ctrl-C; return what is done.
+    """Return the finished futures, as `concurrent.futures.wait` does; raise KeyboardInterrupt soon after Ctrl-C.
 
-    Python hears a signal between two steps of the main thread. One that comes just before a wait without a limit is
-    heard when that wait ends: one of some hundred downloads went on after Ctrl-C.
+    Python handles a signal between two steps of the main thread. One that comes just before a wait without a limit is
+    handled when that wait ends: one of some hundred downloads went on after Ctrl-C.
     """
     while True:
         done, others = wait(futures, _LISTEN_EVERY_S, until)

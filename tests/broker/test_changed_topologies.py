@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 
 from coopstreams import CoopStreams, StreamsBuilder, Topology, serdes
 from coopstreams.admin.application_reset import carry_out, plan_reset
@@ -24,7 +23,7 @@ from coopstreams.instance.deployed import Deployed
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.topology.errors import TopologyChangedError
 from coopstreams.topology.naming import topology_topic
-from tests.broker.counting import PATIENT, await_running, failure_of
+from tests.broker.counting import await_running, failure_of
 from tests.broker.reading import latest, read_topic
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
@@ -54,14 +53,7 @@ class Application:
 
     def app(self, version: Version, **settings: Any) -> CoopStreams:
         """An instance of a version, not yet running."""
-        given = {name.replace("_", "."): value for name, value in settings.items()}
-        shared = {
-            "bootstrap.servers": self.kafka.bootstrap,
-            "state.dir": str(self.folder),
-            "commit.interval.ms": 50,
-            **PATIENT,
-        }
-        return CoopStreams(self.build(version), shared | given)
+        return CoopStreams(self.build(version), self.kafka.config(self.folder, commit_interval_ms=50, **settings))
 
     @property
     def internal(self) -> list[str]:
@@ -69,12 +61,7 @@ class Application:
         return [topic for topic in self.kafka.topics() if topic.startswith(f"{self.id}-")]
 
     def write(self, topic: str, keys: list[str] = KEYS) -> None:
-        producer = Producer(
-            {"bootstrap.servers": self.kafka.bootstrap, "linger.ms": 5, "partitioner": "murmur2_random"}
-        )
-        for number, key in enumerate(keys):
-            producer.produce(topic, b"x", key, timestamp=1_000_000 + number)
-        assert producer.flush(60) == 0
+        self.kafka.write(topic, ((key, b"x", 1_000_000 + number) for number, key in enumerate(keys)))
         if topic == self.a:
             self.written += Counter(keys)
 
@@ -187,9 +174,7 @@ def test_records_on_their_way_keep_a_repartition_topic_from_going_until_they_are
     old, new = repartitioned(), repartitioned(name="by-name")
     changed.write(changed.a)
     changed.counts(old, ranges_per_partition=4)
-    producer = Producer({"bootstrap.servers": kafka.bootstrap})
-    producer.produce(f"{changed.id}-by-key-repartition", b"x", b"key-0", partition=0)
-    assert producer.flush(60) == 0
+    kafka.write(f"{changed.id}-by-key-repartition", [(b"key-0", b"x")], partition=0)
     changed.written["key-0"] += 1
     assert (
         f"repartition topic {changed.id}-by-key-repartition is lost: the new version does not read it"

@@ -14,7 +14,6 @@ from coopstreams import CoopStreams, Topology, serdes
 from coopstreams.query.client import QueryClient
 from coopstreams.topology.errors import QueryError
 from tests.broker import law
-from tests.broker.counting import PATIENT
 from tests.broker.law import Topics, law_topology
 from tests.broker.reading import by_key, read_topic
 from tests.broker.waiting import eventually
@@ -29,13 +28,7 @@ def topics_for(kafka: Kafka, partitions: int) -> Topics:
 
 
 def instances(kafka: Kafka, topology: Topology, folder: Path, number: int, **settings: Any) -> list[CoopStreams]:
-    shared = {"bootstrap.servers": kafka.bootstrap, "state.dir": str(folder), "commit.interval.ms": 100, **PATIENT}
-    return [
-        CoopStreams(
-            topology, shared | {"instance": i} | {name.replace("_", "."): value for name, value in settings.items()}
-        )
-        for i in range(number)
-    ]
+    return [CoopStreams(topology, kafka.config(folder, instance=i, **settings)) for i in range(number)]
 
 
 @pytest.mark.broker

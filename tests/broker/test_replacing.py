@@ -42,12 +42,7 @@ class Failing:
         self.topology = builder.build()
 
     def app(self, folder: Path, on_error: Callable[[BaseException], StreamThreadExceptionResponse]) -> CoopStreams:
-        settings: dict[str, Any] = {
-            "bootstrap.servers": self.kafka.bootstrap,
-            "state.dir": str(folder),
-            "num.stream.threads": 2,
-            "commit.interval.ms": 100,
-        }
+        settings: dict[str, Any] = self.kafka.config(folder, num_stream_threads=2)
         settings |= {"processing.guarantee": "exactly_once_v2", "statestore.cache.max.bytes": 0}
         return CoopStreams(self.topology, settings, on_error=on_error)
 

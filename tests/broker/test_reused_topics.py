@@ -19,7 +19,7 @@ from confluent_kafka import Producer
 from coopstreams import CoopStreams, StreamsBuilder, serdes
 from coopstreams.query.client import QueryClient
 from coopstreams.topology.errors import ConfigError, QueryError
-from tests.broker.counting import PATIENT, failure_of
+from tests.broker.counting import failure_of
 from tests.broker.processes import Workers
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
@@ -161,12 +161,7 @@ def test_a_topic_that_forgets_is_worth_a_warning(
     builder = StreamsBuilder(kafka.unique("forgets"))
     for topic in (kept, deleted):
         builder.table(topic, key=serdes.text, value=serdes.text, store=f"of-{topic}")
-    settings = {
-        "bootstrap.servers": kafka.bootstrap,
-        "state.dir": str(tmp_path),
-        "topology.optimization": "all",
-        **PATIENT,
-    }
+    settings = kafka.config(tmp_path, topology_optimization="all")
     with caplog.at_level(logging.WARNING), CoopStreams(builder.build(), settings):
         pass
     (warning,) = [record.getMessage() for record in caplog.records if "topology.optimization" in record.getMessage()]
@@ -181,12 +176,7 @@ def test_a_table_that_is_restored_from_the_beginning_must_be_read_from_the_begin
 ) -> None:
     builder, topic = StreamsBuilder(kafka.unique("latest")), kafka.topic("people", cleanup_policy="compact")
     builder.table(topic, key=serdes.text, value=serdes.text, store="people")
-    settings = {
-        "bootstrap.servers": kafka.bootstrap,
-        "state.dir": str(tmp_path),
-        "topology.optimization": "all",
-        "auto.offset.reset": "latest",
-    }
+    settings = kafka.config(tmp_path, topology_optimization="all", auto_offset_reset="latest")
     error = failure_of(CoopStreams(builder.build(), settings))
     assert isinstance(error, ConfigError)
     assert f'the table "people" is restored from its topic "{topic}"' in str(error)

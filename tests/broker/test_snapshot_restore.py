@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 
 from coopstreams import CoopStreams
 from coopstreams.admin.rebuild import Rebuilder, RebuildScope, RebuiltPartition, logged, to_rebuild
@@ -28,10 +27,10 @@ from coopstreams.topology.errors import ConfigError, UnknownTopicError
 from coopstreams.topology.graph.nodes import SubTopology
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.task_id import TaskId
-from tests.broker.counting import PATIENT, Counting, await_running, await_table, metric
+from tests.broker.counting import Counting, await_running, await_table, metric
 from tests.broker.test_windows import topology_of
 from tests.broker.waiting import eventually
-from tests.conftest import Kafka
+from tests.conftest import PATIENT, Kafka
 
 pytestmark = pytest.mark.broker
 
@@ -136,10 +135,9 @@ def test_windows_sessions_and_what_waits_are_picked_up_as_they_are_replayed(
     began_ms = int(time.time() * 1000) - 4 * 3_600_000
 
     def click(numbers: range) -> None:
-        producer = Producer({"bootstrap.servers": kafka.bootstrap})
-        for number in numbers:
-            producer.produce(topics["clicks"], b"x", b"key-%d" % (number % 41), timestamp=began_ms + number * 3000)
-        assert producer.flush(60) == 0
+        kafka.write(
+            topics["clicks"], ((b"key-%d" % (number % 41), b"x", began_ms + number * 3000) for number in numbers)
+        )
 
     def process(numbers: range) -> None:
         click(numbers)

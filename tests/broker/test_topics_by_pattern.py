@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 
 from coopstreams import CoopStreams, StreamsBuilder, serdes
 from coopstreams.topology.errors import TopologyError
-from tests.broker.counting import PATIENT, await_running, await_table, failure_of, instance_of
+from tests.broker.counting import await_running, await_table, failure_of, instance_of
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
 
@@ -35,29 +34,16 @@ class Shop:
         return f"{self.prefix}-{name}"
 
     def write(self, topic: str, records: int) -> None:
-        producer = Producer(
-            {"bootstrap.servers": self.kafka.bootstrap, "linger.ms": 5, "partitioner": "murmur2_random"}
-        )
-        for number in range(records):
-            producer.produce(topic, topic.encode(), f"key-{number % 40}")
-            self.written[f"key-{number % 40}"] += 1
-        assert producer.flush(30) == 0
+        keys = [f"key-{number % 40}" for number in range(records)]
+        self.kafka.write(topic, ((key, topic.encode()) for key in keys))
+        self.written.update(keys)
 
     def app(self, number: int = 0, **settings: Any) -> CoopStreams:
         builder = StreamsBuilder(self.application)
         stream = builder.stream(re.compile(f"{self.prefix}-.*"), key=serdes.text, value=serdes.raw)
         stream.group_by_key().count(store="counts").to_stream().to(self.sink)
-        given = {name.replace("_", "."): value for name, value in settings.items()}
-        shared = {
-            "bootstrap.servers": self.kafka.bootstrap,
-            "state.dir": str(self.folder),
-            "instance": number,
-            "metadata.max.age.ms": 500,
-            "commit.interval.ms": 100,
-            "processing.guarantee": "exactly_once_v2",
-            **PATIENT,
-        }
-        return CoopStreams(builder.build(), shared | given)
+        given = {"metadata_max_age_ms": 500, "processing_guarantee": "exactly_once_v2", **settings}
+        return CoopStreams(builder.build(), self.kafka.config(self.folder, instance=number, **given))
 
 
 @pytest.fixture

@@ -15,13 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
 
 from coopstreams import CoopStreams, StreamsBuilder, Topology, serdes
 from coopstreams.consumer import CooperativeConsumer
 from coopstreams.query.client import QueryClient
 from coopstreams.topology.errors import GroupError, QueryError
-from tests.broker.counting import PATIENT, failure_of, instance_of
+from tests.broker.counting import failure_of, instance_of
 from tests.broker.reading import latest, read_topic
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
@@ -55,13 +54,10 @@ class Program:
 
     def start(self, name: str, reads: str, folder: str = "") -> CoopStreams:
         """Start a process of the version that reads these topics; `folder`: whose state it finds, if not its own."""
-        folder = str(self.folder / (folder or name))
-        settings = {
-            "bootstrap.servers": self.kafka.bootstrap,
-            "state.dir": folder,
-            "processing.guarantee": "exactly_once_v2",
-        }
-        app, stack = CoopStreams(self.topology(reads), settings | {"commit.interval.ms": 50, **PATIENT}), ExitStack()
+        settings = self.kafka.config(
+            self.folder / (folder or name), processing_guarantee="exactly_once_v2", commit_interval_ms=50
+        )
+        app, stack = CoopStreams(self.topology(reads), settings), ExitStack()
         stack.enter_context(app)
         self.running[name] = app, stack
         return app
@@ -75,15 +71,10 @@ class Program:
 
     def write(self, records: int) -> None:
         """Write so many records to both topics."""
-        producer = Producer(
-            {"bootstrap.servers": self.kafka.bootstrap, "linger.ms": 5, "partitioner": "murmur2_random"}
-        )
+        keys = [f"key-{number % 37}".encode() for number in range(records)]
         for name, (source, _) in self.topics.items():
-            for number in range(records):
-                key = f"key-{number % 37}".encode()
-                producer.produce(source, b"x", key)
-                self.written.setdefault(name, Counter())[key] += 1
-        assert producer.flush(60) == 0
+            self.kafka.write(source, ((key, b"x") for key in keys))
+            self.written.setdefault(name, Counter()).update(keys)
 
     def counted(self, name: str) -> Counter[bytes]:
         found = latest(read_topic(self.kafka.bootstrap, self.topics[name][1]))

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
-from confluent_kafka import Producer
 from rich.console import Console
 
 from coopstreams.commands.terminal.processes import WorkerProcess, processes_table
@@ -122,10 +121,7 @@ def started(kafka: Any, tmp_path: Path) -> Iterator[tuple[Terminal, Any]]:
     with Terminal([*command, "--state-dir", str(tmp_path / "state")], tmp_path) as terminal:
 
         def write(count: int) -> None:
-            producer = Producer({"bootstrap.servers": kafka.bootstrap})
-            for number in range(count):
-                producer.produce(topic, b"x", f"key-{number % 50}")
-            assert producer.flush(60) == 0
+            kafka.write(topic, ((f"key-{number % 50}", b"x") for number in range(count)))
 
         yield terminal, write
 

@@ -27,9 +27,8 @@ from coopstreams.spark.running import carry_out
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.errors import QueryError, TopologyError
 from coopstreams.topology.keys import partition_of
-from tests.broker.counting import PATIENT
 from tests.broker.waiting import eventually
-from tests.conftest import Kafka
+from tests.conftest import PATIENT, Kafka
 from tests.durations import ms
 from tests.spark.slices import changelogs_of
 from tests.spark.test_backfill import plan_of
