@@ -10,6 +10,7 @@ import pytest
 from coopstreams.topology.keys import key_group, key_hash
 from tests.broker.counting import Counting, await_running, await_table, groups_on_disk, groups_owned, metric
 from tests.conftest import Kafka
+from tests.state.sqlite_engine import NAME
 
 pytestmark = pytest.mark.broker
 
@@ -85,3 +86,14 @@ def test_a_damaged_database_is_made_anew_from_its_changelog(
     with counting.app(tmp_path, processing_guarantee=EXACTLY) as app:
         await_table(app, written)
     assert "Deleting it" in caplog.text
+
+
+def test_stores_may_all_be_in_an_engine_of_the_users(kafka: Kafka, tmp_path: Path) -> None:
+    """Stores of several engines in one task: `tests/state/test_mixed_engines.py`."""
+    counting = Counting.make(kafka)
+    written = counting.write(KEYS[:200])
+    for _ in range(2):
+        with counting.app(tmp_path, default_dsl_store=NAME) as app:
+            await_table(app, written)
+        written += counting.write(KEYS[:100])
+    assert not list(tmp_path.rglob("CURRENT")), "nothing of it is in RocksDB"

@@ -17,10 +17,9 @@ from pathlib import Path
 import pytest
 
 from coopstreams import CoopStreams, StreamsBuilder, Topology, serdes
-from coopstreams.consumer import CooperativeConsumer
 from coopstreams.query.client import QueryClient
-from coopstreams.topology.errors import GroupError, QueryError
-from tests.broker.counting import failure_of, instance_of
+from coopstreams.topology.errors import QueryError
+from tests.broker.counting import instance_of
 from tests.broker.reading import latest, read_topic
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
@@ -185,56 +184,3 @@ def test_processes_are_replaced_one_by_one_and_back_again_while_records_flow(pro
         ended.set()
         producer.join()
     program.exact("ab")
-
-
-@pytest.mark.slow
-def test_a_consumer_does_not_get_into_the_group_of_an_application_nor_the_other_way_round(program: Program) -> None:
-    """They name their assignor alike, and number what they read in different ways."""
-    app = program.start("app", "b")
-    await_works(app, of=1)
-    settings = {
-        "bootstrap.servers": program.kafka.bootstrap,
-        "group.id": program.application,
-        "session.timeout.ms": 60_000,
-    }
-    with CooperativeConsumer(settings) as consumer:
-        consumer.subscribe([program.topics["b"][0]])
-        refusals: list[str] = []
-
-        def refused() -> bool:
-            try:
-                consumer.consume(1, 0.1)
-            except GroupError as error:
-                refusals.append(str(error))
-            return bool(refusals)
-
-        eventually(refused, 120, lambda: "the consumer is in the group of the application")
-        assert "does not say which topology it runs: it is a consumer" in refusals[0]
-        assert "group.id of its own" in refusals[0]
-    await_works(app, of=1)
-    program.write(100)
-    program.exact("b")
-    program.stop("app")
-    with CooperativeConsumer(settings) as consumer:
-        consumer.subscribe([program.topics["a"][0]])
-        consumed: list[object] = []
-
-        def reads() -> bool:
-            consumed.extend(consumer.consume(1000, 0.1))
-            return len(consumed) >= program.written["a"].total()
-
-        eventually(reads, 120, lambda: "the consumer reads nothing")
-        stranger = CoopStreams(
-            program.topology("b"),
-            {"bootstrap.servers": program.kafka.bootstrap, "state.dir": str(program.folder / "x")},
-        )
-        error: list[BaseException] = []
-        failing = threading.Thread(target=lambda: error.append(failure_of(stranger)))
-        failing.start()
-        eventually(
-            lambda: bool(consumer.consume(1, 0.1)) or not failing.is_alive(),
-            120,
-            lambda: "the application is in the group of consumers",
-        )
-        assert isinstance(error[0], GroupError)
-        assert "is an instance of an application, and the group is one of consumers" in str(error[0])
