@@ -19,6 +19,7 @@ from coopstreams.topology.dsl.functions import checked
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.graph import Graph, Part, serde_or_none
 from coopstreams.topology.graph.join_nodes import StreamGlobalJoin, StreamStreamJoin
+from coopstreams.topology.graph.kept_headers import KeptHeaders
 from coopstreams.topology.graph.keyed_state import common_key, keys_as_read
 from coopstreams.topology.graph.nodes import (
     AsyncMap,
@@ -217,6 +218,11 @@ def global_store(
             f'add_global_store(): "{store.name}" must be a key_value_store(…): each row is the latest record of its key'
         )
     check_name(topic, "the topic")
+    if isinstance(store.value, KeptHeaders):
+        raise TopologyError(
+            f'add_global_store(): "{store.name}" cannot keep headers: its rows are those of its topic. Leave out '
+            "headers=; a processor that fills it sees the headers of each record."
+        )
     if store.ttl_ms is not None:
         raise TopologyError(
             f'add_global_store(): the rows of "{store.name}" cannot expire: each instance reads the topic at its own '
