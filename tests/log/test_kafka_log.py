@@ -194,12 +194,12 @@ def test_a_held_partition_is_bounded_and_loses_nothing(
         fill(log, other, ["tick"])
         ticks = fetch_until(
             reader,
-            lambda batches: any(len(batch.columns) for batch in batches) and bool(reader._readings[busy].aside),
+            lambda batches: any(len(batch.columns) for batch in batches) and reader._buffer.kept(busy)[0] > 0,
             max_records=500,
         )
         assert {batch.partition for batch in ticks} == {other}
         assert not any(batch.partition == busy for batch in reader.fetch(500, 0.2))
-        aside = len(reader._readings[busy].aside)
+        aside, _ = reader._buffer.kept(busy)
         assert 0 < aside < 700 + 500
         reader.hold(busy, held=False)
         seen += fetch_until(
