@@ -179,6 +179,7 @@ def test_a_record_in_the_far_future_surfaces_with_what_to_look_at(kafka: Kafka, 
         writer.flush(PATIENCE_S)
 
 
+@pytest.mark.usefixtures("plane")
 def test_a_held_partition_is_bounded_and_loses_nothing(
     kafka: Kafka, log: KafkaLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,6 +210,7 @@ def test_a_held_partition_is_bounded_and_loses_nothing(
     assert values(sorted(record for slot in range(3) for record in records(seen, slot))) == numbers(20_000)
 
 
+@pytest.mark.usefixtures("plane")
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_random_assigning_seeking_and_holding_reads_each_record_once(
     kafka: Kafka, log: KafkaLog, monkeypatch: pytest.MonkeyPatch, seed: int
