@@ -24,7 +24,9 @@ from confluent_kafka.cimpl import NewTopic
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.__main__ import PLANES, fill, planes
+from benchmarks.__main__ import planes
+from benchmarks.report import PLANES
+from benchmarks.running import fill
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.kafka.native import SETTING
@@ -59,12 +61,14 @@ def main() -> None:
     parser.add_argument("--read", nargs=2, metavar=("BOOTSTRAP", "CASE"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.read:
-        read(*arguments.read, arguments.records)
+        bootstrap, case = arguments.read
+        read(bootstrap, case, arguments.records)
         return
     least: dict[tuple[str, str], tuple[float, ...]] = {}
     with tempfile.TemporaryDirectory() as folder, KafkaBroker(Path(folder) / "kafka") as broker:
         topic = PARTITION.topic
-        AdminClient({"bootstrap.servers": broker.bootstrap}).create_topics([NewTopic(topic, 1, 1)])[topic].result()
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+        admin.create_topics([NewTopic(topic, 1, 1)])[topic].result()
         fill(broker.bootstrap, topic, arguments.records)
         for _, case, plane in product(range(arguments.turns), CASES, planes()):
             command = [sys.executable, "-m", "benchmarks.reading", "--records", str(arguments.records)]
