@@ -20,7 +20,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,8 @@ from coopstreams.state.database import Database
 from coopstreams.state.engine import Engine
 from coopstreams.state.engines import folder_of, open_database, open_engine
 from coopstreams.state.layout import groups_of
-from coopstreams.state.task_state import TaskState
+from coopstreams.state.native_table import NativeRows
+from coopstreams.state.task_state import NO_ROWS, TaskState
 from coopstreams.topology.errors import StateCorruptError, StateError, StateLockedError
 from coopstreams.topology.graph.nodes import SubTopology
 from coopstreams.topology.keys import KeyRange
@@ -222,7 +223,15 @@ class Databases:
     Units: `cache_bytes` bounds the buffers of one task.
     """
 
-    def __init__(self, directory: StateDirectory, subtopologies: Mapping[int, SubTopology], cache_bytes: int) -> None:
+    def __init__(
+        self,
+        directory: StateDirectory,
+        subtopologies: Mapping[int, SubTopology],
+        cache_bytes: int,
+        rows: Callable[[SubTopology], Mapping[str, NativeRows]] = lambda _: NO_ROWS,
+    ) -> None:
+        """`rows`: makes the write buffers in native memory of a task of a sub-topology."""
+        self._rows = rows
         self._directory = directory
         self._subtopologies = subtopologies
         self._cache_bytes = cache_bytes
@@ -240,7 +249,8 @@ class Databases:
 
     def state(self, task: TaskId, database: Database) -> TaskState:
         """Return the state of a task over its database, after the restore."""
-        return TaskState(database, self.subtopology(task).stores, task.key_range, self._cache_bytes)
+        part = self.subtopology(task)
+        return TaskState(database, part.stores, task.key_range, self._cache_bytes, self._rows(part))
 
     def leave(self, task: TaskId) -> None:
         """Leave the database of a task's partition; the last task closes it."""

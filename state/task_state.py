@@ -19,6 +19,7 @@ from dataclasses import replace
 from coopstreams.state import layout
 from coopstreams.state.checkpoints import NEVER_TRUE, NO_TOPIC, Checkpoint
 from coopstreams.state.database import Database
+from coopstreams.state.native_table import NativeRows, NativeTable, NativeWindowTable
 from coopstreams.state.table import ChangelogBatch, Table
 from coopstreams.state.window_table import SessionTable, WindowTable
 from coopstreams.topology.keys import KeyGroups, KeyRange
@@ -28,6 +29,7 @@ __all__ = ["ChangelogBatch", "TaskState"]
 
 
 NO_POSITIONS: Mapping[str, Mapping[KeyRange, int]] = {}
+NO_ROWS: Mapping[str, NativeRows] = {}
 
 _KINDS: Mapping[StoreKind, type[Table]] = {"window": WindowTable, "session": SessionTable}
 
@@ -38,13 +40,25 @@ class TaskState:
     Units: `cache_bytes` bounds the buffers of all its stores together, approximately.
     """
 
-    def __init__(self, database: Database, specs: Sequence[StoreSpec], key_range: KeyRange, cache_bytes: int) -> None:
+    def __init__(
+        self,
+        database: Database,
+        specs: Sequence[StoreSpec],
+        key_range: KeyRange,
+        cache_bytes: int,
+        rows: Mapping[str, NativeRows] = NO_ROWS,
+    ) -> None:
+        """`rows`: the write buffers in native memory, for the stores that have one."""
         self._database = database
         self._budget = cache_bytes
         self._tables: dict[str, Table] = {}
         self._groups = layout.groups_of(key_range) if specs else KeyGroups(0, 0)  # without stores, any will do
         for spec in specs:
-            self._tables[spec.name] = _KINDS.get(spec.kind, Table)(database, spec, self._groups)
+            if spec.name in rows:
+                native = NativeWindowTable if spec.kind == "window" else NativeTable
+                self._tables[spec.name] = native(database, spec, self._groups, rows[spec.name])
+            else:
+                self._tables[spec.name] = _KINDS.get(spec.kind, Table)(database, spec, self._groups)
         self._stands: dict[str, list[Checkpoint]] = {}
         """The last checkpoints by store, without `true_ms`."""
         self.topic_ids = {

@@ -26,6 +26,7 @@ from typing import Any, TypeAlias, TypeVar, overload
 from coopstreams.commit.progress import Progress
 from coopstreams.common.config import Config
 from coopstreams.common.host import Timed
+from coopstreams.log.kafka.native import native_rows
 from coopstreams.log.log import Position, RecordBatch, TopicSpec
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.state.database import Database
@@ -349,7 +350,11 @@ class TopologyTestDriver:
     def _task(self, task_id: TaskId, positions: Mapping[TopicPartition, Position], database: Database) -> Task:
         program = self._programs[task_id.subtopology]
         state = TaskState(
-            database, program.subtopology.stores, task_id.key_range, _CACHE_BYTES if self._state_dir is None else 0
+            database,
+            program.subtopology.stores,
+            task_id.key_range,
+            _CACHE_BYTES if self._state_dir is None else 0,
+            native_rows(program.subtopology, caching=self._caching),
         )
         task = Task(
             Incarnation(

@@ -20,14 +20,17 @@ from typing import Any, Protocol, cast
 from confluent_kafka import Producer, cimpl
 
 from coopstreams.log.batches import MakeRouter
+from coopstreams.state.native_table import NativeRows
 from coopstreams.topology.columns import Headers, Int64s
 from coopstreams.topology.errors import ConfigError
+from coopstreams.topology.graph.folding import folds
+from coopstreams.topology.graph.nodes import SubTopology
 
 logger = logging.getLogger(__name__)
 
 SETTING = "COOPSTREAMS_NATIVE"
 PLUGINS = "plugin.library.paths"
-INTERFACE = 2
+INTERFACE = 3
 """The calls of the extension that this version knows; `native/src/lib.rs` has the same number."""
 LIBRDKAFKA = 2
 """The major version of librdkafka whose structs the extension knows."""
@@ -95,6 +98,14 @@ def router() -> MakeRouter | None:
         return None
     made: MakeRouter = _loaded().Router
     return made
+
+
+def native_rows(part: SubTopology, *, caching: bool) -> dict[str, NativeRows]:
+    """Return the write buffers in native memory for a task, by store: for folds that are known; without them, none."""
+    if data_plane() != "native":
+        return {}
+    make = _loaded().Rows
+    return {name: make(fold.kind, fold.number, fold.windows) for name, fold in folds(part, caching=caching).items()}
 
 
 def with_plugin(settings: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,112 @@
+"""CPU of an aggregation alone, without Kafka: `python -m benchmarks.aggregates [--records N] [--rounds N]`.
+
+A compiled program over RocksDB is given batches of records, and commits now and then; outputs and changelogs are taken
+and forgotten. User and system time of the process for each record, and for each row that a commit writes. Where the
+extension `coopstreams-native` is installed, each case runs in pure Python and natively, by turns.
+
+    count            of each key, record cache on
+    count uncached   every update an output
+    window sum       of an integer field of a JSON object, in windows of a minute, record cache on
+"""
+
+from __future__ import annotations
+
+import argparse
+import operator
+import random
+import statistics
+import tempfile
+import time
+from functools import partial
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from coopstreams import KStream, StreamsBuilder, TimeWindows, field, serdes
+from coopstreams.log.kafka.native import native_rows
+from coopstreams.common.memory import tune_memory
+from coopstreams.state.engines import open_database, open_engine
+from coopstreams.state.task_state import TaskState
+from coopstreams.topology.columns import Columns, TopicPartition
+from coopstreams.topology.compile.compile import compile_subtopology
+from coopstreams.topology.failures import Failure
+from coopstreams.topology.keys import WHOLE
+
+KEYS, BATCH, COMMIT = 100_000, 10_000, 200_000
+SOURCE = TopicPartition("in", 0)
+
+
+def count(orders: KStream[str, Any]) -> Any:
+    return orders.group_by_key().count(store="kept")
+
+
+def window_sum(orders: KStream[str, Any]) -> Any:
+    amounts = orders.map_values(field("amount"), value=serdes.int64).group_by_key()
+    return amounts.windowed_by(TimeWindows(minutes=1, grace=timedelta(minutes=1))).reduce(operator.add, store="kept")
+
+
+CASES: dict[str, tuple[Callable[[KStream[str, Any]], Any], bool]] = {
+    "count": (count, True),
+    "count uncached": (count, False),
+    "window sum": (window_sum, True),
+}
+
+
+def batches(records: int) -> Iterator[Columns]:
+    """Yield the input: about 40 bytes of JSON each, twenty records a millisecond."""
+    generator = random.Random(7)
+    for first in range(0, records, BATCH):
+        numbers = range(first, min(first + BATCH, records))
+        users = [generator.randrange(KEYS) for _ in numbers]
+        times = [1_700_000_000_000 + number // 20 for number in numbers]
+        values = [b'{"user":"u%d","amount":%d,"n":%d}' % (user, user % 100, number) for user, number in zip(users, numbers, strict=True)]
+        yield Columns([b"u%d" % user for user in users], values, times, list(numbers), times)
+
+
+def fail(failure: Failure) -> None:
+    raise failure.error
+
+
+def timed(case: str, given: list[Columns], folder: Path, *, native: bool) -> tuple[float, float]:
+    """Return the nanoseconds of CPU of a record, and of a row that a commit writes."""
+    flow, caching = CASES[case]
+    builder = StreamsBuilder("bench")
+    flow(builder.stream(SOURCE.topic, key=serdes.text, value=serdes.json)).to_stream().to("out")
+    topology = builder.build()
+    part = topology.subtopologies[0]
+    database = open_database(part.stores, "rocksDB", partial(open_engine, folder))
+    state = TaskState(database, part.stores, WHOLE, 1 << 30, native_rows(part, caching=caching) if native else {})
+    program = compile_subtopology(topology, part).bind(state.stores, fail, caching=caching)
+    processing = committing = 0.0
+    rows = since = 0
+    for columns in given:
+        begin = time.process_time()
+        program.process(SOURCE, columns)
+        took = time.process_time() - begin
+        processing += took
+        import os
+        if os.environ.get("SHOW") and columns.offsets[0] % 200_000 == 90_000: print(f"   {took*1e9/len(columns):.0f}", end=" ")
+        since += len(columns)
+        if since >= COMMIT:
+            since, begin = 0, time.process_time()
+            program.flush()
+            rows += sum(len(batch.keys) for batch in state.changes())
+            state.commit({"kept": 1})
+            committing += time.process_time() - begin
+        for output in program.outputs.values():
+            output.clear()
+    database.close()
+    return processing * 1e9 / sum(map(len, given)), committing * 1e9 / rows
+
+
+if __name__ == "__main__":
+    tune_memory()
+    given = list(batches(1000000))
+    for case in CASES:
+        for n in (0,1,0,1):
+            with tempfile.TemporaryDirectory() as d:
+                print(case, n, timed(case, given, Path(d), native=bool(n)))
