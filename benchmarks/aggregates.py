@@ -11,24 +11,19 @@ extension `coopstreams-native` is installed, each case runs in pure Python and n
 
 from __future__ import annotations
 
-import argparse
 import operator
 import random
-import statistics
 import tempfile
 import time
-from functools import partial
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from coopstreams import KStream, StreamsBuilder, TimeWindows, field, serdes
-from coopstreams.log.kafka.native import native_rows
 from coopstreams.common.memory import tune_memory
+from coopstreams.log.kafka.native import native_rows
 from coopstreams.state.engines import open_database, open_engine
 from coopstreams.state.task_state import TaskState
 from coopstreams.topology.columns import Columns, TopicPartition
@@ -63,7 +58,10 @@ def batches(records: int) -> Iterator[Columns]:
         numbers = range(first, min(first + BATCH, records))
         users = [generator.randrange(KEYS) for _ in numbers]
         times = [1_700_000_000_000 + number // 20 for number in numbers]
-        values = [b'{"user":"u%d","amount":%d,"n":%d}' % (user, user % 100, number) for user, number in zip(users, numbers, strict=True)]
+        values = [
+            b'{"user":"u%d","amount":%d,"n":%d}' % (user, user % 100, number)
+            for user, number in zip(users, numbers, strict=True)
+        ]
         yield Columns([b"u%d" % user for user in users], values, times, list(numbers), times)
 
 
@@ -89,7 +87,9 @@ def timed(case: str, given: list[Columns], folder: Path, *, native: bool) -> tup
         took = time.process_time() - begin
         processing += took
         import os
-        if os.environ.get("SHOW") and columns.offsets[0] % 200_000 == 90_000: print(f"   {took*1e9/len(columns):.0f}", end=" ")
+
+        if os.environ.get("SHOW") and columns.offsets[0] % 200_000 == 90_000:
+            print(f"   {took * 1e9 / len(columns):.0f}", end=" ")
         since += len(columns)
         if since >= COMMIT:
             since, begin = 0, time.process_time()
@@ -107,6 +107,6 @@ if __name__ == "__main__":
     tune_memory()
     given = list(batches(1000000))
     for case in CASES:
-        for n in (0,1,0,1):
+        for n in (0, 1, 0, 1):
             with tempfile.TemporaryDirectory() as d:
                 print(case, n, timed(case, given, Path(d), native=bool(n)))

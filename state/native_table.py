@@ -18,7 +18,7 @@ from coopstreams.state.engine import Change
 from coopstreams.state.table import ChangelogBatch, PlacedEntry, Table
 from coopstreams.state.window_table import WindowTable
 from coopstreams.topology.columns import Headers, Int64s
-from coopstreams.topology.errors import SerdeError, StateError
+from coopstreams.topology.errors import StateError
 from coopstreams.topology.keys import KeyGroups
 from coopstreams.topology.stores import Entry, StoreSpec
 
@@ -27,7 +27,7 @@ Updates: TypeAlias = tuple[list[bytes], list[bytes | None], list[int]]
 Added: TypeAlias = tuple[int, int, int, int, list[Exception], Updates | None]
 """What became of some records: the operator time after them, how many had no key, had no value, or were late; what the
 reducer raised for the last one; and the updates of rows, in order, if they were wanted."""
-Load: TypeAlias = Callable[[bytes, int | None], bytes | None]
+Load: TypeAlias = Callable[[bytes], bytes | None]
 
 _ROW_BYTES = 16
 
@@ -55,7 +55,7 @@ class NativeRows(Protocol):
         headers: Sequence[Headers | tuple[()]] | None = None,
         updates: bool = False,
     ) -> Added:
-        """Add records. `load` returns the timestamp (8 bytes) and the value of a place; the start of its window, too."""
+        """Add records, as `NativeTable.add`. `load` returns timestamp (8 bytes) and value of a place, or None."""
         ...
 
     def row(self, key: bytes) -> tuple[Any, int, bytes | None] | None:
@@ -121,7 +121,8 @@ class NativeTable(Table):
     ) -> Added:
         """Add records to their rows, in order.
 
-        `before`: for each, a time that the operator has reached before it. `headers`: for each, those to keep with its rows.
+        `before`: for each, a time that the operator has reached before it. `headers`: for each, those to keep with its
+        rows.
 
         Raises:
             SerdeError: the bytes of a row cannot be deserialised.
@@ -142,7 +143,7 @@ class NativeTable(Table):
     def load(self, key: bytes) -> Entry:
         """Return a copy of a row of the buffer or the database; the value None: there is no such key."""
         at, found = self._database_key(key), self.rows.row(key)
-        return self._entry(at, self._read(at, key)) if found is None else PlacedEntry(at, *found)
+        return self._entry(at, self._stored(at)) if found is None else PlacedEntry(at, *found)
 
     def touch(self, key: bytes, entry: Entry) -> None:
         """Refuse it: an entry is a copy."""
@@ -163,7 +164,14 @@ class NativeTable(Table):
         if stray is not None:
             raise self._stray(stray)
         (keys, values, timestamps), families = self.rows.freeze(self._encoded, *self._times_of_rows())
-        self.frozen += [Change(self._family(segment), places, rows) for segment, places, rows in families]
+        self.frozen += [
+            Change(
+                layout.family_of(self.spec.name) if segment is None else layout.segment_family(self.spec.name, segment),
+                places,
+                rows,
+            )
+            for segment, places, rows in families
+        ]
         return ChangelogBatch(self.spec.name, keys, values, timestamps) if keys else None
 
     @property
@@ -185,15 +193,14 @@ class NativeTable(Table):
     def _buffered(self) -> Mapping[bytes, Entry]:
         return {key: self.load(key) for key in self.rows.keys()}  # noqa: SIM118 no mapping
 
-    def _stored(self, place: bytes, start: int | None) -> bytes | None:
+    def _stored(self, place: bytes) -> bytes | None:
         """Return the database value of a row that is not in the buffer."""
-        data = self._get(place)
+        return self._checked(place, self._get(place))
+
+    def _checked(self, place: bytes, data: bytes | None) -> bytes | None:
         if data is not None and len(data) != _ROW_BYTES:
             self._entry(place, data)  # it says what is wrong with them
         return data
-
-    def _read(self, at: bytes, key: bytes) -> bytes | None:
-        return self._stored(at, None)
 
     def _encoded(self, key: bytes, value: Any) -> bytes:
         try:
@@ -205,9 +212,6 @@ class NativeTable(Table):
         """Return the length of a time segment, and the time from which on rows are in the database."""
         return 1, 0
 
-    def _family(self, segment: int | None) -> str:
-        return layout.family_of(self.spec.name)
-
 
 class NativeWindowTable(NativeTable, WindowTable):
     """A `TableStore` of kind `window` over native rows, of windows that begin by stream time. One thread."""
@@ -217,19 +221,10 @@ class NativeWindowTable(NativeTable, WindowTable):
         super().advance(stream_time)
         self.rows.expire(self._horizon)
 
-    def _stored(self, place: bytes, start: int | None) -> bytes | None:
-        getter = self._segment(start) if start is not None and start >= self._horizon else None
-        data = None if getter is None else getter(place)
-        if data is not None and len(data) != _ROW_BYTES:
-            self._entry(place, data)  # it says what is wrong with them
-        return data
-
-    def _read(self, at: bytes, key: bytes) -> bytes | None:
-        return self._stored(at, layout.window_start(key))
+    def _stored(self, place: bytes) -> bytes | None:
+        start = layout.window_start(place)
+        getter = self._segment(start) if start >= self._horizon else None
+        return None if getter is None else self._checked(place, getter(place))
 
     def _times_of_rows(self) -> tuple[int, int]:
         return self._segment_ms, self._horizon
-
-    def _family(self, segment: int | None) -> str:
-        assert segment is not None
-        return layout.segment_family(self.spec.name, segment)

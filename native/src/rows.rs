@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyFloat, PyInt, PyList, PyString};
 use std::collections::{BTreeMap, HashMap};
 use std::mem::size_of;
+use std::ops::Deref;
 use xxhash_rust::xxh64::xxh64;
 
 /// The seed of `coopstreams.topology.keys`.
@@ -18,8 +19,10 @@ const WORD: usize = 8;
 const SEQUENCE: [u8; 4] = [0; 4];
 const NO_TIMESTAMP: i64 = -1;
 const EMPTY: u32 = u32::MAX;
-/// The memory of a row beside the row itself and its key: two slots of the table, and what the allocator adds.
-const OVERHEAD: usize = 2 * size_of::<(u32, u32)>() + 16;
+/// The longest place that lies in its row.
+const SHORT: usize = 30;
+/// The memory of a row beside the row itself and a long key: slots of the table.
+const OVERHEAD: usize = 3 * size_of::<(u32, u32)>();
 
 /// How a value changes the number of a row.
 #[derive(Clone, Copy, PartialEq)]
@@ -55,7 +58,7 @@ struct Windows {
 struct Row {
     hash: u64,
     /// The key group, the key, and the window start.
-    place: Box<[u8]>,
+    place: Place,
     value: Value,
     timestamp: i64,
     /// The value as of the last commit; `Object` holds its bytes.
@@ -65,6 +68,12 @@ struct Row {
     dirty: bool,
     /// It has expired while it was dirty: the next commit writes it, and no record finds it.
     expired: bool,
+}
+
+/// The bytes of a place: short ones lie in the row, because each look-up compares them.
+enum Place {
+    Short(u8, [u8; SHORT]),
+    Long(Box<[u8]>),
 }
 
 type Updates<'py> = (Bound<'py, PyList>, Bound<'py, PyList>, Bound<'py, PyList>);
@@ -94,6 +103,7 @@ pub struct Rows {
     by_start: BTreeMap<i64, Vec<u32>>,
     /// The headers of the record that changed a row last, until the row is forwarded.
     headers: HashMap<u32, Py<PyAny>>,
+    /// How many commits there were.
     commits: u32,
     /// Some value is no number of the serde: the caller adds records one by one, so that errors belong to one.
     #[pyo3(get)]
@@ -143,8 +153,8 @@ impl Rows {
     }
 
     /// Add records, in order. `values` are bytes or objects; without `drops_null_values` they are not looked at in a count.
-    /// `before`: for each record, an operator time that others have reached before it. `load(place, start)` returns the
-    /// stored timestamp and value of a row that is not in the buffer, or None.
+    /// `before`: for each record, an operator time that others have reached before it. `load(place)` returns the stored timestamp
+    /// and value of a row that is not in the buffer, or None.
     #[allow(
         clippy::too_many_arguments,
         reason = "the columns of a batch, and what belongs to all of it"
@@ -315,7 +325,7 @@ impl Rows {
         let places = self.dirty.iter().map(|&index| &self.rows[index as usize].place);
         places
             .filter(|place| !(first..=last).contains(&place[0]))
-            .min()
+            .min_by(|a, b| a[..].cmp(&b[..]))
             .map(|place| PyBytes::new(py, place))
     }
 
@@ -330,7 +340,7 @@ impl Rows {
         horizon: i64,
     ) -> PyResult<Frozen<'py>> {
         let mut dirty = std::mem::take(&mut self.dirty);
-        dirty.sort_unstable_by(|&a, &b| self.rows[a as usize].place.cmp(&self.rows[b as usize].place));
+        dirty.sort_unstable_by(|&a, &b| self.rows[a as usize].place[..].cmp(&self.rows[b as usize].place[..]));
         self.headers.clear();
         self.commits = self.commits.wrapping_add(1);
         let out = (PyList::empty(py), PyList::empty(py), PyList::empty(py));
@@ -561,12 +571,8 @@ impl Rows {
         at: &Change<'_, 'py>,
         load: &Bound<'py, PyAny>,
     ) -> PyResult<u32> {
-        let group = (at.hash >> 56) as u8;
-        let start = at.start.map(i64::to_be_bytes);
-        let place: Box<[u8]> = [&[group][..], at.plain, start.as_ref().map_or(&[][..], |start| start)]
-            .concat()
-            .into();
-        let found = load.call1((PyBytes::new(py, &place), at.start))?;
+        let place = Place::of((at.hash >> 56) as u8, at.plain, at.start);
+        let found = load.call1((PyBytes::new(py, &place),))?;
         let (timestamp, number) = if found.is_none() {
             (NO_TIMESTAMP, None)
         } else {
@@ -591,7 +597,7 @@ impl Rows {
             place,
         };
         self.live += 1;
-        self.key_bytes += row.place.len();
+        self.key_bytes += row.place.outside();
         let index = match self.free.pop() {
             Some(index) => {
                 self.rows[index as usize] = row;
@@ -675,8 +681,8 @@ impl Rows {
         self.table[hole] = (0, EMPTY);
         let row = &mut self.rows[index as usize];
         self.live -= 1;
-        self.key_bytes -= row.place.len();
-        row.place = Box::default();
+        self.key_bytes -= row.place.outside();
+        row.place = Place::Short(0, [0; SHORT]);
         (row.value, row.stored) = (Value::Null, Value::Null);
         self.free.push(index);
     }
@@ -732,6 +738,41 @@ impl Rows {
         let bytes = bytes.cast_into::<PyBytes>()?;
         let stored = Value::Object(bytes.clone().unbind().into_any());
         Ok((Some(bytes), stored))
+    }
+}
+
+impl Place {
+    fn of(group: u8, plain: &[u8], start: Option<i64>) -> Self {
+        let start = start.map(i64::to_be_bytes);
+        let end = start.as_ref().map_or(&[][..], |start| start);
+        let length = 1 + plain.len() + end.len();
+        if length > SHORT {
+            return Self::Long([&[group][..], plain, end].concat().into());
+        }
+        let mut bytes = [0; SHORT];
+        bytes[0] = group;
+        bytes[1..=plain.len()].copy_from_slice(plain);
+        bytes[1 + plain.len()..length].copy_from_slice(end);
+        Self::Short(length as u8, bytes)
+    }
+
+    /// The memory beside the row, with what the allocator adds.
+    fn outside(&self) -> usize {
+        match self {
+            Self::Short(..) => 0,
+            Self::Long(bytes) => bytes.len() + 2 * WORD,
+        }
+    }
+}
+
+impl Deref for Place {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Short(length, bytes) => &bytes[..usize::from(*length)],
+            Self::Long(bytes) => bytes,
+        }
     }
 }
 

@@ -1,9 +1,9 @@
-"""Known folds over rows in native memory give what live objects give: outputs, changelogs, database, counters, failures."""
+"""Known folds over rows in native memory give what live objects give: outputs, changelogs, rows, counters, failures."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate
@@ -115,7 +115,7 @@ class Run:
     def open(self) -> None:
         """Begin where the last commit was."""
         rows = native_rows(self.part, caching=self.caching) if self.native else NO_ROWS
-        assert not self.native or rows or (not self.caching)
+        assert not self.native or rows or not self.caching
         self.folded = bool(rows)
         self.state = TaskState(self.database, self.part.stores, WHOLE, 1500, rows)
         self.bound = self.program.bind(self.state.stores, self.fail, caching=self.caching, shared=self.shared)
@@ -140,14 +140,21 @@ class Run:
     def process(self, batch: Batch) -> None:
         if batch.topic not in self.part.topics:
             return
-        keys, values, timestamps, before, headers = ([row[at] for row in batch.records] for at in range(5))
+        timestamps = [row[2] for row in batch.records]
+        headers = [row[4] for row in batch.records]
         times = list(accumulate(timestamps, max, initial=self.time))[1:]
         self.time = times[-1] if times else self.time
-        offsets = list(range(self.offset, self.offset + len(keys)))
-        self.offset += len(keys)
+        offsets = list(range(self.offset, self.offset + len(times)))
+        self.offset += len(times)
         nodes = self.bound._compiled.operator_times[batch.topic] if self.shared else ()
         columns = Columns(
-            keys, values, timestamps, offsets, times, headers if any(headers) else None, [before for _ in nodes]
+            [row[0] for row in batch.records],
+            [row[1] for row in batch.records],
+            timestamps,
+            offsets,
+            times,
+            headers if any(headers) else None,
+            [[row[3] for row in batch.records] for _ in nodes],
         )
         self.bound.process(TopicPartition(batch.topic, 0), columns)
 

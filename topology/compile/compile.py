@@ -115,9 +115,7 @@ def _compiled(
     by_key: bool = False,
     native: frozenset[str] = frozenset(),
 ) -> Compiled:
-    compiler = Compiler(
-        Analysis(subtopology), operators, caching=caching, shared=shared, by_key=by_key, native=native
-    )
+    compiler = Compiler(Analysis(subtopology), operators, caching=caching, shared=shared, by_key=by_key, native=native)
     functions = {
         source.name: _source_function(compiler, source) for source in subtopology.nodes if isinstance(source, Source)
     }

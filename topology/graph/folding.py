@@ -73,7 +73,10 @@ class Fold:
 
 
 def folds(part: SubTopology, *, caching: bool) -> dict[str, Fold]:
-    """Return the stores of a sub-topology that known folds write, and nothing else looks at. `caching`: as of a program."""
+    """Return the stores of a sub-topology that known folds write, and nothing else looks at.
+
+    `caching`: whether the record cache is on.
+    """
     found = {node.store.name: fold for node in part.nodes if isinstance(node, Aggregate) and (fold := _fold(node))}
     held_back = frozenset(node.name for node in part.nodes) - uncached(part.nodes) if caching else frozenset()
     nodes = {node.name: node for node in part.nodes}

@@ -1,8 +1,9 @@
 """Aggregations whose rows are numbers in native memory: generated code gives them columns, not records.
 
 What stands before the aggregation stays a loop over records, whose last lines append to columns. The columns are added
-to the store behind the last record of a batch; record by record where a reducer may raise, for the error to be of one record,
-and where updates are forwarded at once and have headers. A count directly below its source takes the batch as it is, without a loop.
+to the store behind the last record of a batch; record by record where a reducer may raise, for the error to be of one
+record, and where updates are forwarded at once and have headers. A count directly below its source takes the batch as
+it is, without a loop.
 
 Invariant: between two batches the columns are empty, so nothing sees the store without the records before.
 Source: `aggregates` is the reference.
@@ -23,7 +24,7 @@ _COLUMNS = ("keys", "values", "timestamps", "before", "headers")
 
 def fold(compiler: Compiler, function: Function, node: Aggregate, record: RecordVariables, key_bytes: str) -> None:
     """Generate code: a record is appended to the columns of an aggregation."""
-    unit, name = compiler.unit, compiler.unit.identifier("fold", node.name)
+    name = compiler.unit.identifier("fold", node.name)
     _begin(compiler, node, name)
     if node.windows is not None:
         compiler.expire(compiler.operator_time(function, node), node.store)
