@@ -11,8 +11,10 @@ extension `coopstreams-native` is installed, each case runs in pure Python and n
 
 from __future__ import annotations
 
+import argparse
 import operator
 import random
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -21,17 +23,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+
 from coopstreams import KStream, StreamsBuilder, TimeWindows, field, serdes
 from coopstreams.common.memory import tune_memory
-from coopstreams.log.kafka.native import native_rows
+from coopstreams.log.kafka.native import data_plane, native_rows
 from coopstreams.state.engines import open_database, open_engine
 from coopstreams.state.task_state import TaskState
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.keys import WHOLE
+from coopstreams.topology.stores import ROCKS_DB
 
-KEYS, BATCH, COMMIT = 100_000, 10_000, 200_000
+KEYS, BATCH, BATCHES = 100_000, 10_000, 20
 SOURCE = TopicPartition("in", 0)
 
 
@@ -69,30 +75,23 @@ def fail(failure: Failure) -> None:
     raise failure.error
 
 
-def timed(case: str, given: list[Columns], folder: Path, *, native: bool) -> tuple[float, float]:
-    """Return the nanoseconds of CPU of a record, and of a row that a commit writes."""
+def timed(case: str, records: int, folder: Path, *, native: bool) -> tuple[float, float, float]:
+    """Return nanoseconds of CPU: of a record with keys that were seen before, of any record, of a row of a commit."""
     flow, caching = CASES[case]
     builder = StreamsBuilder("bench")
     flow(builder.stream(SOURCE.topic, key=serdes.text, value=serdes.json)).to_stream().to("out")
     topology = builder.build()
     part = topology.subtopologies[0]
-    database = open_database(part.stores, "rocksDB", partial(open_engine, folder))
+    database = open_database(part.stores, ROCKS_DB, partial(open_engine, folder))
     state = TaskState(database, part.stores, WHOLE, 1 << 30, native_rows(part, caching=caching) if native else {})
     program = compile_subtopology(topology, part).bind(state.stores, fail, caching=caching)
-    processing = committing = 0.0
-    rows = since = 0
-    for columns in given:
+    processing, committing, rows = list[float](), 0.0, 0
+    for number, columns in enumerate(batches(records), 1):
         begin = time.process_time()
         program.process(SOURCE, columns)
-        took = time.process_time() - begin
-        processing += took
-        import os
-
-        if os.environ.get("SHOW") and columns.offsets[0] % 200_000 == 90_000:
-            print(f"   {took * 1e9 / len(columns):.0f}", end=" ")
-        since += len(columns)
-        if since >= COMMIT:
-            since, begin = 0, time.process_time()
+        processing.append(time.process_time() - begin)
+        if number % BATCHES == 0:
+            begin = time.process_time()
             program.flush()
             rows += sum(len(batch.keys) for batch in state.changes())
             state.commit({"kept": 1})
@@ -100,13 +99,34 @@ def timed(case: str, given: list[Columns], folder: Path, *, native: bool) -> tup
         for output in program.outputs.values():
             output.clear()
     database.close()
-    return processing * 1e9 / sum(map(len, given)), committing * 1e9 / rows
+    later = processing[len(processing) // 2 :]
+    return (
+        statistics.fmean(later) * 1e9 / BATCH,
+        statistics.fmean(processing) * 1e9 / BATCH,
+        committing * 1e9 / max(rows, 1),
+    )
+
+
+def main() -> None:
+    """Measure every case on both planes, by turns, and print the medians."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--records", type=int, default=2_000_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    tune_memory()
+    shown = Table("case", "plane", "known keys", "all records", "rows of commits", title="ns of CPU")
+    for case in CASES:
+        found: dict[bool, list[tuple[float, float, float]]] = {False: [], True: []}
+        for _ in range(arguments.rounds):
+            for native in [False, True] if data_plane() == "native" else [False]:
+                with tempfile.TemporaryDirectory() as folder:
+                    found[native].append(timed(case, arguments.records, Path(folder), native=native))
+        for native, times in found.items():
+            if times:
+                medians = [f"{statistics.median(column):,.0f}" for column in zip(*times, strict=True)]
+                shown.add_row(case, "native" if native else "pure Python", *medians)
+    Console().print(shown)
 
 
 if __name__ == "__main__":
-    tune_memory()
-    given = list(batches(1000000))
-    for case in CASES:
-        for n in (0, 1, 0, 1):
-            with tempfile.TemporaryDirectory() as d:
-                print(case, n, timed(case, given, Path(d), native=bool(n)))
+    main()

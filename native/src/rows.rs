@@ -21,8 +21,8 @@ const NO_TIMESTAMP: i64 = -1;
 const EMPTY: u32 = u32::MAX;
 /// The longest place that lies in its row.
 const SHORT: usize = 30;
-/// The memory of a row beside the row itself and a long key: slots of the table.
-const OVERHEAD: usize = 3 * size_of::<(u32, u32)>();
+/// The memory of a row beside the row itself and a long key: slots of the table, and what both keep in reserve.
+const OVERHEAD: usize = 3 * size_of::<(u32, u32)>() + size_of::<Row>() / 2;
 
 /// How a value changes the number of a row.
 #[derive(Clone, Copy, PartialEq)]
