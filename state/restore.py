@@ -115,7 +115,8 @@ def lacking(known: Checkpoints, key_range: KeyRange, bounds: Bounds) -> list[int
 
     They have no checkpoint, or `bounds` refuses it.
     """
-    return [group for group in _groups(key_range) if (at := known.at(group)) is None or bounds.refusal(at)]
+    of_group = known.by_group()
+    return [group for group in _groups(key_range) if (at := of_group[group]) is None or bounds.refusal(at)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +225,7 @@ class Restore:
         changes = list(self._changes(keep))
         self.database.write(changes, {self.spec.name: list(self._checkpoints(moved))})
         self._read += len(columns)
-        self._kept += sum(len(change.keys) for change in changes)
+        self._kept += len(keep)
         self._moved += max(0, next_offset - self._position)
         self._move()
 
@@ -295,6 +296,11 @@ class Restore:
         if self.spec.kind not in layout.SEGMENTED:
             if keys:
                 yield Change(layout.family_of(self.spec.name), keys, [keep[key] for key in keys])
+            if self.spec.ttl_ms is not None:
+                rows = [(key, row) for key, row in keep.items() if row is not None]
+                places = sorted(layout.expiry_key(key, layout.unpack(row)[1]) for key, row in rows)
+                if places:
+                    yield Change(layout.expiry_family(self.spec.name), places, [b""] * len(places))
             return
         length = layout.segment_ms(self.spec)
         segments: dict[int, list[bytes]] = {}
@@ -322,10 +328,10 @@ class Restore:
 
     def _admit(self, groups: Sequence[int]) -> None:
         """Set what these groups need from their checkpoints; empty those from which the restore cannot continue."""
-        known = self.database.checkpoints(self.spec.name)
+        known = self.database.checkpoints(self.spec.name).by_group()
         reasons: dict[int, str] = {}
         for group in groups:
-            at = known.at(group)
+            at = known[group]
             reason = "" if at is None else self._refusal(group, at)
             if at is None or reason:
                 reasons[group] = reason

@@ -19,6 +19,7 @@ from dataclasses import replace
 from coopstreams.state import layout
 from coopstreams.state.checkpoints import NEVER_TRUE, NO_TOPIC, Checkpoint
 from coopstreams.state.database import Database
+from coopstreams.state.expiring_table import ExpiringTable
 from coopstreams.state.native_table import NativeRows, NativeTable, NativeWindowTable
 from coopstreams.state.table import ChangelogBatch, Table
 from coopstreams.state.window_table import SessionTable, WindowTable
@@ -57,8 +58,9 @@ class TaskState:
             if spec.name in rows:
                 native = NativeWindowTable if spec.kind == "window" else NativeTable
                 self._tables[spec.name] = native(database, spec, self._groups, rows[spec.name])
-            else:
-                self._tables[spec.name] = _KINDS.get(spec.kind, Table)(database, spec, self._groups)
+                continue
+            kind = _KINDS.get(spec.kind, Table if spec.ttl_ms is None else ExpiringTable)
+            self._tables[spec.name] = kind(database, spec, self._groups)
         self._stands: dict[str, list[Checkpoint]] = {}
         """The last checkpoints by store, without `true_ms`."""
         self.topic_ids = {

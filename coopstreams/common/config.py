@@ -22,7 +22,7 @@ from typing import Any
 from coopstreams.common.nearest import did_you_mean
 from coopstreams.common.references import Secret, resolved
 from coopstreams.common.security import Security, is_security
-from coopstreams.common.values import boolean, fraction, integer, one_of, text
+from coopstreams.common.values import boolean, fraction, integer, one_of, positive_fraction, text
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.optimizing import parse_optimization
 from coopstreams.topology.graph.partitions import ADDITIONAL_RETENTION_MS
@@ -38,11 +38,18 @@ HANDLERS = ("fail", "continue", "dead-letter")
 
 def handler(value: Any) -> Any:
     """Return a failure handler: one of `HANDLERS`, or the function that is given or named `package.module:function`."""
-    if value in HANDLERS or callable(value):
+    if value in HANDLERS:
+        return value
+    return function(value, f"one of {', '.join(HANDLERS)}, or a function, package.module:function")
+
+
+def function(value: Any, expected: str = "a function, package.module:function") -> Any:
+    """Return the function that is given or named `package.module:function`."""
+    if callable(value):
         return value
     module, colon, name = str(value).partition(":")
     if not colon:
-        raise ValueError(f"one of {', '.join(HANDLERS)}, or a function, package.module:function")
+        raise ValueError(expected)
     try:
         found = getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
@@ -215,6 +222,16 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
         "`required`: who asks needs a certificate of `http.ssl.ca.location`; instances show their own.",
     ),
     "http.max.connections": (integer(8, 100_000), 512, "The most connections to the query server at a time."),
+    "http.cpu.share": (
+        positive_fraction,
+        None,
+        "Of the time of one core, how much queries of the state may take while records wait. Default: no bound.",
+    ),
+    "processor.wrapper": (
+        function,
+        None,
+        "A function, or package.module:function, that wraps each operator: see the guide on processors.",
+    ),
     "tracing.ratio": (
         fraction,
         None,
@@ -362,7 +379,7 @@ def check_heartbeat(values: Mapping[str, Any]) -> None:
 
 
 def check_security(client: Mapping[str, Any]) -> None:
-    """Do nothing if the settings on security can be used by all clients; warn of what is hardly meant.
+    """Check that all clients can use the security settings; warn of insecure combinations.
 
     Raises:
         ConfigError: a value that cannot work, or one that is missing.
@@ -372,7 +389,7 @@ def check_security(client: Mapping[str, Any]) -> None:
 
 
 def _check_application(given: str | None, of_topology: str | None) -> None:
-    """Do nothing unless the two application ids differ: the topology's is in the names of its internal topics."""
+    """Check that both application ids are equal: the topology's is in the names of its internal topics."""
     if given is not None and of_topology is not None and given != of_topology:
         raise ConfigError(
             f'application.id is "{given}", but the topology was built as "{of_topology}", and its internal topics are '
@@ -382,10 +399,10 @@ def _check_application(given: str | None, of_topology: str | None) -> None:
 
 
 def check_http(values: Mapping[str, Any]) -> None:
-    """Do nothing if the settings on who may ask over HTTP go together.
+    """Check that the settings on access over HTTP fit each other.
 
     Raises:
-        ConfigError: they do not, or leave open what is meant to be closed.
+        ConfigError: they contradict each other, or leave something open that a token or certificate should protect.
     """
     if values["http.token.operate"] and not values["http.token.read"]:
         raise ConfigError(

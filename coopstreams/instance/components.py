@@ -142,7 +142,11 @@ class Components:
                 directory,
                 subtopologies,
                 max(1 << 20, buffer_bytes // tasks),
-                partial(native_rows, caching=config["statestore.cache.max.bytes"] > 0),
+                partial(
+                    native_rows,
+                    caching=config["statestore.cache.max.bytes"] > 0,
+                    wrapped=config["processor.wrapper"] is not None,
+                ),
             )
             follower = Follower(cluster, application, replication=config["replication.factor"])
             follower.check_policy()

