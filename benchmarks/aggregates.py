@@ -27,8 +27,9 @@ from rich.console import Console
 from rich.table import Table
 
 from coopstreams import KStream, StreamsBuilder, TimeWindows, field, serdes
+from coopstreams.common.config import Config
 from coopstreams.common.memory import tune_memory
-from coopstreams.log.kafka.native import data_plane, native_rows
+from coopstreams.log.kafka.native import data_plane, native_tables
 from coopstreams.state.engines import open_database, open_engine
 from coopstreams.state.task_state import TaskState
 from coopstreams.topology.columns import Columns, TopicPartition
@@ -83,7 +84,13 @@ def timed(case: str, records: int, folder: Path, *, native: bool) -> tuple[float
     topology = builder.build()
     part = topology.subtopologies[0]
     database = open_database(part.stores, ROCKS_DB, partial(open_engine, folder))
-    state = TaskState(database, part.stores, WHOLE, 1 << 30, native_rows(part, caching=caching) if native else {})
+    state = TaskState(
+        database,
+        part.stores,
+        WHOLE,
+        1 << 30,
+        native_tables(part, Config.of({"bootstrap.servers": "nowhere:1"}, "bench"), caching=caching) if native else {},
+    )
     program = compile_subtopology(topology, part).bind(state.stores, fail, caching=caching)
     processing, committing, rows = list[float](), 0.0, 0
     for number, columns in enumerate(batches(records), 1):

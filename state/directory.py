@@ -31,8 +31,7 @@ from coopstreams.state.database import Database
 from coopstreams.state.engine import Engine
 from coopstreams.state.engines import folder_of, open_database, open_engine
 from coopstreams.state.layout import groups_of
-from coopstreams.state.native_table import NativeRows
-from coopstreams.state.task_state import NO_ROWS, TaskState
+from coopstreams.state.task_state import NO_TABLES, MakeTable, TaskState
 from coopstreams.topology.errors import StateCorruptError, StateError, StateLockedError
 from coopstreams.topology.graph.nodes import SubTopology
 from coopstreams.topology.keys import KeyRange
@@ -225,10 +224,10 @@ class Databases:
         directory: StateDirectory,
         subtopologies: Mapping[int, SubTopology],
         cache_bytes: int,
-        rows: Callable[[SubTopology], Mapping[str, NativeRows]] = lambda _: NO_ROWS,
+        tables: Callable[[SubTopology], Mapping[str, MakeTable]] = lambda _: NO_TABLES,
     ) -> None:
-        """`rows`: makes the write buffers in native memory of a task of a sub-topology."""
-        self._rows = rows
+        """`tables`: returns what makes stores of a sub-topology's tasks, where it is not the usual."""
+        self._tables = tables
         self._directory = directory
         self._subtopologies = subtopologies
         self._cache_bytes = cache_bytes
@@ -247,7 +246,7 @@ class Databases:
     def state(self, task: TaskId, database: Database) -> TaskState:
         """Return the state of a task over its database, after the restore."""
         part = self.subtopology(task)
-        return TaskState(database, part.stores, task.key_range, self._cache_bytes, self._rows(part))
+        return TaskState(database, part.stores, task.key_range, self._cache_bytes, self._tables(part))
 
     def leave(self, task: TaskId) -> None:
         """Leave the database of a task's partition; the last task closes it."""

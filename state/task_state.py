@@ -13,14 +13,14 @@ Turned down: writing the database during the interval (an abort would have to wi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 from coopstreams.state import layout
 from coopstreams.state.checkpoints import NEVER_TRUE, NO_TOPIC, Checkpoint
 from coopstreams.state.database import Database
 from coopstreams.state.expiring_table import ExpiringTable
-from coopstreams.state.native_table import NativeRows, NativeTable, NativeWindowTable
 from coopstreams.state.table import ChangelogBatch, Table
 from coopstreams.state.window_table import SessionTable, WindowTable
 from coopstreams.topology.keys import KeyGroups, KeyRange
@@ -30,7 +30,9 @@ __all__ = ["ChangelogBatch", "TaskState"]
 
 
 NO_POSITIONS: Mapping[str, Mapping[KeyRange, int]] = {}
-NO_ROWS: Mapping[str, NativeRows] = {}
+MakeTable: TypeAlias = Callable[[Database, StoreSpec, KeyGroups], Table]
+"""Makes the store of a task in the place of the usual one."""
+NO_TABLES: Mapping[str, MakeTable] = {}
 
 _KINDS: Mapping[StoreKind, type[Table]] = {"window": WindowTable, "session": SessionTable}
 
@@ -47,20 +49,16 @@ class TaskState:
         specs: Sequence[StoreSpec],
         key_range: KeyRange,
         cache_bytes: int,
-        rows: Mapping[str, NativeRows] = NO_ROWS,
+        tables: Mapping[str, MakeTable] = NO_TABLES,
     ) -> None:
-        """`rows`: the write buffers in native memory, for the stores that have one."""
+        """`tables`: the stores that are made in another way, by name."""
         self._database = database
         self._budget = cache_bytes
         self._tables: dict[str, Table] = {}
         self._groups = layout.groups_of(key_range) if specs else KeyGroups(0, 0)  # without stores, any will do
         for spec in specs:
-            if spec.name in rows:
-                native = NativeWindowTable if spec.kind == "window" else NativeTable
-                self._tables[spec.name] = native(database, spec, self._groups, rows[spec.name])
-                continue
             kind = _KINDS.get(spec.kind, Table if spec.ttl_ms is None else ExpiringTable)
-            self._tables[spec.name] = kind(database, spec, self._groups)
+            self._tables[spec.name] = tables.get(spec.name, kind)(database, spec, self._groups)
         self._stands: dict[str, list[Checkpoint]] = {}
         """The last checkpoints by store, without `true_ms`."""
         self.topic_ids = {

@@ -30,7 +30,7 @@ from coopstreams.instance.subscription import PatternSubscription
 from coopstreams.instance.task_registry import TaskRegistry
 from coopstreams.instance.watcher import Watcher
 from coopstreams.instance.wiring import KAFKA, Wiring
-from coopstreams.log.kafka.native import native_rows
+from coopstreams.log.kafka.native import native_tables
 from coopstreams.log.log import Log
 from coopstreams.opening.begun import Begun
 from coopstreams.opening.globals import Globals
@@ -142,11 +142,7 @@ class Components:
                 directory,
                 subtopologies,
                 max(1 << 20, buffer_bytes // tasks),
-                partial(
-                    native_rows,
-                    caching=config["statestore.cache.max.bytes"] > 0,
-                    wrapped=config["processor.wrapper"] is not None,
-                ),
+                lambda part: native_tables(part, config, caching=config["statestore.cache.max.bytes"] > 0),
             )
             follower = Follower(cluster, application, replication=config["replication.factor"])
             follower.check_policy()

@@ -1,7 +1,7 @@
 //! The write buffer of a built-in aggregation: one number for each key, or for each key and window, between two commits.
 //!
 //! What it cannot do (a sum beyond 64 bits, a value that is no number) it leaves to Python's own functions, row by row, so
-//! that the result is Python's. `coopstreams/state/native_table.py` is the store around it, `table.py` the reference.
+//! that the result is Python's. `coopstreams/state/native/table.py` is the store around it, `table.py` the reference.
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;

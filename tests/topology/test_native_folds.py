@@ -13,10 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coopstreams.log.kafka.native import SETTING, native_rows
+from coopstreams.common.config import Config
+from coopstreams.log.kafka.native import SETTING, native_tables
 from coopstreams.state.database import Database
 from coopstreams.state.memory import Memory
-from coopstreams.state.task_state import NO_ROWS, ChangelogBatch, TaskState
+from coopstreams.state.task_state import NO_TABLES, ChangelogBatch, TaskState
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import Columns, Headers, TopicPartition
 from coopstreams.topology.compile.compile import compile_subtopology
@@ -41,6 +42,7 @@ def native_plane() -> Iterator[None]:
 
 
 IN = TopicPartition("in", 0)
+CONFIG = Config.of({"bootstrap.servers": "nowhere:1"}, "app")
 Build = Callable[[Any, Any], Any]
 INT, FLOAT = serdes.int64, serdes.float64
 TUMBLING = TimeWindows(milliseconds=10, grace=ms(7))
@@ -123,10 +125,10 @@ class Run:
 
     def open(self) -> None:
         """Begin where the last commit was."""
-        rows = native_rows(self.part, caching=self.caching) if self.native else NO_ROWS
-        assert not self.native or rows or not self.caching
-        self.folded = bool(rows)
-        self.state = TaskState(self.database, self.part.stores, WHOLE, 1500, rows)
+        tables = native_tables(self.part, CONFIG, caching=self.caching) if self.native else NO_TABLES
+        assert not self.native or tables or not self.caching
+        self.folded = bool(tables)
+        self.state = TaskState(self.database, self.part.stores, WHOLE, 1500, tables)
         self.bound = self.program.bind(self.state.stores, self.fail, caching=self.caching, shared=self.shared)
         self.bound.resume(IN, self.time)
 
@@ -201,7 +203,7 @@ def check(flow: str, shape: str, steps: list[Step], *, caching: bool, shared: bo
 
 def known(flow: str, shape: str = "sink", *, caching: bool = True) -> bool:
     """Whether a flow's store has native rows."""
-    return bool(native_rows(program(flow, shape).subtopology, caching=caching))
+    return bool(native_tables(program(flow, shape).subtopology, CONFIG, caching=caching))
 
 
 @pytest.mark.parametrize("flow", FLOWS)
@@ -244,7 +246,7 @@ def test_other_aggregations_stay_live_objects(other: str) -> None:
     OTHERS[other](*streams).to_stream().to("out")
     streams[1].to("in-any-case")
     for part in builder.build().subtopologies:
-        assert "s" not in native_rows(part, caching=True)
+        assert "s" not in native_tables(part, CONFIG, caching=True)
 
 
 WHOLE_NUMBERS = st.integers(-9, 9)

@@ -14,13 +14,15 @@ import importlib
 import logging
 import os
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, Protocol, cast
 
 from confluent_kafka import Producer, cimpl
 
+from coopstreams.common.config import Config
 from coopstreams.log.batches import MakeRouter
-from coopstreams.state.native_table import NativeRows
+from coopstreams.state.native.table import NativeTable, NativeWindowTable
+from coopstreams.state.task_state import MakeTable
 from coopstreams.topology.columns import Headers, Int64s
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.folding import folds
@@ -100,15 +102,20 @@ def router() -> MakeRouter | None:
     return made
 
 
-def native_rows(part: SubTopology, *, caching: bool, wrapped: bool = False) -> dict[str, NativeRows]:
-    """Return the write buffers in native memory for a task, by store: for folds that are known; without them, none.
+def native_tables(part: SubTopology, config: Config, *, caching: bool) -> dict[str, MakeTable]:
+    """Return what makes the stores of one task whose rows are in native memory: those of known folds.
 
-    `wrapped`: a processor wrapper is called for each record at each node, so no node is given columns.
+    With a processor wrapper, which is called for each record at each node, there are none.
     """
-    if wrapped or data_plane() != "native":
+    if config["processor.wrapper"] is not None or data_plane() != "native":
         return {}
     make = _loaded().Rows
-    return {name: make(fold.kind, fold.number, fold.windows) for name, fold in folds(part, caching=caching).items()}
+    return {
+        name: partial(
+            NativeTable if fold.windows is None else NativeWindowTable, rows=make(fold.kind, fold.number, fold.windows)
+        )
+        for name, fold in folds(part, caching=caching).items()
+    }
 
 
 def with_plugin(settings: dict[str, Any]) -> dict[str, Any]:
