@@ -6,8 +6,9 @@ Each puts a function in the place of one of ours, so it has to be one that is st
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -29,7 +30,11 @@ from coopstreams.instance.instance import Instance
 from coopstreams.instance.serving import Serving
 from coopstreams.log.log import GroupFence
 from coopstreams.opening.changelogs import Changelogs
+from coopstreams.query import local
+from coopstreams.state import snapshot_restore
+from coopstreams.state.manifest import File, StoreSlices
 from coopstreams.state.restore import Bounds
+from coopstreams.state.snapshot import FetchedFile
 from coopstreams.state.task_state import TaskState
 from coopstreams.tasks.committer import Committer
 from coopstreams.tasks.events import Cancelled
@@ -38,7 +43,7 @@ from coopstreams.tasks.turns import Turns
 from coopstreams.tasks.waiting_records import NodeCall
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.program import BoundProgram
-from coopstreams.topology.errors import LogError
+from coopstreams.topology.errors import LogError, SnapshotError
 from coopstreams.topology.operators.join_memory import _Side
 from coopstreams.topology.operators.windowing import Closing
 
@@ -299,6 +304,45 @@ def _closed_by_others() -> AbstractContextManager[Any]:
     return patch.object(Closing, "_part_of", lambda *_: ())
 
 
+def _any_slice() -> AbstractContextManager[Any]:
+    """Slices of snapshots count as if they were of the changelog that there is now."""
+    choose = snapshot_restore.choose
+
+    def chosen(store: StoreSlices, partition: int, groups: Sequence[int], bounds: Bounds) -> Any:
+        taken, refusal = choose(replace(store, topic_id=bounds.topic_id), partition, groups, bounds)
+        return taken, refusal
+
+    return patch.multiple(snapshot_restore, choose=chosen, misfit=lambda *_: "")
+
+
+def _slice_of_the_end() -> AbstractContextManager[Any]:
+    """A slice of a snapshot says that it has what its changelog has now."""
+    choose = snapshot_restore.choose
+
+    def chosen(store: StoreSlices, partition: int, groups: Sequence[int], bounds: Bounds) -> Any:
+        taken, refusal = choose(store, partition, groups, bounds)
+        return [replace(each, offset=bounds.target) for each in taken], refusal
+
+    return patch.object(snapshot_restore, "choose", chosen)
+
+
+def _unchecked_file() -> AbstractContextManager[Any]:
+    """The files of a snapshot are taken as they are."""
+
+    def fetched(storage: Any, application: str, file: File, folder: Path, heard: Any) -> FetchedFile:
+        path = folder / f"{file.sha256}.sst"
+        if not storage.download(f"{application}/{file.name}", path, heard):
+            raise SnapshotError("it is missing")
+        return FetchedFile(file, path)
+
+    return patch.object(snapshot_restore, "fetch", fetched)
+
+
+def _found_before() -> AbstractContextManager[Any]:
+    """An answer counts although the key was given away while it was read."""
+    return patch.object(local, "_owned_throughout", lambda _: nullcontext())
+
+
 class Planted(NamedTuple):
     """A bug, and with what program it was found. `seed`: one of `WITHIN` histories from there on finds it; None: one of
     hundreds does. No program: none has found it.
@@ -338,6 +382,10 @@ PLANTED: dict[str, Planted] = {
     "windows that others have closed": Planted(_closed_by_others, 1_000_011, "windows that are emitted at their close"),
     "a gate of siblings": Planted(_gate_of_siblings, 1_000_019, "a left join of streams", AT_LEAST_ONCE),
     "rows of before": Planted(_rows_of_before, 0, "calls that keep state"),
+    "a slice of any changelog": Planted(_any_slice),
+    "a slice of the end": Planted(_slice_of_the_end),
+    "a file that nobody checks": Planted(_unchecked_file),
+    "an answer of who has given away": Planted(_found_before),
     "times of the reader alone": Planted(_times_of_the_reader, 90, "calls before windows"),
 }
 """By name."""
