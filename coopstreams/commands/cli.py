@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from coopstreams.commands.acls import acls
 from coopstreams.commands.backfill import backfill
 from coopstreams.commands.check import check
 from coopstreams.commands.describe import describe
@@ -15,6 +16,7 @@ from coopstreams.commands.ending import run_command
 from coopstreams.commands.group import app as group
 from coopstreams.commands.init import init
 from coopstreams.commands.pack import pack
+from coopstreams.commands.pause import pause, resume
 from coopstreams.commands.policy import app as policy
 from coopstreams.commands.query import query
 from coopstreams.commands.rebuild import rebuild
@@ -53,9 +55,12 @@ app.command()(init)
 app.command()(run)
 app.command()(describe)
 app.command()(check)
+app.command()(acls)
 app.command()(status)
 app.command()(top)
 app.command()(query)
+app.command()(pause)
+app.command()(resume)
 app.command()(backfill)
 app.command()(rebuild)
 app.command()(pack)

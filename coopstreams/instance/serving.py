@@ -164,6 +164,8 @@ class Serving:
             if task not in paused
         ]
         slow += [Reason("calls-pause", f"task {task}: {why}", task) for task, why in paused.items()]
+        if self._instance.paused:
+            slow.append(Reason("paused", "processing is paused until it is resumed; tasks are kept, queries answered"))
         if self._instance.assigned is None or not self._instance.member.sure(self._instance.member.epoch):
             reasons.append(
                 Reason(
@@ -197,7 +199,8 @@ class Serving:
         """Return the status of the instance."""
         states = dict(self._instance.registry.states)
         settled = all(state is State.RUNNING for state in states.values())
-        running = "waiting" if self._instance.waits and not states else "running" if settled else "rebalancing"
+        settled_state = "paused" if self._instance.paused else "running"
+        running = "waiting" if self._instance.waits and not states else settled_state if settled else "rebalancing"
         state = "joining" if self._instance.assigned is None else running
         tasks = tuple(self._task(task, states[task]) for task in sorted(states))
         details = {
@@ -208,6 +211,10 @@ class Serving:
         totals = self._components.metrics.totals()
         failures = self._components.tallies.latest
         return Status(self.application, state, self.health(), tasks, uptime_s, details, totals, failures)
+
+    def pause(self, paused: bool) -> None:
+        """Have the instance process nothing from now on, or go on."""
+        self._instance.pause(paused)
 
     def end(self) -> None:
         """Own nothing any more: the databases are about to be closed."""

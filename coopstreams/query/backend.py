@@ -273,7 +273,7 @@ class FailureStatus:
 class Status:
     """The status of this instance.
 
-    `state` is a word for people: `joining`, `waiting`, `rebalancing`, `running`, `stopping`.
+    `state` is a word for people: `joining`, `waiting`, `rebalancing`, `running`, `paused`, `stopping`.
     """
 
     application: str
@@ -329,4 +329,8 @@ class Backend(Protocol):
 
     def status(self) -> Status:
         """Return the status of the instance."""
+        ...
+
+    def pause(self, paused: bool) -> None:
+        """Have the instance process nothing from now on, or go on."""
         ...

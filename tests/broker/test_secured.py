@@ -1,5 +1,5 @@
-"""The main path on a broker with TLS, users and ACLs, as a user with exactly the ACLs that docs/operating.md lists; and
-what is said when one of them is missing.
+"""The main path on a broker with TLS, users and ACLs, as a user with exactly the ACLs that `coopstreams acls` prints;
+and what is said when one of them is missing.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from typing import Any
 import pytest
 
 from coopstreams import CoopStreams, StreamsBuilder, serdes
+from coopstreams.common.acls import Acl
 from coopstreams.dev import certificates
 from coopstreams.topology.errors import CoopStreamsError, LogError
 from tests.broker.consuming import Orders, poll_until
-from tests.broker.counting import Counting, await_table, failure_of
-from tests.broker.secured import CONSUMER, Acl, SecuredKafka, documented, secured_kafka
+from tests.broker.counting import Counting, await_table, failure_of, metric
+from tests.broker.secured import CONSUMER, SecuredKafka, documented, printed, secured_kafka
 from tests.broker.waiting import eventually
 from tests.conftest import download_kafka
 
@@ -47,8 +48,8 @@ def made(secured: SecuredKafka) -> Counting:
 
 
 def listed(counting: Counting) -> list[Acl]:
-    """Return the ACLs of the operating page for this application."""
-    return documented(application=counting.application, source=counting.source, sink=counting.sink)
+    """Return the ACLs that `coopstreams acls` prints for this application."""
+    return printed(counting.topology, processing_guarantee="exactly_once_v2")
 
 
 def running(counting: Counting, folder: Path, user: dict[str, Any], **settings: Any) -> CoopStreams:
@@ -58,7 +59,9 @@ def running(counting: Counting, folder: Path, user: dict[str, Any], **settings: 
     return counting.app(folder, login=user, **given)
 
 
-def test_an_application_runs_with_exactly_the_acls_of_the_operating_page(secured: SecuredKafka, tmp_path: Path) -> None:
+def test_an_application_runs_with_exactly_the_acls_that_the_command_prints(
+    secured: SecuredKafka, tmp_path: Path
+) -> None:
     """Exactly: the broker refuses it nothing but to look for hanging transactions; and each one is needed (below)."""
     counting = made(secured)
     user = secured.user(counting.application, listed(counting))
@@ -66,6 +69,22 @@ def test_an_application_runs_with_exactly_the_acls_of_the_operating_page(secured
         with running(counting, tmp_path, user) as app:
             counting.write(["a", "b", "a"])
             await_table(app, {"a": 2 * total, "b": total})
+    assert secured.refusals(counting.application, counting.sink) == set()
+
+
+def test_an_application_without_state_or_transactions_runs_with_exactly_the_acls_that_the_command_prints(
+    secured: SecuredKafka, tmp_path: Path
+) -> None:
+    counting = Counting.make(secured)
+    builder = StreamsBuilder(counting.application)
+    builder.stream(counting.source, key=serdes.text, value=serdes.raw).filter(lambda key, _: key != "c").to(
+        counting.sink
+    )
+    passing = replace(counting, topology=builder.build())
+    user = secured.user(counting.application, printed(passing.topology))
+    with passing.app(tmp_path, login=user, connect_timeout_ms=20_000) as app:
+        passing.write(["a", "c", "b"])
+        eventually(lambda: metric(app, "coopstreams_produced_records_total") == 2, 60, lambda: "nothing was written")
     assert secured.refusals(counting.application, counting.sink) == set()
 
 

@@ -75,6 +75,7 @@ EVENTS = (
     "host",
     "upkeep",
     "outage",
+    "change",
 )
 """What happens, each as often as it is named."""
 STATES = 8
@@ -310,6 +311,9 @@ class World:
                 self.upkeep.happen()
             case "outage" if living:
                 self._have_nobody()
+            case "change" if awake:
+                change = self.random.choice((Process.add_thread, Process.remove_thread, Process.hold, Process.go_on))
+                self._strike(f"is told: {change.__name__}", self.random.choice(awake), change)
             case "host":
                 self.hosts.happen({process.number: process.machine for process in living}, self._down())
             case _:
@@ -349,6 +353,7 @@ class World:
         for process in self.living:
             if process.machine.paused:
                 process.machine.resume()
+            process.go_on()
         self._let(20.0)
         if not self.living:
             self.start(0)
