@@ -5,6 +5,9 @@ by one seed.
     network     requests and answers that are late or lost
     hosts       disks that are lost, full or from an earlier time, clocks that jump, settings that change
     brokers     end, stand still and wake, lead and coordinate in turn
+    threads     of a process stand still, one by one
+    snapshots   are rebuilt, damaged, deleted and published again
+    queries     by key, to anybody, through the router
     oracles     what must hold after each step, and at the end, when nothing goes wrong any more
 
 Invariant: the same seed, the same history.
