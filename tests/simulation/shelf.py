@@ -8,7 +8,6 @@ RocksDB's here (`tests/state` asks about those), but rows with the same checks a
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +15,7 @@ from random import Random
 from types import ModuleType
 from typing import Any
 
+import msgspec
 from greenlet import getcurrent
 
 from coopstreams import Topology
@@ -173,13 +173,13 @@ def write_rows(file: Path, rows: Rows) -> WrittenFile | None:
     if not written:
         return None
     assert all(one[0] < other[0] for one, other in zip(written, written[1:], strict=False))
-    file.write_bytes(pickle.dumps(written))
+    file.write_bytes(msgspec.msgpack.encode(written))  # its last byte is one of the last row
     return WrittenFile(len(written), written[0][0], written[-1][0])
 
 
 def read_rows(file: Path) -> Iterator[tuple[bytes, bytes]]:
     """Yield what `write_rows` has written."""
-    yield from pickle.loads(file.read_bytes())
+    yield from msgspec.msgpack.decode(file.read_bytes(), type=list[tuple[bytes, bytes]])
 
 
 IN_PLACE: list[tuple[ModuleType, str, object]] = [
