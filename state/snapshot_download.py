@@ -69,9 +69,15 @@ class DownloadProgress:
 class Flag(Protocol):
     """An event flag: `threading.Event`."""
 
-    def set(self) -> None: ...
-    def clear(self) -> None: ...
-    def wait(self, timeout: float | None = None) -> bool: ...
+    def set(self) -> None:
+        """Set the flag."""
+
+    def clear(self) -> None:
+        """Clear the flag."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block until the flag is set; return whether it is."""
+        ...
 
 
 class Downloads:

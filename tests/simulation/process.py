@@ -102,7 +102,8 @@ class Process:
 
     def specs(self) -> list[StoreSpec]:
         """Return the stores that it can be asked for."""
-        assert self.components is not None and self.serving is not None
+        assert self.components is not None
+        assert self.serving is not None
         known = self.serving.stores()
         return [spec for part in self.components.topology.subtopologies for spec in part.stores if spec.name in known]
 

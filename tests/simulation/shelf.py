@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from types import ModuleType
@@ -129,8 +130,8 @@ class Shelf:
 
     def _make_newer(self, manifest: Manifest) -> None:
         where = self._folder / APPLICATION / manifest.run / snapshot.MANIFEST
-        told = f'"format": {FORMAT}'
-        assert told in (text := where.read_text())
+        told, text = f'"format": {FORMAT}', where.read_text()
+        assert told in text
         where.write_text(text.replace(told, f'"format": {FORMAT + 1}'))
 
     def _spoil(self, machine: Machine) -> None:
@@ -172,7 +173,7 @@ def write_rows(file: Path, rows: Rows) -> WrittenFile | None:
     written = list(rows)
     if not written:
         return None
-    assert all(one[0] < other[0] for one, other in zip(written, written[1:], strict=False))
+    assert all(one[0] < other[0] for one, other in pairwise(written))
     file.write_bytes(msgspec.msgpack.encode(written))  # its last byte is one of the last row
     return WrittenFile(len(written), written[0][0], written[-1][0])
 

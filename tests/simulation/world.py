@@ -182,9 +182,7 @@ class World:
             )
         self.stalls: Stalls | None = None
         if (drawn := Random(f"{seed} stalls")).random() < STALLS:
-            self.stalls = Stalls(
-                self.scheduler, drawn, lambda: [process.machine for process in self.living], self.say
-            )
+            self.stalls = Stalls(self.scheduler, drawn, lambda: [process.machine for process in self.living], self.say)
         self._reader = MemoryReader(self.cluster.state, committed_only=True)
         self._reader.assign({OUT: Position(0)})
         self._told_to = 0
