@@ -32,7 +32,7 @@ from tests.simulation.process import Process
 
 EVERY_S = 2.0
 READS_S = (0.02, 0.02, 0.02, 3.0)
-"""How long a read may take on its way through threads, on the average, before it and behind it: the last meets moves."""
+"""How long a read may take on its way through threads, on the average, before and behind it: the last meets moves."""
 
 
 class Queries:
