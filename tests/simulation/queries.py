@@ -31,8 +31,8 @@ from tests.simulation.oracles import Changelogs, Told
 from tests.simulation.process import Process
 
 EVERY_S = 2.0
-READS_S = (0.02, 0.02, 0.02, 3.0)
-"""How long a read may take on its way through threads, on the average, before and behind it: the last meets moves."""
+READ_S = 0.02
+"""How long a read takes on its way through threads, on the average, before it and behind it."""
 
 
 class Queries:
@@ -105,12 +105,11 @@ class Queries:
 
     def _read(self, process: Process, store: StoreInfo, at: KeyLocation, stored: bytes) -> Told | None:
         process.reads += 1
-        rate = 1 / self._random.choice(READS_S)
         try:
             with LocalReader(_serving(process)).reading(store, at) as view:
-                process.machine.sleep(self._random.expovariate(rate))
+                process.machine.sleep(self._random.expovariate(1 / READ_S))
                 row = view.store.get(stored)
-                process.machine.sleep(self._random.expovariate(rate))
+                process.machine.sleep(self._random.expovariate(1 / READ_S))
             return row
         finally:
             process.reads -= 1
