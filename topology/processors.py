@@ -40,7 +40,7 @@ from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeV
 from coopstreams.topology.columns import Headers
 from coopstreams.topology.durations import Duration, checked_ms, duration_ms
 from coopstreams.topology.errors import ProcessingError, TopologyError
-from coopstreams.topology.graph.kept_headers import with_headers
+from coopstreams.topology.kept_headers import with_headers
 from coopstreams.topology.naming import check_name
 from coopstreams.topology.records import Record
 from coopstreams.topology.serdes import Serde, session_windowed, windowed

@@ -13,7 +13,7 @@ from coopstreams.query.backend import Backend, StoreInfo
 from coopstreams.query.local import LocalReader, decided
 from coopstreams.query.problems import bad_request
 from coopstreams.query.router import locate
-from coopstreams.topology.graph.kept_headers import split_headers
+from coopstreams.topology.kept_headers import split_headers
 from coopstreams.topology.serdes import Windowed
 from coopstreams.topology.stores import session_key, window_key
 from coopstreams.topology.versions import latest_value, versions_of

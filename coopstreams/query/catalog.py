@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coopstreams.query.backend import History, Kind, StoreInfo
-from coopstreams.topology.graph.kept_headers import KeptHeaders
 from coopstreams.topology.graph.nodes import Source, SubTopology, TableSource
 from coopstreams.topology.graph.topology import Topology
+from coopstreams.topology.kept_headers import KeptHeaders
 from coopstreams.topology.serdes import Serde, Windowed, windowed
 from coopstreams.topology.stores import StoreKind, StoreSpec
 from coopstreams.topology.versions import Histories

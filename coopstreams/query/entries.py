@@ -14,7 +14,7 @@ from coopstreams.query.scan import plain_key
 from coopstreams.state.views import StoredRow
 from coopstreams.topology import serdes
 from coopstreams.topology.errors import SerdeError
-from coopstreams.topology.graph.kept_headers import split_headers
+from coopstreams.topology.kept_headers import split_headers
 from coopstreams.topology.versions import Version, latest_value, versions_of
 from coopstreams.topology.windows import FOREVER_MS
 

@@ -8,7 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from coopstreams.state.layout import after, prefix_end
 from coopstreams.topology.columns import Headers
-from coopstreams.topology.graph.kept_headers import Headed
+from coopstreams.topology.kept_headers import Headed
 from coopstreams.topology.keys import KeyRange, key_hash, partition_of
 from coopstreams.topology.serdes import Serde, Windowed, windowed
 from coopstreams.topology.stores import Entry, StoreSpec, TableStore, window_key

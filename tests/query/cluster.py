@@ -46,9 +46,9 @@ from coopstreams.state.views import GlobalView, KeyRangeView
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.dsl.builder import StreamsBuilder
-from coopstreams.topology.graph.kept_headers import KeptHeaders
 from coopstreams.topology.graph.nodes import Structure
 from coopstreams.topology.graph.topology import Topology
+from coopstreams.topology.kept_headers import KeptHeaders
 from coopstreams.topology.keys import KeyRange, key_hash, partition_of
 from coopstreams.topology.processors import key_value_store
 from coopstreams.topology.serdes import session_windowed, windowed, windowed_by

@@ -16,7 +16,7 @@ import pytest
 
 from coopstreams.query.asked import RequestLimits
 from coopstreams.query.peers import APPLICATION, FORWARDED, GENERATION, TARGET
-from coopstreams.topology.graph.kept_headers import Headed
+from coopstreams.topology.kept_headers import Headed
 from tests.query.cluster import LIMITS, Cluster, Data, Node
 
 COUNTS = {f"word-{i}": (i, 1000 + i) for i in range(200)} | {

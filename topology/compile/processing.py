@@ -26,8 +26,8 @@ from coopstreams.topology.compile.processor_stores import (
 from coopstreams.topology.compile.punctuations import PunctuationQueue, Schedule
 from coopstreams.topology.durations import Duration, duration_ms
 from coopstreams.topology.errors import ProcessingError, TopologyError
-from coopstreams.topology.graph.kept_headers import KeptHeaders
 from coopstreams.topology.graph.nodes import Processing
+from coopstreams.topology.kept_headers import KeptHeaders
 from coopstreams.topology.processors import Effect, Processor, Punctuation, PunctuationType, Put, RecordMetadata
 from coopstreams.topology.records import Record
 from coopstreams.topology.stores import TableStore

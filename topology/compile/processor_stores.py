@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from coopstreams.topology.columns import Headers
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.graph.kept_headers import Headed
+from coopstreams.topology.kept_headers import Headed
 from coopstreams.topology.stores import (
     ExpiringTableStore,
     SessionTableStore,

@@ -19,7 +19,6 @@ from coopstreams.topology.dsl.functions import checked
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.graph import Graph, Part, serde_or_none
 from coopstreams.topology.graph.join_nodes import StreamGlobalJoin, StreamStreamJoin
-from coopstreams.topology.graph.kept_headers import KeptHeaders
 from coopstreams.topology.graph.keyed_state import common_key, keys_as_read
 from coopstreams.topology.graph.nodes import (
     AsyncMap,
@@ -46,6 +45,7 @@ from coopstreams.topology.graph.nodes import (
     StreamTableJoin,
     ToStream,
 )
+from coopstreams.topology.kept_headers import KeptHeaders
 from coopstreams.topology.naming import check_name
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec

@@ -15,7 +15,6 @@ from typing import Any
 
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.join_nodes import StreamGlobalJoin, StreamStreamJoin, stores_of
-from coopstreams.topology.graph.kept_headers import KeptHeaders
 from coopstreams.topology.graph.nodes import (
     Aggregate,
     AsyncMap,
@@ -36,6 +35,7 @@ from coopstreams.topology.graph.nodes import (
     TableSource,
     ToStream,
 )
+from coopstreams.topology.kept_headers import KeptHeaders
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
 

@@ -24,8 +24,8 @@ from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.columns import Headers
 from coopstreams.topology.errors import ProcessingError, TopologyError
 from coopstreams.topology.graph.changes import Verdict, changes
-from coopstreams.topology.graph.kept_headers import Headed, split_headers, with_headers
 from coopstreams.topology.graph.outline import outline
+from coopstreams.topology.kept_headers import Headed, split_headers, with_headers
 from tests.durations import ms
 
 
