@@ -22,8 +22,9 @@ from typing import Any
 from coopstreams.common.nearest import did_you_mean
 from coopstreams.common.references import Secret, resolved
 from coopstreams.common.security import Security, is_security
-from coopstreams.common.values import boolean, fraction, integer, one_of, text
+from coopstreams.common.values import boolean, fraction, integer, one_of, positive_fraction, text
 from coopstreams.topology.errors import ConfigError
+from coopstreams.topology.graph.offset_resets import EARLIEST, parse_reset
 from coopstreams.topology.graph.optimizing import parse_optimization
 from coopstreams.topology.graph.partitions import ADDITIONAL_RETENTION_MS
 from coopstreams.topology.keys import GROUPS
@@ -134,7 +135,12 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
         209_715_200,
         "Bound on records fetched but not yet processed, per process.",
     ),
-    "auto.offset.reset": (one_of("earliest", "latest"), "earliest", "Where a group without a committed offset begins."),
+    "auto.offset.reset": (
+        parse_reset,
+        EARLIEST,
+        "Where a source without a position begins: `earliest`, `latest`, or `by_duration:PT1H` (ISO 8601), at the "
+        "first record that is not older. `reset=` of a source takes its place.",
+    ),
     "max.task.idle.ms": (
         integer(-1),
         0,
@@ -222,6 +228,11 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
         "`required`: who asks needs a certificate of `http.ssl.ca.location`; instances show their own.",
     ),
     "http.max.connections": (integer(8, 100_000), 512, "The most connections to the query server at a time."),
+    "http.cpu.share": (
+        positive_fraction,
+        None,
+        "Of the time of one core, how much queries of the state may take while records wait. Default: no bound.",
+    ),
     "processor.wrapper": (
         function,
         None,
@@ -374,7 +385,7 @@ def check_heartbeat(values: Mapping[str, Any]) -> None:
 
 
 def check_security(client: Mapping[str, Any]) -> None:
-    """Do nothing if the settings on security can be used by all clients; warn of what is hardly meant.
+    """Check that all clients can use the security settings; warn of insecure combinations.
 
     Raises:
         ConfigError: a value that cannot work, or one that is missing.
@@ -384,7 +395,7 @@ def check_security(client: Mapping[str, Any]) -> None:
 
 
 def _check_application(given: str | None, of_topology: str | None) -> None:
-    """Do nothing unless the two application ids differ: the topology's is in the names of its internal topics."""
+    """Check that both application ids are equal: the topology's is in the names of its internal topics."""
     if given is not None and of_topology is not None and given != of_topology:
         raise ConfigError(
             f'application.id is "{given}", but the topology was built as "{of_topology}", and its internal topics are '
@@ -394,10 +405,10 @@ def _check_application(given: str | None, of_topology: str | None) -> None:
 
 
 def check_http(values: Mapping[str, Any]) -> None:
-    """Do nothing if the settings on who may ask over HTTP go together.
+    """Check that the settings on access over HTTP fit each other.
 
     Raises:
-        ConfigError: they do not, or leave open what is meant to be closed.
+        ConfigError: they contradict each other, or leave something open that a token or certificate should protect.
     """
     if values["http.token.operate"] and not values["http.token.read"]:
         raise ConfigError(

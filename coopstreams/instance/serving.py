@@ -212,6 +212,10 @@ class Serving:
         failures = self._components.tallies.latest
         return Status(self.application, state, self.health(), tasks, uptime_s, details, totals, failures)
 
+    def busy(self) -> bool:
+        """Return whether records wait to be processed."""
+        return self._instance.backlog > 0
+
     def pause(self, paused: bool) -> None:
         """Have the instance process nothing from now on, or go on."""
         self._instance.pause(paused)

@@ -23,7 +23,7 @@ from coopstreams.topology.errors import (
     TopologyError,
     UnknownTopicError,
 )
-from tests.broker.counting import PATIENT, Counting, await_running, await_table, failure_of
+from tests.broker.counting import Counting, await_running, await_table, failure_of
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
 
@@ -92,9 +92,7 @@ def test_an_internal_topic_with_another_number_of_partitions(kafka: Kafka, tmp_p
         builder.stream(topic, key=serdes.text, value=serdes.raw).group_by_key().count(store="counts")
         return builder.build()
 
-    with CoopStreams(
-        counts(source), {"bootstrap.servers": kafka.bootstrap, "state.dir": str(tmp_path), **PATIENT}
-    ) as app:
+    with CoopStreams(counts(source), kafka.config(tmp_path)) as app:
         await_running([app])
     error = run(counts(kafka.topic("in", 2)), kafka.bootstrap, tmp_path)
     assert isinstance(error, TopologyError)
@@ -112,7 +110,7 @@ def test_internal_topics_of_an_earlier_form_of_the_program_are_told(
         builder.stream(source, key=serdes.text, value=serdes.raw).group_by_key().count(store=store)
         return builder.build()
 
-    settings = {"bootstrap.servers": kafka.bootstrap, "state.dir": str(tmp_path), **PATIENT}
+    settings = kafka.config(tmp_path)
     with CoopStreams(counts("old"), settings) as app:
         await_running([app])
     caplog.clear()
@@ -156,12 +154,7 @@ def test_a_broker_that_speaks_something_else(tmp_path: Path, kafka: Kafka) -> No
     """A plain broker, and an application that wants TLS."""
     builder = StreamsBuilder("tls")
     builder.stream("in", key=serdes.text, value=serdes.raw).to("out")
-    settings = {
-        "bootstrap.servers": kafka.bootstrap,
-        "state.dir": str(tmp_path),
-        "security.protocol": "SSL",
-        "connect.timeout.ms": 3000,
-    }
+    settings = kafka.config(tmp_path, security_protocol="SSL", connect_timeout_ms=3000)
     error = failure_of(CoopStreams(builder.build(), settings))
     assert isinstance(error, CoopStreamsError)
     assert "SSL" in str(error)
@@ -254,3 +247,32 @@ def test_a_topic_made_anew(kafka: Kafka, tmp_path: Path, ranges: int) -> None:
     assert done.exit_code == 0, done.output
     with counting.app(tmp_path, ranges_per_partition=ranges) as app:
         await_table(app, {"a": 5 + 9})
+
+
+def test_a_topic_that_forgets_is_worth_a_warning(
+    kafka: Kafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = kafka.topic("kept", cleanup_policy="compact")
+    deleted = kafka.topic("deleted", cleanup_policy="delete", retention_ms="3600000")
+    builder = StreamsBuilder(kafka.unique("forgets"))
+    for topic in (kept, deleted):
+        builder.table(topic, key=serdes.text, value=serdes.text, store=f"of-{topic}")
+    settings = kafka.config(tmp_path, topology_optimization="all")
+    with caplog.at_level(logging.WARNING), CoopStreams(builder.build(), settings):
+        pass
+    (warning,) = [record.getMessage() for record in caplog.records if "topology.optimization" in record.getMessage()]
+    assert warning.startswith(
+        f'the table "of-{deleted}" is restored from its topic "{deleted}" (topology.optimization), whose '
+        "cleanup.policy is delete"
+    )
+
+
+def test_a_table_that_is_restored_from_the_beginning_must_be_read_from_the_beginning(
+    kafka: Kafka, tmp_path: Path
+) -> None:
+    builder, topic = StreamsBuilder(kafka.unique("latest")), kafka.topic("people", cleanup_policy="compact")
+    builder.table(topic, key=serdes.text, value=serdes.text, store="people")
+    settings = kafka.config(tmp_path, topology_optimization="all", auto_offset_reset="latest")
+    error = failure_of(CoopStreams(builder.build(), settings))
+    assert isinstance(error, ConfigError)
+    assert f'the table "people" is restored from its topic "{topic}"' in str(error)
