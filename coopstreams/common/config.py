@@ -128,6 +128,12 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
         "Bound on records fetched but not yet processed, per process.",
     ),
     "auto.offset.reset": (one_of("earliest", "latest"), "earliest", "Where a group without a committed offset begins."),
+    "share.record.lock.duration.ms": (
+        integer(1000),
+        30_000,
+        'With `order="none"`: for how long no other member gets a record. A setting of the share group; brokers take '
+        "15 to 60 seconds unless told otherwise.",
+    ),
     "max.task.idle.ms": (
         integer(-1),
         0,

@@ -157,6 +157,8 @@ class Serving:
             for task, message in self._instance.stall_detector.stalled(now).items()
             if task not in paused  # a new process could not call either
         ]
+        stalled, dealt = self._instance.share.reasons()
+        reasons += stalled
         live = not reasons
         slow = [
             Reason("slow", message + self._instance.waiting_for(task), task)
@@ -183,7 +185,8 @@ class Serving:
         for task, state in list(self._instance.registry.states.items()):
             if state is not State.RUNNING:
                 reasons.append(Reason(state.value, self._why(task, state), task))
-        return Health(live, not reasons, (*reasons, *slow, *self._not_shared()))
+        ready = not reasons and not self._instance.share.waiting
+        return Health(live, ready, (*reasons, *dealt, *slow, *self._not_shared()))
 
     def _not_shared(self) -> list[Reason]:
         assigned, restrictions = self._instance.assigned, self._components.restrictions
@@ -207,7 +210,8 @@ class Serving:
         uptime_s = self._components.host.now() - self._instance.began
         totals = self._components.metrics.totals()
         failures = self._components.tallies.latest
-        return Status(self.application, state, self.health(), tasks, uptime_s, details, totals, failures)
+        shares = self._instance.share.status()
+        return Status(self.application, state, self.health(), tasks, uptime_s, details, totals, failures, shares)
 
     def end(self) -> None:
         """Own nothing any more: the databases are about to be closed."""

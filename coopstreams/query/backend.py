@@ -270,6 +270,27 @@ class FailureStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class ShareStatus:
+    """A sub-topology whose records a share group deals, and what this instance does in it.
+
+    Shape: `acquired`: records that this instance has and has not acknowledged. `redelivered`: records that were
+    delivered before. `waits`: why no thread takes records, in words; empty: they do.
+    """
+
+    subtopology: int
+    group: str
+    topics: tuple[str, ...]
+    threads: int
+    waits: str
+    acquired: int = 0
+    processed: int = 0
+    redelivered: int = 0
+    written: Mapping[str, int] = field(default_factory=dict)
+    dropped: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    dead_letters: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """The status of this instance.
 
@@ -285,6 +306,7 @@ class Status:
     totals: Totals = field(default_factory=Totals)
     failures: tuple[FailureStatus, ...] = ()
     """The latest, in order."""
+    shares: tuple[ShareStatus, ...] = ()
 
 
 class Backend(Protocol):

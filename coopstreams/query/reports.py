@@ -13,6 +13,7 @@ from coopstreams.query.backend import (
     Peer,
     Placement,
     Reason,
+    ShareStatus,
     Status,
     StoreInfo,
     TaskStatus,
@@ -42,6 +43,10 @@ def metadata(placement: Placement, stores: Mapping[str, StoreInfo], status: Stat
         "application": status.application,
         "generation": placement.generation,
         "here": placement.here,
+        "share_groups": [
+            {"subtopology": share.subtopology, "group": share.group, "topics": list(share.topics)}
+            for share in status.shares
+        ],
         "instances": [
             {
                 "id": instance.id,
@@ -106,6 +111,7 @@ def instance_status(placement: Placement, url: str | None, status: Status) -> Re
         "details": dict(status.details),
         "totals": _totals(status.totals),
         "failures": [_failure(failure) for failure in status.failures],
+        "shares": [_share(share) for share in status.shares],
     }
 
 
@@ -129,11 +135,7 @@ def _task(status: TaskStatus) -> Report:
         "processed": status.processed,
         "rate": round(status.rate, 1),
         "written": dict(status.written),
-        "dropped": [
-            {"node": node, "reason": reason, "records": count}
-            for (node, reason), count in sorted(status.dropped.items())
-            if count
-        ],
+        "dropped": _dropped(status.dropped),
         "dead_letters": status.dead_letters,
         "hot": [{"key_group": group, "share": round(share, 3)} for group, share in status.hot],
         "stream_time": status.stream_time,
@@ -173,6 +175,28 @@ def _task(status: TaskStatus) -> Report:
             }
             for download in status.download
         ],
+    }
+
+
+def _dropped(counts: Mapping[tuple[str, str], int]) -> list[Report]:
+    return [
+        {"node": node, "reason": reason, "records": count} for (node, reason), count in sorted(counts.items()) if count
+    ]
+
+
+def _share(share: ShareStatus) -> Report:
+    return {
+        "subtopology": share.subtopology,
+        "group": share.group,
+        "topics": list(share.topics),
+        "threads": share.threads,
+        "waits": share.waits,
+        "acquired": share.acquired,
+        "processed": share.processed,
+        "redelivered": share.redelivered,
+        "written": dict(share.written),
+        "dropped": _dropped(share.dropped),
+        "dead_letters": share.dead_letters,
     }
 
 

@@ -34,6 +34,8 @@ from tests.docs.pages import ROOT, code_words, table_headed
 OPERATING, CONSUMER = ROOT / "docs" / "operating.md", ROOT / "docs" / "consumer.md"
 ACLS = ("resource", "name", "operations", "without it")
 """The heading of the table of ACLs."""
+OF_SHARES = ("resource", "name", "operations", "of a share group, without it")
+"""That of the table of those which a source without an order needs besides."""
 _KINDS = {
     "topic": ResourceType.TOPIC,
     "group": ResourceType.GROUP,
@@ -60,10 +62,10 @@ class Acl:
         )
 
 
-def documented(page: Path = OPERATING, **names: str) -> list[Acl]:
+def documented(page: Path = OPERATING, heading: tuple[str, ...] = ACLS, **names: str) -> list[Acl]:
     """Return the ACLs of the table on a page, with these names for its placeholders."""
     found = []
-    for resource, name, operations, _ in table_headed(page, *ACLS):
+    for resource, name, operations, _ in table_headed(page, *heading):
         kind, _, how = resource.partition(", ")
         for each in code_words(name):
             text = re.sub(r"<(\w+)>", lambda match: names[match[1]], each)

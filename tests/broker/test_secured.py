@@ -19,10 +19,11 @@ import pytest
 
 from coopstreams import CoopStreams, StreamsBuilder, serdes
 from coopstreams.dev import certificates
+from coopstreams.log.kafka.share import delete_share_group
 from coopstreams.topology.errors import CoopStreamsError, LogError
 from tests.broker.consuming import Orders, poll_until
 from tests.broker.counting import Counting, await_table, failure_of
-from tests.broker.secured import CONSUMER, Acl, SecuredKafka, documented, secured_kafka
+from tests.broker.secured import CONSUMER, OF_SHARES, Acl, SecuredKafka, documented, secured_kafka
 from tests.broker.waiting import eventually
 from tests.conftest import download_kafka
 
@@ -67,6 +68,24 @@ def test_an_application_runs_with_exactly_the_acls_of_the_operating_page(secured
             counting.write(["a", "b", "a"])
             await_table(app, {"a": 2 * total, "b": total})
     assert secured.refusals(counting.application, counting.sink) == set()
+
+
+@pytest.mark.slow
+def test_a_source_without_an_order_needs_what_the_page_says_besides(secured: SecuredKafka, tmp_path: Path) -> None:
+    name, source, sink = secured.unique("shared"), secured.topic("in"), secured.topic("out")
+    builder = StreamsBuilder(name)
+    builder.stream(source, key=serdes.text, value=serdes.text, order="none").to(sink)
+    named = {"application": name, "source": source, "sink": sink}
+    besides = documented(heading=OF_SHARES, **named)
+    for missing in (acl for acl in besides if acl.operation != "Delete"):
+        user = secured.user(f"{name}-{missing.operation}", {*documented(**named), *besides} - {missing})
+        settings = {**user, "state.dir": str(tmp_path), "connect.timeout.ms": 20_000}
+        with pytest.raises(LogError, match=f"(?s)share group {name}-share"):
+            CoopStreams(builder.build(), settings).run()
+    user = secured.user(name, {*documented(**named), *besides})
+    with CoopStreams(builder.build(), {**user, "state.dir": str(tmp_path)}) as app:
+        eventually(lambda: not (app.status() or {"shares": [{"waits": "x"}]})["shares"][0]["waits"], 60, lambda: "")
+    delete_share_group(user, f"{name}-share")
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from re import Pattern
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 from coopstreams.topology.dsl.functions import checked
 from coopstreams.topology.durations import Duration, checked_ms
@@ -17,6 +17,12 @@ from coopstreams.topology.graph.nodes import Source
 from coopstreams.topology.naming import check_name
 from coopstreams.topology.serdes import Serde
 
+SourceOrder: TypeAlias = Literal["key", "none"]
+"""In which order records are processed.
+
+    key     those of a key in the order of their offsets
+    none    in any: a share group deals them
+"""
 SHORTEST_MS = 1000
 """The shortest `idle_advance`: each advance is a record in the topic."""
 
@@ -29,11 +35,13 @@ def described(
     timestamp: Callable[..., int | None] | None = None,
     pattern: Pattern[str] | None = None,
     idle_advance: Duration | None = None,
+    order: SourceOrder = "key",
 ) -> Callable[..., Source]:
     """Return a function that makes the source of these topics, or of those that match the pattern, given its name.
 
     Raises:
-        TopologyError: no topic, a topic twice, an illegal name, no serde, or a function that cannot be called.
+        TopologyError: no topic, a topic twice, an illegal name, no serde, an unknown order, or a function that cannot
+            be called.
     """
     if not topics and pattern is None:
         raise TopologyError(f"{method}(): name at least one topic")
@@ -49,9 +57,12 @@ def described(
                 f'"{", ".join(topics) if pattern is None else pattern.pattern}": {part}= must be a serde such as '
                 f"serdes.text or serdes.json(Type), not {serde!r}"
             )
+    if order not in get_args(SourceOrder):
+        raise TopologyError(f'{method}(): order must be "key" or "none", not {order!r}')
     extract = None if timestamp is None else checked("timestamp=", timestamp, "record")
     idle_ms = silence_ms(method, idle_advance)
-    return partial(Source, topics=topics, key=key, value=value, timestamp=extract, pattern=pattern, idle_ms=idle_ms)
+    read = partial(Source, topics=topics, key=key, value=value, timestamp=extract, pattern=pattern)
+    return partial(read, idle_ms=idle_ms, unordered=order == "none")
 
 
 def silence_ms(method: str, idle_advance: Duration | None) -> int | None:
