@@ -100,7 +100,7 @@ pictures: setup-demo ## the pictures in the README, made by a demo; needs Chromi
 demo-backfill: setup ## half of the flights by Spark, the other half live: the same answers? (ARGS=--once ends by itself)
 	$(BIN)/python -m coopstreams.demo.backfill $(ARGS)
 
-bench: setup ## records per second on this machine, then of functions that wait
+bench: setup ## records per second on this machine, beside other frameworks if benchmarks.peers has installed them
 	$(BIN)/python -m benchmarks $(ARGS)
 	$(BIN)/python -m benchmarks.async_calls
 

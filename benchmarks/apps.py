@@ -3,7 +3,9 @@
 import os
 from datetime import timedelta
 
-from coopstreams import SessionWindows, StreamsBuilder, serdes
+import msgspec
+
+from coopstreams import SessionWindows, StreamsBuilder, TimeWindows, serdes
 
 NAME = os.environ.get("BENCH_APPLICATION", "bench")
 SOURCE, SINK = os.environ.get("BENCH_SOURCE", "bench-in"), os.environ.get("BENCH_SINK", "bench-out")
@@ -20,6 +22,42 @@ _stateless = StreamsBuilder(NAME)
     .to(SINK)
 )
 stateless = _stateless.build()
+
+
+class Payment(msgspec.Struct):
+    """An input record."""
+
+    user: str
+    amount: int
+    n: int
+
+
+class Doubled(msgspec.Struct):
+    """An output record of the stateless topology."""
+
+    user: str
+    doubled: int
+
+
+_typed = StreamsBuilder(NAME)
+(
+    _typed.stream(SOURCE, key=serdes.text, value=serdes.json(Payment))
+    .filter(lambda _, value: value.amount > 20)
+    .map_values(lambda value: Doubled(value.user, value.amount * 2), value=serdes.json(Doubled))
+    .to(SINK)
+)
+typed = _typed.build()
+
+_windowed = StreamsBuilder(NAME)
+(
+    _windowed.stream(SOURCE, key=serdes.text, value=serdes.json)
+    .group_by_key()
+    .windowed_by(TimeWindows(minutes=1))
+    .aggregate(lambda: 0, lambda _, value, total: total + value["amount"], value=serdes.int64, store="sums")
+    .to_stream()
+    .to(SINK)
+)
+windowed = _windowed.build()
 
 _sessions = StreamsBuilder(NAME)
 (

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 from rocksdict import AccessType, Options, Rdict, WriteBatch
 
-bootstrap, folder = sys.argv[1:3]
+bootstrap, folder = os.environ["BENCH_BROKERS"], os.environ["BENCH_STATE"]
 group, source, sink = os.environ["BENCH_APPLICATION"], os.environ["BENCH_SOURCE"], os.environ["BENCH_SINK"]
 consumer = Consumer(
     {
@@ -31,6 +30,7 @@ producer = Producer(
     }
 )
 options = Options(raw_mode=True)
+os.makedirs(folder, exist_ok=True)
 database = Rdict(f"{folder}/{group}", options, access_type=AccessType.read_write())
 counts: dict[bytes, int] = {}
 dirty: set[bytes] = set()

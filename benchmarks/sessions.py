@@ -29,7 +29,7 @@ from kafka import KafkaAdminClient
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.__main__ import committed
+from benchmarks.running import committed
 from coopstreams.dev.broker import KafkaBroker
 
 MINUTE_MS = 60_000

@@ -71,14 +71,19 @@ class Checkpoints:
         """Return the checkpoints of some groups, cut to them."""
         first, last = groups
         return [
-            replace(run, first=max(run.first, first), last=min(run.last, last))
+            run
+            if first <= run.first and run.last <= last
+            else replace(run, first=max(run.first, first), last=min(run.last, last))
             for run in self.runs
             if run.first <= last and first <= run.last
         ]
 
-    def at(self, group: int) -> Checkpoint | None:
-        """Return the checkpoint of a group, None if it has none."""
-        return next((run for run in self.runs if run.first <= group <= run.last), None)
+    def by_group(self) -> list[Checkpoint | None]:
+        """Return the checkpoint of each group, None for those that have none."""
+        found: list[Checkpoint | None] = [None] * len(ALL_GROUPS.numbers)
+        for run in self.runs:
+            found[run.first : run.last + 1] = [run] * (run.last + 1 - run.first)
+        return found
 
     def without(self, groups: KeyGroups) -> Checkpoints:
         """Return the checkpoints of all other groups."""

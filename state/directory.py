@@ -79,20 +79,16 @@ class StateDirectory:
         try:
             _check_format(self.folder)
             self.process_id = _process_id(self.folder)
+            member = self.folder / MEMBER_ID
+            self.last_member = member.read_text(errors="replace").strip() if member.exists() else ""
+            """The member id of the process that had the folder last; empty if unknown. The holder of the lock knows
+            that this process has ended.
+            """
             for doomed in self.folder.glob(f"*{_DOOMED}"):
                 shutil.rmtree(doomed, ignore_errors=True)
         except BaseException:
             os.close(self._lock_file)
             raise
-
-    @property
-    def last_member(self) -> str:
-        """The member id of the process that had the folder last; empty if unknown.
-
-        The holder of the lock knows that this process has ended.
-        """
-        file = self.folder / MEMBER_ID
-        return file.read_text(errors="replace").strip() if file.exists() else ""
 
     def note_member(self, id_: str) -> None:
         """Store the member id of this process for its successor.
@@ -102,6 +98,7 @@ class StateDirectory:
         try:
             if id_ != self.last_member:
                 _write(self.folder / MEMBER_ID, id_)
+                self.last_member = id_
         except OSError as error:
             log.warning('"%s" cannot be written: %s', self.folder / MEMBER_ID, error)
 

@@ -115,7 +115,8 @@ def lacking(known: Checkpoints, key_range: KeyRange, bounds: Bounds) -> list[int
 
     They have no checkpoint, or `bounds` refuses it.
     """
-    return [group for group in _groups(key_range) if (at := known.at(group)) is None or bounds.refusal(at)]
+    of_group = known.by_group()
+    return [group for group in _groups(key_range) if (at := of_group[group]) is None or bounds.refusal(at)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,10 +323,10 @@ class Restore:
 
     def _admit(self, groups: Sequence[int]) -> None:
         """Set what these groups need from their checkpoints; empty those from which the restore cannot continue."""
-        known = self.database.checkpoints(self.spec.name)
+        known = self.database.checkpoints(self.spec.name).by_group()
         reasons: dict[int, str] = {}
         for group in groups:
-            at = known.at(group)
+            at = known[group]
             reason = "" if at is None else self._refusal(group, at)
             if at is None or reason:
                 reasons[group] = reason

@@ -15,6 +15,7 @@ from coopstreams.commands.ending import run_command
 from coopstreams.commands.group import app as group
 from coopstreams.commands.init import init
 from coopstreams.commands.pack import pack
+from coopstreams.commands.pause import pause, resume
 from coopstreams.commands.policy import app as policy
 from coopstreams.commands.query import query
 from coopstreams.commands.rebuild import rebuild
@@ -56,6 +57,8 @@ app.command()(check)
 app.command()(status)
 app.command()(top)
 app.command()(query)
+app.command()(pause)
+app.command()(resume)
 app.command()(backfill)
 app.command()(rebuild)
 app.command()(pack)

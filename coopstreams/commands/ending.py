@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import typer
 
-from coopstreams.commands.restarts import exit_status
-from coopstreams.commands.worker import say_why
+from coopstreams.commands.processes.restarts import exit_status
+from coopstreams.commands.processes.worker import say_why
 from coopstreams.topology.errors import CoopStreamsError
 
 

@@ -15,11 +15,11 @@ from rich.console import Console
 
 from coopstreams.commands.ending import run_command
 from coopstreams.commands.loading import load_topology
-from coopstreams.commands.restarts import MOST_RESTARTS
+from coopstreams.commands.processes.restarts import MOST_RESTARTS
+from coopstreams.commands.processes.supervisor import Supervisor
+from coopstreams.commands.processes.worker import end_with_supervisor, past
 from coopstreams.commands.settings import Pairs, SettingsFile, Verbose, configure_logging, flags
-from coopstreams.commands.supervisor import Supervisor
 from coopstreams.commands.terminal.screen import Screen, report
-from coopstreams.commands.worker import end_with_supervisor, past
 from coopstreams.common.config import Config, settings_of
 from coopstreams.common.interrupts import drain_by, end
 from coopstreams.common.memory import tune_memory

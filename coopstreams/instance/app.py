@@ -79,6 +79,8 @@ class CoopStreams:
         self._error: BaseException | None = None
         self._block: _Block | None = None
         self._mounted: MountedApp | None = None
+        self._paused = False
+        self._pausing = threading.Lock()
         self._lifecycle = Lifecycle(on_state, on_error, restore_listener)
 
     @property
@@ -103,6 +105,39 @@ class CoopStreams:
         self._stopped.set()
         instance = self._instance
         return instance is not None and instance.stop()
+
+    def pause(self) -> None:
+        """Process nothing from now on, and punctuate nothing, until `resume`. Any thread, and before `run` too.
+
+        The instance keeps its tasks. It goes on to commit what it has processed, to restore and to answer queries.
+        """
+        self._pause(True)
+
+    def resume(self) -> None:
+        """Process again after `pause`. Any thread."""
+        self._pause(False)
+
+    @property
+    def paused(self) -> bool:
+        """Whether processing is paused, here or over HTTP. Any thread."""
+        instance = self._instance
+        return self._paused if instance is None else instance.paused
+
+    def add_stream_thread(self) -> str | None:
+        """Start one more stream thread; return its name at once. Any thread.
+
+        The group learns of it and cuts the key ranges anew; it has tasks as soon as they have moved. None: the instance
+        does not run (yet, or any more).
+        """
+        return None if self._instance is None else self._instance.add_thread()
+
+    def remove_stream_thread(self) -> str | None:
+        """End a stream thread; return its name at once. Any thread.
+
+        It commits, and its tasks move to the other threads and instances. None: the instance does not run, or this is
+        its last thread: `pause` it, or `stop` it.
+        """
+        return None if self._instance is None else self._instance.remove_thread()
 
     def status(self) -> dict[str, Any] | None:
         """Return the status of this instance, as `/v1/status` reports each; None before it runs. Any thread."""
@@ -135,6 +170,12 @@ class CoopStreams:
 
         self._mounted = self._mounted or MountedApp()
         return self._mounted
+
+    def _pause(self, paused: bool) -> None:
+        with self._pausing:
+            self._paused = paused
+            if self._instance is not None:
+                self._instance.pause(paused)
 
     async def __aenter__(self) -> Self:
         self._block = block = _Block()
@@ -218,7 +259,10 @@ class CoopStreams:
         if self.config["http.listen"]:
             need_http("the query server", ', or turn it off with http.listen=""')
         with Components.build(self.topology, self.config) as components:
-            instance = self._instance = Instance(components, self._lifecycle)
+            instance = Instance(components, self._lifecycle)
+            with self._pausing:
+                instance.pause(self._paused)
+                self._instance = instance
             self._serving = Serving(instance, self.details)
             server = self._serve(instance, self._serving)
             self._started.set()

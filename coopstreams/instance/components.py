@@ -231,12 +231,16 @@ class Components:
         alive: Callable[[], bool],
         endpoint: Callable[[], str | None],
         ending: Callable[[], str],
+        capacity: Callable[[], tuple[int, Sequence[int]]],
     ) -> GroupMember:
-        """Return this process as a member of the group, not yet joined."""
-        threads = self.config["num.stream.threads"]
-        ids = tuple(self.transactional_id(number) for number in range(threads)) if self.config.exactly_once else ()
+        """Return this process as a member of the group, not yet joined.
+
+        `capacity`: how many stream threads take tasks, and the numbers of all.
+        """
 
         def info() -> MemberInfo:
+            threads, numbers = capacity()
+            ids = tuple(self.transactional_id(number) for number in numbers) if self.config.exactly_once else ()
             return MemberInfo(
                 self.process,
                 self.host.called(),
@@ -394,7 +398,13 @@ class Components:
             self.host,
         )
 
-    def watcher(self, registry: TaskRegistry, tasks: dict[TaskId, Task], emit: Callable[[Event], None]) -> Watcher:
+    def watcher(
+        self,
+        registry: TaskRegistry,
+        tasks: dict[TaskId, Task],
+        emit: Callable[[Event], None],
+        paused: Callable[[], bool],
+    ) -> Watcher:
         """Return the thread that measures lags and purges repartition topics, not yet started."""
         purged = frozenset(
             node.topic
@@ -407,7 +417,7 @@ class Components:
         # The replicas are asked over the connections that the opener has already: so they are known in an outage, too.
         looked_at = self.watching, self.log.silent_replicas, self.metrics, self.tallies, self.sayings, registry, tasks
         return Watcher(
-            *looked_at, purged, purge_every_s, rests_s, emit, self.changelog, self.restrictions.look, self.host
+            *looked_at, purged, purge_every_s, rests_s, emit, self.changelog, self.restrictions.look, paused, self.host
         )
 
     def task(self, opened: Incarnation, dead_letter: Committer) -> Task:

@@ -18,8 +18,10 @@ from contextlib import suppress
 from coopstreams.common.backoff import BackOff
 from coopstreams.common.host import Empty, Inbox
 from coopstreams.group.holdings import Assigned, Lost, Refused
+from coopstreams.group.members import Cluster
 from coopstreams.instance.components import Components
 from coopstreams.instance.dispatch import Dispatcher
+from coopstreams.instance.stream_threads import StreamThreads
 from coopstreams.instance.task_registry import Action, Do, State, TaskRegistry
 from coopstreams.tasks.doubt import Doubts
 from coopstreams.tasks.events import (
@@ -32,6 +34,9 @@ from coopstreams.tasks.events import (
     Opened,
     PolicyChanged,
     Stopping,
+    ThreadAdded,
+    ThreadEnded,
+    ThreadRemoved,
 )
 from coopstreams.tasks.lifecycle import Lifecycle, StreamsState, StreamThreadExceptionResponse
 from coopstreams.tasks.task import Incarnation, Task
@@ -71,15 +76,20 @@ class Instance:
         self.url: str | None = None
         """The address of its query server; set before `run`, so that the group learns it."""
         self.began = self._host.now()
-        self.member = components.member(self._tell, self._alive, lambda: self.url, lambda: self._ending)
+        self.paused = False
+        self._threads = StreamThreads(
+            components.config["num.stream.threads"],
+            lambda number: components.thread(number, self.member, self._tell),
+            self._tell,
+        )
+        self.member = components.member(
+            self._tell, self._alive, lambda: self.url, lambda: self._ending, self._threads.capacity
+        )
+        self._threads.make()
         self._doubts = Doubts()
         self._back_off = BackOff()
         self._resting: dict[int, tuple[float, str]] = {}
         """Until when the successor of a dead stream thread rests, and the error that ended that thread."""
-        self._threads = [
-            components.thread(number, self.member, self._tell)
-            for number in range(components.config["num.stream.threads"])
-        ]
         self.opener = components.opener(self.member, self._tell, self._follower_moved, lifecycle.restore_listener)
         most_bytes = components.config["max.bytes.key.range.cache"]
         self._dispatcher = Dispatcher(
@@ -92,7 +102,7 @@ class Instance:
         )
         self.share = components.share_members(self._tell, self._why_none_dealt)
         self._subscription = components.subscription(self._tell)
-        self._watcher = components.watcher(self.registry, self.tasks, self._tell)
+        self._watcher = components.watcher(self.registry, self.tasks, self._tell, lambda: self.paused)
         self.stall_detector = self._watcher.stall_detector
 
     def run(self) -> None:
@@ -109,8 +119,7 @@ class Instance:
             return
         self.components.globals.follow(lambda error: self._tell(Failed(error, "global tables")))
         self.opener.start()
-        for thread in self._threads:
-            thread.start()
+        self._threads.start()
         self.member.start()
         self._watcher.start()
         self._subscription.start()
@@ -140,6 +149,28 @@ class Instance:
         self._tell(Stopping())
         return self.begun
 
+    def pause(self, paused: bool) -> None:
+        """Process nothing from now on, or go on. Any thread.
+
+        It stays a member of the group with its tasks: they are restored, commit and answer queries.
+        """
+        if paused is not self.paused:
+            log.info("processing is paused" if paused else "processing goes on")
+        self.paused = paused
+        self._threads.pause(paused)
+
+    def add_thread(self) -> str | None:
+        """Ask for one more stream thread; return its name. None: it does not run (yet, or any more). Any thread."""
+        return self._threads.add() if self._runs else None
+
+    def remove_thread(self) -> str | None:
+        """Ask for the end of a stream thread; return its name. None: it does not run, or it is the last. Any thread."""
+        return self._threads.remove() if self._runs else None
+
+    @property
+    def _runs(self) -> bool:
+        return self.begun and not self._stop.is_set()
+
     def doubts(self) -> list[str]:
         """Return a sentence for each error that is held until the group has confirmed this member. Any thread."""
         return [f"{held.failure.where}: {held.failure.error}" for held in self._doubts.held]
@@ -165,6 +196,8 @@ class Instance:
 
     def _why_none_dealt(self) -> str:
         """Return why share threads take no records now; empty: they do. Any thread."""
+        if self.paused:
+            return "processing is paused"
         return "the group has not taken this process in yet" if self._assigned is None else self.waits
 
     def _turn(self) -> Failed | None:
@@ -181,7 +214,10 @@ class Instance:
                 failure = self._handle(event)
                 if failure is not None and not self._doubtful(failure):
                     return failure
-                self._lifecycle.to(StreamsState.RUNNING if self._settled() else StreamsState.REBALANCING)
+                settled = self._settled()
+                self._lifecycle.to(StreamsState.RUNNING if settled else StreamsState.REBALANCING)
+                if settled and (moving := self._threads.to_move(self._homes)):
+                    self._do(self.registry.reopen(moving))
         except Empty:
             pass
         if self._doubts.held:
@@ -262,18 +298,30 @@ class Instance:
                     )
                 self.components.metrics.rebalanced(event.generation)
                 self.components.directory.note_member(self.member.id)
+                self._threads.known(self._known_threads(event.cluster))
                 self.opener.follow_generation(event)
                 self._do(self.registry.assigned(event.added, event.revoked))
                 if not all(self.components.sources(task) for task in event.added):
                     self._subscription.hurry()
+            case ThreadAdded(number):
+                self._threads.added(number)
+                self.member.rejoin()
+            case ThreadRemoved(number):
+                # It closes its tasks before it ends, because it is told so first; other threads open them.
+                leaves = self._threads.leaves(number)
+                self._do(self.registry.reopen([task for task, home in self._homes.items() if home is leaves]))
+                leaves.retire()
+                self.member.rejoin()
+            case ThreadEnded(number):
+                self._threads.ended(number)
             case Matched(resolved):
                 before, self.components.resolved = self.components.resolved, resolved
                 self.member.subscribe(self.components.subscribed, self.components.source_topics)
-                self._do(self.registry.reopen(resolved.changed(before)))
+                self._do(self.registry.reopen(self.registry.of(resolved.changed(before))))
             case PolicyChanged(announced, reopened):
                 if announced:
                     self.member.rejoin()
-                self._do(self.registry.reopen(reopened))
+                self._do(self.registry.reopen(self.registry.of(reopened)))
             case Refused(error):
                 return Failed(error, "group")
             case Lost(epoch):
@@ -323,13 +371,11 @@ class Instance:
     def _replace(self, failure: Failed) -> None:
         """Start a successor of a dead stream thread; its tasks are opened again from the log."""
         assert failure.thread is not None
-        dead = self._threads[failure.thread]
         now = self._host.now()
         rests_s = self._back_off.died(now)
         self._resting[failure.thread] = now + rests_s, f"{type(failure.error).__name__}: {failure.error}"
         log.error("%s has died; another takes its place in %g s", failure.where, rests_s, exc_info=failure.error)
-        successor = self._threads[failure.thread] = dead.successor(rests_s)
-        successor.start()
+        dead = self._threads.replace(failure.thread, rests_s)
         tasks = [task for id_, task in self.tasks.items() if self._homes[id_] is dead]
         for task in tasks:
             task.discard()  # the dead thread has not, if the task had not reached it
@@ -383,7 +429,7 @@ class Instance:
             self.member.released(released, self._assigned.serial)
 
     def _start(self, incarnation: Incarnation) -> None:
-        home = min(self._threads, key=lambda thread: (self._load(thread, incarnation.id.subtopology), thread.number))
+        home = self._threads.home(incarnation.id, self._homes)
         task = self.components.task(incarnation, home.committer)
         self.tasks[task.id], self._homes[task.id] = task, home
         home.open(task)
@@ -403,10 +449,12 @@ class Instance:
         """Return for how long a partition has been silent; None: it is not, or its time needs records. Any thread."""
         return self._dispatcher.silent_s(source)
 
-    def _load(self, thread: StreamThread, subtopology: int) -> tuple[int, int]:
-        """Return how many tasks a thread has of this sub-topology, and of all: each stage spreads over all threads."""
-        mine = [task for task, home in self._homes.items() if home is thread]
-        return sum(task.subtopology == subtopology for task in mine), len(mine)
+    def _known_threads(self, cluster: Cluster) -> list[int]:
+        """Return the numbers of the stream threads whose transactional ids all members of a generation know."""
+        _, numbers = self._threads.capacity()
+        if not self.components.config.exactly_once:
+            return numbers
+        return [n for n in numbers if self.components.transactional_id(n) in cluster.transactional_ids]
 
     def _forget(self, tasks: Iterable[Task]) -> None:
         for task in tasks:

@@ -166,6 +166,8 @@ class Serving:
             if task not in paused
         ]
         slow += [Reason("calls-pause", f"task {task}: {why}", task) for task, why in paused.items()]
+        if self._instance.paused:
+            slow.append(Reason("paused", "processing is paused until it is resumed; tasks are kept, queries answered"))
         if self._instance.assigned is None or not self._instance.member.sure(self._instance.member.epoch):
             reasons.append(
                 Reason(
@@ -185,7 +187,7 @@ class Serving:
         for task, state in list(self._instance.registry.states.items()):
             if state is not State.RUNNING:
                 reasons.append(Reason(state.value, self._why(task, state), task))
-        ready = not reasons and not self._instance.share.waiting
+        ready = not reasons and (self._instance.paused or not self._instance.share.waiting)
         return Health(live, ready, (*reasons, *dealt, *slow, *self._not_shared()))
 
     def _not_shared(self) -> list[Reason]:
@@ -200,7 +202,8 @@ class Serving:
         """Return the status of the instance."""
         states = dict(self._instance.registry.states)
         settled = all(state is State.RUNNING for state in states.values())
-        running = "waiting" if self._instance.waits and not states else "running" if settled else "rebalancing"
+        settled_state = "paused" if self._instance.paused else "running"
+        running = "waiting" if self._instance.waits and not states else settled_state if settled else "rebalancing"
         state = "joining" if self._instance.assigned is None else running
         tasks = tuple(self._task(task, states[task]) for task in sorted(states))
         details = {
@@ -212,6 +215,10 @@ class Serving:
         failures = self._components.tallies.latest
         shares = self._instance.share.status()
         return Status(self.application, state, self.health(), tasks, uptime_s, details, totals, failures, shares)
+
+    def pause(self, paused: bool) -> None:
+        """Have the instance process nothing from now on, or go on."""
+        self._instance.pause(paused)
 
     def end(self) -> None:
         """Own nothing any more: the databases are about to be closed."""

@@ -4,7 +4,7 @@
     wanted                                -> opening -> running
     not wanted any more                   -> closing -> gone (and released to the group)
     aborted, lost, thread died            -> closing -> opened again if it is wanted
-    topics changed                        -> closing -> opened again if it is wanted
+    topics changed, thread removed        -> closing -> opened again if it is wanted
 
 Invariant: the tasks of one partition that are opening, running or closing here never overlap; a task that overlaps one
 of them waits. Every revoked task is released exactly once, and only when it is closed.
@@ -79,18 +79,17 @@ class TaskRegistry:
         self.wanted.clear()
         return [action for task in list(self.states) for action in self._give_up(task, dirty=False)]
 
-    def reopen(self, subtopologies: Collection[int]) -> list[Action]:
-        """Close and open again the tasks of these sub-topologies, whose source topics have changed.
+    def reopen(self, tasks: Collection[TaskId]) -> list[Action]:
+        """Close these tasks, and open them again: with other source topics, or on another stream thread.
 
         They are closed cleanly and stay assigned: nothing is released.
         """
-        actions = [
-            action
-            for task in list(self.states)
-            if task.subtopology in subtopologies
-            for action in self._give_up(task, dirty=False)
-        ]
+        actions = [action for task in list(self.states) if task in tasks for action in self._give_up(task, dirty=False)]
         return actions + self._open_what_can_be()
+
+    def of(self, subtopologies: Collection[int]) -> list[TaskId]:
+        """Return the tasks of these sub-topologies."""
+        return [task for task in self.states if task.subtopology in subtopologies]
 
     def opened(self, task: TaskId) -> list[Action]:
         """Run a task that the opener has opened, or drop it if it is not wanted any more."""

@@ -93,14 +93,16 @@ class StallDetector:
         committed: Mapping[TopicPartition, int],
         ends: Mapping[TopicPartition, int],
         processed: int,
+        *,
+        paused: bool = False,
     ) -> LagSample:
-        """Add the numbers of a task; return its sample."""
+        """Add the numbers of a task; return its sample. `paused`: it is not to move."""
         sample = LagSample(dict(committed), dict(ends), processed, now, moved_at=now)
         before = self.samples.get(task)
         if before is not None and now > before.at:
             fresh = (processed - before.processed) / (now - before.at)
             sample.rate = 0.5 * before.rate + 0.5 * max(0.0, fresh)
-            if before.committed == sample.committed and before.lag > 0:
+            if before.committed == sample.committed and before.lag > 0 and not paused:
                 sample.moved_at = before.moved_at
         self.samples[task] = sample
         return sample
@@ -155,6 +157,7 @@ class Watcher:
         emit: Callable[[Event], None],
         changelog: Callable[[StoreSpec], str],
         look_at_policy: Callable[[], PolicyChanged | None],
+        paused: Callable[[], bool],
         host: Host = SYSTEM,
     ) -> None:
         self._host = host
@@ -174,6 +177,7 @@ class Watcher:
         self._emit = emit
         self._changelog = changelog
         self._look_at_policy = look_at_policy
+        self._paused = paused
         self._compare_at = self._host.now() + COMPARE_EVERY_S
         self._deleted: dict[TopicPartition, int] = {}
         self._stop = host.signal()
@@ -309,6 +313,7 @@ class Watcher:
                 committed[id_],
                 {source: ends.get(source, at) for source, at in committed[id_].items()},
                 task.processed,
+                paused=self._paused(),
             )
             for source, at in committed[id_].items():
                 self._metrics.lag(id_, source.topic, max(0, ends.get(source, at) - at))

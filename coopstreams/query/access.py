@@ -1,13 +1,14 @@
 """Who may ask an instance for what: bearer tokens for two roles.
 
     read       the state: stores, keys, ranges, and where a key lies
-    operate    status, metrics and the topology
+    operate    status, metrics and the topology; to pause and resume, which nobody may without a token
     (nobody)   health, the description and the files of the page: probes carry no token, and the files no data
 
 A role may have several tokens, and all are accepted. Instances send each other all of theirs, so a token is replaced
 without a refusal: first `old,new` on one instance after the other, then `new`.
 
-Invariant: with any token set, no path beyond these is answered without one.
+Invariant: with any token set, no path beyond these is answered without one. Without any, nothing changes anything: a
+web page can have a browser send what changes something to an address on this host, but not with a token.
 Turned down: user names and groups (a proxy in front does that, and has one token).
 Source: RFC 6750.
 """
@@ -46,13 +47,22 @@ class Access:
         clients_show = settings["http.ssl.client.auth"] == "required"
         return Access(tokens, Certificates(Files.of(settings), clients_show=clients_show))
 
-    def check(self, role: Role | None, authorization: str | None) -> None:
-        """Do nothing if a request with this header may ask for what the role may.
+    def check(self, role: Role | None, authorization: str | None, *, changes: bool = False) -> None:
+        """Do nothing if a request with this header may ask for what the role may. `changes`: it is not only to know.
 
         Raises:
             QueryError: UNAUTHORIZED: no token, or one that is not known; FORBIDDEN: the token of the other role.
         """
-        if role is None or not self.tokens:
+        if role is None:
+            return
+        if not self.tokens:
+            if changes:
+                raise QueryError(
+                    "FORBIDDEN",
+                    "this path changes what the instance does, and the application has no tokens: set http.token.read "
+                    "and http.token.operate",
+                    status=403,
+                )
             return
         scheme, _, token = (authorization or "").partition(" ")
         if scheme.lower() != "bearer":
@@ -84,7 +94,7 @@ def role_of(path: str) -> Role | None:
     """Return the role that a path needs; None: it is open."""
     if path.startswith(("/v1/stores", "/v1/metadata")):
         return "read"
-    return "operate" if path in ("/v1/status", "/v1/topology", "/metrics") else None
+    return "operate" if path in ("/v1/status", "/v1/topology", "/v1/pause", "/v1/resume", "/metrics") else None
 
 
 def unauthorized(message: str) -> QueryError:

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TypeAlias
 
 import msgspec
@@ -74,6 +75,8 @@ class QueryApp:
         """Return the ASGI application."""
         paths = self.answers() | {"/": self._page, "/page/{file}": self._page}
         routes = [Route(path, self._endpoint(path, answer), methods=["GET"]) for path, answer in paths.items()]
+        changes = self.changes().items()
+        routes += [Route(path, self._endpoint(path, answer), methods=["POST"]) for path, answer in changes]
         return Starlette(routes=routes, lifespan=self._lifespan, exception_handlers={HTTPException: self._no_route})
 
     def answers(self) -> dict[str, Answer]:
@@ -95,6 +98,10 @@ class QueryApp:
             "/metrics": self._prometheus,
             "/openapi.json": self._openapi,
         }
+
+    def changes(self) -> dict[str, Answer]:
+        """Return the handler of each path that changes what the instance does."""
+        return {"/v1/pause": partial(self._pause, paused=True), "/v1/resume": partial(self._pause, paused=False)}
 
     @asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
@@ -219,6 +226,11 @@ class QueryApp:
         _parameters(request)
         return _json(self._service.topology())
 
+    async def _pause(self, request: Request, *, paused: bool) -> Response:
+        _parameters(request)
+        self._backend.pause(paused)
+        return _json(orjson.dumps({"id": self._backend.placement().here, "paused": paused}))
+
     async def _live(self, _request: Request) -> Response:
         health = self._backend.health()
         return _json(orjson.dumps(reports.health(health)), 200 if health.live else 503)
@@ -256,7 +268,7 @@ class QueryApp:
 
     async def _guarded(self, request: Request, role: Role | None, answer: Answer) -> Response:
         try:
-            self._access.check(role, request.headers.get("authorization"))
+            self._access.check(role, request.headers.get("authorization"), changes=request.method == "POST")
             if request.headers.get(FORWARDED) == "1":
                 check_hop(request.headers, self._backend.placement(), self._backend.application)
             async with asyncio.timeout(self._limits.request_s):
@@ -266,7 +278,7 @@ class QueryApp:
         except TimeoutError:
             return _failure(timed_out(f"no answer within {self._limits.request_s:g} s"))
         except Exception as error:
-            log.exception("GET %s failed", request.url.path)
+            log.exception("%s %s failed", request.method, request.url.path)
             return _failure(QueryError("INTERNAL", f"{type(error).__name__}: {error}", status=500))
 
     async def _no_route(self, request: Request, error: Exception) -> Response:

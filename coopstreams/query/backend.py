@@ -294,7 +294,7 @@ class ShareStatus:
 class Status:
     """The status of this instance.
 
-    `state` is a word for people: `joining`, `waiting`, `rebalancing`, `running`, `stopping`.
+    `state` is a word for people: `joining`, `waiting`, `rebalancing`, `running`, `paused`, `stopping`.
     """
 
     application: str
@@ -351,4 +351,8 @@ class Backend(Protocol):
 
     def status(self) -> Status:
         """Return the status of the instance."""
+        ...
+
+    def pause(self, paused: bool) -> None:
+        """Have the instance process nothing from now on, or go on."""
         ...

@@ -27,6 +27,7 @@ from coopstreams.query.requests import (
     EntryFound,
     Found,
     NoAnswer,
+    Post,
     Requests,
     Steps,
     VersionFound,
@@ -144,6 +145,14 @@ class QueryClient(_Client):
         """Return the status of the instances."""
         return self._do(self._requests.ask("/v1/status"))
 
+    def pause(self) -> None:
+        """Have the instance at this URL, and no other, process nothing until `resume`; with `http.token.operate`."""
+        self._do(self._requests.ask("/v1/pause", post=True))
+
+    def resume(self) -> None:
+        """Have the instance at this URL process again."""
+        self._do(self._requests.ask("/v1/resume", post=True))
+
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
@@ -172,7 +181,7 @@ class QueryClient(_Client):
                 came = None
                 continue
             try:
-                came = self._client.get(step)
+                came = self._client.request(_method(step), step)
             except (httpx.TransportError, httpx.InvalidURL) as error:
                 came = error
 
@@ -260,6 +269,14 @@ class AsyncQueryClient(_Client):
         """Return the status of the instances."""
         return await self._do(self._requests.ask("/v1/status"))
 
+    async def pause(self) -> None:
+        """Have the instance at this URL, and no other, process nothing until `resume`; with `http.token.operate`."""
+        await self._do(self._requests.ask("/v1/pause", post=True))
+
+    async def resume(self) -> None:
+        """Have the instance at this URL process again."""
+        await self._do(self._requests.ask("/v1/resume", post=True))
+
     async def close(self) -> None:
         """Close the connections."""
         await self._client.aclose()
@@ -288,9 +305,13 @@ class AsyncQueryClient(_Client):
                 came = None
                 continue
             try:
-                came = await self._client.get(step)
+                came = await self._client.request(_method(step), step)
             except (httpx.TransportError, httpx.InvalidURL) as error:
                 came = error
+
+
+def _method(step: str) -> str:
+    return "POST" if isinstance(step, Post) else "GET"
 
 
 def _headers(token: str | None) -> dict[str, str]:

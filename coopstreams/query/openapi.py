@@ -52,10 +52,11 @@ def _closed(path: str, operation: Schema) -> Schema:
         return operation
     refusals = {
         "401": _error("UNAUTHORIZED: no token, or one that is not known"),
-        "403": _error("FORBIDDEN: the token of the other role"),
+        "403": _error("FORBIDDEN: the token of the other role; or a change, and the application has no tokens"),
     }
-    get = operation["get"]
-    return {"get": {**get, "security": [{"token": []}, {}], "responses": {**get["responses"], **refusals}}}
+    ((method, asked),) = operation.items()
+    security: list[Schema] = [{"token": []}, {}] if method == "get" else [{"token": []}]
+    return {method: {**asked, "security": security, "responses": {**asked["responses"], **refusals}}}
 
 
 def _paths(limits: RequestLimits) -> Schema:
@@ -94,6 +95,8 @@ def _paths(limits: RequestLimits) -> Schema:
         "/v1/topology": _get(
             "topology", "The topology as a picture: boxes, arrows, and which totals of the status pass each", "Drawing"
         ),
+        "/v1/pause": _change("pause", "Process nothing in this instance until it is resumed; its tasks stay"),
+        "/v1/resume": _change("resume", "Process again in this instance"),
         "/health/live": _health("live", "Whether the instance does its work, or waits for good reason"),
         "/health/ready": _health("ready", "Whether the instance is a member of the group with all its tasks open"),
         "/metrics": {
@@ -204,6 +207,11 @@ def _get(
     return {"get": {"operationId": id_, "summary": summary, "parameters": list(parameters), "responses": responses}}
 
 
+def _change(id_: str, summary: str) -> Schema:
+    responses = {"200": _answer("Done", _ref("Paused")), "400": _error("BAD_PARAMETER")}
+    return {"post": {"operationId": id_, "summary": summary, "responses": responses}}
+
+
 def _health(id_: str, summary: str) -> Schema:
     responses = {"200": _answer("Yes", _ref("Health")), "503": _answer("No, with the reasons", _ref("Health"))}
     return {"get": {"operationId": id_, "summary": summary, "responses": responses}}
@@ -302,6 +310,7 @@ def _group_schemas() -> Schema:
             }
         ),
         "Health": _object(health),
+        "Paused": _object({"id": _STRING, "paused": _BOOLEAN}),
         "Drawing": _drawing(),
     }
 

@@ -1,8 +1,8 @@
 """The requests of the query clients: what is asked, when it is asked again, and what the answers mean. No I/O.
 
-A request is a generator. It yields the URL to get or the seconds to wait, is sent what came of it (a response, or the
-error that kept it from coming), and returns the result. So the blocking client and the one for asyncio are two loops
-that fetch and wait.
+A request is a generator. It yields the URL to get (or to post to) or the seconds to wait, is sent what came of it (a
+response, or the error that kept it from coming), and returns the result. So the blocking client and the one for asyncio
+are two loops that fetch and wait.
 
 Invariant: None means that the owner of the key has no such key. Transient failures (a task moves, an instance restarts)
 are retried until `deadline_s` is over, and raised then.
@@ -36,6 +36,12 @@ NoAnswer: TypeAlias = httpx.TransportError | httpx.InvalidURL
 
 Steps: TypeAlias = Generator[str | float, httpx.Response | NoAnswer | None, T]
 """Yields a URL or seconds; is sent the response or the error of the URL, None after the seconds; returns the result."""
+
+
+class Post(str):
+    """A URL to post to, not to get."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +184,8 @@ class Requests:
         [text] = yield from self._texts(store, [key])
         return (yield from self.ask(f"/v1/metadata/{path_text(store)}/{path_text(text)}"))
 
-    def ask(self, path: str) -> Steps[dict[str, Any]]:
-        """Return the JSON of a path; retry what is transient.
+    def ask(self, path: str, *, post: bool = False) -> Steps[dict[str, Any]]:
+        """Return the JSON of a path, gotten or posted to; retry what is transient.
 
         Raises:
             QueryError: the answer is an error, or no answer came before the deadline.
@@ -188,7 +194,7 @@ class Requests:
         pause = FIRST_PAUSE_S
         while True:
             try:
-                return self._answer((yield self._url + path))
+                return self._answer((yield Post(self._url + path) if post else self._url + path))
             except QueryError as error:
                 left = deadline - time.monotonic()
                 if not error.retryable or left <= 0:

@@ -61,6 +61,27 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class ThreadAdded:
+    """A stream thread with this number is to be started."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadRemoved:
+    """The stream thread with this number is to end, and its tasks are for others."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadEnded:
+    """A stream thread has closed its tasks and its producer, and ends."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Matched:
     """Other topics match a pattern: the application reads `resolved` from now on."""
 
@@ -85,5 +106,18 @@ class Stopping:
 
 
 Event: TypeAlias = (
-    Assigned | Lost | Refused | Opened | Closed | Aborted | Cancelled | Failed | Matched | PolicyChanged | Stopping
+    Assigned
+    | Lost
+    | Refused
+    | Opened
+    | Closed
+    | Aborted
+    | Cancelled
+    | Failed
+    | ThreadAdded
+    | ThreadRemoved
+    | ThreadEnded
+    | Matched
+    | PolicyChanged
+    | Stopping
 )

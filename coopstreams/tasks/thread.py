@@ -21,7 +21,7 @@ from coopstreams.common.host import SYSTEM, Empty, Host, Inbox
 from coopstreams.log.log import RecordBatch
 from coopstreams.tasks.committer import Committer
 from coopstreams.tasks.draining import Draining
-from coopstreams.tasks.events import Aborted, Closed, Event, Failed
+from coopstreams.tasks.events import Aborted, Closed, Event, Failed, ThreadEnded
 from coopstreams.tasks.outlasting import Outlasting
 from coopstreams.tasks.task import Task
 from coopstreams.tasks.tries import Held, TriedLaterError
@@ -72,6 +72,11 @@ class _Look:
 
 
 @dataclass(frozen=True, slots=True)
+class _Resumed:
+    """The pause is over."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Called:
     """Calls of a task have ended."""
 
@@ -87,7 +92,7 @@ class _Silent:
     stream_time: int
 
 
-_Message = _Open | _Close | _Moved | _Look | _Called | _Silent | tuple[Task, RecordBatch] | None
+_Message = _Open | _Close | _Moved | _Look | _Resumed | _Called | _Silent | tuple[Task, RecordBatch] | None
 
 
 class StreamThread:
@@ -137,12 +142,15 @@ class StreamThread:
         """The epoch of the task that was opened last."""
         self._rests_s = rests_s
         self._awake = host.signal()
+        self._paused = False
 
     def successor(self, rests_s: float) -> StreamThread:
         """Return the thread, not yet started, that replaces this dead one; it has the same transactional id."""
-        return StreamThread(
+        made = StreamThread(
             self.number, self.committer, self._emit, self._interval, self._outlasting, rests_s=rests_s, host=self._host
         )
+        made._paused = self._paused
+        return made
 
     def start(self) -> None:
         """Begin to take messages."""
@@ -190,10 +198,23 @@ class StreamThread:
         if self._idle and any(task.progress.mirrors for task in list(self._tasks)):
             self._inbox.put(_Look())
 
-    def stop(self, timeout_s: float) -> bool:
-        """Commit and end; return whether it ended within the time."""
+    def pause(self, paused: bool) -> None:
+        """Process no records and no punctuations from now on; or go on with them.
+
+        Records are still taken in, up to the dispatcher's bounds, and what was processed before is committed.
+        """
+        if self._paused and not paused:
+            self._inbox.put(_Resumed())
+        self._paused = paused
+
+    def retire(self) -> None:
+        """Commit and end, after what it was told before: `ThreadEnded` follows."""
         self._inbox.put(None)
         self._awake.set()
+
+    def stop(self, timeout_s: float) -> bool:
+        """Commit and end; return whether it ended within the time."""
+        self.retire()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -202,6 +223,7 @@ class StreamThread:
             self._rest()
             self._loop()
             self.committer.close()
+            self._emit(ThreadEnded(self.number))
         except BaseException as error:  # any error: the control thread must hear of a dead thread
             log.debug("stream thread %d ends", self.number, exc_info=True)
             try:
@@ -221,7 +243,9 @@ class StreamThread:
         while not ends or self._draining:
             self.moved_at = self._host.now()
             until_due = max(self._due - self.moved_at, self._idle_s if self._idle else 0.0)
-            other_s = min(self._next_punctuation_s(), self._waited_enough_s(), self._draining.next_s())
+            other_s = self._draining.next_s()
+            if not self._paused:
+                other_s = min(self._next_punctuation_s(), self._waited_enough_s(), other_s)
             wait = max(0.0, min(until_due, other_s))
             try:
                 message = self._inbox.get(timeout=wait) if wait else self._inbox.get_nowait()
@@ -245,8 +269,12 @@ class StreamThread:
                 self._open(message.task)
             elif isinstance(message, _Close):
                 self._close_or_drain(message)
-            self._go_on()
-            self._punctuate()
+            elif isinstance(message, _Resumed):
+                for task in list(self._tasks):
+                    self._go_on_with(task)
+            if not self._paused:
+                self._go_on()
+                self._punctuate()
             self._commit_if_due()
             self._close_drained()
         self._commit_or_abort()
@@ -304,7 +332,7 @@ class StreamThread:
             self._abort(error)
 
     def _step(self, task: Task) -> None:
-        while not task.closed and (not task.leaving or task.calls is not None):
+        while not self._paused and not task.closed and (not task.leaving or task.calls is not None):
             self.moved_at = self._host.now()
             if task.waits_for_calls():
                 break
@@ -428,7 +456,8 @@ class StreamThread:
 
     def _close_or_drain(self, message: _Close) -> None:
         """Close tasks now, or let their calls end before."""
-        now = tuple(task for task in message.tasks if not message.clean or not self._draining.begin(task))
+        drains = message.clean and not self._paused  # what its calls return could not be processed
+        now = tuple(task for task in message.tasks if not drains or not self._draining.begin(task))
         if now:
             self._close(_Close(now, message.clean))
 

@@ -179,7 +179,12 @@ class TopologyTestDriver:
             TopologyError: the topology does not write it, or writes it with several serdes and none is given.
         """
         serdes = written_with(self.topology, topic, self._dead_letters, key, value)
-        return OutputTopic(lambda: [decoded(record, *serdes) for record in self._forwarded if record.topic == topic])
+
+        def records(first: int) -> list[OutputRecord[Any, Any]]:
+            forwarded = [record for record in self._forwarded if record.topic == topic]
+            return [decoded(record, *serdes) for record in forwarded[first:]]
+
+        return OutputTopic(records)
 
     def outputs(self) -> list[OutputRecord[Any, Any]]:
         """Return all records written to topics that are not internal, in the order in which they were forwarded.

@@ -110,8 +110,8 @@ class Sinks:
         """Return a view of the records that were applied to a sink."""
         applied = self._sinks[name].records
         return OutputTopic(
-            lambda: [
+            lambda first: [
                 OutputRecord(name, each.key, each.value, each.timestamp, list(each.headers or ()), partition)
-                for partition, each in applied
+                for partition, each in applied[first:]
             ]
         )

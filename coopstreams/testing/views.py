@@ -87,17 +87,18 @@ class InputTopic(Generic[K, V]):
 class OutputTopic(Generic[K, V]):
     """A topic to read results from. Made by `TopologyTestDriver.output`."""
 
-    def __init__(self, records: Callable[[], list[OutputRecord[K, V]]]) -> None:
+    def __init__(self, records: Callable[[int], list[OutputRecord[K, V]]]) -> None:
+        """`records`: those from a number on."""
         self._records = records
         self._read = 0
 
     def records(self) -> list[OutputRecord[K, V]]:
         """Return all records so far, in the order in which they were forwarded."""
-        return self._records()
+        return self._records(0)
 
     def read(self) -> list[OutputRecord[K, V]]:
         """Return the records since the last `read`."""
-        records = self.records()[self._read :]
+        records = self._records(self._read)
         self._read += len(records)
         return records
 

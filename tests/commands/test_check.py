@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from coopstreams.commands.cli import app
 from coopstreams.commands.loading import load_topology
-from coopstreams.commands.restarts import WRONG, exit_status
+from coopstreams.commands.processes.restarts import WRONG, exit_status
 from coopstreams.topology.errors import ConfigError, TopologyChangedError, TopologyError
 from tests.broker.counting import Counting, await_table
 from tests.conftest import Kafka

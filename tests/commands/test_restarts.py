@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coopstreams.commands.restarts import (
+from coopstreams.commands.processes.restarts import (
     FAILED,
     FIRST_REST_S,
     FORGOTTEN_AFTER_S,

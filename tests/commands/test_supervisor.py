@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from coopstreams.commands import restarts
-from coopstreams.commands.restarts import STOPPED, WRONG
-from coopstreams.commands.supervisor import Supervisor
-from coopstreams.commands.worker import past, say_why
+from coopstreams.commands.processes import restarts
+from coopstreams.commands.processes.restarts import STOPPED, WRONG
+from coopstreams.commands.processes.supervisor import Supervisor
+from coopstreams.commands.processes.worker import past, say_why
 from coopstreams.dev.process import wait_until
 from coopstreams.topology.errors import ProcessingError
 
@@ -26,7 +26,7 @@ LIVES = (
 )
 FAILS = """
 import os
-from coopstreams.commands.worker import say_why
+from coopstreams.commands.processes.worker import say_why
 from coopstreams.topology.errors import ProcessingError
 say_why(ProcessingError("the record at offset 7"), os.environ)
 raise SystemExit(1)
@@ -121,7 +121,7 @@ def test_what_would_end_every_worker_ends_all_at_once(tmp_path: Path, status: in
 
 def test_a_worker_knows_how_often_it_was_started_again_and_why(tmp_path: Path) -> None:
     tells = (
-        f"import os, pathlib; from coopstreams.commands.worker import past; pathlib.Path({str(tmp_path)!r}, "
+        f"import os, pathlib; from coopstreams.commands.processes.worker import past; pathlib.Path({str(tmp_path)!r}, "
         "str(os.getpid())).write_text(str(past(os.environ)))"
     )
     assert (

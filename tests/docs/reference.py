@@ -59,10 +59,11 @@ def metrics() -> list[list[str]]:
 
 
 def paths() -> list[list[str]]:
-    """Return a row for each path of the HTTP interface."""
+    """Return a row for each path of the HTTP interface that only answers."""
     return [
         [f"`{path}`", operations["get"]["summary"]]
         for path, operations in description(RequestLimits())["paths"].items()
+        if "get" in operations
     ]
 
 

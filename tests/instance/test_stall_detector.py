@@ -42,6 +42,16 @@ def test_the_clock_begins_when_records_come_and_not_with_the_idle_time_before() 
     assert set(stall_detector.stalled(131)) == {TASK}
 
 
+def test_the_clock_stands_still_during_a_pause() -> None:
+    stall_detector = StallDetector(LIMIT_S)
+    for now in range(0, 100, 10):
+        stall_detector.look(TASK, now, {AT: 5}, {AT: 6}, 5, paused=True)
+        assert stall_detector.stalled(now) == {}
+    stall_detector.look(TASK, 110, {AT: 5}, {AT: 6}, 5)
+    assert stall_detector.stalled(120) == {}, "it went on at 90"
+    assert set(stall_detector.stalled(121)) == {TASK}
+
+
 def test_the_smallest_progress_is_progress() -> None:
     stall_detector = StallDetector(LIMIT_S)
     for step in range(10):

@@ -56,7 +56,7 @@ def test_tasks_that_read_other_topics_are_closed_cleanly_and_opened_again_and_th
     registry.assigned([task(0, 127), task(128, 255), other := TaskId(1, 0, KeyRange.of_groups(0, 255))], [])
     for opened in (task(0, 127), other):
         registry.opened(opened)
-    assert registry.reopen({0}) == [Action(Do.CLOSE, task(0, 127)), Action(Do.CANCEL, task(128, 255))]
+    assert registry.reopen(registry.of({0})) == [Action(Do.CLOSE, task(0, 127)), Action(Do.CANCEL, task(128, 255))]
     assert registry.closed(task(0, 127)) == [Action(Do.OPEN, task(0, 127))]
     assert registry.opened(task(128, 255)) == [Action(Do.DROP, task(128, 255)), Action(Do.OPEN, task(128, 255))]
     assert registry.states[other] is State.RUNNING
@@ -108,7 +108,7 @@ class AnyHistory(RuleBasedStateMachine):
 
     @rule()
     def topics_come_to_match(self) -> None:
-        self.act(self.registry.reopen({0}))
+        self.act(self.registry.reopen(self.registry.of({0})))
 
     @rule()
     def the_group_goes_on_without_us(self) -> None:

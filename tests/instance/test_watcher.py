@@ -62,6 +62,7 @@ class Watched(Engine):
             self.events.put,
             lambda spec: self.changelog(spec.name),
             lambda: None,
+            lambda: False,
         )
 
     def run(self, *ranges: KeyRange) -> None:

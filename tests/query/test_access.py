@@ -65,6 +65,34 @@ def test_a_path_is_answered_with_the_token_of_its_role_only(cluster: Cluster, pa
     assert (answers[None], answers[NEW], answers[other]) == (401, 401, 403)
 
 
+@pytest.mark.parametrize("path", ["/v1/pause", "/v1/resume"])
+def test_what_changes_something_needs_the_token_to_operate(cluster: Cluster, path: str) -> None:
+    node = cluster["a"]
+
+    def post(to: Node, token: str | None) -> int:
+        headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        return httpx.post(to.url + path, headers=headers, trust_env=False, timeout=60).status_code
+
+    for paused in (False, True):
+        node.paused = paused
+        assert [post(node, token) for token in (None, NEW, READ)] == [401, 401, 403]
+        assert node.paused is paused
+        assert post(node, OPERATE) == 200
+        assert node.paused is (path == "/v1/pause")
+    assert ask(node, path, OPERATE).status_code == 405
+    with Cluster(1) as without:
+        assert post(without["a"], None) == post(without["a"], OPERATE) == 403, "nobody may"
+        assert not without["a"].paused
+
+
+def test_a_client_pauses_the_instance_that_it_asks(cluster: Cluster) -> None:
+    with QueryClient(cluster["a"].url, token=OPERATE) as client:
+        client.pause()
+        assert (cluster["a"].paused, cluster["b"].paused) == (True, False)
+        client.resume()
+    assert not cluster["a"].paused
+
+
 @pytest.mark.parametrize(
     ("token", "scheme"),
     [(READ, "Basic"), (READ[:-1], "Bearer"), (READ + "x", "Bearer"), ("é", "Bearer")],

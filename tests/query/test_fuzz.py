@@ -57,7 +57,7 @@ def named_stores() -> dict[str, Any]:
     """Return the description with the names of the stores of the cluster, and of one that it does not have."""
     document = copy.deepcopy(description(LIMITS))
     for path in document["paths"].values():
-        for parameter in path["get"].get("parameters", ()):
+        for parameter in path.get("get", {}).get("parameters", ()):
             if parameter["name"] == "store":
                 parameter["schema"] = {"type": "string", "enum": [*INFOS, "nope"]}
             if parameter["name"] == "key" and parameter["in"] == "path":
@@ -70,12 +70,13 @@ def named_stores() -> dict[str, Any]:
 DOCUMENT = named_stores()
 
 
-def requests() -> Iterator[tuple[str, GenerationMode]]:
+def requests() -> Iterator[tuple[str, str, GenerationMode]]:
     """Yield each path with requests that are right, and with wrong ones if it has a parameter that can be wrong."""
     for path, item in DOCUMENT["paths"].items():
-        yield path, GenerationMode.POSITIVE
-        if item["get"].get("parameters"):
-            yield path, GenerationMode.NEGATIVE
+        for method, operation in item.items():
+            yield path, method, GenerationMode.POSITIVE
+            if operation.get("parameters"):
+                yield path, method, GenerationMode.NEGATIVE
 
 
 @pytest.fixture(scope="module")
@@ -86,9 +87,9 @@ def url() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("most", [15, pytest.param(300, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("path", "mode"), list(requests()))
-def test_a_request_is_answered_as_described(url: str, path: str, mode: GenerationMode, most: int) -> None:
-    operation = schemathesis.openapi.from_dict(DOCUMENT)[path]["GET"]
+@pytest.mark.parametrize(("path", "method", "mode"), list(requests()))
+def test_a_request_is_answered_as_described(url: str, path: str, method: str, mode: GenerationMode, most: int) -> None:
+    operation = schemathesis.openapi.from_dict(DOCUMENT)[path][method.upper()]
 
     @settings(fuzzed, max_examples=most)
     @given(operation.as_strategy(generation_mode=mode))

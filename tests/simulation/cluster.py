@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
+from math import log
 from random import Random
 from typing import Any, Generic, TypeVar, cast
 
@@ -18,7 +19,7 @@ from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
 from tests.simulation.fibers import Fiber, Machine, Scheduler
 from tests.simulation.kafka.client import Client
-from tests.simulation.kafka.cluster import Cluster
+from tests.simulation.kafka.cluster import Changed, Cluster
 from tests.simulation.kafka.log import SimulatedLog
 from tests.simulation.kafka.plan import Call, Crashed, Fault, Kind, Plan, Where
 from tests.simulation.kafka.reader import SimulatedReader
@@ -34,8 +35,20 @@ PATIENCE_S = 30.0
 """For how long `KafkaLog` asks again."""
 
 
+class _Unlocked(Changed):
+    """Held by nobody: nobody else has a turn meanwhile."""
+
+    def __enter__(self) -> bool:
+        return True
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
 class MachineCluster(Cluster):
     """A cluster in the time of a scheduler: what is due is done then, whoever waits."""
+
+    changed = _Unlocked
 
     def __init__(
         self, scheduler: Scheduler, plan: Plan, check_fence: CheckFence, *, transaction_timeout_s: float
@@ -55,7 +68,7 @@ class MachineCluster(Cluster):
         self._scheduler.at(when, self.step)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Request(Generic[T]):
     """A request on its way, and what comes back."""
 
@@ -89,7 +102,7 @@ class MachineClient(Client):
         """`killed`: is told of the machine, and of the request at which its process has ended."""
         super().__init__(cluster, machine.name, machine)
         self.machine = machine
-        self.random, self._rate = random, 1 / latency_s
+        self.random, self._mean_s = random, latency_s
         self._killed = killed
 
     def ask(self, kind: Kind, where: Where, effect: Callable[[], T], seconds: float) -> T:
@@ -129,7 +142,7 @@ class MachineClient(Client):
 
     def latency_s(self) -> float:
         """Return how long a request, or an answer, is on its way."""
-        return self.random.expovariate(self._rate)
+        return -log(1.0 - self.random.random()) * self._mean_s
 
     def _arrive(self, request: _Request[Any]) -> None:
         scheduler = self.machine.scheduler

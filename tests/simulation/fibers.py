@@ -97,20 +97,21 @@ class Scheduler:
         Raises:
             StuckError: too many turns without an end.
         """
+        timers, ready, pop = self._timers, self.ready, heapq.heappop
         while not self.errors:
-            while self._timers and (self._timers[0][0] <= self.now):
-                _, _, fiber, number, then = heapq.heappop(self._timers)
+            while timers and timers[0][0] <= self.now:
+                _, _, fiber, number, then = pop(timers)
                 if then is not None:
                     then()
                 elif fiber is not None and fiber.waits == number:
                     self._go_on(fiber, woken=False)
-            if self.ready:
+            if ready:
                 self._turn()
                 continue
-            if not self._timers or self._timers[0][0] > until_s:
+            if not timers or timers[0][0] > until_s:
                 self.now = max(self.now, until_s)
                 return
-            self.now = self._timers[0][0]
+            self.now = timers[0][0]
 
     def _turn(self) -> None:
         ready = self.ready
@@ -155,7 +156,9 @@ class Scheduler:
 
     def wake(self, waiting: set[Fiber]) -> None:
         """Let all of these go on."""
-        for fiber in sorted(waiting, key=lambda one: one.waits or 0):
+        if not waiting:
+            return
+        for fiber in sorted(waiting, key=lambda one: one.waits or 0) if len(waiting) > 1 else waiting:
             if fiber.waits is not None:
                 self._go_on(fiber, woken=True)
         waiting.clear()

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
-from functools import cache
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import ExitStack
+from itertools import count
+from types import ModuleType
+from typing import Any, NamedTuple, TypeVar
 from unittest.mock import patch
 
 from coopstreams.common.config import AT_LEAST_ONCE, EXACTLY_ONCE
+from coopstreams.instance import deployed
 from coopstreams.tasks import resolved_topology
-from coopstreams.topology.compile.compile import compile_subtopology
 from tests.simulation.programs import PROGRAMS
 from tests.simulation.world import ViolationError, World
 
 STEPS = 30
+T = TypeVar("T")
 
 
 class History(NamedTuple):
@@ -38,31 +40,46 @@ def histories(seeds: Iterable[int], guarantee: str | None = None, program: str |
                 yield History(seed, program or names[seed % len(names)], each)
 
 
-_compiled = cache(compile_subtopology)
-"""Each process would compile what the others have compiled."""
+def _once(function: Callable[..., T], about: Callable[..., object]) -> Callable[..., T]:
+    """Return a function that gives what it has given `about` the same arguments."""
+    known: dict[object, tuple[T, object]] = {}
+
+    def told(*given: Any) -> T:
+        name = about(*given)
+        if name not in known:
+            known[name] = function(*given), given  # what is kept keeps its identity
+        return known[name][0]
+
+    return told
+
+
+MADE_ONCE: list[tuple[ModuleType, str, Callable[..., object]]] = [
+    (resolved_topology, "as_it_runs", lambda built, _, config: (id(built), config["topology.optimization"])),
+    (resolved_topology, "fingerprints", lambda topology, partitions: (id(topology), tuple(partitions))),
+    (resolved_topology, "compile_subtopology", lambda topology, part: (id(topology), part.id)),
+    (deployed, "outline", id),
+]
+"""What each process would make of its topology as the others have, with what it is made of. No program has patterns."""
+_MADE = [(where, name, _once(getattr(where, name), about)) for where, name, about in MADE_ONCE]
+COLLECTED = 16
+"""So many histories leave their garbage: within one, each pass of the collector would go over all modules."""
+_PLAYED = count()
 
 
 def play(history: History, only: Collection[int] | None = None) -> tuple[World, ViolationError | None]:
     """Return the world of a history at its end, and what was wrong in it. `only`: see `World.run`."""
-    with _collected_before():
-        world = World(history.seed, PROGRAMS[history.program], exactly_once=history.guarantee == EXACTLY_ONCE)
-        try:
-            with patch.object(resolved_topology, "compile_subtopology", _compiled):
-                world.run(STEPS, only)
-        except ViolationError as violation:
-            return world, violation
-        finally:
-            world.close()
-        return world, None
-
-
-@contextmanager
-def _collected_before() -> Iterator[None]:
-    """Collect garbage between histories: within one, each pass of the collector would go over all modules."""
-    gc.collect()
-    gc.freeze()
     gc.disable()
+    if next(_PLAYED) % COLLECTED == 0:
+        gc.collect()
+        gc.freeze()
+    world = World(history.seed, PROGRAMS[history.program], exactly_once=history.guarantee == EXACTLY_ONCE)
     try:
-        yield
+        with ExitStack() as stack:
+            for where, name, made in _MADE:
+                stack.enter_context(patch.object(where, name, made))
+            world.run(STEPS, only)
+    except ViolationError as violation:
+        return world, violation
     finally:
-        gc.enable()
+        world.close()
+    return world, None

@@ -40,6 +40,26 @@ class Process:
         if self.instance is not None:
             self.instance.stop()
 
+    def add_thread(self) -> None:
+        """Have it start one more stream thread."""
+        if self.instance is not None:
+            self.instance.add_thread()
+
+    def remove_thread(self) -> None:
+        """Have it end a stream thread, if it has several."""
+        if self.instance is not None:
+            self.instance.remove_thread()
+
+    def hold(self) -> None:
+        """Have it process nothing."""
+        if self.instance is not None:
+            self.instance.pause(True)
+
+    def go_on(self) -> None:
+        """Have it process again."""
+        if self.instance is not None:
+            self.instance.pause(False)
+
     def kill(self) -> None:
         """End it at once; its disk stays."""
         self.machine.kill()

@@ -68,6 +68,7 @@ EVENTS = (
     "host",
     "upkeep",
     "outage",
+    "change",
 )
 """What happens, each as often as it is named."""
 STATES = 8
@@ -154,6 +155,8 @@ class World:
         )
         self._reader = MemoryReader(self.cluster.state, committed_only=True)
         self._reader.assign({OUT: Position(0)})
+        self._told_to = 0
+        """How far results have been looked at."""
         self._writer = MemoryWriter(self.cluster.state, None)
 
     def config(self, number: int) -> Config:
@@ -277,6 +280,9 @@ class World:
                 self.upkeep.happen()
             case "outage" if living:
                 self._have_nobody()
+            case "change" if awake:
+                change = self.random.choice((Process.add_thread, Process.remove_thread, Process.hold, Process.go_on))
+                self._strike(f"is told: {change.__name__}", self.random.choice(awake), change)
             case "host":
                 self.hosts.happen({process.number: process.machine for process in living}, self._down())
             case _:
@@ -313,6 +319,7 @@ class World:
         for process in self.living:
             if process.machine.paused:
                 process.machine.resume()
+            process.go_on()
         self._let(20.0)
         if not self.living:
             self.start(0)
@@ -412,6 +419,10 @@ class World:
                     )
 
     def _told(self) -> Rows:
+        """Return the results that are committed since the last time."""
+        if (end := self.cluster.state.partition(OUT).stable_end) == self._told_to:
+            return ()
+        self._told_to = end
         rows = [
             row
             for run in self._reader.fetch(1 << 20, 0)

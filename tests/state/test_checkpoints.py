@@ -31,7 +31,7 @@ def played(puts: list[tuple[KeyGroups, int, int, bool]]) -> tuple[Checkpoints, d
 @given(PUTS)
 def test_every_group_stands_where_it_was_put_last(puts: list[tuple[KeyGroups, int, int, bool]]) -> None:
     checkpoints, model = played(puts)
-    at = {group: found for group in range(GROUPS) if (found := checkpoints.at(group)) is not None}
+    at = {group: found for group, found in enumerate(checkpoints.by_group()) if found is not None}
     assert {group: (found.offset, found.observed) for group, found in at.items()} == model
 
 

@@ -27,7 +27,7 @@ from coopstreams.state.database import Database
 from coopstreams.state.memory import Memory
 from coopstreams.state.task_state import TaskState
 from coopstreams.tasks.committer import Committer
-from coopstreams.tasks.events import Aborted, Closed, Event, Failed
+from coopstreams.tasks.events import Aborted, Closed, Event, Failed, ThreadEnded
 from coopstreams.tasks.failures import handler
 from coopstreams.tasks.outlasting import Outlasting
 from coopstreams.tasks.refusals import Refusals
@@ -191,6 +191,8 @@ class Engine:
                 self._forget(tasks)
             case Failed(error):
                 raise error
+            case ThreadEnded():
+                pass
             case _:
                 raise AssertionError(event)
 

@@ -57,6 +57,18 @@ class _Marker(NamedTuple):
     commit: bool
 
 
+class Changed(threading.Condition):
+    """Tells whoever waits, on whatever machine."""
+
+    def __init__(self, waiting: dict[int, Wake]) -> None:
+        super().__init__()
+        self._waiting = waiting
+
+    def notify_all(self) -> None:
+        for wake in list(self._waiting.values()):
+            wake()
+
+
 class Cluster:
     """A cluster; its clients are `SimulatedLog` and `SimulatedGroup`.
 
@@ -64,6 +76,9 @@ class Cluster:
     may call a transaction complete that a place never heard of; a writer then waits for all its markers, as
     `KafkaWriter` does. `note`: told of each event.
     """
+
+    changed = Changed
+    """What is held for any access to the state."""
 
     def __init__(
         self,
@@ -74,7 +89,7 @@ class Cluster:
         check_fence: CheckFence = lambda _: None,
         skips: bool = False,
         transaction_timeout_s: float = 60.0,
-        note: Callable[[Event], None] = lambda _: None,
+        note: Callable[[Event], None] | None = None,
     ) -> None:
         self.plan: Plan = plan or NoFaults()
         self.clock: Clock = clock or VirtualClock()
@@ -99,8 +114,9 @@ class Cluster:
             Crashed: before it has its effect.
         """
         fault = self.plan.fault(call)
-        self._note(Event(self.clock.now(), call, fault))
-        if fault == Crash():
+        if self._note is not None:
+            self._note(Event(self.clock.now(), call, fault))
+        if fault is not None and fault == Crash():
             raise Crashed(call)
         return fault
 
@@ -189,7 +205,8 @@ class Cluster:
 
     def do(self, what: str, *details: object) -> None:
         """Have something befall the cluster: the name of a method below, and what it takes."""
-        self._note(Event(self.clock.now(), (what, *details)))
+        if self._note is not None:
+            self._note(Event(self.clock.now(), (what, *details)))
         with self.state.changed:
             getattr(self, what)(*details)
             self.state.changed.notify_all()
@@ -275,7 +292,8 @@ class Cluster:
         """Write a marker as the plan has it."""
         call, now = Call("marker", participant.where, producer.id), self.clock.now()
         fault = self.plan.fault(call)
-        self._note(Event(now, call, fault))
+        if self._note is not None:
+            self._note(Event(now, call, fault))
         if fault == Skipped() and self.skips:
             return
         late_s = fault.seconds if isinstance(fault, Late) else 0.0
@@ -310,24 +328,12 @@ class Cluster:
             self.state.changed.notify_all()
 
 
-class _Changed(threading.Condition):
-    """Tells whoever waits, on whatever machine."""
-
-    def __init__(self, waiting: dict[int, Wake]) -> None:
-        super().__init__()
-        self._waiting = waiting
-
-    def notify_all(self) -> None:
-        for wake in list(self._waiting.values()):
-            wake()
-
-
 class _State(MemoryState):
     """The state machine, with the cluster between a decision and its markers."""
 
     def __init__(self, cluster: Cluster, check_fence: CheckFence, waiting: dict[int, Wake]) -> None:
         ids = count(1)
-        super().__init__(check_fence, new_id=lambda: f"topic-{next(ids)}", changed=_Changed(waiting))
+        super().__init__(check_fence, new_id=lambda: f"topic-{next(ids)}", changed=cluster.changed(waiting))
         self._cluster = cluster
 
     def begin(self, session: ProducerSession) -> None:

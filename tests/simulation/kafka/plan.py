@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from coopstreams.topology.columns import TopicPartition
 
@@ -33,8 +33,7 @@ Where: TypeAlias = TopicPartition | str
 """A partition, or the name of a topic, a group or a transactional id."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """A request on its way. `by`: the client, or the transactional id whose marker it is."""
 
     kind: Kind

@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from coopstreams.commands.restarts import FAILED, MOST_RESTARTS, Again, Over, Restarts, describe_end
+from coopstreams.commands.processes.restarts import FAILED, MOST_RESTARTS, Again, Over, Restarts, describe_end
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 
-from coopstreams.commands.supervisor import LAST_END, LAST_WORDS, MOST_WORDS, RESTARTS, SUPERVISOR
+from coopstreams.commands.processes.supervisor import LAST_END, LAST_WORDS, MOST_WORDS, RESTARTS, SUPERVISOR
 
 log = logging.getLogger(__name__)
 

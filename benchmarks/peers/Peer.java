@@ -1,0 +1,99 @@
+// The measured topologies in Kafka Streams: java -cp JARS Peer.java CASE, with the settings that benchmarks/__main__.py gives.
+
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.ObjectMapper;
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.io.IOException;
+import java.io.UncheckedIOException;
+import java.time.Duration;
+import java.util.Properties;
+import org.apache.kafka.clients.consumer.ConsumerConfig;
+import org.apache.kafka.common.serialization.Serde;
+import org.apache.kafka.common.serialization.Serdes;
+import org.apache.kafka.streams.KafkaStreams;
+import org.apache.kafka.streams.StreamsBuilder;
+import org.apache.kafka.streams.StreamsConfig;
+import org.apache.kafka.streams.kstream.Consumed;
+import org.apache.kafka.streams.kstream.KStream;
+import org.apache.kafka.streams.kstream.Materialized;
+import org.apache.kafka.streams.kstream.Produced;
+import org.apache.kafka.streams.kstream.TimeWindows;
+import org.apache.kafka.streams.kstream.WindowedSerdes;
+
+public class Peer {
+    record Payment(String user, int amount, long n) {}
+
+    record Doubled(String user, int doubled) {}
+
+    public static void main(String[] arguments) {
+        String name = arguments[0];
+        Properties settings = new Properties();
+        settings.put(StreamsConfig.APPLICATION_ID_CONFIG, System.getenv("BENCH_APPLICATION"));
+        settings.put(StreamsConfig.BOOTSTRAP_SERVERS_CONFIG, System.getenv("BENCH_BROKERS"));
+        settings.put(StreamsConfig.STATE_DIR_CONFIG, System.getenv("BENCH_STATE"));
+        settings.put(ConsumerConfig.AUTO_OFFSET_RESET_CONFIG, "earliest");
+        settings.put(StreamsConfig.COMMIT_INTERVAL_MS_CONFIG, name.endsWith("exactly-once") ? "100" : "1000");
+        if (name.endsWith("uncached")) settings.put(StreamsConfig.STATESTORE_CACHE_MAX_BYTES_CONFIG, "0");
+        if (name.endsWith("exactly-once")) {
+            settings.put(StreamsConfig.PROCESSING_GUARANTEE_CONFIG, StreamsConfig.EXACTLY_ONCE_V2);
+        }
+        KafkaStreams streams = new KafkaStreams(topology(name.split(" ")[0], name.contains("typed")).build(), settings);
+        Runtime.getRuntime().addShutdownHook(new Thread(() -> streams.close(Duration.ofSeconds(10))));
+        streams.start();
+    }
+
+    private static StreamsBuilder topology(String name, boolean typed) {
+        String source = System.getenv("BENCH_SOURCE"), sink = System.getenv("BENCH_SINK");
+        StreamsBuilder builder = new StreamsBuilder();
+        Serde<JsonNode> tree = json(JsonNode.class);
+        if (name.equals("stateless") && typed) {
+            builder.stream(source, Consumed.with(Serdes.String(), json(Payment.class)))
+                .filter((key, value) -> value.amount() > 20)
+                .mapValues(value -> new Doubled(value.user(), value.amount() * 2))
+                .to(sink, Produced.with(Serdes.String(), json(Doubled.class)));
+            return builder;
+        }
+        KStream<String, JsonNode> payments = builder.stream(source, Consumed.with(Serdes.String(), tree));
+        switch (name) {
+            case "stateless" -> payments
+                .filter((key, value) -> value.get("amount").intValue() > 20)
+                .mapValues(value -> {
+                    ObjectNode doubled = MAPPER.createObjectNode();
+                    doubled.set("user", value.get("user"));
+                    return (JsonNode) doubled.put("doubled", value.get("amount").intValue() * 2);
+                })
+                .to(sink, Produced.with(Serdes.String(), tree));
+            case "count" -> payments.groupByKey().count(Materialized.as("counts")).toStream()
+                .to(sink, Produced.with(Serdes.String(), Serdes.Long()));
+            case "windowed" -> payments.groupByKey()
+                .windowedBy(TimeWindows.ofSizeWithNoGrace(Duration.ofMinutes(1)))
+                .aggregate(() -> 0L, (key, value, sum) -> sum + value.get("amount").longValue(),
+                    Materialized.with(Serdes.String(), Serdes.Long()))
+                .toStream()
+                .to(sink, Produced.with(WindowedSerdes.timeWindowedSerdeFrom(String.class, 60_000L), Serdes.Long()));
+            default -> throw new IllegalArgumentException("no such case: " + name);
+        }
+        return builder;
+    }
+
+    private static final ObjectMapper MAPPER = new ObjectMapper();
+
+    private static <T> Serde<T> json(Class<T> type) {
+        var reader = MAPPER.readerFor(type);
+        return Serdes.serdeFrom(
+            (topic, value) -> {
+                try {
+                    return MAPPER.writeValueAsBytes(value);
+                } catch (IOException error) {
+                    throw new UncheckedIOException(error);
+                }
+            },
+            (topic, bytes) -> {
+                try {
+                    return reader.readValue(bytes);
+                } catch (IOException error) {
+                    throw new UncheckedIOException(error);
+                }
+            });
+    }
+}

@@ -1,0 +1,81 @@
+"""The same topologies in other frameworks, for a comparison in one run: `python -m benchmarks.peers` installs them.
+
+Each has a folder of its own in the cache, so none of their dependencies meets ours. They run with their defaults, but
+for what would compare different work: they commit each second (exactly-once: each 100 ms), write logs of errors only,
+and keep state in RocksDB with a changelog where they can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.running import Case
+from coopstreams.dev.cache import cache_folder
+
+HERE = Path(__file__).parent
+FILTERED = 0.79
+"""Of the records, how many pass the stateless case: amounts are 0 to 99, and 21 to 99 pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Another framework: what pip or Maven calls it, and which cases it can run.
+
+    Shape: `outputs` as in `Case`, by case, for one that commits no offsets.
+    """
+
+    name: str
+    packages: Sequence[str]
+    command: Sequence[str]
+    cases: Sequence[str]
+    commits: bool = True
+
+    @property
+    def folder(self) -> Path:
+        """Where it is installed, with its versions in the name: another version is installed beside it."""
+        return cache_folder() / "peers" / "+".join(package.replace(":", "-") for package in self.packages)
+
+    @property
+    def installed(self) -> bool:
+        """Whether the folder is complete."""
+        return (self.folder / "complete").exists()
+
+
+JVM = Peer(
+    "Kafka Streams",
+    ("org.apache.kafka:kafka-streams:4.2.1", "org.slf4j:slf4j-simple:1.7.36"),
+    ("-cp", "{folder}/jars/*:{folder}/classes", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error", "Peer"),
+    ("stateless", "stateless typed", "count", "count uncached", "count exactly-once", "windowed sum"),
+)
+PYTHON = (
+    Peer(
+        "Quix Streams",
+        ("quixstreams==3.28.1",),
+        (str(HERE / "quix_app.py"),),
+        ("stateless", "count uncached", "count exactly-once", "windowed sum"),
+    ),
+    Peer(
+        "Faust", ("faust-streaming[rocksdict]==0.15.3",), (str(HERE / "faust_app.py"),), ("stateless", "count uncached")
+    ),
+    Peer(
+        "Bytewax",
+        ("bytewax[kafka]==0.21.1", "orjson==3.11.4"),
+        (str(HERE / "bytewax_app.py"),),
+        ("stateless", "count uncached"),
+        commits=False,
+    ),
+)
+PEERS = (JVM, *PYTHON)
+
+
+def peer_cases(names: Sequence[str], environment: Mapping[str, str], java: Path) -> Iterator[tuple[Peer, Case]]:
+    """Yield what the installed peers can run of these cases."""
+    for peer in PEERS:
+        start = str(java) if peer is JVM else str(peer.folder / "bin" / "python")
+        command = [start, *(word.format(folder=peer.folder) for word in peer.command)]
+        for name in peer.cases:
+            if peer.installed and name in names:
+                outputs = None if peer.commits else FILTERED if name.startswith("stateless") else 1.0
+                yield peer, Case(name, [*command, name], environment, outputs)

@@ -1,0 +1,85 @@
+"""Installs the frameworks that `make bench` compares coopstreams with: `python -m benchmarks.peers [NAME …]`.
+
+Kafka Streams comes from Maven and needs a JDK; the others come from PyPI, each into a virtual environment of its own.
+What is installed already stays. They are in the cache folder (COOPSTREAMS_CACHE); remove its folder `peers` to be rid
+of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import venv
+from pathlib import Path
+
+from jgo.maven import MavenContext
+from rich.console import Console
+
+from benchmarks.peers import HERE, JVM, PEERS, Peer
+from coopstreams.common.java import find_java
+from coopstreams.dev.jars import REPOSITORY
+
+
+def install(peer: Peer) -> None:
+    """Install a peer into its folder; a folder that is not complete is made anew.
+
+    Raises:
+        SystemExit: no JDK; or a download failed, or a compiler, and has said why.
+    """
+    shutil.rmtree(peer.folder, ignore_errors=True)
+    peer.folder.mkdir(parents=True)
+    if peer is JVM:
+        _compile(peer.folder, _jars(peer))
+    else:
+        venv.create(peer.folder, with_pip=True)
+        _run(str(peer.folder / "bin" / "python"), "-m", "pip", "install", "--quiet", *peer.packages)
+    (peer.folder / "complete").touch()
+
+
+def _jars(peer: Peer) -> Path:
+    repository = os.environ.get(REPOSITORY)
+    remote = {"repository": repository.rstrip("/")} if repository else None
+    jars = peer.folder / "jars"
+    jars.mkdir()
+    context = MavenContext(repo_cache=peer.folder / "maven", local_repos=[], remote_repos=remote, timeout=30)
+    asked, transitive = context.resolver.resolve([context.create_dependency(each) for each in peer.packages])
+    for dependency in (*asked, *transitive):
+        path = dependency.artifact.resolve()
+        path.rename(jars / path.name)
+    shutil.rmtree(peer.folder / "maven")
+    return jars
+
+
+def _compile(folder: Path, jars: Path) -> None:
+    compiler = Path(find_java().executable).with_name("javac")
+    if not compiler.exists():
+        raise SystemExit(f"Kafka Streams needs a JDK: there is no {compiler}. Install one, and point JAVA_HOME to it.")
+    _run(str(compiler), "-cp", f"{jars}/*", "-d", str(folder / "classes"), str(HERE / "Peer.java"))
+
+
+def _run(*command: str) -> None:
+    if subprocess.run(command, check=False).returncode != 0:
+        raise SystemExit(f"failed: {' '.join(command)}")
+
+
+def main() -> None:
+    """Install the peers with these names, or all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(peer.name for peer in PEERS))
+    names = parser.parse_args().names
+    if unknown := set(names) - {peer.name for peer in PEERS}:
+        parser.error(f"unknown: {', '.join(sorted(unknown))}")
+    console = Console()
+    for peer in PEERS:
+        if names and peer.name not in names:
+            continue
+        if not peer.installed:
+            with console.status(f"{peer.name}: {', '.join(peer.packages)}"):
+                install(peer)
+        console.print(f"{peer.name}: {peer.folder}")
+
+
+if __name__ == "__main__":
+    main()

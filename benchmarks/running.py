@@ -1,0 +1,117 @@
+"""Runs one case of a benchmark in a process of its own, and measures it from outside: by what it has committed.
+
+Invariant: nothing is asked of the measured process but its commits (of one that commits none, its outputs), so
+coopstreams, its peers and a bare loop are measured alike.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+from kafka import KafkaAdminClient
+from kafka.errors import KafkaError
+
+KEYS = 100_000
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What runs: a name, a command, environment variables that it needs.
+
+    Shape: `outputs`: how many output records an input record has, where the process commits no offsets.
+    """
+
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    outputs: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Records per second from the first commit on; CPU seconds per million records, start included."""
+
+    rate: float
+    cpu: float
+
+
+class MeasurementError(Exception):
+    """The measured process failed; the message says how."""
+
+
+def fill(bootstrap: str, topic: str, records: int) -> None:
+    """Write the input."""
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "linger.ms": 50,
+            "queue.buffering.max.messages": 1_000_000,
+            "partitioner": "murmur2_random",
+        }
+    )
+    generator = random.Random(7)
+    for number in range(records):
+        user = generator.randrange(KEYS)
+        producer.produce(
+            topic, b'{"user":"u%d","amount":%d,"n":%d}' % (user, generator.randrange(100), number), b"u%d" % user
+        )
+        if number % 10_000 == 0:
+            producer.poll(0)
+    producer.flush()
+
+
+def committed(admin: KafkaAdminClient, group: str, topic: str) -> int:
+    """Return the committed offset of a group, 0 before its first commit."""
+    try:
+        offsets = admin.list_group_offsets(group)[group]
+    except KafkaError:  # the group does not exist yet
+        return 0
+    return max((found.offset for partition, found in offsets.items() if partition.topic == topic), default=0)
+
+
+def written(bootstrap: str, topic: str) -> int:
+    """Return the end offset of partition 0 of a topic."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "bench-ends"})
+    try:
+        return consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=10)[1]
+    finally:
+        consumer.close()
+
+
+def measure(case: Case, done: Callable[[], int], records: int, limit_s: float) -> Measured:
+    """Run a case until it is done with all records, or for so long: then with those it is done with.
+
+    Raises:
+        MeasurementError: it ended by itself, or is not done with one record in that time.
+    """
+    before = os.times()
+    worker = subprocess.Popen(case.command, env=os.environ | case.environment, stdout=subprocess.DEVNULL)
+    first: tuple[float, int] | None = None
+    give_up = time.perf_counter() + limit_s
+    try:
+        while True:
+            at, now = done(), time.perf_counter()
+            if first is None and at > 0:
+                first = (now, at)
+            if at >= records or now > give_up:
+                break
+            if worker.poll() is not None:
+                raise MeasurementError(f"{' '.join(case.command)} ended with status {worker.returncode}")
+            time.sleep(_POLL_S)
+    finally:
+        worker.send_signal(signal.SIGTERM)
+        worker.wait()
+    if first is None:
+        raise MeasurementError(f"{' '.join(case.command)} was not done with one record after {limit_s:.0f} s")
+    rate = (at - first[1]) / (now - first[0]) if at > first[1] else float("nan")
+    after = os.times()
+    cpu = after.children_user - before.children_user + after.children_system - before.children_system
+    return Measured(rate, cpu * 1_000_000 / at)

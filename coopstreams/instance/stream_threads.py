@@ -1,0 +1,161 @@
+"""The stream threads of an instance: their numbers, which of them take tasks, and which are to end.
+
+    added      starts, and takes tasks once the group knows its transactional id
+    removed    takes no more tasks, and ends when those that it has are closed
+    replaced   has died; its successor has its number, and its producer
+
+Invariant: a thread has tasks only in generations whose members know its transactional id. Others would end its
+transaction as that of a dead process.
+Invariant: a number is free again only when its thread has ended: two producers with one transactional id fence each
+other.
+Source: Kafka Streams `KafkaStreams.addStreamThread`, `removeStreamThread` (KIP-663).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from itertools import count
+
+from coopstreams.tasks.events import Event, ThreadAdded, ThreadRemoved
+from coopstreams.tasks.thread import StreamThread
+from coopstreams.topology.task_id import TaskId
+
+
+class StreamThreads:
+    """The stream threads of one instance. The control thread uses it; `add`, `remove` and `capacity`: any thread."""
+
+    def __init__(self, threads: int, make: Callable[[int], StreamThread], tell: Callable[[Event], None]) -> None:
+        """`make` returns a thread with this number, not yet started; `start` calls it."""
+        self._make, self._tell = make, tell
+        self._threads: dict[int, StreamThread] = {}
+        self._numbers = set(range(threads))
+        """Numbers that are taken, also by threads that are to be started."""
+        self._leaving: set[int] = set()
+        self._known = set(range(threads))
+        """Threads whose transactional ids the group knows."""
+        self._uneven = False
+        """Whether a thread was added, and the tasks that are here have not been spread over all threads since."""
+        self._paused = False
+        self._lock = threading.Lock()
+
+    def __iter__(self) -> Iterator[StreamThread]:
+        return iter(list(self._threads.values()))
+
+    def make(self) -> None:
+        """Make the first threads."""
+        self._threads = {number: self._make(number) for number in sorted(self._numbers)}
+
+    def start(self) -> None:
+        """Start the first threads."""
+        for thread in self:
+            thread.pause(self._paused)
+            thread.start()
+
+    def capacity(self) -> tuple[int, list[int]]:
+        """Return how many threads take tasks, and the numbers of all that may have a transaction."""
+        with self._lock:
+            return len(self._numbers - self._leaving), sorted(self._numbers)
+
+    def add(self) -> str:
+        """Ask for one more thread; return its name."""
+        with self._lock:
+            number = next(number for number in count() if number not in self._numbers)
+            self._numbers.add(number)
+            self._tell(ThreadAdded(number))
+        return _name(number)
+
+    def remove(self) -> str | None:
+        """Ask for the end of the last thread; return its name. None: it is the only one."""
+        with self._lock:
+            staying = self._numbers - self._leaving
+            if len(staying) == 1:
+                return None
+            number = max(staying)
+            self._leaving.add(number)
+            self._tell(ThreadRemoved(number))
+        return _name(number)
+
+    def added(self, number: int) -> None:
+        """Start a thread that was asked for."""
+        thread = self._threads[number] = self._make(number)
+        thread.pause(self._paused)
+        thread.start()
+        self._uneven = True
+
+    def leaves(self, number: int) -> StreamThread:
+        """Return the thread that is to end."""
+        return self._threads[number]
+
+    def ended(self, number: int) -> None:
+        """Forget a thread that has ended, if it was to."""
+        with self._lock:
+            if number in self._leaving:
+                del self._threads[number]
+                for numbers in (self._leaving, self._numbers, self._known):
+                    numbers.discard(number)
+
+    def replace(self, number: int, rests_s: float) -> StreamThread:
+        """Start the successor of a dead thread; return the dead one."""
+        dead = self._threads[number]
+        successor = self._threads[number] = dead.successor(rests_s)
+        successor.start()
+        if number in self._leaving:
+            successor.retire()
+        return dead
+
+    def pause(self, paused: bool) -> None:
+        """Have all threads pause, those that are added later, too; or go on."""
+        self._paused = paused
+        for thread in self:
+            thread.pause(paused)
+
+    def known(self, numbers: Iterable[int]) -> None:
+        """Note that the group knows the transactional ids of these threads."""
+        self._known.update(numbers)
+
+    def home(self, task: TaskId, homes: Mapping[TaskId, StreamThread]) -> StreamThread:
+        """Return the thread that takes a task: the one with the fewest of its sub-topology, then of all."""
+        every, alike = Counter[int](), Counter[int]()
+        for other, home in homes.items():
+            every[home.number] += 1
+            alike[home.number] += other.subtopology == task.subtopology
+        taking = [thread for thread in self if thread.number in self._known - self._leaving]
+        return min(taking, key=lambda thread: (alike[thread.number], every[thread.number], thread.number))
+
+    def to_move(self, homes: Mapping[TaskId, StreamThread]) -> list[TaskId]:
+        """Return the tasks to open again, so that a thread that was added gets its share; once, when it may have tasks.
+
+        The group gives this instance more key ranges only where it can; else the tasks that it has are spread.
+        """
+        staying = self._numbers - self._leaving
+        if not self._uneven or not staying <= self._known & self._threads.keys():
+            return []
+        self._uneven = False
+        return uneven({task: home.number for task, home in homes.items()}, staying)
+
+
+def uneven(homes: Mapping[TaskId, int], threads: Collection[int]) -> list[TaskId]:
+    """Return tasks that have to move so that no thread has two more than another, of a sub-topology or of all."""
+    at, moved = dict(homes), set[TaskId]()
+    while (step := _step(at, threads)) is not None:
+        task, to = step
+        at[task] = to
+        moved.add(task)
+    return sorted(task for task in moved if at[task] != homes[task])
+
+
+def _step(homes: Mapping[TaskId, int], threads: Collection[int]) -> tuple[TaskId, int] | None:
+    """Return a task, and the thread to which it should move; None: the tasks are spread evenly."""
+    every, alike = Counter(homes.values()), Counter((home, task.subtopology) for task, home in homes.items())
+    for task, home in sorted(homes.items(), reverse=True):
+        to = min(threads, key=lambda number: (alike[number, task.subtopology], every[number], number))
+        more = alike[home, task.subtopology] - alike[to, task.subtopology]
+        if more >= 2 or (more == 1 and every[home] - every[to] >= 2):
+            return task, to
+    return None
+
+
+def _name(number: int) -> str:
+    return f"stream-{number}"

@@ -1,0 +1,106 @@
+"""A paused stream thread processes and punctuates nothing; it takes records in, commits what it has, closes tasks."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from coopstreams import Processor, ProcessorContext, Record, StreamsBuilder, serdes
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.keys import KeyRange
+from tests.broker.waiting import eventually
+from tests.durations import ms
+from tests.simulation.fibers import EPOCH_MS, Machine, Scheduler
+from tests.tasks.engine import AT_LEAST, EXACTLY, Engine
+
+(WHOLE,) = KeyRange.split(1)
+SOURCE = TopicPartition("in", 0)
+
+
+def made(guarantee: str = EXACTLY) -> Engine:
+    builder = StreamsBuilder("app")
+    builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key().count(store="counts").to_stream().to("out")
+    return Engine(builder.build(), {"in": 1, "out": 1}, processing_guarantee=guarantee)
+
+
+def written(engine: Engine, count: int) -> None:
+    engine.write("in", [(b"k", b"", number) for number in range(count)])
+
+
+@pytest.mark.parametrize("guarantee", [EXACTLY, AT_LEAST])
+def test_nothing_is_processed_until_it_goes_on_and_then_everything_once(guarantee: str) -> None:
+    engine = made(guarantee)
+    engine.start()
+    task = engine.open(WHOLE)
+    (thread,) = engine.threads
+    written(engine, 10)
+    engine.settle()
+    eventually(lambda: task.progress.durable(SOURCE) == 10, 30, lambda: "not committed")
+    thread.pause(True)
+    written(engine, 20)
+    engine.settle()
+    assert (task.processed, task.progress.durable(SOURCE)) == (10, 10)
+    thread.pause(False)
+    eventually(lambda: task.progress.durable(SOURCE) == 30, 30, lambda: str(task.processed))
+    engine.close(task)
+    engine.stop()
+    assert len(engine.read("out")) == 30
+
+
+def test_a_task_that_is_closed_while_it_is_paused_leaves_its_records_to_the_next_owner() -> None:
+    engine = made()
+    engine.start()
+    (thread,) = engine.threads
+    thread.pause(True)
+    task = engine.open(WHOLE)
+    written(engine, 10)
+    engine.settle()
+    engine.close(task)
+    assert len(engine.read("out")) == 0
+    thread.pause(False)
+    again = engine.open(WHOLE)
+    engine.settle()
+    engine.close(again)
+    engine.stop()
+    assert (task.processed, len(engine.read("out"))) == (0, 10)
+
+
+def test_a_thread_that_ends_while_it_is_paused_commits_and_processes_nothing() -> None:
+    engine = made()
+    engine.start()
+    (thread,) = engine.threads
+    task = engine.open(WHOLE)
+    thread.pause(True)
+    written(engine, 10)
+    engine.settle()
+    engine.close(task)
+    engine.stop()
+    assert len(engine.read("out")) == 0
+
+
+def test_the_wall_clock_punctuates_nothing_while_it_is_paused() -> None:
+    ticks = list[int]()
+
+    class Ticking(Processor[bytes, bytes, bytes, bytes]):
+        def init(self, context: ProcessorContext[bytes, bytes]) -> None:
+            context.schedule(ms(20), "wall_clock", ticks.append)
+
+        def process(self, record: Record[bytes, bytes]) -> None:
+            pass
+
+    builder = StreamsBuilder("app")
+    builder.stream("in", key=serdes.raw, value=serdes.raw).process(Ticking, by_key=False)
+    scheduler = Scheduler(Random(1))
+    machine = Machine(scheduler, "instance")
+    engine = Engine(builder.build(), {"in": 1}, host=machine, interval_s=10.0)
+    (thread,) = engine.threads
+    engine.start()
+    engine.open(WHOLE)
+    scheduler.run(0.05)
+    thread.pause(True)
+    scheduler.run(0.09)
+    thread.pause(False)
+    scheduler.run(0.13)
+    scheduler.close([machine])
+    assert [round(at - EPOCH_MS, -1) for at in ticks] == [20, 40, 90, 100, 120]
