@@ -126,6 +126,13 @@ class Forward(NamedTuple):
     to: str | None
 
 
+ProcessorWrapper: TypeAlias = Callable[[str, Callable[..., None]], Callable[..., None]]
+"""Given the name of a node and the function that processes a record there and in the nodes below, returns the function
+to call instead. It must call the given one once, with the arguments that it is given itself.
+
+Source: Kafka Streams `ProcessorWrapper` (KIP-1112).
+"""
+
 Effect: TypeAlias = Put | Forward
 Row: TypeAlias = tuple[Any, int]
 """The value and the timestamp of a row; the value is None if there is none."""

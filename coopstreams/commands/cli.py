@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from coopstreams.commands.acls import acls
 from coopstreams.commands.backfill import backfill
 from coopstreams.commands.check import check
 from coopstreams.commands.describe import describe
@@ -54,6 +55,7 @@ app.command()(init)
 app.command()(run)
 app.command()(describe)
 app.command()(check)
+app.command()(acls)
 app.command()(status)
 app.command()(top)
 app.command()(query)

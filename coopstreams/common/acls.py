@@ -1,11 +1,39 @@
-"""Which ACL is missing when Kafka refuses a request, and the command that adds it.
+"""ACLs: which is missing when Kafka refuses a request, and the command that adds some.
 
 Kafka's refusal names neither the user nor the operation; the attempt knows both.
 """
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Acl:
+    """What a user may do to a resource. `prefixed`: to all whose names begin so.
+
+    Shape: `kind` and `operation` in the words of `kafka-acls`, with a space for the dash; of the cluster, no name.
+    """
+
+    kind: str
+    name: str
+    operation: str
+    prefixed: bool = False
+
+
+def adding(principal: str, acls: Sequence[Acl], servers: str = "<HOST:PORT>") -> str:
+    """Return the command that allows each of these operations on each of these resources."""
+    operations = dict.fromkeys(acl.operation for acl in acls)
+    words = [f"--operation {operation}" for operation in operations]
+    words += dict.fromkeys(
+        f"--{acl.kind.replace(' ', '-')}{f' {shlex.quote(acl.name)}' if acl.name else ''}" for acl in acls
+    )
+    if acls[0].prefixed:
+        words.append("--resource-pattern-type prefixed")
+    user = principal if principal == "User:<USER>" else shlex.quote(principal)
+    return f"kafka-acls.sh --bootstrap-server {servers} --add --allow-principal {user} {' '.join(words)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +78,11 @@ class Attempt:
     def _said(self, operation: str, kind: str, name: str) -> str:
         resource = f"{kind.replace('-', ' ')}{f' {name}' if name else ''}"
         where = f"one of the topics {name}" if ", " in name else f"the {resource}"
-        named = [f"--{kind} {each}" for each in name.split(", ")] if name or kind != "cluster" else ["--cluster"]
-        who = self.login.principal or "User:<USER>"
+        lacking = [Acl(kind, each, operation) for each in name.split(", ")]
         included = ", which Read and Write include," if (operation, kind) == ("Describe", "topic") else ""
         return (
-            f"{self.login} has no ACL for {operation}{included} on {where}. Allow it: kafka-acls.sh "
-            f"--bootstrap-server <HOST:PORT> --add --allow-principal {who} --operation {operation} {' '.join(named)}"
+            f"{self.login} has no ACL for {operation}{included} on {where}. Allow it: "
+            f"{adding(self.login.principal or 'User:<USER>', lacking)}"
         )
 
 

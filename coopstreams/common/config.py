@@ -38,11 +38,18 @@ HANDLERS = ("fail", "continue", "dead-letter")
 
 def handler(value: Any) -> Any:
     """Return a failure handler: one of `HANDLERS`, or the function that is given or named `package.module:function`."""
-    if value in HANDLERS or callable(value):
+    if value in HANDLERS:
+        return value
+    return function(value, f"one of {', '.join(HANDLERS)}, or a function, package.module:function")
+
+
+def function(value: Any, expected: str = "a function, package.module:function") -> Any:
+    """Return the function that is given or named `package.module:function`."""
+    if callable(value):
         return value
     module, colon, name = str(value).partition(":")
     if not colon:
-        raise ValueError(f"one of {', '.join(HANDLERS)}, or a function, package.module:function")
+        raise ValueError(expected)
     try:
         found = getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
@@ -221,6 +228,11 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
         "`required`: who asks needs a certificate of `http.ssl.ca.location`; instances show their own.",
     ),
     "http.max.connections": (integer(8, 100_000), 512, "The most connections to the query server at a time."),
+    "processor.wrapper": (
+        function,
+        None,
+        "A function, or package.module:function, that wraps each operator: see the guide on processors.",
+    ),
     "tracing.ratio": (
         fraction,
         None,

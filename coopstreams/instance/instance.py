@@ -303,17 +303,8 @@ class Instance:
                 self._do(self.registry.assigned(event.added, event.revoked))
                 if not all(self.components.sources(task) for task in event.added):
                     self._subscription.hurry()
-            case ThreadAdded(number):
-                self._threads.added(number)
-                self.member.rejoin()
-            case ThreadRemoved(number):
-                # It closes its tasks before it ends, because it is told so first; other threads open them.
-                leaves = self._threads.leaves(number)
-                self._do(self.registry.reopen([task for task, home in self._homes.items() if home is leaves]))
-                leaves.retire()
-                self.member.rejoin()
-            case ThreadEnded(number):
-                self._threads.ended(number)
+            case ThreadAdded() | ThreadRemoved() | ThreadEnded():
+                self._change_threads(event)
             case Matched(resolved):
                 before, self.components.resolved = self.components.resolved, resolved
                 self.member.subscribe(self.components.subscribed, self.components.source_topics)
@@ -347,6 +338,21 @@ class Instance:
             case _:
                 pass  # an earlier incarnation of a task: it was already given up
         return None
+
+    def _change_threads(self, event: ThreadAdded | ThreadRemoved | ThreadEnded) -> None:
+        """Start a stream thread, have one end, or forget one that has ended; the group learns how many there are."""
+        match event:
+            case ThreadAdded(number):
+                self._threads.added(number)
+                self.member.rejoin()
+            case ThreadRemoved(number):
+                # It closes its tasks before it ends, because it is told so first; other threads open them.
+                leaves = self._threads.leaves(number)
+                self._do(self.registry.reopen([task for task, home in self._homes.items() if home is leaves]))
+                leaves.retire()
+                self.member.rejoin()
+            case ThreadEnded(number):
+                self._threads.ended(number)
 
     def _say_why(self, waits: str) -> None:
         """Log that this process gets no tasks from now on, and why; or that it gets tasks again."""

@@ -74,6 +74,5 @@ def resolve_topology(cluster: Log, built: Topology, config: Config, known: Colle
     announced = tuple(
         Runs(prints[part.id], 0 if part.unordered else topics.tasks[part.id], part.divisible) for part in parts
     )
-    return ResolvedTopology(
-        topology, topics, {part.id: compile_subtopology(topology, part) for part in parts}, announced
-    )
+    programs = {part.id: compile_subtopology(topology, part, config["processor.wrapper"]) for part in parts}
+    return ResolvedTopology(topology, topics, programs, announced)

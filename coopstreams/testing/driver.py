@@ -318,7 +318,10 @@ class TopologyTestDriver:
 
         Tasks that were open are closed.
         """
-        self._programs[part.id], before = compiled(Identity(self.topology, part)), self._parts[part.id]
+        self._programs[part.id], before = (
+            compiled(Identity(self.topology, part, self._config["processor.wrapper"])),
+            self._parts[part.id],
+        )
         for old in (task for siblings in before for task in siblings):
             old.program.close()
             self._dropped_before.update(old.program.dropped)

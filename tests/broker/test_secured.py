@@ -1,5 +1,5 @@
-"""The main path on a broker with TLS, users and ACLs, as a user with exactly the ACLs that docs/operating.md lists; and
-what is said when one of them is missing.
+"""The main path on a broker with TLS, users and ACLs, as a user with exactly the ACLs that `coopstreams acls` prints;
+and what is said when one of them is missing.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from typing import Any
 import pytest
 
 from coopstreams import CoopStreams, StreamsBuilder, serdes
+from coopstreams.common.acls import Acl
 from coopstreams.dev import certificates
 from coopstreams.log.kafka.share import delete_share_group
 from coopstreams.topology.errors import CoopStreamsError, LogError
 from tests.broker.consuming import Orders, poll_until
-from tests.broker.counting import Counting, await_table, failure_of
-from tests.broker.secured import CONSUMER, OF_SHARES, Acl, SecuredKafka, documented, secured_kafka
+from tests.broker.counting import Counting, await_table, failure_of, metric
+from tests.broker.secured import CONSUMER, SecuredKafka, documented, printed, secured_kafka
 from tests.broker.waiting import eventually
 from tests.conftest import download_kafka
 
@@ -48,8 +49,8 @@ def made(secured: SecuredKafka) -> Counting:
 
 
 def listed(counting: Counting) -> list[Acl]:
-    """Return the ACLs of the operating page for this application."""
-    return documented(application=counting.application, source=counting.source, sink=counting.sink)
+    """Return the ACLs that `coopstreams acls` prints for this application."""
+    return printed(counting.topology, processing_guarantee="exactly_once_v2")
 
 
 def running(counting: Counting, folder: Path, user: dict[str, Any], **settings: Any) -> CoopStreams:
@@ -59,7 +60,9 @@ def running(counting: Counting, folder: Path, user: dict[str, Any], **settings: 
     return counting.app(folder, login=user, **given)
 
 
-def test_an_application_runs_with_exactly_the_acls_of_the_operating_page(secured: SecuredKafka, tmp_path: Path) -> None:
+def test_an_application_runs_with_exactly_the_acls_that_the_command_prints(
+    secured: SecuredKafka, tmp_path: Path
+) -> None:
     """Exactly: the broker refuses it nothing but to look for hanging transactions; and each one is needed (below)."""
     counting = made(secured)
     user = secured.user(counting.application, listed(counting))
@@ -70,20 +73,36 @@ def test_an_application_runs_with_exactly_the_acls_of_the_operating_page(secured
     assert secured.refusals(counting.application, counting.sink) == set()
 
 
+def test_an_application_without_state_or_transactions_runs_with_exactly_the_acls_that_the_command_prints(
+    secured: SecuredKafka, tmp_path: Path
+) -> None:
+    counting = Counting.make(secured)
+    builder = StreamsBuilder(counting.application)
+    builder.stream(counting.source, key=serdes.text, value=serdes.raw).filter(lambda key, _: key != "c").to(
+        counting.sink
+    )
+    passing = replace(counting, topology=builder.build())
+    user = secured.user(counting.application, printed(passing.topology))
+    with passing.app(tmp_path, login=user, connect_timeout_ms=20_000) as app:
+        passing.write(["a", "c", "b"])
+        eventually(lambda: metric(app, "coopstreams_produced_records_total") == 2, 60, lambda: "nothing was written")
+    assert secured.refusals(counting.application, counting.sink) == set()
+
+
 @pytest.mark.slow
-def test_a_source_without_an_order_needs_what_the_page_says_besides(secured: SecuredKafka, tmp_path: Path) -> None:
+def test_a_source_without_an_order_needs_the_acls_of_its_share_group(secured: SecuredKafka, tmp_path: Path) -> None:
     name, source, sink = secured.unique("shared"), secured.topic("in"), secured.topic("out")
     builder = StreamsBuilder(name)
     builder.stream(source, key=serdes.text, value=serdes.text, order="none").to(sink)
-    named = {"application": name, "source": source, "sink": sink}
-    besides = documented(heading=OF_SHARES, **named)
-    for missing in (acl for acl in besides if acl.operation != "Delete"):
-        user = secured.user(f"{name}-{missing.operation}", {*documented(**named), *besides} - {missing})
+    topology = builder.build()
+    acls = printed(topology)
+    for missing in (acl for acl in acls if acl.name == f"{name}-share"):
+        user = secured.user(f"{name}-{missing.operation}", [acl for acl in acls if acl != missing])
         settings = {**user, "state.dir": str(tmp_path), "connect.timeout.ms": 20_000}
         with pytest.raises(LogError, match=f"(?s)share group {name}-share"):
-            CoopStreams(builder.build(), settings).run()
-    user = secured.user(name, {*documented(**named), *besides})
-    with CoopStreams(builder.build(), {**user, "state.dir": str(tmp_path)}) as app:
+            CoopStreams(topology, settings).run()
+    user = secured.user(name, [*acls, Acl("group", f"{name}-share", "Delete")])
+    with CoopStreams(topology, {**user, "state.dir": str(tmp_path)}) as app:
         eventually(lambda: not (app.status() or {"shares": [{"waits": "x"}]})["shares"][0]["waits"], 60, lambda: "")
     delete_share_group(user, f"{name}-share")
 

@@ -11,7 +11,7 @@ import pytest
 
 from coopstreams.dev import tokens
 from tests.broker.counting import Counting, await_table, failure_of, instance_of
-from tests.broker.secured import SecuredKafka, documented, secured_kafka
+from tests.broker.secured import SecuredKafka, printed, secured_kafka
 from tests.conftest import download_kafka
 from tests.identity_provider import CLIENT, identity_provider
 
@@ -36,7 +36,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
 def counted(secured: SecuredKafka, user: str) -> Counting:
     """Return an application that this user may run."""
     counting = Counting.make(secured)
-    secured.allow(user, documented(application=counting.application, source=counting.source, sink=counting.sink))
+    secured.allow(user, printed(counting.topology, processing_guarantee="exactly_once_v2"))
     return counting
 
 

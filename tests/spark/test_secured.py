@@ -14,7 +14,7 @@ from coopstreams.spark import Options, backfill, publish, rebuild
 from coopstreams.spark.history.history import kafka_frame
 from coopstreams.topology.errors import ConfigError
 from tests.broker.counting import Counting, await_table
-from tests.broker.secured import SecuredKafka, documented, secured_kafka
+from tests.broker.secured import SecuredKafka, printed, secured_kafka
 from tests.conftest import download_kafka
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
@@ -32,7 +32,7 @@ def test_a_backfill_and_a_rebuild_need_the_acls_of_the_application(
 ) -> None:
     counting = Counting.make(secured, partitions=2)
     written = counting.write(f"key-{number % 30}" for number in range(900))
-    acls = documented(application=counting.application, source=counting.source, sink=counting.sink)
+    acls = printed(counting.topology)
     user = secured.user(counting.application, acls)
     options = Options(ranges=2, work=str(tmp_path / "work"), outputs="topic")
     done = backfill(counting.topology, user, spark=spark, options=options)

@@ -42,6 +42,7 @@ from coopstreams.topology.operators.analysis import Analysis
 from coopstreams.topology.operators.codegen import Function, RecordVariables, Unit
 from coopstreams.topology.operators.compiler import Compiler, Operator
 from coopstreams.topology.operators.tables import row_key
+from coopstreams.topology.processors import ProcessorWrapper
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec, TableStore
 
@@ -65,8 +66,12 @@ _Cached: TypeAlias = TableSource | Aggregate | CogroupMerge | TableAggregate | T
 """Tables whose updates the record cache holds back, if they have a store."""
 
 
-def compile_subtopology(topology: Topology, subtopology: SubTopology) -> Program:
+def compile_subtopology(
+    topology: Topology, subtopology: SubTopology, wrapper: ProcessorWrapper | None = None
+) -> Program:
     """Return the program of a sub-topology. Its code is generated when a task binds it.
+
+    `wrapper`: wraps each node but the sources; None: nothing is wrapped.
 
     Raises:
         TopologyError: two sources read the same topic, or there is no operator for a kind of node.
@@ -82,10 +87,10 @@ def compile_subtopology(topology: Topology, subtopology: SubTopology) -> Program
         subtopology,
         tuple(sinks),
         {topic: timestamp_column(source) for topic, source in sources.items() if source.timestamp is not None},
-        cache(partial(_compiled, title, subtopology, OPERATORS)),
+        cache(partial(_compiled, title, subtopology, OPERATORS, wrapper)),
         ahead=None
         if first is None
-        else Program(first, (), {}, cache(partial(_compiled, f"{title} ahead", first, calls.AHEAD))),
+        else Program(first, (), {}, cache(partial(_compiled, f"{title} ahead", first, calls.AHEAD, None))),
         keys_suffice=first is not None and keys_suffice(subtopology),
         idle_ms={topic: source.idle_ms for topic, source in sources.items() if source.idle_ms is not None},
     )
@@ -108,11 +113,14 @@ def _compiled(
     title: str,
     subtopology: SubTopology,
     operators: Mapping[type[Node], Operator],
+    wrapper: ProcessorWrapper | None,
     caching: bool,
     shared: bool = False,
     by_key: bool = False,
 ) -> Compiled:
-    compiler = Compiler(Analysis(subtopology), operators, caching=caching, shared=shared, by_key=by_key)
+    compiler = Compiler(
+        Analysis(subtopology), operators, caching=caching, shared=shared, by_key=by_key, wrapper=wrapper
+    )
     functions = {
         source.name: _source_function(compiler, source) for source in subtopology.nodes if isinstance(source, Source)
     }

@@ -23,6 +23,7 @@ from typing import Any
 from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.failures import Phase
 from coopstreams.topology.graph.nodes import Node
+from coopstreams.topology.processors import ProcessorWrapper
 from coopstreams.topology.serdes import Serde, raw
 from coopstreams.topology.stores import StoreSpec
 
@@ -113,9 +114,11 @@ class Unit:
     the objects of one task.
     """
 
-    def __init__(self, *, by_key: bool = False) -> None:
+    def __init__(self, *, by_key: bool = False, wrapper: ProcessorWrapper | None = None) -> None:
         self.by_key = by_key
         """Records come in the order of their keys only: an operator time is the record's at hand, and may go back."""
+        self.wrapper = wrapper
+        """What wraps the function of each node; None: nodes are inlined where that is possible."""
         self.constants: dict[str, object] = {}
         self.binding: list[str] = []
         self.functions: list[Function] = []
@@ -125,6 +128,8 @@ class Unit:
         self._bound: set[str] = set()
         self._identifiers: dict[tuple[str, str], str] = {}
         self._called: dict[object, tuple[str, tuple[str, ...]]] = {}
+        self._wrapped: list[str] = []
+        """The lines that wrap the functions of nodes, once for each task."""
 
     def constant(self, label: str, value: object) -> str:
         """Return the name under which the code finds a value: the label, made unique."""
@@ -197,13 +202,22 @@ class Unit:
         self.functions.append(function)
         return function
 
-    def shared(self, what: object, name: str, write: Callable[[Function], None]) -> tuple[str, tuple[str, ...]]:
-        """Return name and parameters of the function that does `what` for one record. The first call writes it."""
+    def shared(
+        self, what: object, name: str, write: Callable[[Function], None], node: str | None = None
+    ) -> tuple[str, tuple[str, ...]]:
+        """Return name and parameters of the function that does `what` for one record. The first call writes it.
+
+        `node`: the node that the record enters by it; None: it enters several, or a part of one.
+        """
         if what not in self._called:
             function = self.function(f"{name}_{len(self.functions)}")
             write(function)
             function.parameters = tuple(part for part in PARAMETERS if function.mentions(part))
             self._called[what] = (function.name, function.parameters)
+            if self.wrapper is not None and node is not None:
+                self._wrapped.append(
+                    f"{function.name} = {self.constant('wrapper', self.wrapper)}({node!r}, {function.name})"
+                )
         return self._called[what]
 
     def text(self, sources: dict[str, str], flushes: Sequence[str]) -> str:
@@ -214,9 +228,8 @@ class Unit:
         ]
         for function in self.functions:
             lines += ["", *(f"    {line}" for line in function.text())]
-        lines += [
-            f"    {line}" for line in [*self._moves(), *self._reached(sources), *self._observed(), *self._headed()]
-        ]
+        own = [*self._moves(), *self._reached(sources), *self._observed(), *self._headed()]
+        lines += [f"    {line}" for line in ["", *self._wrapped, *own]]
         table = ", ".join(f"{topic!r}: {name}" for topic, name in sources.items())
         reached = ", ".join(
             f"{topic!r}: reached_{number}" for number, topic in enumerate(sources) if self.operator_times_of(topic)

@@ -2,7 +2,8 @@
 
 A linear run of nodes becomes one function. If a node has several children, each but the last becomes a function of its
 own, called in order, so that a record passes depth first through one child before the next; the last is inlined. What
-several children read is deserialised before the calls.
+several children read is deserialised before the calls. With a wrapper every node is a function, and the wrapper returns
+what is called in its place; without one there is no trace of it in the code.
 
 Invariant: a record reaches the nodes in the order of Kafka Streams, whatever is inlined.
 """
@@ -17,6 +18,7 @@ from coopstreams.topology.graph.nodes import Function as UserFunction
 from coopstreams.topology.graph.nodes import Node
 from coopstreams.topology.operators.analysis import Analysis, Edge, reads_argument
 from coopstreams.topology.operators.codegen import MOST_LOOPS, Function, RecordVariables, Unit
+from coopstreams.topology.processors import ProcessorWrapper
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
 
@@ -37,12 +39,13 @@ class Compiler:
         caching: bool,
         shared: bool,
         by_key: bool,
+        wrapper: ProcessorWrapper | None = None,
     ) -> None:
         self.analysis = analysis
         self.caching = caching
         self.shared = shared
         """Other tasks have other keys of the partition, and their records advance stream time here, too."""
-        self.unit = Unit(by_key=by_key)
+        self.unit = Unit(by_key=by_key, wrapper=wrapper)
         self._operators = operators
 
     def caches(self, node: Node) -> bool:
@@ -85,7 +88,7 @@ class Compiler:
 
         Nothing may be written for this record afterwards.
         """
-        inline = self.analysis.has_one_parent(edge.child) and function.loops < MOST_LOOPS
+        inline = self.analysis.has_one_parent(edge.child) and function.loops < MOST_LOOPS and self.unit.wrapper is None
         (self._write if inline else self._call)(function, edge, replace(record))
 
     def flush(self, node: Node, store: StoreSpec, key: Serde[Any]) -> str:
@@ -179,6 +182,7 @@ class Compiler:
             (child.name, edge.side, record.form()),
             self.unit.identifier("to", child.name),
             lambda body: self._write(body, edge, inner),
+            child.name,
         )
         function.line(f"{name}({', '.join(getattr(record, parameter) for parameter in parameters)})")
 

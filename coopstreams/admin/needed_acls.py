@@ -1,0 +1,98 @@
+"""The ACLs that an application needs: the rules, and what they are for one topology and its settings.
+
+`coopstreams acls` prints them, docs/operating.md has the rules as a table, and the tests with the secured broker run
+with exactly these.
+
+Invariant: an application with these ACLs is refused nothing that it asks for, and each of them is needed.
+Turned down: ACLs on each internal topic by its name (a new version of the topology would need others before it starts).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from coopstreams.commit import policy
+from coopstreams.common.acls import Acl
+from coopstreams.common.config import Config
+from coopstreams.sharing.group import dealt_topics, share_group
+from coopstreams.tasks.failures import dead_letter_topics
+from coopstreams.topology.graph.nodes import DynamicSink, Source, Structure
+from coopstreams.topology.naming import COMMIT_TOPIC
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Operations on a kind of resource; `name` may be a placeholder, for each name that the application has for it.
+
+    `transactions`: under exactly-once only. `shared`: where a share group deals the records of a source only.
+    """
+
+    kind: str
+    name: str
+    operations: tuple[str, ...]
+    prefixed: bool = False
+    transactions: bool = False
+    shared: bool = False
+
+
+RULES = (
+    Rule("topic", "<source>", ("Read", "DescribeConfigs")),
+    Rule("topic", "<sink>", ("Write",)),
+    Rule("topic", "<application>-", ("Create", "Read", "Write"), prefixed=True),
+    Rule("topic", "<application>-", ("Delete",), prefixed=True),
+    Rule("topic", "<application>-", ("DescribeConfigs",), prefixed=True),
+    Rule("topic", COMMIT_TOPIC, ("Create", "Read", "Write")),
+    Rule("topic", policy.TOPIC, ("Read",)),
+    Rule("topic", COMMIT_TOPIC, ("DescribeConfigs",)),
+    Rule("group", "<application>", ("Read",)),
+    Rule("group", "<application>-share", ("Read", "AlterConfigs"), shared=True),
+    Rule("transactional id", "<application>-", ("Write",), prefixed=True, transactions=True),
+)
+
+
+def needed(topology: Structure, config: Config) -> list[Acl]:
+    """Return the ACLs that the application needs, each once."""
+    names = {
+        "<source>": topology.source_topics,
+        "<sink>": _written(topology, config),
+        "<application>": (config["application.id"],),
+        "<application>-": (f"{config['application.id']}-",),
+        "<application>-share": (share_group(config["application.id"]),),
+    }
+    dealt = bool(dealt_topics(topology))
+    acls = (
+        Acl(rule.kind, name, operation, rule.prefixed)
+        for rule in RULES
+        if (config.exactly_once or not rule.transactions) and (dealt or not rule.shared)
+        for name in names.get(rule.name, (rule.name,))
+        for operation in rule.operations
+    )
+    return list(dict.fromkeys(acls))
+
+
+def unknown(topology: Structure) -> list[str]:
+    """Return what no ACL is listed for, because the topology does not name it, in words."""
+    nodes = [node for part in topology.subtopologies for node in part.nodes]
+    told = [
+        f'"{node.name}" reads the topics that match {node.pattern.pattern}: allow Read and DescribeConfigs on each'
+        for node in nodes
+        if isinstance(node, Source) and node.pattern is not None
+    ]
+    return told + [
+        f'"{node.name}" writes to the topics that its function names: allow Write on each'
+        for node in nodes
+        if isinstance(node, DynamicSink)
+    ]
+
+
+def _written(topology: Structure, config: Config) -> tuple[str, ...]:
+    """Return the topics of others that the application writes to: also the time of silent sources, and dead letters."""
+    return tuple(dict.fromkeys([*topology.sink_topics, *dead_letter_topics(topology, config), *_timed(topology)]))
+
+
+def _timed(topology: Structure) -> Iterator[str]:
+    for part in topology.subtopologies:
+        for node in part.nodes:
+            if isinstance(node, Source) and node.idle_ms is not None and not node.internal:
+                yield from node.topics

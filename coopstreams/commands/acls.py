@@ -1,0 +1,83 @@
+"""`coopstreams acls`: the ACLs that an application needs, as commands of Kafka's or as JSON."""
+
+from __future__ import annotations
+
+import os
+from enum import Enum
+from itertools import groupby
+from typing import Annotated
+
+import orjson
+import typer
+
+from coopstreams.admin.needed_acls import needed, unknown
+from coopstreams.commands.loading import load_topology
+from coopstreams.commands.settings import Brokers, ConfigFile, Pairs, flags
+from coopstreams.common.acls import Acl, adding
+from coopstreams.common.config import Config, settings_of
+from coopstreams.common.security import Security
+from coopstreams.tasks.resolved_topology import as_it_runs
+from coopstreams.topology.errors import ConfigError
+
+
+class Form(Enum):
+    """How the ACLs are printed."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+def acls(
+    target: Annotated[
+        str, typer.Argument(metavar="APP", help="The topology: app.py, app.py:NAME or package.module:NAME.")
+    ],
+    principal: Annotated[
+        str | None,
+        typer.Option(metavar="User:NAME", help="Who is to have them. Default: the user that the settings log in as."),
+    ] = None,
+    form: Annotated[Form, typer.Option("--format", help="As commands of kafka-acls, or as JSON.")] = Form.TEXT,
+    bootstrap_servers: Brokers = None,
+    config: ConfigFile = None,
+    set_: Pairs = None,
+) -> None:
+    """Print the ACLs that an application needs, and no others: its topics, its group, its transactions. Contacts
+    nothing.
+    """
+    topology = load_topology(target)
+    servers = {"bootstrap.servers": bootstrap_servers}
+    settings = {"bootstrap.servers": "<HOST:PORT>"} | settings_of(config, os.environ, flags(set_, servers))
+    checked = Config.of(settings, topology.application_id)
+    who = principal or Security.of(checked.client).login.principal
+    if who in ("", "User:ANONYMOUS"):
+        raise ConfigError("the settings do not say who logs in: give --principal User:NAME")
+    ran = as_it_runs(topology, {}, checked)
+    found, left_out = needed(ran, checked), unknown(ran)
+    typer.echo(_json(who, found, left_out) if form is Form.JSON else _text(who, found, left_out, checked))
+
+
+def _text(principal: str, acls: list[Acl], left_out: list[str], config: Config) -> str:
+    """Return a command for each resource, and a comment for each that is not known."""
+    commands = [adding(principal, same, config["bootstrap.servers"]) for same in _by_resource(acls)]
+    return "\n".join([*commands, *(f"# {each}" for each in left_out)])
+
+
+def _json(principal: str, acls: list[Acl], left_out: list[str]) -> str:
+    rows = [
+        {
+            "principal": principal,
+            "host": "*",
+            "resource": acl.kind,
+            "name": acl.name,
+            "pattern": "prefixed" if acl.prefixed else "literal",
+            "operation": acl.operation,
+        }
+        for acl in acls
+    ]
+    return orjson.dumps({"acls": rows, "unknown": left_out}, option=orjson.OPT_INDENT_2).decode()
+
+
+def _by_resource(acls: list[Acl]) -> list[list[Acl]]:
+    def resource(acl: Acl) -> tuple[str, str, bool]:
+        return acl.kind, acl.name, acl.prefixed
+
+    return [list(same) for _, same in groupby(sorted(acls, key=resource), resource)]
