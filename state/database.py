@@ -16,7 +16,7 @@ move).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Lock
@@ -78,6 +78,13 @@ class Database:
         It costs an iterator for each group and segment. For the windows of one key, use `windows_of`.
         """
         return self._of[store].scan(store, groups, start, end, reverse=reverse)
+
+    def by_timestamp(self, store: str, groups: Iterable[int], first_ms: int) -> Iterator[tuple[int, bytes]]:
+        """Return (timestamp, store key) of the rows of a store with a time to live, from a timestamp on.
+
+        Shape: ordered by timestamp, then key. A row may be there under earlier ones, too, and a deleted one still.
+        """
+        return self._of[store].by_timestamp(store, groups, first_ms)
 
     def windows_of(self, store: str, key: bytes, first: int, last: int, *, reverse: bool = False) -> Rows:
         """Return the store keys of a plain key with first <= time <= last, and their values, by time, as of now.

@@ -8,7 +8,7 @@ Invariant: a time segment of a window store is dropped once it has expired for a
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import merge
 from itertools import chain, islice
 from pathlib import Path
@@ -54,6 +54,8 @@ class EngineStores:
             self._check_shape(spec)
             if spec.kind not in layout.SEGMENTED:
                 engine.create(layout.family_of(spec.name))
+            if spec.ttl_ms is not None:
+                engine.create(layout.expiry_family(spec.name))
             self._checkpoints.setdefault(spec.name, Checkpoints())
 
     def getter(self, store: str) -> Getter:
@@ -98,6 +100,24 @@ class EngineStores:
         plain = [_without_group(each) for each in rows]
         return plain[0] if len(plain) == 1 else merge(*plain, reverse=reverse)
 
+    def by_timestamp(self, store: str, groups: Iterable[int], first_ms: int) -> Iterator[tuple[int, bytes]]:
+        """Return (timestamp, store key) of the rows of a store with a time to live, from a timestamp on.
+
+        Shape: ordered by timestamp, then key. A row may be there under earlier ones, too, and a deleted one still.
+        """
+        family, start = layout.expiry_family(store), layout.TIMESTAMP.pack(max(0, first_ms))
+        rows: list[Rows] = []
+        with self._lock:  # no write between the iterators: all see the same moment
+            wanted = frozenset(groups)
+            few = self._few_rows([family], wanted)
+            if few is not None:
+                rows = [iter(sorted(row for row in few if row[0] >= start))]
+            for group in wanted if few is None else ():
+                low, high = layout.group_bounds(KeyGroups(group, group))
+                rows.append(_without_group(self._engine.scan(family, low + start, high)))
+        at = layout.START_BYTES
+        return ((layout.TIMESTAMP.unpack_from(key)[0], key[at:]) for key, _ in merge(*rows))
+
     def windows_of(self, store: str, key: bytes, first: int, last: int, *, reverse: bool = False) -> Rows:
         """Return the store keys of a plain key with first <= time <= last, and their values, by time, as of now.
 
@@ -134,7 +154,7 @@ class EngineStores:
         """Return the rows of some key groups of a store, by family, with database keys, as of now."""
         with self._lock:
             low, high = layout.group_bounds(groups)
-            return [(family, self._engine.scan(family, low, high)) for family in self._families(store)]
+            return [(family, self._engine.scan(family, low, high)) for family in self._all_families(store)]
 
     def ingest(self, store: str, checkpoints: Sequence[Checkpoint], files: Mapping[str, Sequence[Path]]) -> None:
         """Replace all keys of a store in the groups of the checkpoints by sorted files (by family).
@@ -146,7 +166,7 @@ class EngineStores:
             known = self._checkpoints[store]
             for at in checkpoints:
                 known = known.without(at.groups)
-            families = self._families(store)
+            families = self._all_families(store)
             self._write(
                 [self._vanishing(family, at.groups) for at in checkpoints for family in families],
                 {store: known},
@@ -168,7 +188,7 @@ class EngineStores:
     def wipe(self, store: str, checkpoint: Checkpoint) -> None:
         """Delete all keys of a store in the groups of the checkpoint, and store the checkpoint."""
         with self._lock:
-            families = [family for family in self._families(store) if self._has_keys(family, checkpoint.groups)]
+            families = [family for family in self._all_families(store) if self._has_keys(family, checkpoint.groups)]
             after = self._checkpoints[store].put([checkpoint])
             self._write([self._vanishing(family, checkpoint.groups) for family in families], {store: after})
 
@@ -213,6 +233,11 @@ class EngineStores:
         if self.specs[store].kind not in layout.SEGMENTED:
             return [layout.family_of(store)]
         return [layout.segment_family(store, segment) for segment in sorted(self._segments[store])]
+
+    def _all_families(self, store: str) -> list[str]:
+        """Return the families of a store, that of the timestamps included."""
+        expires = self.specs[store].ttl_ms is not None
+        return [*self._families(store), *([layout.expiry_family(store)] if expires else [])]
 
     def _write(self, changes: Sequence[Change], checkpoints: Mapping[str, Checkpoints]) -> None:
         for change in changes:
@@ -272,6 +297,7 @@ class EngineStores:
             )
             for family in {
                 layout.family_of(spec.name),
+                layout.expiry_family(spec.name),
                 *(layout.segment_family(spec.name, segment) for segment in self._segments[spec.name]),
             }:
                 if family in self._engine.families():

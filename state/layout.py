@@ -6,7 +6,8 @@
     changelog key   store key; window stores: store key + sequence number 0 (4 bytes), as Kafka Streams writes it
     value           timestamp (8 bytes) + serialised value; the changelog has the serialised value alone
 
-A *family* is an ordered map in a database: one for each key-value store, one for each time segment of a window store.
+A *family* is an ordered map in a database: one for each key-value store, one for each time segment of a window store,
+and a second one for each store with a time to live, which has its rows by their timestamps (`expiry_key`).
 
 Invariant: in every family, the keys of a key range are a contiguous run of key groups: cheap to scan, drop or ship.
 Turned down: the key group in changelog keys (other tools could not read them), and the window start before the key (a
@@ -137,6 +138,19 @@ def parse_segment_family(family: str) -> tuple[str, int] | None:
     return store, int(segment)
 
 
+def expiry_family(store: str) -> str:
+    """Return the family that orders the rows of a store with a time to live by their timestamps."""
+    return f"expiry/{store}"
+
+
+def expiry_key(place: bytes, timestamp: int) -> bytes:
+    """Return the key in `expiry_family` of the row with this database key.
+
+    Shape: key group, timestamp (8 bytes big-endian, not negative), store key. The value is empty.
+    """
+    return place[:1] + TIMESTAMP.pack(max(0, timestamp)) + place[1:]
+
+
 def store_of(family: str) -> str:
     """Return the store to which a family belongs."""
     segment = parse_segment_family(family)
@@ -159,8 +173,13 @@ def segment_ms(spec: StoreSpec) -> int:
 
 
 def shape(spec: StoreSpec) -> str:
-    """Return what determines the database keys of a store: its kind, and the length of its segments."""
-    return spec.kind if spec.kind not in SEGMENTED else f"{spec.kind} {segment_ms(spec)}"
+    """Return what determines the database keys of a store: its kind, the length of its segments, whether rows expire.
+
+    How long they live is not part of it: rows are ordered by their timestamps, so it may change.
+    """
+    if spec.kind in SEGMENTED:
+        return f"{spec.kind} {segment_ms(spec)}"
+    return spec.kind if spec.ttl_ms is None else f"{spec.kind} whose rows expire"
 
 
 def horizon(spec: StoreSpec, observed: int) -> int:

@@ -225,7 +225,7 @@ class Restore:
         changes = list(self._changes(keep))
         self.database.write(changes, {self.spec.name: list(self._checkpoints(moved))})
         self._read += len(columns)
-        self._kept += sum(len(change.keys) for change in changes)
+        self._kept += len(keep)
         self._moved += max(0, next_offset - self._position)
         self._move()
 
@@ -296,6 +296,11 @@ class Restore:
         if self.spec.kind not in layout.SEGMENTED:
             if keys:
                 yield Change(layout.family_of(self.spec.name), keys, [keep[key] for key in keys])
+            if self.spec.ttl_ms is not None:
+                rows = [(key, row) for key, row in keep.items() if row is not None]
+                places = sorted(layout.expiry_key(key, layout.unpack(row)[1]) for key, row in rows)
+                if places:
+                    yield Change(layout.expiry_family(self.spec.name), places, [b""] * len(places))
             return
         length = layout.segment_ms(self.spec)
         segments: dict[int, list[bytes]] = {}

@@ -193,7 +193,10 @@ def verify(url: str, manifest: Manifest) -> Iterator[tuple[File, str]]:
 def _wrong(fetched: FetchedFile, store: str, of: Slice) -> str:
     keys = [key for key, _ in read_sst(fetched.path)]
     file = fetched.file
-    if file.family != layout.family_of(store) and (layout.parse_segment_family(file.family) or ("", 0))[0] != store:
+    if (
+        file.family not in (layout.family_of(store), layout.expiry_family(store))
+        and (layout.parse_segment_family(file.family) or ("", 0))[0] != store
+    ):
         return f'it is of family "{file.family}", which is none of store {store}'
     if len(keys) != file.entries:
         return f"it has {len(keys)} keys, {file.entries} were written"

@@ -19,6 +19,7 @@ from dataclasses import replace
 from coopstreams.state import layout
 from coopstreams.state.checkpoints import NEVER_TRUE, NO_TOPIC, Checkpoint
 from coopstreams.state.database import Database
+from coopstreams.state.expiring_table import ExpiringTable
 from coopstreams.state.table import ChangelogBatch, Table
 from coopstreams.state.window_table import SessionTable, WindowTable
 from coopstreams.topology.keys import KeyGroups, KeyRange
@@ -44,7 +45,8 @@ class TaskState:
         self._tables: dict[str, Table] = {}
         self._groups = layout.groups_of(key_range) if specs else KeyGroups(0, 0)  # without stores, any will do
         for spec in specs:
-            self._tables[spec.name] = _KINDS.get(spec.kind, Table)(database, spec, self._groups)
+            kind = _KINDS.get(spec.kind, Table if spec.ttl_ms is None else ExpiringTable)
+            self._tables[spec.name] = kind(database, spec, self._groups)
         self._stands: dict[str, list[Checkpoint]] = {}
         """The last checkpoints by store, without `true_ms`."""
         self.topic_ids = {

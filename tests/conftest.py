@@ -10,14 +10,15 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from _pytest.capture import CaptureManager
-from confluent_kafka import TopicPartition
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 from hypothesis import settings
@@ -63,6 +64,18 @@ needs_native = pytest.mark.skipif(
 )
 
 
+PATIENT = {
+    "session.timeout.ms": 60_000,
+    "transaction.timeout.ms": 60_000,
+    "windowstore.changelog.additional.retention.ms": 100 * 365 * 86_400_000,
+    "consumer.fetch.wait.max.ms": 50,
+}
+"""For tests that are not about these: a machine that stands still for some seconds costs no membership, and no commit
+at the end; windows of 1970 stay in their changelogs; and the broker that all tests share answers 20 fetches a second of
+an idle consumer, not 100: they were two thirds of its requests.
+"""
+
+
 @dataclass(slots=True)
 class Kafka:
     """The broker that all tests of a run share: never stop it, and name what you make uniquely."""
@@ -79,6 +92,22 @@ class Kafka:
     def settings(self) -> dict[str, str]:
         """How to connect, in librdkafka's names."""
         return {"bootstrap.servers": self.bootstrap, **self.login}
+
+    def config(self, folder: Path | str, login: Mapping[str, Any] | None = None, **settings: Any) -> dict[str, Any]:
+        """Return the settings of an application that keeps its state in this folder; dots are written as underscores.
+        It commits ten times a second, and is patient. `login`: how to connect, if not as the test does.
+        """
+        named = {name.replace("_", "."): value for name, value in settings.items()}
+        return {**(login or self.settings), "state.dir": str(folder), "commit.interval.ms": 100, **PATIENT, **named}
+
+    def write(self, topic: str, records: Iterable[tuple[Any, ...]], **at: Any) -> None:
+        """Write records, each a key, a value, and perhaps a timestamp, and wait until they are there. `at`: the
+        `partition`, `timestamp` or `headers` of all.
+        """
+        producer = Producer({**self.settings, "linger.ms": 5, "partitioner": "murmur2_random"})
+        for key, value, *timestamp in records:
+            producer.produce(topic, value, key, **({"timestamp": timestamp[0]} if timestamp else {}), **at)
+        assert producer.flush(90) == 0
 
     def unique(self, name: str) -> str:
         """Return a name that no other test of this run uses: for topics, groups, transactions, applications."""

@@ -283,14 +283,25 @@ class Processor(ABC, Generic[K, V, K2, V2]):
 
 
 def key_value_store(
-    name: str, *, key: Serde[Any], value: Serde[Any], logged: bool = True, store_type: str | None = None
+    name: str,
+    *,
+    key: Serde[Any],
+    value: Serde[Any],
+    logged: bool = True,
+    store_type: str | None = None,
+    ttl: Duration | None = None,
 ) -> StoreSpec:
     """Return a store for `process(stores=[...])`, which the processor gets as a `KeyValueStore`.
 
-    Without `logged`, its rows are lost when the task moves. `store_type`: as in `Materialized`.
+    Without `logged`, its rows are lost when the task moves. `store_type`: as in `Materialized`. `ttl`: so long after
+    its last `put`, in stream time, a row is no longer found; the processor is not told.
+
+    Raises:
+        TopologyError: a time to live below 1 ms, or a name or store type that is not legal.
     """
     _check(name, store_type)
-    return StoreSpec(name, "key_value", key, value, logged=logged, store_type=store_type)
+    ttl_ms = None if ttl is None else checked_ms(ttl, f'store "{name}": ttl', 1)
+    return StoreSpec(name, "key_value", key, value, logged=logged, store_type=store_type, ttl_ms=ttl_ms)
 
 
 def window_store(

@@ -27,10 +27,10 @@ class Serde(Generic[T]):
     encode: Callable[[T], bytes]
     decode: Callable[[bytes], T]
     parts: tuple[Serde[Any], ...] = field(default=(), kw_only=True)
-    """The serdes of which it is made up: that of the key within a windowed key, of the rows within a list."""
+    """The serdes that it contains: that of the key in a windowed key, of the rows in a list."""
     check_key: Callable[[bytes | None], None] | None = field(default=None, kw_only=True)
-    """Raises a `SerdeError` if a key that was read from a topic has not the bytes that `encode` writes for it: another
-    key to all who compare bytes. None: no check is needed."""
+    """Raises a `SerdeError` if `encode` writes other bytes for a key than those that were read from a topic: stores and
+    partitioners compare bytes, so it would be another key. None: no check is needed."""
 
     def serialize(self, value: T) -> bytes:
         """Return the bytes of a value.
@@ -66,7 +66,7 @@ class Serde(Generic[T]):
 
 
 def within(serde: Serde[Any]) -> Iterator[Serde[Any]]:
-    """Yield a serde, and all those of which it is made up."""
+    """Yield a serde and all serdes that it contains."""
     yield serde
     for part in serde.parts:
         yield from within(part)

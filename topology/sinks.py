@@ -1,8 +1,8 @@
 """Places outside of Kafka to which the records of a stream are applied, each exactly once: the contract of `to_sink`.
 
-The records come from a repartition topic, which the application writes under its own guarantee. So what is applied is
-in the log before, with its offset, and does not change: each session of a partition goes on where the one before it
-ended. The place keeps that position, in the same transaction as what the records have changed there.
+The records come from a repartition topic, which the application writes under its own guarantee. So every
+applied record is in the log, with its offset, and does not change: each session of a partition goes on where the one
+before it ended. The place keeps that position, in the same transaction as the changes that the records make there.
 
     open    takes over a partition: the term goes up, and no earlier session can apply anything any more
     apply   records and position together, or nothing
@@ -56,7 +56,7 @@ class SinkPartition:
 
 
 OnRefused: TypeAlias = Callable[[SinkRecord, Exception], None]
-"""Is told of a record that cannot be applied. If it returns, the record is left out; if it raises, nothing counts."""
+"""Called with a record that cannot be applied. If it returns, the record is left out; if it raises, nothing counts."""
 
 
 class SinkSession(Protocol):
@@ -89,7 +89,7 @@ class SinkSession(Protocol):
 
 
 class ExternalSink(Protocol):
-    """A place outside of Kafka. A value that can be sent to another process; what it connects to is in its sessions."""
+    """A place outside of Kafka. It can be pickled; its sessions hold the connections."""
 
     def open(self, partition: SinkPartition, begin: int | None) -> SinkSession:
         """Take over a partition, after all earlier sessions of it.

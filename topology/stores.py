@@ -61,6 +61,8 @@ class StoreSpec:
     """The source topic that serves as its changelog, None if it has its own. The store then holds what its task has
     read of that topic. See `optimizing`.
     """
+    ttl_ms: int | None = None
+    """How long after its timestamp a row of a "key_value" store expires, in stream time; None: never."""
 
 
 def store_type_of(value: object) -> str:
@@ -142,6 +144,20 @@ class TableStore(Protocol):
 
     def advance(self, stream_time: int) -> None:
         """Raise the stream time: windows older than the retention become invisible; the next commit drops them."""
+
+
+class ExpiringTableStore(TableStore, Protocol):
+    """A key-value store with a time to live (`ttl_ms`). After each change of a row, call `note`."""
+
+    due_ms: int
+    """The stream time from which `expired` may have something to do."""
+
+    def note(self, key: bytes, entry: Entry) -> None:
+        """Note the timestamp of a row that was changed."""
+
+    def expired(self, stream_time: int) -> list[tuple[bytes, Any, int]]:
+        """Delete the rows that have expired; return their keys, values, and when they expired, the earliest first."""
+        ...
 
 
 class WindowTableStore(TableStore, Protocol):

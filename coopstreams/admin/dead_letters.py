@@ -30,7 +30,7 @@ class DeadLetter:
     """A record of a dead-letter topic.
 
     Shape: `headers` are the failed record's own; `why` has the texts of the others: `exception`, `message`, `phase`,
-    `node`, `topic`, `partition`, `task`, `offset`, `stacktrace`. It is empty if nobody has said why.
+    `node`, `topic`, `partition`, `task`, `offset`, `stacktrace`. It is empty if another program wrote the record.
     Units: ms since the epoch.
     """
 
@@ -119,8 +119,8 @@ def replay(
 ) -> Replayed:
     """Write the dead letters of a topic that no replay has passed yet back to where they came from, or to `to`.
 
-    Shape: `settings` in librdkafka's names: how to reach the brokers. What is not `wanted` is passed, too: it does not
-    come again. Another topic chooses the partition by the key.
+    Shape: `settings` in librdkafka's names: how to reach the brokers. Letters that are not `wanted` are skipped
+    for good: no later replay reads them. Another topic chooses the partition by the key.
 
     Raises:
         UnknownTopicError: there is no such topic.

@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 TOGETHER_S = 0.004
-"""To wake a stream thread costs as much as several calls: those that end together are told together."""
+"""Calls that end within this time are reported together: to wake a stream thread costs as much as several calls."""
 IN_A_ROW = 8
-"""Calls that one task makes. Of a function that does not really wait, others have their turn after so many."""
+"""Calls that one asyncio task makes before others run, for functions that return without waiting."""
 LOOKS = 16
-"""How often it is looked for calls that take too long, in the time that they may take."""
+"""How often late calls are looked for within the time-out of a call."""
 MOST_THREADS = 64
 """The threads of a lane. Functions that wait on more of them at a time are better written as coroutines."""
 
@@ -55,13 +55,13 @@ class Call:
     arguments: tuple[Any, ...]
     key: bytes | None
     next: Self | None = field(default=None, init=False)
-    """The one that waits for it."""
+    """The next call of the chain, which begins when this one has ended."""
     value: Any = field(default=None, init=False)
     error: Exception | None = field(default=None, init=False)
     span: Span | None = field(default=None, init=False)
     """Its span of OpenTelemetry, if it is traced."""
     prompt: bool = field(default=False, init=False)
-    """Others wait until it is told that it has ended: it is told at once."""
+    """Whether its end is reported at once, because other calls wait for the report."""
 
 
 AnyCall = TypeVar("AnyCall", bound=Call)
@@ -69,15 +69,15 @@ AnyCall = TypeVar("AnyCall", bound=Call)
 
 @dataclass(slots=True, eq=False)
 class _Attempt(Generic[AnyCall]):
-    """What is under way: calls made together, one unless the function takes a batch."""
+    """Calls made together in one attempt: one call, or those of a batch."""
 
     calls: list[AnyCall]
     until: float | None = None
-    """Until when the function may take; None: it is not being called now, or has no limit. Units: `loop.time`."""
+    """The deadline of the function; None: it is not being called now, or has no limit. Units: `loop.time`."""
     late: bool = False
     """It was cancelled because it took longer."""
     rests: bool = False
-    """The function is not being called: the next attempt waits for its time."""
+    """Whether the attempt pauses before the function is called again."""
 
 
 class Lane(Generic[AnyCall]):
@@ -313,7 +313,7 @@ class Lane(Generic[AnyCall]):
         return values
 
     def _answer(self, function: Callable[..., Any], arguments: Sequence[Any]) -> Awaitable[Any]:
-        """Return what is to be awaited for the function's answer."""
+        """Return an awaitable of the function's result."""
         if self._threads is None:
             return function(*arguments)  # type: ignore[no-any-return]  # it is a coroutine function
         answer: asyncio.Future[Any] = self._loop.create_future()
@@ -349,7 +349,7 @@ class Lane(Generic[AnyCall]):
 
 
 def _settle(answer: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
-    """Give a thread's answer to whoever awaits it, if anybody still does."""
+    """Set the result of a future from a thread's answer, unless the future was cancelled."""
     if answer.done():
         return
     if isinstance(error, StopIteration):  # a future cannot raise it

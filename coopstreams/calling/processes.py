@@ -2,7 +2,7 @@
 
     call = ProcessCall(function, arguments)
     call.make()      # on a thread that waits
-    call.abandon()   # on another thread: nobody wants the answer any more; its process is ended
+    call.abandon()   # on another thread: the result is no longer needed; ends its process
 
 Invariant: of one Python process, at most `MOST_PROCESSES` are at work. They are started when needed, import what the
 function needs, and are kept. They are started anew (`spawn`): a fork would copy locks that other threads hold.

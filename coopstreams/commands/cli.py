@@ -43,7 +43,7 @@ def options(
         bool, typer.Option("--version", is_eager=True, help="Print the version, and which data plane runs.")
     ] = False,
 ) -> None:
-    """Answer what is asked of no command."""
+    """Handle the options that stand before a command."""
     if version:
         from coopstreams.log.kafka.native import data_plane
 

@@ -115,7 +115,7 @@ def _hot(tasks: list[dict[str, Any]]) -> list[RenderableType]:
 
 
 def _reasons(instances: list[dict[str, Any]], letters: Letters) -> list[RenderableType]:
-    """Return why something does not move, what is said of several tasks once."""
+    """Return the reasons of tasks that do not progress, each once for all tasks that have it."""
     counted: Counter[tuple[str, str, str]] = Counter()
     for instance in instances:
         counted.update((instance["id"], reason["code"], reason["message"]) for reason in instance["reasons"])

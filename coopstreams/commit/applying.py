@@ -19,11 +19,11 @@ from coopstreams.topology.failures import Failure, OnFailure
 from coopstreams.topology.sinks import Applied, SinkRecord, SinkSession
 
 MOST_APPLIED = 2000
-"""Records of one transaction: what a stream thread waits for, and what is done again if the last answer is lost."""
+"""Records of one transaction. They are applied again if its answer is lost, and a stream thread waits for them."""
 
 
 class RefusedEarlierError(ProcessingError):
-    """The sink refused the record before it was read again; the first error is in the log of the process of then."""
+    """The sink refused the record before it was read again; the log of the earlier process has the first error."""
 
 
 class Applying:
@@ -35,7 +35,7 @@ class Applying:
         self.sink = sink
         self._session, self._source, self._progress, self._on_failure = session, source, progress, on_failure
         self._begin = session.position
-        """What lies below was applied by earlier sessions."""
+        """Earlier sessions applied the records below this offset."""
 
     def apply(self, noted: list[Applied], *, all_of_it: bool = False) -> int:
         """Apply the noted records; return how many. `all_of_it`: so that the group may commit the task's position.

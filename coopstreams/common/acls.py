@@ -38,7 +38,7 @@ def adding(principal: str, acls: Sequence[Acl], servers: str = "<HOST:PORT>") ->
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """Who a process is to the brokers: `principal` as ACLs name it (empty: only the brokers know), and by what."""
+    """The login of a process. `principal`: as ACLs name it, empty if only the brokers know it; `by`: the mechanism."""
 
     principal: str = ""
     by: str = ""

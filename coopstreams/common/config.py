@@ -380,7 +380,7 @@ def check_heartbeat(values: Mapping[str, Any]) -> None:
 
 
 def check_security(client: Mapping[str, Any]) -> None:
-    """Do nothing if the settings on security can be used by all clients; warn of what is hardly meant.
+    """Check that all clients can use the security settings; warn of insecure combinations.
 
     Raises:
         ConfigError: a value that cannot work, or one that is missing.
@@ -390,7 +390,7 @@ def check_security(client: Mapping[str, Any]) -> None:
 
 
 def _check_application(given: str | None, of_topology: str | None) -> None:
-    """Do nothing unless the two application ids differ: the topology's is in the names of its internal topics."""
+    """Check that both application ids are equal: the topology's is in the names of its internal topics."""
     if given is not None and of_topology is not None and given != of_topology:
         raise ConfigError(
             f'application.id is "{given}", but the topology was built as "{of_topology}", and its internal topics are '
@@ -400,10 +400,10 @@ def _check_application(given: str | None, of_topology: str | None) -> None:
 
 
 def check_http(values: Mapping[str, Any]) -> None:
-    """Do nothing if the settings on who may ask over HTTP go together.
+    """Check that the settings on access over HTTP fit each other.
 
     Raises:
-        ConfigError: they do not, or leave open what is meant to be closed.
+        ConfigError: they contradict each other, or leave something open that a token or certificate should protect.
     """
     if values["http.token.operate"] and not values["http.token.read"]:
         raise ConfigError(

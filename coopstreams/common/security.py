@@ -1,4 +1,4 @@
-"""Who a process is to Kafka, and how it connects: the user's settings, checked, in the words of each client library.
+"""Security settings, checked, and translated for each client library: how a process logs in and connects.
 
 Settings are given once, in librdkafka's names, and hold for every client: librdkafka's, the group's (kafka-python) and
 Spark's Java connector.
@@ -130,7 +130,7 @@ class Security:
 
     @property
     def login(self) -> Login:
-        """Who this process is to the brokers, for messages."""
+        """The login of this process, for messages."""
         if self.mechanism in PASSWORDS:
             return Login(f"User:{self.given['sasl.username']}", self.mechanism)
         if self.mechanism:
@@ -141,7 +141,7 @@ class Security:
 
     @property
     def warnings(self) -> list[str]:
-        """What is allowed and hardly meant, in sentences."""
+        """Sentences on settings that are allowed and insecure."""
         found = []
         if self.protocol == "SASL_PLAINTEXT" and self.mechanism in ("PLAIN", OAUTHBEARER):
             found.append(

@@ -82,8 +82,8 @@ class Browser:
         )
         for own in (commands, answers, *theirs):
             os.close(own)
-        target = self._ask("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self._ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         return self
 
     def __exit__(
@@ -101,11 +101,12 @@ class Browser:
 
     def open(self, url: str) -> None:
         """Load a page."""
-        self._ask("Page.navigate", url=url)
+        self.ask("Page.navigate", url=url)
 
     def run(self, expression: str) -> Any:
-        """Return the value of an expression in JavaScript."""
-        return self._ask("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
+        """Return the value of an expression in JavaScript, or the value that it promises."""
+        done = self.ask("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        return done["result"].get("value")
 
     def until(self, expression: str, seconds: float) -> bool:
         """Wait until an expression is true; return whether it is."""
@@ -118,12 +119,17 @@ class Browser:
         """Save a picture of the page."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         still = {"name": "prefers-reduced-motion", "value": "reduce"}
-        self._ask("Emulation.setEmulatedMedia", features=[scheme, still])
-        self._ask("Emulation.setDeviceMetricsOverride", width=WIDTH, height=height, deviceScaleFactor=1, mobile=False)
+        self.ask("Emulation.setEmulatedMedia", features=[scheme, still])
+        self.ask("Emulation.setDeviceMetricsOverride", width=WIDTH, height=height, deviceScaleFactor=1, mobile=False)
         self.run("scrollTo(0, 0)")
-        path.write_bytes(base64.b64decode(self._ask("Page.captureScreenshot", format="png")["data"]))
+        path.write_bytes(base64.b64decode(self.ask("Page.captureScreenshot", format="png")["data"]))
 
-    def _ask(self, method: str, **parameters: Any) -> dict[str, Any]:
+    def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Return the result of a DevTools command.
+
+        Raises:
+            DevError: the browser refuses it, or does not answer.
+        """
         number = next(self._numbers)
         command = {"id": number, "method": method, "params": parameters}
         if self._session is not None:

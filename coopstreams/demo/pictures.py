@@ -20,7 +20,7 @@ PICTURES = {
     "killed": ("overview", 900, True, "document.querySelector('.range.unreachable')"),
     "stores": ("stores", 620, False, "document.querySelectorAll('#stores tbody tr').length > 0"),
 }
-"""Name -> view of the page, height, whether in dark colours, and what is to be seen."""
+"""Name -> view of the page, height, whether in dark colours, and the condition in JavaScript that it waits for."""
 
 
 class Pictures:
@@ -43,15 +43,15 @@ class Pictures:
         self._stack.close()
 
     def watch(self, url: str) -> None:
-        """Open the page, which from now on has a past for its plots."""
+        """Open the page, which collects the values of its plots from now on."""
         if self._browser is not None:
             self._browser.open(f"{url}/")
 
     def take(self, name: str) -> None:
-        """Take a picture, as soon as the page shows what is to be seen on it.
+        """Take a picture when its condition holds.
 
         Raises:
-            DevError: it does not.
+            DevError: it does not hold in time.
         """
         if self._browser is None or self._folder is None:
             return

@@ -40,7 +40,7 @@ KAFKA = "4.2.1"
 """The newest Kafka without KAFKA-20734. In 4.3.0, 4.3.1 and 4.4.0, a transaction coordinator mistakes a partition that
 has no leader for a moment (a broker stops, the partition has one replica) for a deleted one: it calls the transaction
 complete, and the partition never gets its marker. Exactly-once then loses records.
-`tests/broker/hanging_transactions.py` reproduces it; do not upgrade to a version that loses records there.
+`tests/broker/test_hanging_transactions.py` reproduces it; do not upgrade to a version that loses records there.
 """
 
 REPOSITORY = "DEFAULT_ARTIFACT_REPOSITORY"
@@ -159,10 +159,10 @@ class _Download:
 
 
 def _wait(futures: list[Future[None]], until: str) -> set[Future[None]]:
-    """Wait as `concurrent.futures.wait` does, and raise KeyboardInterrupt soon after Ctrl-C; return what is done.
+    """Return the finished futures, as `concurrent.futures.wait` does; raise KeyboardInterrupt soon after Ctrl-C.
 
-    Python hears a signal between two steps of the main thread. One that comes just before a wait without a limit is
-    heard when that wait ends: one of some hundred downloads went on after Ctrl-C.
+    Python handles a signal between two steps of the main thread. One that comes just before a wait without a limit is
+    handled when that wait ends: one of some hundred downloads went on after Ctrl-C.
     """
     while True:
         done, others = wait(futures, _LISTEN_EVERY_S, until)

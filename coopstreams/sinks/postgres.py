@@ -32,13 +32,13 @@ _TIMES = (
     "SET statement_timeout = '30s'; SET lock_timeout = '20s'; SET idle_in_transaction_session_timeout = '20s'; "
     "SET synchronous_commit = on"
 )
-"""So that a process which stands still does not keep its successor waiting; and what was committed stays so."""
+"""A suspended process must not block its successor, and a commit must be durable."""
 _DEFAULTS = {"connect_timeout": 5, "tcp_user_timeout": 30_000, "keepalives_idle": 15}
 """Of the connection, unless the DSN says otherwise."""
 _OF_THE_RECORD = ("22", "23", "42", "44", "P0")
 """Classes of errors that come from the content of a row: data, constraints, types, views, triggers."""
 _OF_THE_TABLE = ("42501", "42P01")
-"""No privilege, no table: whoever opens the next session is told."""
+"""No privilege, no table: opening the next session raises it."""
 
 _CREATE = """CREATE TABLE IF NOT EXISTS {} (
     application text, sink text, partition int, topic_id text NOT NULL, next_offset bigint NOT NULL,

@@ -174,6 +174,7 @@ def _aggregation(node: Aggregate, nodes: dict[str, Node]) -> Aggregation | str:
         "is cogrouped": node.cogrouped,
         "says what a row was before": node.sends_old,
         "keeps the past of its rows": store.history_ms is not None,
+        "has rows that expire": store.ttl_ms is not None,
         "has windows that follow the records, or are of your own": windows is not None
         and not isinstance(windows, TimeWindows),
         "writes keys with another serde than they are read with": store.key != source.key,

@@ -1,14 +1,14 @@
-"""OpenTelemetry spans of single records: one trace from a record to what is made of it.
+"""OpenTelemetry spans of single records: one trace covers a record and all records that result from it.
 
     a record with a sampled `traceparent`  ->  span "process TOPIC"  ->  the records written for it carry the span's
                                                   span "call NODE", for each call of an asynchronous operator
 
-So the trace goes on in whatever reads a repartition topic or a sink. It goes where headers go: with a row that a record
-cache holds back, too, which has the headers of its last update. What time emits (a window that closes, a suppression, a
-punctuation) has no headers, and no trace.
+So a reader of a repartition topic or a sink continues the trace. Headers carry it, also those of a row in the record
+cache, which are the headers of its last update. Records that the passing of time emits (a closed window, a suppression,
+a punctuation) have no headers and no trace.
 
-Invariant: a task without spans does nothing for them. With them, a record that is not traced costs a look at its
-headers, if any record of its batch has some.
+Invariant: a task without spans does nothing for them. With them, the headers of each record are read, if
+any record of its batch has headers.
 Invariant: a traced record is processed as a batch of its own, so that its span has its time. Results do not depend on
 how records are cut into batches.
 Turned down: a span for each operator (a statement for each record and operator), spans of batches (a trace is of one

@@ -1,15 +1,15 @@
-"""Whose turn it is among the calls that read state: those of `process_async`.
+"""The order of the calls that read state, those of `process_async`: one at a time for each key.
 
     add       a record needs such calls
-    ended     one of them has
-    passed    all of a record have, and what they recorded is in the stores
+    ended     one of them has ended
+    passed    all calls of a record have ended, and their changes are in the stores
 
-Each returns the call to begin next, if there is one: of a key, one at a time. Its rows are read when it begins.
+Each returns the call to begin next, if there is one. Its rows are read when it begins.
 
 Invariant: a call finds in its rows what every earlier record of its key has left there, and of its own record what the
-earlier calls have recorded. Nobody else writes these rows, so what it finds holds until it ends.
+earlier calls have recorded. Only these calls write the rows, so they do not change until the call ends.
 Turned down: to begin the next call of a key when the one before has ended (its record may still fail, and the next call
-would have seen what is never done), and to read rows on the calls' thread (stores belong to the task's).
+would have read changes that are never made), and to read rows on the calls' thread (stores belong to the task's).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a task holds of records that wait for calls: the step in which they came, each record, and its calls."""
+"""Records of a task that wait for calls: the step that brought them, each record, and its calls."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from coopstreams.topology.columns import Columns
 from coopstreams.topology.processors import Visit
 
 ROW_BYTES = 100
-"""About what a record, or a step, takes beside its value."""
+"""The memory of a record or a step beside the values, about."""
 
 
 @dataclass(slots=True, eq=False)
 class Taken:
-    """A step that was taken in. `left`: how many of its records have not passed."""
+    """A step whose records have begun their calls. `left`: how many of them have not passed on to the nodes below."""
 
     step: Step
     began: float
@@ -44,9 +44,9 @@ class WaitingRecord:
     """The stream time before it."""
     calls: list[NodeCall]
     line: bytes | None = None
-    """The name of the line in which it waits; None: it waits in none."""
+    """The name of the queue in which it waits, if it waits in one."""
     turn: bytes | None = None
-    """The key of which it has a turn; None: it has none."""
+    """The key whose calls run one after the other, if the record has such calls."""
 
 
 @dataclass(slots=True, eq=False)

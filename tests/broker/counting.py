@@ -19,17 +19,6 @@ from coopstreams.topology.errors import QueryError
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
 
-PATIENT = {
-    "session.timeout.ms": 60_000,
-    "transaction.timeout.ms": 60_000,
-    "windowstore.changelog.additional.retention.ms": 100 * 365 * 86_400_000,
-    "consumer.fetch.wait.max.ms": 50,
-}
-"""For tests that are not about these: a machine that stands still for some seconds costs no membership, and no commit
-at the end; windows of 1970 stay in their changelogs; and the broker that all tests share answers 20 fetches a second of
-an idle consumer, not 100: they were two thirds of its requests.
-"""
-
 
 @dataclass(frozen=True, slots=True)
 class Counting:
@@ -70,15 +59,9 @@ class Counting:
 
         `heard`: listeners; `login`: how to connect, if not as the test does; settings by name, dots as underscores.
         """
-        given = {name.replace("_", "."): value for name, value in settings.items()}
-        shared = {
-            **(login or self.kafka.settings),
-            "state.dir": str(folder),
-            "instance": number,
-            "commit.interval.ms": 100,
-            **PATIENT,
-        }
-        return CoopStreams(self.topology, shared | given, **(heard or {}))
+        return CoopStreams(
+            self.topology, self.kafka.config(folder, login, instance=number, **settings), **(heard or {})
+        )
 
     def write(self, keys: Iterable[str], timeout_s: float = 90) -> Counter[str]:
         """Write a record for each key; return how often each was written."""

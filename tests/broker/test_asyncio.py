@@ -15,8 +15,8 @@ from starlette.routing import Mount
 
 from coopstreams import AsyncQueryClient, CoopStreams, StreamsBuilder, StreamsState, serdes
 from coopstreams.topology.errors import LogError, ProcessingError, QueryError
-from tests.broker.counting import PATIENT, Counting
-from tests.conftest import Kafka
+from tests.broker.counting import Counting
+from tests.conftest import PATIENT, Kafka
 
 KEYS = [f"key {number}" for number in range(12)]
 

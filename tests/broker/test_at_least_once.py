@@ -84,29 +84,3 @@ def test_a_stopped_process_that_wakes_up_covers_nothing_of_its_successor(kafka: 
     time.sleep(3)
     chaos.kill_all(with_state=True)
     check(kafka.bootstrap, topics, feeder, chaos)
-
-
-@pytest.mark.broker
-@pytest.mark.slow
-@pytest.mark.parametrize("partitions", [1, 2])
-def test_kills_and_stops_lose_nothing(kafka: Kafka, workers: MakeWorkers, partitions: int) -> None:
-    topics, seed = topics_for(kafka, partitions), seed_of_run()
-    feeder = Feeder(kafka.bootstrap, topics, seed, orders=40_000, a_second=1000)
-    feeder.start()
-    chaos = Chaos(
-        group_of(workers, kafka.bootstrap, topics, commit_interval_ms=300, num_stream_threads=2), seed, members=3
-    )
-    time.sleep(4)
-    long = SESSION_MS / 1000 + 2
-    for fault in (
-        chaos.kill,
-        lambda: chaos.stop(long),
-        chaos.add,
-        chaos.kill,
-        lambda: chaos.stop(1),
-        chaos.remove,
-        lambda: chaos.stop(long),
-        chaos.kill,
-    ):
-        fault()
-    check(kafka.bootstrap, topics, feeder, chaos)

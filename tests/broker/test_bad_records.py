@@ -15,11 +15,10 @@ from confluent_kafka import Producer
 
 from coopstreams import CoopStreams, Failure, Retry, StreamsBuilder, Topology, serdes
 from coopstreams.topology.errors import ProcessingError
-from tests.broker.counting import PATIENT, failure_of, instance_of, metric
-from tests.broker.guarantees import EACH_GUARANTEE
+from tests.broker.counting import failure_of, instance_of, metric
 from tests.broker.reading import Record, by_key, read_topic
 from tests.broker.waiting import eventually
-from tests.conftest import Kafka
+from tests.conftest import PATIENT, Kafka
 
 pytestmark = pytest.mark.broker
 
@@ -78,12 +77,12 @@ class Case:
             )
         assert producer.flush(60) == 0
 
-    def app(self, folder: Path, guarantee: str, handler: str) -> CoopStreams:
+    def app(self, folder: Path, handler: str) -> CoopStreams:
         settings = {
             "bootstrap.servers": self.kafka.bootstrap,
             "state.dir": str(folder),
             **PATIENT,
-            "processing.guarantee": guarantee,
+            "processing.guarantee": "exactly_once_v2",
             "commit.interval.ms": 100,
             "statestore.cache.max.bytes": 0,
             f"{self.phase}.exception.handler": handler,
@@ -119,35 +118,28 @@ def check_outputs(case: Case) -> None:
 
 
 @one_of_three("processing")
-@pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
 def test_a_handler_that_says_fail_stops_with_the_place_and_loses_nothing(
-    kafka: Kafka, tmp_path: Path, guarantee: str, phase: str
+    kafka: Kafka, tmp_path: Path, phase: str
 ) -> None:
     case = Case.make(kafka, phase)
     case.write()
-    error = failure_of(case.app(tmp_path, guarantee, "fail"))
+    error = failure_of(case.app(tmp_path, "fail"))
     assert isinstance(error, ProcessingError)
     for part in ("task 0_0", case.source, "partition 0", "offset 7", "continue or dead-letter"):
         assert part in str(error)
-    error = failure_of(case.app(tmp_path, guarantee, "fail"))
+    error = failure_of(case.app(tmp_path, "fail"))
     assert "offset 7" in str(error), "a restart meets the same record again"
-    with case.app(tmp_path, guarantee, "continue"):
+    with case.app(tmp_path, "continue"):
         case.await_outputs()
-    numbers = {serdes.json.decode(record.value or b"")["number"] for record in case.outputs()}
-    assert numbers == {offset for offset in range(GOOD + len(BAD)) if offset not in BAD}
-    if guarantee == "exactly_once_v2":
-        check_outputs(case)
+    check_outputs(case)
     assert read_topic(kafka.bootstrap, case.dead) == []
 
 
 @one_of_three("deserialization")
-@pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
-def test_a_handler_that_says_continue_counts_what_it_drops(
-    kafka: Kafka, tmp_path: Path, guarantee: str, phase: str
-) -> None:
+def test_a_handler_that_says_continue_counts_what_it_drops(kafka: Kafka, tmp_path: Path, phase: str) -> None:
     case = Case.make(kafka, phase)
     case.write()
-    with case.app(tmp_path, guarantee, "continue") as app:
+    with case.app(tmp_path, "continue") as app:
         case.await_outputs()
         eventually(
             lambda: dropped(app, phase) == len(BAD), 120, lambda: instance_of(app).components.metrics.text().decode()
@@ -166,13 +158,10 @@ def dropped(app: CoopStreams, reason: str) -> float:
 
 
 @one_of_three("production")
-@pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
-def test_a_dead_letter_is_the_record_with_the_reason_in_its_headers(
-    kafka: Kafka, tmp_path: Path, guarantee: str, phase: str
-) -> None:
+def test_a_dead_letter_is_the_record_with_the_reason_in_its_headers(kafka: Kafka, tmp_path: Path, phase: str) -> None:
     case = Case.make(kafka, phase)
     case.write()
-    with case.app(tmp_path, guarantee, "dead-letter"):
+    with case.app(tmp_path, "dead-letter"):
         case.await_outputs()
         eventually(
             lambda: len(read_topic(kafka.bootstrap, case.dead)) >= len(BAD), 120, lambda: "dead letters are missing"
@@ -193,25 +182,22 @@ def test_a_dead_letter_is_the_record_with_the_reason_in_its_headers(
         assert b"Traceback" in (said["stacktrace"] or b"")
 
 
-@pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
-def test_a_timestamp_extractor_that_raises_makes_a_dead_letter(kafka: Kafka, tmp_path: Path, guarantee: str) -> None:
+def test_a_timestamp_extractor_that_raises_makes_a_dead_letter(kafka: Kafka, tmp_path: Path) -> None:
     source, sink, dead = kafka.topic("in"), kafka.topic("out"), kafka.topic("dead")
     builder = StreamsBuilder(kafka.unique("late"))
     stream = builder.stream(source, key=serdes.text, value=serdes.json, timestamp=lambda record: record.value["at"])
     stream.to(sink)
-    producer = Producer({"bootstrap.servers": kafka.bootstrap})
-    for number in range(10):
-        producer.produce(source, b'{"number": 3}' if number == 3 else b'{"at": %d}' % (1000 + number), "k", 0)
-    assert producer.flush(60) == 0
-    settings = {
-        "bootstrap.servers": kafka.bootstrap,
-        "state.dir": str(tmp_path),
-        **PATIENT,
-        "processing.guarantee": guarantee,
-        "commit.interval.ms": 100,
-        "processing.exception.handler": "dead-letter",
-        "errors.dead.letter.queue.topic.name": dead,
-    }
+    kafka.write(
+        source,
+        (("k", b'{"number": 3}' if number == 3 else b'{"at": %d}' % (1000 + number)) for number in range(10)),
+        partition=0,
+    )
+    settings = kafka.config(
+        tmp_path,
+        processing_guarantee="exactly_once_v2",
+        processing_exception_handler="dead-letter",
+        errors_dead_letter_queue_topic_name=dead,
+    )
     with CoopStreams(builder.build(), settings):
         eventually(
             lambda: len(read_topic(kafka.bootstrap, sink)) == 9 and len(read_topic(kafka.bootstrap, dead)) == 1,
@@ -229,10 +215,6 @@ def test_a_timestamp_extractor_that_raises_makes_a_dead_letter(kafka: Kafka, tmp
     [
         ("continue", 0),
         ("dead-letter", 1 << 20),
-        *(
-            pytest.param(handler, cache, marks=pytest.mark.slow)
-            for handler, cache in [("fail", 0), ("dead-letter", 0), ("fail", 1 << 20), ("continue", 1 << 20)]
-        ),
     ],
 )
 def test_an_aggregate_that_does_not_serialise_is_told_with_store_and_key(
@@ -245,40 +227,24 @@ def test_an_aggregate_that_does_not_serialise_is_told_with_store_and_key(
     builder = StreamsBuilder(kafka.unique("state"))
     stream = builder.stream(source, key=serdes.text, value=serdes.text)
     stream.group_by_key().aggregate(set[str], lambda _, value, seen: {*seen, value}, value=serdes.json, store="seen")
-    producer = Producer({"bootstrap.servers": kafka.bootstrap})
-    producer.produce(source, b"v", "the-key")
-    assert producer.flush(60) == 0
-    settings = {
-        "bootstrap.servers": kafka.bootstrap,
-        "state.dir": str(tmp_path),
-        **PATIENT,
-        "statestore.cache.max.bytes": cache,
-        "production.exception.handler": handler,
-        "errors.dead.letter.queue.topic.name": dead,
-    }
+    kafka.write(source, [("the-key", b"v")])
+    settings = kafka.config(
+        tmp_path,
+        statestore_cache_max_bytes=cache,
+        production_exception_handler=handler,
+        errors_dead_letter_queue_topic_name=dead,
+    )
     error = failure_of(CoopStreams(builder.build(), settings))
     assert "seen" in str(error)
     assert "the-key" in str(error)
 
 
-@pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
-def test_a_result_too_large_for_its_topic_stops_with_the_topic_and_the_cure(
-    kafka: Kafka, tmp_path: Path, guarantee: str
-) -> None:
+def test_a_result_too_large_for_its_topic_stops_with_the_topic_and_the_cure(kafka: Kafka, tmp_path: Path) -> None:
     source, sink = kafka.topic("in"), kafka.topic("out", max_message_bytes="2000")
     builder = StreamsBuilder(kafka.unique("large"))
     builder.stream(source, key=serdes.text, value=serdes.raw).to(sink)
-    producer = Producer({"bootstrap.servers": kafka.bootstrap})
-    for size in (10, 20, 10_000, 30):
-        producer.produce(source, b"x" * size, f"key-{size}", 0)
-    assert producer.flush(60) == 0
-    settings = {
-        "bootstrap.servers": kafka.bootstrap,
-        "state.dir": str(tmp_path),
-        "processing.guarantee": guarantee,
-        "commit.interval.ms": 100,
-        **PATIENT,
-    }
+    kafka.write(source, ((f"key-{size}", b"x" * size) for size in (10, 20, 10_000, 30)), partition=0)
+    settings = kafka.config(tmp_path, processing_guarantee="exactly_once_v2")
     error = failure_of(CoopStreams(builder.build(), settings))
     assert isinstance(error, ProcessingError)
     for part in (f'"{source}" partition 0 offset 2', "max.message.bytes", sink, "key-10000"):
@@ -296,24 +262,23 @@ def test_records_of_all_kinds_pass_beside_bad_ones(kafka: Kafka, tmp_path: Path)
     builder.stream(orders, key=serdes.text, value=serdes.int64).join(table, lambda a, b: a + b, value=serdes.int64).to(
         sink
     )
-    producer = Producer({"bootstrap.servers": kafka.bootstrap})
-    for number in range(40):
-        producer.produce(
-            customers, b"short" if number % 4 == 0 else number.to_bytes(8, "big"), f"key-{number}", 0, timestamp=1
-        )
-    producer.produce(customers, (1).to_bytes(8, "big"), None, 0, timestamp=1)
-    for number in range(40):
-        producer.produce(orders, number.to_bytes(8, "big"), f"key-{number}", 0, timestamp=2)
-    assert producer.flush(60) == 0
-    settings = {
-        "bootstrap.servers": kafka.bootstrap,
-        "state.dir": str(tmp_path),
-        **PATIENT,
-        "processing.guarantee": "exactly_once_v2",
-        "ranges.per.partition": 2,
-        "deserialization.exception.handler": "dead-letter",
-        "errors.dead.letter.queue.topic.name": dead,
-    }
+    kafka.write(
+        customers,
+        ((f"key-{number}", b"short" if number % 4 == 0 else number.to_bytes(8, "big")) for number in range(40)),
+        partition=0,
+        timestamp=1,
+    )
+    kafka.write(customers, [(None, (1).to_bytes(8, "big"))], partition=0, timestamp=1)
+    kafka.write(
+        orders, ((f"key-{number}", number.to_bytes(8, "big")) for number in range(40)), partition=0, timestamp=2
+    )
+    settings = kafka.config(
+        tmp_path,
+        processing_guarantee="exactly_once_v2",
+        ranges_per_partition=2,
+        deserialization_exception_handler="dead-letter",
+        errors_dead_letter_queue_topic_name=dead,
+    )
     with CoopStreams(builder.build(), settings) as app:
         eventually(
             lambda: len(read_topic(kafka.bootstrap, sink)) >= 30 and len(read_topic(kafka.bootstrap, dead)) >= 10,
@@ -345,12 +310,7 @@ def test_a_record_is_processed_again_later_while_another_partition_goes_on(kafka
 
     builder = StreamsBuilder(kafka.unique("patient"))
     builder.stream(source, key=serdes.raw, value=serdes.raw).map_values(asks, value=serdes.raw).to(sink)
-    settings = {
-        "bootstrap.servers": kafka.bootstrap,
-        "state.dir": str(tmp_path),
-        "processing.guarantee": "exactly_once_v2",
-        "processing.exception.handler": patient,
-    }
+    settings = kafka.config(tmp_path, processing_guarantee="exactly_once_v2", processing_exception_handler=patient)
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
     for number, value in enumerate([b"before", b"needs it", b"after"]):
         producer.produce(source, value, b"k%d" % number, partition=0)

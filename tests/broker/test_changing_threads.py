@@ -14,7 +14,6 @@ from coopstreams.query.client import QueryClient
 from coopstreams.topology.keys import key_hash
 from tests.broker.chaos import examine
 from tests.broker.counting import Counting, await_running, await_table, instance_of
-from tests.broker.guarantees import EACH_GUARANTEE
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
 
@@ -45,12 +44,9 @@ def await_homes(app: CoopStreams, fits: Callable[[Counter[int]], bool]) -> None:
     eventually(lambda: fits(Counter(homes(app).values())), 120, lambda: str(homes(app)))
 
 
-@pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
-def test_threads_come_and_go_while_records_come_and_nothing_is_lost(
-    kafka: Kafka, tmp_path: Path, guarantee: str
-) -> None:
+def test_threads_come_and_go_while_records_come_and_nothing_is_lost(kafka: Kafka, tmp_path: Path) -> None:
     counting = Counting.make(kafka)
-    app = counting.app(tmp_path, processing_guarantee=guarantee, statestore_cache_max_bytes=0)
+    app = counting.app(tmp_path, processing_guarantee="exactly_once_v2", statestore_cache_max_bytes=0)
     assert app.add_stream_thread() is None, "it does not run yet"
     with app:
         written = counting.write(KEYS)
@@ -70,7 +66,7 @@ def test_threads_come_and_go_while_records_come_and_nothing_is_lost(
         await_homes(app, lambda found: len(found) == 2)
     found = examine(kafka.bootstrap, counting.sink, written)
     assert found.lost == 0, found
-    assert guarantee == "at_least_once" or found.exactly_once, found
+    assert found.exactly_once, found
 
 
 def test_a_thread_that_is_added_gets_its_share_of_partitions_that_the_group_does_not_cut(

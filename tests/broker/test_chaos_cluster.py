@@ -15,8 +15,7 @@ from tests.broker.stalls import Said, Stall, stalls, waits
 @pytest.mark.broker
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("calls", [False, True])
-@pytest.mark.parametrize("guarantee", [EXACTLY_ONCE, "at_least_once"])
+@pytest.mark.parametrize(("guarantee", "calls"), [(EXACTLY_ONCE, True), ("at_least_once", False)])
 def test_brokers_and_workers_come_and_go(tmp_path: Path, guarantee: str, calls: bool) -> None:
     seed = random.SystemRandom().randrange(1, 1_000_000)
     assert chaos(tmp_path, 1, guarantee, seed, calls=calls) == []

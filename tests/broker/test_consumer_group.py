@@ -189,10 +189,7 @@ def test_a_slow_key_holds_back_nobody_and_what_others_did_is_kept(
     other.
     """
     topic, group, records = shareable(kafka, "orders", 1), kafka.unique("slow"), 5000
-    producer = Producer({"bootstrap.servers": kafka.bootstrap})
-    for i in range(records):
-        producer.produce(topic, b"%d" % i, b"slow" if i == 0 else b"key-%d" % (i % 50), 0)
-    producer.flush()
+    kafka.write(topic, ((b"slow" if i == 0 else b"key-%d" % (i % 50), b"%d" % i) for i in range(records)), partition=0)
     (member,) = members(1, group, [topic], work=lambda record: record.key != b"slow")
     eventually(lambda: len(member.seen) == records, PATIENCE_S, lambda: f"{len(member.seen)} of {records}")
     at = TopicPartition(topic, 0)
@@ -219,11 +216,8 @@ def test_one_consumer_that_stands_still_does_not_hold_back_its_sibling(
         2, group, [topic], work=lambda record: key_hash(record.key or b"") in RIGHT or blocked.wait(PATIENCE_S)
     )
     eventually(lambda: readers([stuck, free]) == {f"{topic}-0": 2}, PATIENCE_S, lambda: str([stuck.has, free.has]))
-    producer = Producer({"bootstrap.servers": kafka.bootstrap})
     keys = [b"key-%d" % (i % 50) for i in range(records)]
-    for key in keys:
-        producer.produce(topic, b"", key, 0)
-    producer.flush()
+    kafka.write(topic, ((key, b"") for key in keys), partition=0)
     right = [offset for offset, key in enumerate(keys) if key_hash(key) in RIGHT]
     runs = max((stuck, free), key=lambda member: RIGHT in member.has.get(TopicPartition(topic, 0), ()))
     eventually(

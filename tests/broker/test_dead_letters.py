@@ -15,10 +15,9 @@ from typer.testing import CliRunner, Result
 from coopstreams import CoopStreams, StreamsBuilder, serdes
 from coopstreams.commands.cli import app
 from coopstreams.topology.errors import ConfigError, UnknownTopicError
-from tests.broker.counting import PATIENT
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
-from tests.conftest import Kafka
+from tests.conftest import PATIENT, Kafka
 
 pytestmark = pytest.mark.broker
 
@@ -55,12 +54,7 @@ def test_what_failed_goes_back_once_and_is_processed_when_the_cause_is_gone(
         if waits
         else read.map_values(parsed, value=serdes.int64, name="parse")
     ).to(sink)
-    settings = {
-        "bootstrap.servers": kafka.bootstrap,
-        "state.dir": str(tmp_path),
-        "processing.guarantee": "exactly_once_v2",
-        "auto.offset.reset": "earliest",
-    }
+    settings = kafka.config(tmp_path, processing_guarantee="exactly_once_v2", auto_offset_reset="earliest")
     if not waits:
         settings |= {"processing.exception.handler": "dead-letter", "errors.dead.letter.queue.topic.name": dead}
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
@@ -102,14 +96,12 @@ def test_a_topic_may_be_empty_or_unknown_and_letters_may_go_elsewhere(kafka: Kaf
     dead, elsewhere = kafka.topic("dead"), kafka.topic("elsewhere")
     assert dlq(kafka, "replay", dead).output.splitlines()[-1] == "0 written, 0 left alone"
     assert "0 dead letters" in dlq(kafka, "show", dead).output
-    producer = Producer({"bootstrap.servers": kafka.bootstrap})
     why = {"topic": "gone", "partition": "7", "node": "a", "phase": "processing"}
     headers: list[tuple[str, str | bytes | None]] = [
         (f"__coopstreams.errors.{name}", text) for name, text in why.items()
     ]
-    producer.produce(dead, b"v", b"k", headers=headers)
-    producer.produce(dead, None, None, headers=[*headers, ("__coopstreams.errors.node", b"b")])
-    producer.flush()
+    kafka.write(dead, [(b"k", b"v")], headers=headers)
+    kafka.write(dead, [(None, None)], headers=[*headers, ("__coopstreams.errors.node", b"b")])
     assert "null" in dlq(kafka, "show", dead).output
     done = dlq(kafka, "replay", dead, "--to", elsewhere, "--node", "a")
     assert done.output.splitlines()[-1] == "1 written, 1 left alone"

@@ -125,14 +125,13 @@ def test_a_process_that_was_killed_and_is_started_again_waits_for_no_session_tim
 @pytest.mark.broker
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("partitions", [1, 2])
 def test_members_come_and_go_and_the_broker_restarts(
-    broker_of_own: Callable[..., KafkaBroker], workers: MakeWorkers, partitions: int
+    broker_of_own: Callable[..., KafkaBroker], workers: MakeWorkers
 ) -> None:
     """Three processes, five, two, three; all killed at once; the broker killed, and stopped in good order."""
     broker = broker_of_own()
     kafka = Kafka(broker.bootstrap, AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 2}))
-    topics, seed = topics_for(kafka, partitions), seed_of_run()
+    topics, seed = topics_for(kafka, 2), seed_of_run()
     feeder = Feeder(kafka.bootstrap, topics, seed, orders=100_000, a_second=900)
     feeder.start()
     chaos = Chaos(group_of(workers, kafka.bootstrap, topics, threads=2), seed, members=3)

@@ -7,15 +7,15 @@ from __future__ import annotations
 from collections import Counter
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 
 from coopstreams import CoopStreams, StreamsBuilder, TimeWindows, Topology, serdes, until_window_closes
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import TopicSpec
 from coopstreams.topology.errors import ConfigError
-from tests.broker.counting import PATIENT, instance_of
+from tests.broker.counting import instance_of
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
@@ -35,29 +35,24 @@ def topology(application: str, source: str, sink: str) -> Topology:
     return builder.build()
 
 
-def app(kafka: Kafka, program: Topology, folder: Path, guarantee: str, **settings: object) -> CoopStreams:
-    given = {"bootstrap.servers": kafka.bootstrap, "state.dir": str(folder), "processing.guarantee": guarantee}
-    return CoopStreams(program, {**given, "commit.interval.ms": 100, **PATIENT, **settings})
+def app(kafka: Kafka, program: Topology, folder: Path, **settings: Any) -> CoopStreams:
+    return CoopStreams(program, kafka.config(folder, processing_guarantee="exactly_once_v2", **settings))
 
 
 def write(kafka: Kafka, topic: str, keys: list[str], timestamp: int) -> None:
-    producer = Producer({"bootstrap.servers": kafka.bootstrap})
-    for key in keys:
-        producer.produce(topic, b"x", key, timestamp=timestamp)
-    assert producer.flush(60) == 0
+    kafka.write(topic, ((key, b"x") for key in keys), timestamp=timestamp)
 
 
 def results(kafka: Kafka, topic: str) -> Counter[tuple[bytes | None, bytes | None]]:
     return Counter((record.key, record.value) for record in read_topic(kafka.bootstrap, topic))
 
 
-@pytest.mark.parametrize("guarantee", ["exactly_once_v2", pytest.param("at_least_once", marks=pytest.mark.slow)])
 def test_windows_of_all_key_ranges_close_on_a_silent_partition_and_a_replay_finds_the_same(
-    kafka: Kafka, tmp_path: Path, guarantee: str
+    kafka: Kafka, tmp_path: Path
 ) -> None:
     application, source, sink = kafka.unique("idle"), kafka.topic("in"), kafka.topic("out")
     program = topology(application, source, sink)
-    first, second = (app(kafka, program, tmp_path / str(n), guarantee, instance=n) for n in range(2))
+    first, second = (app(kafka, program, tmp_path / str(n), instance=n) for n in range(2))
     expected = Counter({(f"{key}@10000".encode(), b"1"): 1 for key in KEYS})
     with first, second:
         eventually(lambda: len(instance_of(first).tasks) == len(instance_of(second).tasks) == 1, 120, lambda: "no task")
@@ -74,7 +69,7 @@ def test_windows_of_all_key_ranges_close_on_a_silent_partition_and_a_replay_find
 
     again = kafka.topic("out-again")
     replayed = topology(kafka.unique("replay"), source, again)
-    with app(kafka, replayed, tmp_path / "replay", guarantee, **{"ranges.per.partition": 4}):
+    with app(kafka, replayed, tmp_path / "replay", ranges_per_partition=4):
         eventually(lambda: results(kafka, again) >= expected + last, 120, lambda: f"{results(kafka, again)}")
     assert results(kafka, again) == expected + last
 
@@ -86,4 +81,4 @@ def test_a_compacted_topic_takes_no_marks_and_the_error_has_the_cure(kafka: Kafk
     log.close()
     program = topology(kafka.unique("idle"), source, sink)
     with pytest.raises(ConfigError, match=r"the topic is compacted.*\.repartition\(idle_advance=\.\.\.\)"):
-        app(kafka, program, tmp_path, "exactly_once_v2").run()
+        app(kafka, program, tmp_path).run()

@@ -136,7 +136,7 @@ def test_without_brokers(away: Starts, arguments: Sequence[str]) -> None:
 def test_at_any_moment(away: Starts, there: Callable[[int], Starts], brokers: str, arguments: Sequence[str]) -> None:
     seed = seed_of_run()
     print(f"seed {seed}")
-    for number, after_s in enumerate(moments(seed, 14)):
+    for number, after_s in enumerate(moments(seed, 7)):
         starts = away if brokers == "away" else there(number)
         guarantee = ("exactly_once_v2", "at_least_once")[number // 2 % 2]
         starts.run(SIGNALS[number % 2], after_s, *arguments, processing_guarantee=guarantee)

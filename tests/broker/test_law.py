@@ -14,14 +14,12 @@ from coopstreams import CoopStreams, Topology, serdes
 from coopstreams.query.client import QueryClient
 from coopstreams.topology.errors import QueryError
 from tests.broker import law
-from tests.broker.counting import PATIENT
 from tests.broker.law import Topics, law_topology
 from tests.broker.reading import by_key, read_topic
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
 
 ORDERS = 3000
-EXACTLY, AT_LEAST = "exactly_once_v2", "at_least_once"
 
 
 def topics_for(kafka: Kafka, partitions: int) -> Topics:
@@ -30,25 +28,19 @@ def topics_for(kafka: Kafka, partitions: int) -> Topics:
 
 
 def instances(kafka: Kafka, topology: Topology, folder: Path, number: int, **settings: Any) -> list[CoopStreams]:
-    shared = {"bootstrap.servers": kafka.bootstrap, "state.dir": str(folder), "commit.interval.ms": 100, **PATIENT}
-    return [
-        CoopStreams(
-            topology, shared | {"instance": i} | {name.replace("_", "."): value for name, value in settings.items()}
-        )
-        for i in range(number)
-    ]
+    return [CoopStreams(topology, kafka.config(folder, instance=i, **settings)) for i in range(number)]
 
 
-def check(
-    kafka: Kafka,
-    folder: Path,
-    ranges: int,
-    number: int,
-    guarantee: str,
-    partitions: int,
-    *,
-    threads: int = 1,
-    cache: int = 0,
+@pytest.mark.broker
+@pytest.mark.parametrize(
+    ("ranges", "number", "guarantee", "partitions"),
+    [
+        (8, 3, "exactly_once_v2", 2),
+        pytest.param(3, 2, "at_least_once", 1, marks=pytest.mark.slow),
+    ],
+)
+def test_ranges_and_instances_do_not_change_the_result(
+    kafka: Kafka, tmp_path: Path, ranges: int, number: int, guarantee: str, partitions: int
 ) -> None:
     """Run the program over the input, and compare everything that can be seen with the fold of one thread."""
     topics = topics_for(kafka, partitions)
@@ -61,11 +53,10 @@ def check(
     settings = {
         "ranges_per_partition": ranges,
         "processing_guarantee": guarantee,
-        "statestore_cache_max_bytes": cache,
-        "num_stream_threads": threads,
+        "statestore_cache_max_bytes": 0,
     }
     with ExitStack() as running:
-        apps = [running.enter_context(app) for app in instances(kafka, topology, folder, number, **settings)]
+        apps = [running.enter_context(app) for app in instances(kafka, topology, tmp_path, number, **settings)]
         clients = [running.enter_context(QueryClient(str(app.url), deadline_s=60)) for app in apps]
         seen: dict[str, Any] = {}
 
@@ -91,11 +82,11 @@ def check(
         )
 
     eventually(lambda: by_changelogs() == expected.tables, 60, lambda: difference(by_changelogs(), expected.tables))
-    check_outputs(kafka, topics, expected, every_update=not cache)
+    check_outputs(kafka, topics, expected)
 
 
-def check_outputs(kafka: Kafka, topics: Topics, expected: law.Tables, *, every_update: bool) -> None:
-    """Each key's outputs: without record cache all updates in order, else the last ones."""
+def check_outputs(kafka: Kafka, topics: Topics, expected: law.Tables) -> None:
+    """Each key has all its updates in order: there is no record cache."""
     windowed = serdes.windowed(serdes.text, law.WINDOW_MS)
     running = {
         key.decode(): [serdes.int64.decode(v or b"") for v in values]
@@ -109,15 +100,12 @@ def check_outputs(kafka: Kafka, topics: Topics, expected: law.Tables, *, every_u
     for key, values in by_key(read_topic(kafka.bootstrap, topics.cities)).items():
         window = windowed.decode(key)
         cities[window.key, window.start_ms] = [serdes.json.decode(v or b"") for v in values]
-    assert {key: values[-1] for key, values in running.items()} == expected.tables["running"]
-    assert {key: values[-1] for key, values in windows.items()} == expected.tables["windows"]
     assert {key: values[-1] for key, values in cities.items()} == expected.tables["cities"]
-    if every_update:
-        assert running == expected.running_updates
-        assert windows == expected.windows_updates
-        assert {key: [count for count, _ in values] for key, values in cities.items()} == {
-            key: list(range(1, count + 1)) for key, count in expected.cities_updates.items()
-        }
+    assert running == expected.running_updates
+    assert windows == expected.windows_updates
+    assert {key: [count for count, _ in values] for key, values in cities.items()} == {
+        key: list(range(1, count + 1)) for key, count in expected.cities_updates.items()
+    }
 
 
 def difference(seen: dict[str, Any], expected: dict[str, dict[Any, Any]]) -> str:
@@ -129,29 +117,3 @@ def difference(seen: dict[str, Any], expected: dict[str, dict[Any, Any]]) -> str
         }
         lines.append(f"{name}: {len(wrong)} of {len(table)} rows differ (got, want): {dict(list(wrong.items())[:3])}")
     return "\n".join(lines)
-
-
-@pytest.mark.broker
-@pytest.mark.parametrize(
-    ("ranges", "number", "guarantee", "partitions"),
-    [
-        (8, 3, EXACTLY, 2),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                (1, 1, EXACTLY, 1),
-                (1, 3, EXACTLY, 1),
-                (2, 1, AT_LEAST, 2),
-                (8, 1, EXACTLY, 1),
-                (2, 2, EXACTLY, 2),
-                (3, 2, AT_LEAST, 1),
-                (3, 3, EXACTLY, 2),
-                (8, 3, AT_LEAST, 1),
-            )
-        ),
-    ],
-)
-def test_ranges_and_instances_do_not_change_the_result(
-    kafka: Kafka, tmp_path: Path, ranges: int, number: int, guarantee: str, partitions: int
-) -> None:
-    check(kafka, tmp_path, ranges, number, guarantee, partitions)

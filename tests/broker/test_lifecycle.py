@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 
 from coopstreams import (
     CircuitBreaker,
@@ -26,7 +25,7 @@ from coopstreams import (
 )
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ApplicationStoppedError, ConfigError, ProcessingError
-from tests.broker.counting import PATIENT, Counting, await_table, failure_of, metric
+from tests.broker.counting import Counting, await_table, failure_of, metric
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
@@ -108,13 +107,7 @@ def dividing(kafka: Kafka, **heard: Any) -> tuple[str, Callable[[Path, int], Coo
     topology = builder.build()
 
     def instance(folder: Path, number: int) -> CoopStreams:
-        shared = {
-            "bootstrap.servers": kafka.bootstrap,
-            "state.dir": str(folder),
-            "instance": number,
-            "commit.interval.ms": 100,
-        }
-        return CoopStreams(topology, shared | PATIENT, **heard)
+        return CoopStreams(topology, kafka.config(folder, instance=number), **heard)
 
     return topic, instance
 
@@ -135,9 +128,7 @@ def test_an_error_that_ends_the_application_ends_every_instance(kafka: Kafka, tm
             120,
             lambda: str([app.state for app in apps]),
         )
-        producer = Producer({"bootstrap.servers": kafka.bootstrap})
-        producer.produce(topic, b"", b"k", partition=0)
-        assert producer.flush(60) == 0
+        kafka.write(topic, [(b"k", b"")], partition=0)
         first, second = sorted((failure.result() for failure in failures), key=lambda error: type(error).__name__)
     assert isinstance(first, ApplicationStoppedError)
     assert isinstance(second, ProcessingError)
@@ -163,12 +154,8 @@ def test_what_fails_while_it_drains_is_raised(kafka: Kafka, tmp_path: Path) -> N
         if new is StreamsState.PENDING_SHUTDOWN:
             go_on.set()
 
-    app = CoopStreams(
-        builder.build(), {"bootstrap.servers": kafka.bootstrap, "state.dir": str(tmp_path)} | PATIENT, on_state=listen
-    )
-    producer = Producer({"bootstrap.servers": kafka.bootstrap})
-    producer.produce(topic, b"", b"k", partition=0)
-    assert producer.flush(60) == 0
+    app = CoopStreams(builder.build(), kafka.config(tmp_path), on_state=listen)
+    kafka.write(topic, [(b"k", b"")], partition=0)
 
     def drain() -> None:
         with app:
@@ -199,11 +186,8 @@ def test_a_process_that_ends_lets_the_calls_under_way_end(kafka: Kafka, tmp_path
     builder.stream(topic, key=serdes.raw, value=serdes.raw).map_values_async(
         held, value=serdes.raw, max_in_flight=5
     ).to(out)
-    topology, settings = builder.build(), {"bootstrap.servers": kafka.bootstrap, "state.dir": str(tmp_path)} | PATIENT
-    producer = Producer({"bootstrap.servers": kafka.bootstrap})
-    for number in range(20):
-        producer.produce(topic, b"%d" % number, b"key-%d" % number)
-    assert producer.flush(60) == 0
+    topology, settings = builder.build(), kafka.config(tmp_path)
+    kafka.write(topic, ((b"key-%d" % number, b"%d" % number) for number in range(20)))
     with CoopStreams(topology, settings, on_state=listen):
         eventually(lambda: len(called) == 5, 120, lambda: str(called))
     with CoopStreams(topology, settings):
@@ -228,10 +212,7 @@ def test_calls_that_pause_are_a_reason_in_health(kafka: Kafka, tmp_path: Path) -
         breaker=CircuitBreaker(failures=3, pause=timedelta(milliseconds=200)),
         name="asks",
     ).to(out)
-    producer = Producer({"bootstrap.servers": kafka.bootstrap})
-    for number in range(20):
-        producer.produce(topic, b"%d" % number, b"key-%d" % number)
-    assert producer.flush(60) == 0
+    kafka.write(topic, ((b"key-%d" % number, b"%d" % number) for number in range(20)))
 
     def paused(app: CoopStreams) -> list[str]:
         status = app.status()
@@ -241,7 +222,7 @@ def test_calls_that_pause_are_a_reason_in_health(kafka: Kafka, tmp_path: Path) -
             else [reason["message"] for reason in status["reasons"] if reason["code"] == "calls-pause"]
         )
 
-    settings = {"bootstrap.servers": kafka.bootstrap, "state.dir": str(tmp_path)} | PATIENT
+    settings = kafka.config(tmp_path)
     with CoopStreams(builder.build(), settings) as app:
         eventually(lambda: bool(paused(app)), 120, lambda: str(app.status()))
         (message,) = paused(app)
@@ -254,9 +235,7 @@ def test_calls_that_pause_are_a_reason_in_health(kafka: Kafka, tmp_path: Path) -
 def test_an_answer_that_is_none_is_an_error_with_the_words_that_are(kafka: Kafka, tmp_path: Path) -> None:
     topic, instance = dividing(kafka, on_error=lambda _: "replace-thread")
     app = instance(tmp_path, 0)
-    producer = Producer({"bootstrap.servers": kafka.bootstrap})
-    producer.produce(topic, b"", b"k", partition=0)
-    assert producer.flush(60) == 0
+    kafka.write(topic, [(b"k", b"")], partition=0)
     failure = failure_of(app)
     assert isinstance(failure, ConfigError)
     assert "on_error returned 'replace-thread': it must be one of StreamThreadExceptionResponse.REP" in str(failure)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +20,7 @@ def owners(page: Page) -> int:
 
 
 def test_the_bars_are_what_the_metadata_says_through_a_kill_and_a_new_cut(
-    kafka: Kafka, workers: Callable[..., Workers], tmp_path: Path
+    kafka: Kafka, workers: Callable[..., Workers]
 ) -> None:
     environment = {
         "TEST_APPLICATION": kafka.unique("seen"),
@@ -34,11 +33,11 @@ def test_the_bars_are_what_the_metadata_says_through_a_kill_and_a_new_cut(
     eventually(lambda: None not in (group.url(0), group.url(1)), 120, group.logs)
     url = group.url(0)
     assert url is not None
-    with chromium(tmp_path / "chromium") as page:
+    with chromium() as page:
         page.open(url + "/")
 
         def settled(instances: int) -> bool:
-            nothing = page.run("return document.querySelectorAll('.gap, .range:not(.running)').length === 0")
+            nothing = page.run("document.querySelectorAll('.gap, .range:not(.running)').length === 0")
             return owners(page) == instances and bool(nothing) and same_as_metadata(page, url)
 
         def seen() -> str:
@@ -46,7 +45,7 @@ def test_the_bars_are_what_the_metadata_says_through_a_kill_and_a_new_cut(
 
         eventually(lambda: settled(2), 120, seen)
         group.kill(1)
-        page.until("document.querySelector('.range.unreachable')")
+        page.shows("document.querySelector('.range.unreachable')")
         eventually(lambda: settled(1), 120, seen)
         group.start(2)
         eventually(lambda: settled(2), 120, seen)

@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 
 from coopstreams import CoopStreams, Processor, Record, StreamsBuilder, serdes
-from tests.broker.counting import PATIENT
 from tests.broker.reading import read_topic
 
 
@@ -44,12 +42,9 @@ def test_records_lie_in_the_partitions_that_the_program_chooses(kafka: Any, tmp_
         Where, key=serdes.text, value=serdes.text, by_key=False
     )
     behind.to(found_in)
-    producer = Producer({"bootstrap.servers": kafka.bootstrap})
-    for number in range(7):
-        producer.produce(source, str(number), "always the same")
-    assert producer.flush(60) == 0
+    kafka.write(source, (("always the same", str(number)) for number in range(7)))
 
-    settings = {"bootstrap.servers": kafka.bootstrap, "ranges.per.partition": 4, "state.dir": str(tmp_path), **PATIENT}
+    settings = kafka.config(tmp_path, ranges_per_partition=4)
     with CoopStreams(builder.build(), settings):
         deadline = time.monotonic() + 120
         while (

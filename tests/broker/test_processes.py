@@ -22,7 +22,6 @@ from confluent_kafka.admin import AdminClient
 
 from coopstreams.dev.broker import KafkaBroker
 from tests.broker.chaos import Found, examine
-from tests.broker.guarantees import EACH_GUARANTEE
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
@@ -123,8 +122,6 @@ def program(kafka: Kafka, tmp_path: Path) -> Iterator[Program]:
     [
         (signal.SIGTERM, "exactly_once_v2"),
         pytest.param(signal.SIGINT, "at_least_once", marks=pytest.mark.slow),
-        pytest.param(signal.SIGTERM, "at_least_once", marks=pytest.mark.slow),
-        pytest.param(signal.SIGINT, "exactly_once_v2", marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_drains_and_commits_and_nothing_is_done_again(
@@ -213,13 +210,10 @@ def test_a_worker_that_crashes_is_started_again(program: Program) -> None:
     assert program.found().exactly_once
 
 
-@pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
 @pytest.mark.slow
-def test_a_disk_that_is_full_ends_the_process_with_the_folder_and_loses_nothing(
-    program: Program, guarantee: str
-) -> None:
+def test_a_disk_that_is_full_ends_the_process_with_the_folder_and_loses_nothing(program: Program) -> None:
     program.write(20_000)
-    running = program.run(processing_guarantee=guarantee, commit_interval_ms=100)
+    running = program.run(processing_guarantee="exactly_once_v2", commit_interval_ms=100)
     resource.prlimit(
         running.pid, resource.RLIMIT_FSIZE, (200_000, 200_000)
     )  # no file may grow beyond that, as if the disk were full
@@ -229,26 +223,24 @@ def test_a_disk_that_is_full_ends_the_process_with_the_folder_and_loses_nothing(
         time.sleep(0.1)
     assert running.poll() == 1, program.said()[-3000:]
     assert re.search(r"StateError: .*0_0", program.said().replace("\n", " ")), program.said()[-3000:]
-    running = program.run(processing_guarantee=guarantee, commit_interval_ms=100)
+    running = program.run(processing_guarantee="exactly_once_v2", commit_interval_ms=100)
     program.await_start()
     eventually(lambda: program.found().lost == 0, 240, lambda: f"{program.found()}\n{program.said()[-3000:]}")
     running.terminate()
     assert running.wait(120) == 0
-    if guarantee == "exactly_once_v2":
-        assert program.found().exactly_once
+    assert program.found().exactly_once
 
 
-@pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
 @pytest.mark.slow
 def test_a_signal_ends_a_process_whose_broker_is_away(
-    broker_of_own: Callable[..., KafkaBroker], tmp_path: Path, guarantee: str
+    broker_of_own: Callable[..., KafkaBroker], tmp_path: Path
 ) -> None:
     broker = broker_of_own()
     program = Program(
         Kafka(broker.bootstrap, AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 2})), tmp_path
     )
     program.write(1000)
-    running = program.run(processing_guarantee=guarantee, transaction_timeout_ms=5000)
+    running = program.run(processing_guarantee="exactly_once_v2", transaction_timeout_ms=5000)
     try:
         program.await_outputs()
         broker.kill()

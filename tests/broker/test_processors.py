@@ -24,7 +24,6 @@ from coopstreams import (
     key_value_store,
     serdes,
 )
-from tests.broker.counting import PATIENT
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
 from tests.durations import ms
@@ -85,13 +84,7 @@ def test_a_store_survives_a_restart_and_the_wall_clock_speaks(
 ) -> None:
     source, even, odd = (kafka.topic(name) for name in ("in", "even", "odd"))
     topology = write(kafka.unique("told"), source, even, odd)
-    config = {
-        "bootstrap.servers": kafka.bootstrap,
-        "state.dir": str(tmp_path),
-        "ranges.per.partition": 4,
-        "processing.guarantee": "exactly_once_v2",
-        **PATIENT,
-    }
+    config = kafka.config(tmp_path, ranges_per_partition=4, processing_guarantee="exactly_once_v2")
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
 
     def latest() -> dict[str, int]:

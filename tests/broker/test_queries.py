@@ -37,7 +37,7 @@ from coopstreams import (
 from coopstreams.query.client import QueryClient
 from coopstreams.query.requests import VersionFound, WindowFound
 from coopstreams.topology.errors import QueryError
-from tests.broker.counting import PATIENT, await_running
+from tests.broker.counting import await_running
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
 from tests.durations import ms
@@ -145,18 +145,15 @@ def running(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     assert producer.flush(30) == 0
     folder: Path = tmp_path_factory.mktemp("queries")
     own = Office(folder).files()
-    settings = {
-        "bootstrap.servers": kafka.bootstrap,
-        "state.dir": str(folder),
-        "commit.interval.ms": 100,
-        "ranges.per.partition": 4,
-        "http.token.read": TOKEN,
-        "http.ssl.certificate.location": own.certificate,
-        "http.ssl.key.location": own.key,
-        "http.ssl.ca.location": own.authorities,
-        "http.ssl.client.auth": "required",
-        **PATIENT,
-    }
+    settings = kafka.config(
+        folder,
+        ranges_per_partition=4,
+        http_token_read=TOKEN,
+        http_ssl_certificate_location=own.certificate,
+        http_ssl_key_location=own.key,
+        http_ssl_ca_location=own.authorities,
+        http_ssl_client_auth="required",
+    )
     with ExitStack() as open_:
         apps = [open_.enter_context(CoopStreams(topology, settings | {"instance": number})) for number in range(2)]
         await_running(apps)

@@ -17,8 +17,7 @@ from coopstreams import CoopStreams, StreamsBuilder, Topology, serdes
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.tasks.refusals import TopicLimits, batch_bytes
 from coopstreams.topology.errors import DeliveryError, ProcessingError, RefusedError
-from tests.broker.counting import PATIENT, failure_of, metric
-from tests.broker.guarantees import EACH_GUARANTEE
+from tests.broker.counting import failure_of, metric
 from tests.broker.reading import by_key, read_topic
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
@@ -28,18 +27,16 @@ pytestmark = pytest.mark.broker
 HOUR_MS = 3_600_000
 RECORDS, FAR, LARGE = 60, (7, 41), 23
 """Offsets of the records with a clock that is too far ahead, and of the one with a result that is too large."""
+EACH_GUARANTEE = ("exactly_once_v2", pytest.param("at_least_once", marks=pytest.mark.slow))
 
 
 def settings(kafka: Kafka, folder: Path, guarantee: str, dead: str, handler: str) -> dict[str, Any]:
-    return {
-        "bootstrap.servers": kafka.bootstrap,
-        "state.dir": str(folder),
-        **PATIENT,
-        "processing.guarantee": guarantee,
-        "commit.interval.ms": 100,
-        "production.exception.handler": handler,
-        "errors.dead.letter.queue.topic.name": dead,
-    }
+    return kafka.config(
+        folder,
+        processing_guarantee=guarantee,
+        production_exception_handler=handler,
+        errors_dead_letter_queue_topic_name=dead,
+    )
 
 
 def write(kafka: Kafka, source: str) -> None:

@@ -1,13 +1,12 @@
-"""`REPLACE_THREAD`: a function fails, its stream thread dies, another takes its place; every record counts, and under
-exactly-once once.
+"""`REPLACE_THREAD`: a function fails, its stream thread dies, another takes its place; every record counts once.
+
+How a thread that dies again and again rests, and the other guarantee, `tests/tasks/test_replacing.py` shows.
 """
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable
-from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,12 @@ from confluent_kafka import Producer
 from coopstreams import CoopStreams, StreamsBuilder, StreamsState, StreamThreadExceptionResponse, serdes
 from coopstreams.topology.errors import ProcessingError
 from tests.broker.chaos import examine
-from tests.broker.counting import await_table, failure_of, metric
-from tests.broker.guarantees import EACH_GUARANTEE
+from tests.broker.counting import await_table, metric
 from tests.conftest import Kafka
 
 pytestmark = pytest.mark.broker
 
 PARTITIONS, RECORDS = 2, 1000
-REPLACE, END = StreamThreadExceptionResponse.REPLACE_THREAD, StreamThreadExceptionResponse.SHUTDOWN_CLIENT
 KEYS = [f"key-{number}" for number in range(50)]
 
 
@@ -44,19 +41,9 @@ class Failing:
         stream.filter(check).group_by_key().count(store="counts").to_stream().to(self.sink)
         self.topology = builder.build()
 
-    def app(
-        self,
-        folder: Path,
-        guarantee: str,
-        on_error: Callable[[BaseException], StreamThreadExceptionResponse] | None = None,
-    ) -> CoopStreams:
-        settings: dict[str, Any] = {
-            "bootstrap.servers": self.kafka.bootstrap,
-            "state.dir": str(folder),
-            "num.stream.threads": 2,
-            "commit.interval.ms": 100,
-        }
-        settings |= {"processing.guarantee": guarantee, "statestore.cache.max.bytes": 0}
+    def app(self, folder: Path, on_error: Callable[[BaseException], StreamThreadExceptionResponse]) -> CoopStreams:
+        settings: dict[str, Any] = self.kafka.config(folder, num_stream_threads=2)
+        settings |= {"processing.guarantee": "exactly_once_v2", "statestore.cache.max.bytes": 0}
         return CoopStreams(self.topology, settings, on_error=on_error)
 
     def write(self) -> Counter[str]:
@@ -73,10 +60,7 @@ class Failing:
         return written
 
 
-@pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
-def test_a_function_that_fails_at_first_sight_loses_and_doubles_nothing(
-    kafka: Kafka, tmp_path: Path, guarantee: str
-) -> None:
+def test_a_function_that_fails_at_first_sight_loses_and_doubles_nothing(kafka: Kafka, tmp_path: Path) -> None:
     bad, errors = {b"100", b"501", b"998"}, list[BaseException]()
 
     def refuses(value: bytes) -> bool:
@@ -86,11 +70,11 @@ def test_a_function_that_fails_at_first_sight_loses_and_doubles_nothing(
 
     def replace(error: BaseException) -> StreamThreadExceptionResponse:
         errors.append(error)
-        return REPLACE
+        return StreamThreadExceptionResponse.REPLACE_THREAD
 
     failing = Failing(kafka, refuses)
     written = failing.write()
-    app = failing.app(tmp_path, guarantee, replace)
+    app = failing.app(tmp_path, replace)
     with app:
         await_table(app, written)
         assert not bad
@@ -99,31 +83,5 @@ def test_a_function_that_fails_at_first_sight_loses_and_doubles_nothing(
         assert metric(app, "coopstreams_failed_stream_threads_total") == 3
         assert metric(app, "coopstreams_aborts_total") >= 3
     assert app.state is StreamsState.NOT_RUNNING
-    found = examine(kafka.bootstrap, failing.sink, written)
-    assert found.lost == 0, found
-    assert guarantee == "at_least_once" or found.exactly_once, found
-
-
-@pytest.mark.slow
-def test_a_function_that_fails_for_ever_is_asked_about_each_time_and_spins_less_and_less(
-    kafka: Kafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    bad = {b"501"}
-    left = [*repeat(REPLACE, 4), END]
-    failing = Failing(kafka, lambda value: value in bad)
-    written = failing.write()
-    app = failing.app(tmp_path, "exactly_once_v2", lambda _: left.pop(0))
-    with caplog.at_level(logging.ERROR):
-        failure = failure_of(app)
-    assert isinstance(failure, ProcessingError)
-    assert not left
-    rests = [
-        record.message.rpartition(" in ")[2] for record in caplog.records if "another takes its place" in record.message
-    ]
-    assert rests == ["0 s", "0.5 s", "1 s", "2 s"]
-    assert app.state is StreamsState.ERROR
-    bad.clear()  # the function was mended
-    with failing.app(tmp_path, "exactly_once_v2") as mended:
-        await_table(mended, written)
     found = examine(kafka.bootstrap, failing.sink, written)
     assert found.exactly_once, found

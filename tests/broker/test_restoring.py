@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from coopstreams.topology.keys import key_group, key_hash
-from tests.broker.counting import Counting, await_running, await_table, groups_on_disk, groups_owned, metric, table
-from tests.broker.guarantees import EACH_GUARANTEE
+from tests.broker.counting import Counting, await_running, await_table, groups_on_disk, groups_owned, metric
 from tests.conftest import Kafka
+from tests.state.sqlite_engine import NAME
 
 pytestmark = pytest.mark.broker
 
@@ -27,31 +26,10 @@ def groups_of(keys: list[str]) -> dict[int, int]:
     return found
 
 
-@pytest.mark.slow
-def test_restoring_one_of_eight_ranges_writes_an_eighth_of_the_keys(kafka: Kafka, tmp_path: Path) -> None:
+def test_a_range_that_moves_leaves_no_key_behind(kafka: Kafka, tmp_path: Path) -> None:
     counting = Counting.make(kafka)
     written = counting.write(KEYS)
-    with counting.app(tmp_path / "first", ranges_per_partition=8) as first:
-        await_table(first, written)
-    all_groups = groups_of(KEYS)
-    with ExitStack() as running:
-        apps = [
-            running.enter_context(counting.app(tmp_path / "new", number, ranges_per_partition=8)) for number in range(8)
-        ]
-        await_running(apps)
-        for app in apps:
-            mine = groups_owned(app)
-            assert len(mine) == 32
-            assert groups_on_disk(app) == {group: count for group, count in all_groups.items() if group in mine}
-            assert 800 <= groups_on_disk(app).total() <= 1200
-        assert table(apps[0]) == written
-
-
-@pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
-def test_a_range_that_moves_leaves_no_key_behind(kafka: Kafka, tmp_path: Path, guarantee: str) -> None:
-    counting = Counting.make(kafka)
-    written = counting.write(KEYS)
-    settings: dict[str, Any] = {"ranges_per_partition": 8, "processing_guarantee": guarantee}
+    settings: dict[str, Any] = {"ranges_per_partition": 8, "processing_guarantee": EXACTLY}
     with counting.app(tmp_path, 0, **settings) as stays:
         await_table(stays, written)
         with counting.app(tmp_path, 1, **settings) as comes:
@@ -68,45 +46,14 @@ def test_a_range_that_moves_leaves_no_key_behind(kafka: Kafka, tmp_path: Path, g
         await_table(stays, written)
 
 
-@pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
 @pytest.mark.slow
-def test_a_restart_replays_only_the_tail(kafka: Kafka, tmp_path: Path, guarantee: str) -> None:
-    counting = Counting.make(kafka)
-    written = counting.write(KEYS * 2)
-    settings: dict[str, Any] = {"ranges_per_partition": 3, "processing_guarantee": guarantee}
-    with counting.app(tmp_path, **settings) as app:
-        await_table(app, written)
-        assert metric(app, "coopstreams_restored_records_total") == 0
-    written += counting.write(KEYS[:100])
-    with counting.app(tmp_path, **settings) as app:
-        await_table(app, written)
-        assert metric(app, "coopstreams_restored_records_total") == 0, "everything was in the database when it stopped"
-        assert metric(app, "coopstreams_processed_records_total") <= 100
-
-
-@pytest.mark.slow
-def test_a_deleted_state_folder_is_restored(kafka: Kafka, tmp_path: Path) -> None:
-    counting = Counting.make(kafka)
-    written = counting.write(KEYS * 2)
-    with counting.app(tmp_path / "lost", processing_guarantee=EXACTLY) as app:
-        await_table(app, written)
-    with counting.app(tmp_path / "new", processing_guarantee=EXACTLY) as app:
-        await_table(app, written)
-        assert metric(app, "coopstreams_restored_records_total") >= len(KEYS)
-        assert groups_on_disk(app) == groups_of(KEYS)
-
-
-@pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
-@pytest.mark.slow
-def test_stores_in_memory_are_shared_by_threads_and_restored_at_every_start(
-    kafka: Kafka, tmp_path: Path, guarantee: str
-) -> None:
+def test_stores_in_memory_are_shared_by_threads_and_restored_at_every_start(kafka: Kafka, tmp_path: Path) -> None:
     counting = Counting.make(kafka)
     written = counting.write(KEYS * 2)
     settings: dict[str, Any] = {
         "default_dsl_store": "in_memory",
         "num_stream_threads": 3,
-        "processing_guarantee": guarantee,
+        "processing_guarantee": EXACTLY,
     }
     with counting.app(tmp_path, 0, **settings) as stays:
         await_table(stays, written)
@@ -123,18 +70,15 @@ def test_stores_in_memory_are_shared_by_threads_and_restored_at_every_start(
     assert not list(tmp_path.rglob("CURRENT"))
 
 
-@pytest.mark.parametrize(
-    "what", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("CURRENT", "MANIFEST-*")), "*.sst"]
-)
 def test_a_damaged_database_is_made_anew_from_its_changelog(
-    kafka: Kafka, tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture
+    kafka: Kafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     counting = Counting.make(kafka)
     written = counting.write(KEYS)
     with counting.app(tmp_path, processing_guarantee=EXACTLY) as app:
         await_table(app, written)
     folder = tmp_path / counting.application / "instance-0" / "0_0"
-    damaged = list(folder.glob(what))
+    damaged = list(folder.glob("*.sst"))
     assert damaged, sorted(path.name for path in folder.iterdir())
     for path in damaged:
         path.write_bytes(b"\xff" * max(1, path.stat().st_size))
@@ -142,3 +86,14 @@ def test_a_damaged_database_is_made_anew_from_its_changelog(
     with counting.app(tmp_path, processing_guarantee=EXACTLY) as app:
         await_table(app, written)
     assert "Deleting it" in caplog.text
+
+
+def test_stores_may_all_be_in_an_engine_of_the_users(kafka: Kafka, tmp_path: Path) -> None:
+    """Stores of several engines in one task: `tests/state/test_mixed_engines.py`."""
+    counting = Counting.make(kafka)
+    written = counting.write(KEYS[:200])
+    for _ in range(2):
+        with counting.app(tmp_path, default_dsl_store=NAME) as app:
+            await_table(app, written)
+        written += counting.write(KEYS[:100])
+    assert not list(tmp_path.rglob("CURRENT")), "nothing of it is in RocksDB"

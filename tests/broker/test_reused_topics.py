@@ -19,8 +19,7 @@ from confluent_kafka import Producer
 from coopstreams import CoopStreams, StreamsBuilder, serdes
 from coopstreams.query.client import QueryClient
 from coopstreams.topology.errors import ConfigError, QueryError
-from tests.broker.counting import PATIENT, failure_of
-from tests.broker.guarantees import EACH_GUARANTEE
+from tests.broker.counting import failure_of
 from tests.broker.processes import Workers
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
@@ -84,10 +83,9 @@ def restored(group: Workers, number: int, store: str) -> float:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
 @pytest.mark.slow
 def test_killed_processes_leave_the_fold_of_the_topic_to_those_that_take_over(
-    kafka: Kafka, workers: Callable[..., Workers], guarantee: str
+    kafka: Kafka, workers: Callable[..., Workers]
 ) -> None:
     """One partition in four ranges, in two, in one, in six; each newcomer begins with an empty folder."""
     application = kafka.unique("people")
@@ -99,7 +97,7 @@ def test_killed_processes_leave_the_fold_of_the_topic_to_those_that_take_over(
         "people_app.py",
         kafka.bootstrap,
         environment,
-        processing_guarantee=guarantee,
+        processing_guarantee="exactly_once_v2",
         topology_optimization=REUSE,
         num_stream_threads=2,
         session_timeout_ms=4000,
@@ -140,12 +138,11 @@ def test_killed_processes_leave_the_fold_of_the_topic_to_those_that_take_over(
     feed.write(500)
     await_table()
     # a row that was restored beyond its task's position would be taken from its group twice
-    if guarantee == "exactly_once_v2":
-        eventually(
-            lambda: +Counter(table_of(group, "sums")) == feed.sums,
-            120,
-            lambda: f"{table_of(group, 'sums')} {feed.sums}\n{group.logs()}",
-        )
+    eventually(
+        lambda: +Counter(table_of(group, "sums")) == feed.sums,
+        120,
+        lambda: f"{table_of(group, 'sums')} {feed.sums}\n{group.logs()}",
+    )
     assert set(group.stop().values()) == {0}, group.logs()
     topics = [topic for topic in kafka.topics() if topic.startswith(application)]
     assert sorted(topics) == [
@@ -164,12 +161,7 @@ def test_a_topic_that_forgets_is_worth_a_warning(
     builder = StreamsBuilder(kafka.unique("forgets"))
     for topic in (kept, deleted):
         builder.table(topic, key=serdes.text, value=serdes.text, store=f"of-{topic}")
-    settings = {
-        "bootstrap.servers": kafka.bootstrap,
-        "state.dir": str(tmp_path),
-        "topology.optimization": "all",
-        **PATIENT,
-    }
+    settings = kafka.config(tmp_path, topology_optimization="all")
     with caplog.at_level(logging.WARNING), CoopStreams(builder.build(), settings):
         pass
     (warning,) = [record.getMessage() for record in caplog.records if "topology.optimization" in record.getMessage()]
@@ -184,12 +176,7 @@ def test_a_table_that_is_restored_from_the_beginning_must_be_read_from_the_begin
 ) -> None:
     builder, topic = StreamsBuilder(kafka.unique("latest")), kafka.topic("people", cleanup_policy="compact")
     builder.table(topic, key=serdes.text, value=serdes.text, store="people")
-    settings = {
-        "bootstrap.servers": kafka.bootstrap,
-        "state.dir": str(tmp_path),
-        "topology.optimization": "all",
-        "auto.offset.reset": "latest",
-    }
+    settings = kafka.config(tmp_path, topology_optimization="all", auto_offset_reset="latest")
     error = failure_of(CoopStreams(builder.build(), settings))
     assert isinstance(error, ConfigError)
     assert f'the table "people" is restored from its topic "{topic}"' in str(error)

@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka.admin import AdminClient
 
 from coopstreams import CoopStreams, StreamsBuilder, serdes
-from coopstreams.dev.broker import KafkaBroker
 from coopstreams.topology.errors import CoopStreamsError, LogError
 from tests.broker.counting import Counting, await_running, await_table, instance_of, metric
-from tests.broker.guarantees import EACH_GUARANTEE
 from tests.broker.reading import by_key, read_topic
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
 
 pytestmark = pytest.mark.broker
-
-GUARANTEES = ("exactly_once_v2", "at_least_once")
-AWAY_S = 30
-AS_BY_DEFAULT: dict[str, Any] = {
-    "session_timeout_ms": 10_000,
-    "transaction_timeout_ms": 15_000,
-    "statestore_cache_max_bytes": 0,
-}
-"""Shorter than the broker is away."""
 
 
 def updates(counting: Counting) -> dict[str, list[int]]:
@@ -46,80 +32,6 @@ def check_once(counting: Counting, written: Counter[str]) -> None:
     right = {key: list(range(1, count + 1)) for key, count in written.items()}
     eventually(lambda: sum(map(len, updates(counting).values())) >= written.total(), 60, lambda: str(updates(counting)))
     assert updates(counting) == right
-
-
-def outage(broker_of_own: Callable[..., KafkaBroker], folder: Path, *, paused: bool) -> None:
-    """Two groups, one for each guarantee, of two instances with two ranges each; the broker is away for 30 s in the
-    middle.
-    """
-    broker = broker_of_own()
-    kafka = Kafka(broker.bootstrap, AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 2}))
-    groups = {guarantee: Counting.make(kafka) for guarantee in GUARANTEES}
-    written: dict[str, Counter[str]] = {guarantee: Counter() for guarantee in GUARANTEES}
-    keys = [f"key-{number}" for number in range(200)]
-    stop = threading.Event()
-
-    def feed(guarantee: str) -> None:
-        while not stop.is_set():
-            written[guarantee] += groups[guarantee].write(keys, timeout_s=150)
-            time.sleep(0.05)
-
-    with ExitStack() as running:
-        apps = {
-            guarantee: [
-                running.enter_context(instance(counting, folder / guarantee, guarantee, number)) for number in range(2)
-            ]
-            for guarantee, counting in groups.items()
-        }
-        for group in apps.values():
-            await_running(group)
-        feeders = [threading.Thread(target=feed, args=[guarantee], daemon=True) for guarantee in GUARANTEES]
-        for feeder in feeders:
-            feeder.start()
-        eventually(
-            lambda: all(metric(app, "coopstreams_commits_total") > 5 for group in apps.values() for app in group),
-            120,
-            lambda: "no commits",
-        )
-        (broker.pause if paused else broker.kill)()
-        time.sleep(AWAY_S)
-        (broker.resume if paused else broker.start)()
-        time.sleep(1)
-        stop.set()
-        for feeder in feeders:
-            feeder.join(180)
-            assert not feeder.is_alive()
-        for group in apps.values():
-            await_running(group)
-        await_table(apps["exactly_once_v2"][0], written["exactly_once_v2"])
-        eventually(
-            lambda: behind(groups["at_least_once"], written["at_least_once"]) == 0, 150, lambda: "counts are missing"
-        )
-    check_once(groups["exactly_once_v2"], written["exactly_once_v2"])
-
-
-def instance(counting: Counting, folder: Path, guarantee: str, number: int) -> CoopStreams:
-    return counting.app(folder, number, processing_guarantee=guarantee, ranges_per_partition=4, **AS_BY_DEFAULT)
-
-
-def behind(counting: Counting, written: Counter[str]) -> int:
-    """Return how many updates have not come out."""
-    seen = updates(counting)
-    return sum(len(set(range(1, count + 1)) - set(seen.get(key, ()))) for key, count in written.items())
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_broker_that_is_gone_for_thirty_seconds(broker_of_own: Callable[..., KafkaBroker], tmp_path: Path) -> None:
-    outage(broker_of_own, tmp_path, paused=False)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_broker_that_does_not_answer_for_thirty_seconds(
-    broker_of_own: Callable[..., KafkaBroker], tmp_path: Path
-) -> None:
-    outage(broker_of_own, tmp_path, paused=True)
 
 
 def ends_with(app: CoopStreams, cause: Callable[[], None], timeout_s: float) -> BaseException:
@@ -145,10 +57,9 @@ def test_a_source_topic_that_is_deleted_stops_the_instance(kafka: Kafka, tmp_pat
     assert counting.source in str(error)
 
 
-@pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
-def test_a_sink_topic_that_is_deleted_stops_the_instance(kafka: Kafka, tmp_path: Path, guarantee: str) -> None:
+def test_a_sink_topic_that_is_deleted_stops_the_instance(kafka: Kafka, tmp_path: Path) -> None:
     counting = Counting.make(kafka)
-    app = counting.app(tmp_path, processing_guarantee=guarantee, transaction_timeout_ms=5000)
+    app = counting.app(tmp_path, processing_guarantee="exactly_once_v2", transaction_timeout_ms=5000)
 
     def cause() -> None:
         kafka.delete(counting.sink)
@@ -158,15 +69,13 @@ def test_a_sink_topic_that_is_deleted_stops_the_instance(kafka: Kafka, tmp_path:
     assert isinstance(error, LogError)
     assert counting.sink in str(error)
     kafka.create(counting.sink)
-    with counting.app(tmp_path, processing_guarantee=guarantee, statestore_cache_max_bytes=0):
+    with counting.app(tmp_path, processing_guarantee="exactly_once_v2", statestore_cache_max_bytes=0):
         eventually(lambda: len(updates(counting).get("a", [])) >= 10, 120, lambda: str(updates(counting)))
-    if guarantee == "exactly_once_v2":
-        assert updates(counting) == {"a": list(range(1, 11))}
+    assert updates(counting) == {"a": list(range(1, 11))}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("guarantee", GUARANTEES)
-def test_a_slow_function_commits_between_records(kafka: Kafka, tmp_path: Path, guarantee: str) -> None:
+def test_a_slow_function_commits_between_records(kafka: Kafka, tmp_path: Path) -> None:
     """A run of records takes longer than a transaction may; a second instance gets its share without waiting for the
     queue.
     """
@@ -186,7 +95,7 @@ def test_a_slow_function_commits_between_records(kafka: Kafka, tmp_path: Path, g
         f"key-{number % 100}" for number in range(8000)
     )  # for three minutes, as long as it is slow
     settings: dict[str, Any] = {
-        "processing_guarantee": guarantee,
+        "processing_guarantee": "exactly_once_v2",
         "transaction_timeout_ms": 10_000,
         "statestore_cache_max_bytes": 0,
     }

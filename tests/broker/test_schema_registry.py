@@ -8,7 +8,6 @@ from typing import Any
 
 import httpx
 import pytest
-from confluent_kafka import Producer
 
 from coopstreams import CoopStreams, serdes
 from coopstreams.common.config import Config
@@ -44,26 +43,21 @@ def test_three_kinds_of_schemas_go_through_kafka_http_and_a_registry(
 ) -> None:
     application, source, sink = kafka.unique("post"), kafka.topic("parcels", 2), kafka.topic("loads", 2)
     topology = program(application, source, sink)
-    settings = {
-        "bootstrap.servers": kafka.bootstrap,
-        "state.dir": str(tmp_path / "state"),
-        "schema.registry.url": registry.url,
-        "deserialization.exception.handler": "continue",
-        "commit.interval.ms": 100,
-    }
+    settings = kafka.config(
+        tmp_path / "state", schema_registry_url=registry.url, deserialization_exception_handler="continue"
+    )
     with CoopStreams(topology, settings) as app:
         asked = client(registry)
         assert asked.lookup(f"{sink}-value", schema_of(serdes.json_schema(Load))) is not None
         assert asked.lookup(f"{application}-loads-changelog-key", schema_of(serdes.avro(DEPOT))) is not None
         asked.register(f"{source}-value", schema_of(serdes.protobuf(Parcel)))
-        producer = Producer({"bootstrap.servers": kafka.bootstrap, "partitioner": "murmur2_random"})
         key, value = serdes.avro(DEPOT), serdes.protobuf(Parcel)
-        for number in range(300):
-            producer.produce(source, value.serialize(Parcel(grams=number)), key.serialize({"number": number % 3}))
+        kafka.write(
+            source,
+            ((key.serialize({"number": number % 3}), value.serialize(Parcel(grams=number))) for number in range(300)),
+        )
         poison = [b"\0\x7f\xff\xff\xff\0", b"no id", value.serialize(Parcel(grams=1))[:5] + b"\x02\x02"]
-        for data in poison:
-            producer.produce(source, data, key.serialize({"number": 0}))
-        assert producer.flush(60) == 0
+        kafka.write(source, ((key.serialize({"number": 0}), data) for data in poison))
 
         def load() -> Any:
             found = httpx.get(f"{app.url}/v1/stores/loads/keys/%7B%22number%22%3A%201%7D", timeout=30)

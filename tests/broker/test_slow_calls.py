@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
 from coopstreams import CoopStreams, StreamsBuilder, serdes
@@ -35,26 +34,17 @@ def slow(kafka: Kafka, folder: Path, seconds: Callable[[bytes], float]) -> tuple
     source, sink = kafka.topic("in"), kafka.topic("out")
     builder = StreamsBuilder(kafka.unique("slow"))
     builder.stream(source, key=serdes.raw, value=serdes.raw).peek(lambda _, value: time.sleep(seconds(value))).to(sink)
-    settings = {
-        "bootstrap.servers": kafka.bootstrap,
-        "state.dir": str(folder),
-        "processing.guarantee": "exactly_once_v2",
-    }
-    return (
-        CoopStreams(
-            builder.build(),
-            settings | {"transaction.timeout.ms": TRANSACTION_MS, "commit.interval.ms": TRANSACTION_MS // 2},
-        ),
-        source,
-        sink,
+    settings = kafka.config(
+        folder,
+        processing_guarantee="exactly_once_v2",
+        transaction_timeout_ms=TRANSACTION_MS,
+        commit_interval_ms=TRANSACTION_MS // 2,
     )
+    return CoopStreams(builder.build(), settings), source, sink
 
 
 def write(kafka: Kafka, topic: str, values: list[bytes]) -> None:
-    producer = Producer({"bootstrap.servers": kafka.bootstrap})
-    for value in values:
-        producer.produce(topic, value, b"k")
-    assert producer.flush(60) == 0
+    kafka.write(topic, ((b"k", value) for value in values))
 
 
 def test_a_call_that_always_outlasts_its_transaction_is_named_with_the_setting(

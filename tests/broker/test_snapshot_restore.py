@@ -4,16 +4,14 @@ when it does not fit.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 
 from coopstreams import CoopStreams
 from coopstreams.admin.rebuild import Rebuilder, RebuildScope, RebuiltPartition, logged, to_rebuild
@@ -27,13 +25,12 @@ from coopstreams.state.rocks import Rocks
 from coopstreams.state.snapshot_restore import Snapshots
 from coopstreams.topology.errors import ConfigError, UnknownTopicError
 from coopstreams.topology.graph.nodes import SubTopology
-from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.task_id import TaskId
-from tests.broker.counting import PATIENT, Counting, await_running, await_table, groups_on_disk, groups_owned, metric
+from tests.broker.counting import Counting, await_running, await_table, metric
 from tests.broker.test_windows import topology_of
 from tests.broker.waiting import eventually
-from tests.conftest import Kafka
+from tests.conftest import PATIENT, Kafka
 
 pytestmark = pytest.mark.broker
 
@@ -88,22 +85,6 @@ def test_an_instance_without_state_takes_the_snapshot_and_replays_only_the_tail(
         assert 300 <= metric(app, REPLAYED) < 1000
 
 
-@pytest.mark.slow
-def test_each_of_eight_ranges_takes_its_own_slices(kafka: Kafka, cluster: KafkaLog, tmp_path: Path) -> None:
-    counting, url = Counting.make(kafka), str(tmp_path / "snapshots")
-    written = ran(counting, tmp_path / "first", KEYS)
-    rebuilt(cluster, counting, url)
-    with ExitStack() as running:
-        settings: dict[str, Any] = {"ranges_per_partition": 8, "snapshots_dir": url, **EXACTLY}
-        apps = [running.enter_context(counting.app(tmp_path / "new", number, **settings)) for number in range(3)]
-        await_running(apps)
-        await_table(apps[0], written)
-        on_disk = [groups_on_disk(app) for app in apps]
-        assert sum(on_disk, Counter()).total() == len(KEYS)
-        assert all(set(groups) <= groups_owned(app) for groups, app in zip(on_disk, apps, strict=True))
-        assert sum(metric(app, REPLAYED) for app in apps) == 0
-
-
 def test_a_snapshot_is_made_while_the_application_runs_and_the_next_one_reads_only_what_came_since(
     kafka: Kafka, cluster: KafkaLog, tmp_path: Path
 ) -> None:
@@ -123,52 +104,6 @@ def test_a_snapshot_is_made_while_the_application_runs_and_the_next_one_reads_on
     with counting.app(tmp_path / "new", snapshots_dir=url, **EXACTLY) as app:
         await_table(app, written)
         assert metric(app, FROM_SNAPSHOT) == len(KEYS)
-
-
-@pytest.mark.slow
-def test_what_is_rebuilt_in_part_keeps_the_rest_of_what_was_published(
-    kafka: Kafka, cluster: KafkaLog, tmp_path: Path
-) -> None:
-    counting, url = Counting.make(kafka, 2), str(tmp_path / "snapshots")
-    written = ran(counting, tmp_path / "first", KEYS)
-    whole, _ = rebuilt(cluster, counting, url)
-    part, _ = rebuilt(cluster, counting, url, RebuildScope(["counts"], [1], KeyRange.of_groups(16, 47)))
-    slices = part.stores["counts"].slices
-    assert holes(slices, 2) == []
-    assert {
-        file.name.split("/")[0]
-        for each in slices
-        for file in each.files
-        if each.partition == 1 and 16 <= each.first <= 47
-    } == {part.run}
-    assert sum(whole.run in file.name for file in part.files()) == 60
-    assert snapshot.sweep(url, counting.application) != []
-    with counting.app(tmp_path / "new", snapshots_dir=url, **EXACTLY) as app:
-        await_table(app, written)
-        assert (metric(app, FROM_SNAPSHOT), metric(app, REPLAYED)) == (len(KEYS), 0)
-
-
-@pytest.mark.slow
-def test_a_snapshot_of_a_changelog_that_was_made_anew_and_a_flipped_byte_are_replayed_around(
-    kafka: Kafka, cluster: KafkaLog, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    counting, url = Counting.make(kafka), str(tmp_path / "snapshots")
-    written = ran(counting, tmp_path / "first", KEYS)
-    manifest, _ = rebuilt(cluster, counting, url)
-    damaged = next(manifest.files())
-    path = Path(url) / counting.application / damaged.name
-    path.write_bytes(path.read_bytes()[:-9] + b"123456789")
-    with caplog.at_level(logging.WARNING), counting.app(tmp_path / "new", snapshots_dir=url, **EXACTLY) as app:
-        await_table(app, written)
-        assert metric(app, FROM_SNAPSHOT) == len(KEYS) - damaged.entries
-        assert metric(app, REPLAYED) >= len(KEYS)
-    assert "is damaged" in caplog.text
-
-    kafka.delete(counting.changelog)
-    with caplog.at_level(logging.WARNING), counting.app(tmp_path / "other", snapshots_dir=url, **EXACTLY) as app:
-        await_running([app])
-        assert metric(app, FROM_SNAPSHOT) == 0
-    assert "was made anew" in caplog.text
 
 
 def test_what_cannot_be_rebuilt_is_said_before_anything_is_read(
@@ -200,10 +135,9 @@ def test_windows_sessions_and_what_waits_are_picked_up_as_they_are_replayed(
     began_ms = int(time.time() * 1000) - 4 * 3_600_000
 
     def click(numbers: range) -> None:
-        producer = Producer({"bootstrap.servers": kafka.bootstrap})
-        for number in numbers:
-            producer.produce(topics["clicks"], b"x", b"key-%d" % (number % 41), timestamp=began_ms + number * 3000)
-        assert producer.flush(60) == 0
+        kafka.write(
+            topics["clicks"], ((b"key-%d" % (number % 41), b"x", began_ms + number * 3000) for number in numbers)
+        )
 
     def process(numbers: range) -> None:
         click(numbers)

@@ -23,7 +23,7 @@ from coopstreams.topology.errors import (
     TopologyError,
     UnknownTopicError,
 )
-from tests.broker.counting import PATIENT, Counting, await_running, await_table, failure_of
+from tests.broker.counting import Counting, await_running, await_table, failure_of
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
 
@@ -92,9 +92,7 @@ def test_an_internal_topic_with_another_number_of_partitions(kafka: Kafka, tmp_p
         builder.stream(topic, key=serdes.text, value=serdes.raw).group_by_key().count(store="counts")
         return builder.build()
 
-    with CoopStreams(
-        counts(source), {"bootstrap.servers": kafka.bootstrap, "state.dir": str(tmp_path), **PATIENT}
-    ) as app:
+    with CoopStreams(counts(source), kafka.config(tmp_path)) as app:
         await_running([app])
     error = run(counts(kafka.topic("in", 2)), kafka.bootstrap, tmp_path)
     assert isinstance(error, TopologyError)
@@ -112,7 +110,7 @@ def test_internal_topics_of_an_earlier_form_of_the_program_are_told(
         builder.stream(source, key=serdes.text, value=serdes.raw).group_by_key().count(store=store)
         return builder.build()
 
-    settings = {"bootstrap.servers": kafka.bootstrap, "state.dir": str(tmp_path), **PATIENT}
+    settings = kafka.config(tmp_path)
     with CoopStreams(counts("old"), settings) as app:
         await_running([app])
     caplog.clear()
@@ -156,12 +154,7 @@ def test_a_broker_that_speaks_something_else(tmp_path: Path, kafka: Kafka) -> No
     """A plain broker, and an application that wants TLS."""
     builder = StreamsBuilder("tls")
     builder.stream("in", key=serdes.text, value=serdes.raw).to("out")
-    settings = {
-        "bootstrap.servers": kafka.bootstrap,
-        "state.dir": str(tmp_path),
-        "security.protocol": "SSL",
-        "connect.timeout.ms": 3000,
-    }
+    settings = kafka.config(tmp_path, security_protocol="SSL", connect_timeout_ms=3000)
     error = failure_of(CoopStreams(builder.build(), settings))
     assert isinstance(error, CoopStreamsError)
     assert "SSL" in str(error)

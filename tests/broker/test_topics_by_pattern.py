@@ -6,19 +6,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 
-from coopstreams import CoopStreams, KStream, StreamsBuilder, serdes
+from coopstreams import CoopStreams, StreamsBuilder, serdes
 from coopstreams.topology.errors import TopologyError
-from tests.broker.counting import PATIENT, await_running, await_table, failure_of, instance_of
-from tests.broker.guarantees import EACH_GUARANTEE
-from tests.broker.reading import read_topic
+from tests.broker.counting import await_running, await_table, failure_of, instance_of
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
 
@@ -38,35 +34,16 @@ class Shop:
         return f"{self.prefix}-{name}"
 
     def write(self, topic: str, records: int) -> None:
-        producer = Producer(
-            {"bootstrap.servers": self.kafka.bootstrap, "linger.ms": 5, "partitioner": "murmur2_random"}
-        )
-        for number in range(records):
-            producer.produce(topic, topic.encode(), f"key-{number % 40}")
-            self.written[f"key-{number % 40}"] += 1
-        assert producer.flush(30) == 0
+        keys = [f"key-{number % 40}" for number in range(records)]
+        self.kafka.write(topic, ((key, topic.encode()) for key in keys))
+        self.written.update(keys)
 
-    def app(
-        self, number: int = 0, operators: Callable[[KStream[str, bytes]], None] | None = None, **settings: Any
-    ) -> CoopStreams:
+    def app(self, number: int = 0, **settings: Any) -> CoopStreams:
         builder = StreamsBuilder(self.application)
         stream = builder.stream(re.compile(f"{self.prefix}-.*"), key=serdes.text, value=serdes.raw)
-        (operators or self.count)(stream)
-        given = {name.replace("_", "."): value for name, value in settings.items()}
-        shared = {
-            "bootstrap.servers": self.kafka.bootstrap,
-            "state.dir": str(self.folder),
-            "instance": number,
-            "metadata.max.age.ms": 500,
-            **PATIENT,
-        }
-        return CoopStreams(builder.build(), {**shared, "commit.interval.ms": 100, **given})
-
-    def count(self, stream: KStream[str, bytes]) -> None:
         stream.group_by_key().count(store="counts").to_stream().to(self.sink)
-
-    def copy(self, stream: KStream[str, bytes]) -> None:
-        stream.to(self.sink)
+        given = {"metadata_max_age_ms": 500, "processing_guarantee": "exactly_once_v2", **settings}
+        return CoopStreams(builder.build(), self.kafka.config(self.folder, instance=number, **given))
 
 
 @pytest.fixture
@@ -79,12 +56,14 @@ def reads(app: CoopStreams) -> set[str]:
     return {source.topic for task in list(instance_of(app).tasks.values()) for source in task.sources}
 
 
-@pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
 def test_a_topic_that_is_made_while_two_instances_share_a_partition_is_read_by_both_and_nothing_is_lost(
-    shop: Shop, guarantee: str
+    shop: Shop,
 ) -> None:
     europe = shop.topic("europe")
-    with shop.app(0, processing_guarantee=guarantee) as first, shop.app(1, processing_guarantee=guarantee) as second:
+    with (
+        shop.app(0, processing_guarantee="exactly_once_v2") as first,
+        shop.app(1, processing_guarantee="exactly_once_v2") as second,
+    ):
         await_running([first, second])
         shop.write(europe, 500)
         america = shop.topic("america")
@@ -98,7 +77,7 @@ def test_a_topic_that_is_made_while_two_instances_share_a_partition_is_read_by_b
         shop.write(america, 500)
         await_running([first, second])
         await_table(first, shop.written)
-    with shop.app(0, processing_guarantee=guarantee) as again:
+    with shop.app(0) as again:
         await_running([again])
         await_table(again, shop.written)
 
@@ -116,32 +95,6 @@ def test_an_application_waits_for_the_first_topic_that_matches(shop: Shop, caplo
         shop.write(europe, 400)
         await_running([first, second])
         await_table(second, shop.written)
-
-
-@pytest.mark.slow
-def test_a_topic_with_more_partitions_is_more_tasks(shop: Shop) -> None:
-    europe = shop.topic("europe", 1)
-    exactly = {"processing_guarantee": "exactly_once_v2"}
-    with (
-        shop.app(0, shop.copy, **exactly) as first,
-        shop.app(1, shop.copy, metadata_max_age_ms=300_000, **exactly) as second,
-    ):
-        await_running([first, second])
-        shop.write(europe, 200)
-        america = shop.topic("america", 3)
-        shop.write(america, 400)
-        # The second one would not look for five minutes. It is given tasks that it does not know, so it does.
-        eventually(
-            lambda: len({task.partition for app in (first, second) for task in instance_of(app).tasks}) == 3,
-            120,
-            lambda: "no new tasks",
-        )
-        await_running([first, second])
-        eventually(lambda: len(read_topic(shop.kafka.bootstrap, shop.sink)) >= 600, 120, lambda: "records are missing")
-    assert Counter(record.value for record in read_topic(shop.kafka.bootstrap, shop.sink)) == {
-        europe.encode(): 200,
-        america.encode(): 400,
-    }
 
 
 @pytest.mark.slow

@@ -51,24 +51,21 @@ def health(app: CoopStreams) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize(
-    "engine", ["rocksDB", pytest.param("tests.state.sqlite_engine:Sqlite", marks=pytest.mark.slow)]
-)
 def test_a_changelog_that_has_grown_past_the_checkpoints_of_the_one_before_is_restored_from_its_beginning(
-    kafka: Kafka, tmp_path: Path, caplog: pytest.LogCaptureFixture, engine: str
+    kafka: Kafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     counting = Counting.make(kafka)
-    with counting.app(tmp_path, default_dsl_store=engine, processing_guarantee="exactly_once_v2") as app:
+    with counting.app(tmp_path, processing_guarantee="exactly_once_v2") as app:
         await_table(app, counting.write([*BOTH, *GONE]))
     made_anew(kafka, counting.changelog, dict.fromkeys(BOTH, serdes.int64.encode(1000)), times=5)
-    with caplog.at_level(logging.WARNING), counting.app(tmp_path, default_dsl_store=engine) as app:
+    with caplog.at_level(logging.WARNING), counting.app(tmp_path) as app:
         await_table(app, dict.fromkeys(BOTH, 1000))
         assert groups_on_disk(app).total() == len(BOTH)
         assert metric(app, "coopstreams_restored_records_total") == 5 * len(BOTH)
     assert (
         'store "counts", key groups 0..255: its checkpoint is of another topic than its changelog is now' in caplog.text
     )
-    with counting.app(tmp_path, default_dsl_store=engine) as app:
+    with counting.app(tmp_path) as app:
         await_table(app, dict.fromkeys(BOTH, 1000))
         assert metric(app, "coopstreams_restored_records_total") == 0, "from then on it is the topic of the checkpoints"
 

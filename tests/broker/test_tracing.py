@@ -6,7 +6,6 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -47,7 +46,7 @@ def test_a_record_and_what_is_made_of_it_are_one_trace(kafka: Kafka, tmp_path: P
     trace.set_tracer_provider(provider)  # one a process: no other test sets it
     source, sink = kafka.topic("in"), kafka.topic("out")
     topology = program(kafka, source, sink)
-    settings = {"bootstrap.servers": kafka.bootstrap, "state.dir": str(tmp_path), "http.listen": ""}
+    settings = kafka.config(tmp_path, http_listen="")
 
     def traced() -> dict[str, ReadableSpan]:
         spans = exporter.get_finished_spans()
@@ -56,10 +55,8 @@ def test_a_record_and_what_is_made_of_it_are_one_trace(kafka: Kafka, tmp_path: P
     def said() -> str:
         return str([(span.name, context_of(span).trace_id) for span in exporter.get_finished_spans()])
 
-    producer = Producer({"bootstrap.servers": kafka.bootstrap})
-    producer.produce(source, b"plain", b"k", headers=[("other", b"x")])
-    producer.produce(source, b"traced", b"k", headers=[PARENT])
-    assert producer.flush(60) == 0
+    kafka.write(source, [(b"k", b"plain")], headers=[("other", b"x")])
+    kafka.write(source, [(b"k", b"traced")], headers=[PARENT])
     with CoopStreams(topology, settings | {"tracing.ratio": 0, "commit.interval.ms": 100}):
         eventually(lambda: len(read_topic(kafka.bootstrap, sink)) == 2, 120, said)
         eventually(lambda: len(traced()) == 4, 60, said)

@@ -15,13 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
 
 from coopstreams import CoopStreams, StreamsBuilder, Topology, serdes
-from coopstreams.consumer import CooperativeConsumer
 from coopstreams.query.client import QueryClient
-from coopstreams.topology.errors import GroupError, QueryError
-from tests.broker.counting import PATIENT, failure_of, instance_of
+from coopstreams.topology.errors import QueryError
+from tests.broker.counting import instance_of
 from tests.broker.reading import latest, read_topic
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
@@ -37,7 +35,6 @@ class Program:
 
     kafka: Kafka
     folder: Path
-    guarantee: str = "exactly_once_v2"
     running: dict[str, tuple[CoopStreams, ExitStack]] = field(default_factory=dict)
     written: dict[str, Counter[bytes]] = field(default_factory=dict)
 
@@ -56,13 +53,10 @@ class Program:
 
     def start(self, name: str, reads: str, folder: str = "") -> CoopStreams:
         """Start a process of the version that reads these topics; `folder`: whose state it finds, if not its own."""
-        folder = str(self.folder / (folder or name))
-        settings = {
-            "bootstrap.servers": self.kafka.bootstrap,
-            "state.dir": folder,
-            "processing.guarantee": self.guarantee,
-        }
-        app, stack = CoopStreams(self.topology(reads), settings | {"commit.interval.ms": 50, **PATIENT}), ExitStack()
+        settings = self.kafka.config(
+            self.folder / (folder or name), processing_guarantee="exactly_once_v2", commit_interval_ms=50
+        )
+        app, stack = CoopStreams(self.topology(reads), settings), ExitStack()
         stack.enter_context(app)
         self.running[name] = app, stack
         return app
@@ -76,15 +70,10 @@ class Program:
 
     def write(self, records: int) -> None:
         """Write so many records to both topics."""
-        producer = Producer(
-            {"bootstrap.servers": self.kafka.bootstrap, "linger.ms": 5, "partitioner": "murmur2_random"}
-        )
+        keys = [f"key-{number % 37}".encode() for number in range(records)]
         for name, (source, _) in self.topics.items():
-            for number in range(records):
-                key = f"key-{number % 37}".encode()
-                producer.produce(source, b"x", key)
-                self.written.setdefault(name, Counter())[key] += 1
-        assert producer.flush(60) == 0
+            self.kafka.write(source, ((key, b"x") for key in keys))
+            self.written.setdefault(name, Counter()).update(keys)
 
     def counted(self, name: str) -> Counter[bytes]:
         found = latest(read_topic(self.kafka.bootstrap, self.topics[name][1]))
@@ -170,58 +159,7 @@ def test_the_later_version_waits_with_its_reason_and_takes_over_when_the_earlier
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("guarantee", ["exactly_once_v2", "at_least_once"])
-def test_the_earlier_version_waits_where_the_later_one_leads(program: Program, guarantee: str) -> None:
-    program.guarantee = guarantee
-    second = program.start("second", "ab")
-    await_works(second, of=1)
-    program.write(500)
-    first = program.start("first", "b")
-    await_waits(first)
-    program.write(500)
-    program.exact("ab")
-    program.stop("second")
-    program.write(500)
-    await_works(first, of=1)
-    program.exact("b")
-    again = program.start("again", "ab", folder="second")
-    await_waits(again)
-    program.stop("first")
-    program.exact("ab")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("guarantee", ["exactly_once_v2", "at_least_once"])
-def test_the_majority_takes_over_from_a_leader_of_another_version_and_gives_back(
-    program: Program, guarantee: str
-) -> None:
-    """The leader runs the second version all the time: it assigns tasks that it does not know itself."""
-    program.guarantee = guarantee
-    leader = program.start("leader", "ab")
-    await_works(leader, of=1)
-    program.write(500)
-    first = program.start("first", "b")
-    await_waits(first)
-    another = program.start("another", "b")
-    await_waits(leader)
-    for app in (first, another):
-        await_works(app, of=3)
-    program.write(500)
-    program.exact("b")
-    program.stop("another")
-    program.stop("first")
-    await_works(leader, of=1)
-    program.exact("ab")
-    program.stop("leader")
-    program.write(500)
-    await_works(program.start("in the place of another version", "ab", folder="first"), of=1)
-    program.exact("ab")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("guarantee", ["exactly_once_v2", "at_least_once"])
-def test_processes_are_replaced_one_by_one_and_back_again_while_records_flow(program: Program, guarantee: str) -> None:
-    program.guarantee = guarantee
+def test_processes_are_replaced_one_by_one_and_back_again_while_records_flow(program: Program) -> None:
     for number in range(3):
         program.start(f"{number}", "b")
     ended = threading.Event()
@@ -246,89 +184,3 @@ def test_processes_are_replaced_one_by_one_and_back_again_while_records_flow(pro
         ended.set()
         producer.join()
     program.exact("ab")
-
-
-@pytest.mark.slow
-def test_two_quite_different_programs_under_one_application_id_do_not_share_out_their_tasks(
-    kafka: Kafka, tmp_path: Path
-) -> None:
-    """80 records in, 35 out: that is what they did."""
-    application = kafka.unique("twice")
-    sources = [kafka.topic("in", 2), kafka.topic("in", 2)]
-    sinks = [kafka.topic("out", 2), kafka.topic("out", 2)]
-    programs = []
-    for number in range(2):
-        builder = StreamsBuilder(application)
-        stream = builder.stream(sources[number], key=serdes.text, value=serdes.text)
-        (stream.map_values(str.upper, value=serdes.text) if number else stream).to(sinks[number])
-        programs.append(builder.build())
-    settings = {"bootstrap.servers": kafka.bootstrap, "commit.interval.ms": 50, **PATIENT}
-    one, other = (
-        CoopStreams(topology, settings | {"state.dir": str(tmp_path / f"{number}")})
-        for number, topology in enumerate(programs)
-    )
-    producer = Producer({"bootstrap.servers": kafka.bootstrap, "partitioner": "murmur2_random"})
-    with one:
-        await_works(one, of=1)
-        with other:
-            await_waits(other)
-            for number in range(80):
-                producer.produce(sources[number % 2], f"value-{number}", f"key-{number}")
-            assert producer.flush(60) == 0
-            eventually(lambda: len(read_topic(kafka.bootstrap, sinks[0])) >= 40, 120, lambda: str(one.status()))
-            one.stop()
-            eventually(lambda: len(read_topic(kafka.bootstrap, sinks[1])) >= 40, 120, lambda: str(other.status()))
-    assert [len(read_topic(kafka.bootstrap, sink)) for sink in sinks] == [40, 40]
-
-
-@pytest.mark.slow
-def test_a_consumer_does_not_get_into_the_group_of_an_application_nor_the_other_way_round(program: Program) -> None:
-    """They name their assignor alike, and number what they read in different ways."""
-    app = program.start("app", "b")
-    await_works(app, of=1)
-    settings = {
-        "bootstrap.servers": program.kafka.bootstrap,
-        "group.id": program.application,
-        "session.timeout.ms": 60_000,
-    }
-    with CooperativeConsumer(settings) as consumer:
-        consumer.subscribe([program.topics["b"][0]])
-        refusals: list[str] = []
-
-        def refused() -> bool:
-            try:
-                consumer.consume(1, 0.1)
-            except GroupError as error:
-                refusals.append(str(error))
-            return bool(refusals)
-
-        eventually(refused, 120, lambda: "the consumer is in the group of the application")
-        assert "does not say which topology it runs: it is a consumer" in refusals[0]
-        assert "group.id of its own" in refusals[0]
-    await_works(app, of=1)
-    program.write(100)
-    program.exact("b")
-    program.stop("app")
-    with CooperativeConsumer(settings) as consumer:
-        consumer.subscribe([program.topics["a"][0]])
-        consumed: list[object] = []
-
-        def reads() -> bool:
-            consumed.extend(consumer.consume(1000, 0.1))
-            return len(consumed) >= program.written["a"].total()
-
-        eventually(reads, 120, lambda: "the consumer reads nothing")
-        stranger = CoopStreams(
-            program.topology("b"),
-            {"bootstrap.servers": program.kafka.bootstrap, "state.dir": str(program.folder / "x")},
-        )
-        error: list[BaseException] = []
-        failing = threading.Thread(target=lambda: error.append(failure_of(stranger)))
-        failing.start()
-        eventually(
-            lambda: bool(consumer.consume(1, 0.1)) or not failing.is_alive(),
-            120,
-            lambda: "the application is in the group of consumers",
-        )
-        assert isinstance(error[0], GroupError)
-        assert "is an instance of an application, and the group is one of consumers" in str(error[0])

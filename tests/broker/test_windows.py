@@ -13,8 +13,8 @@ import pytest
 from confluent_kafka import Producer
 
 from coopstreams import CoopStreams, SessionWindows, StreamsBuilder, TimeWindows, Topology, serdes, until_window_closes
-from tests.broker.counting import PATIENT
 from tests.broker.reading import read_topic
+from tests.conftest import PATIENT
 
 
 def topology_of(application: str, topics: dict[str, str]) -> Topology:

@@ -16,7 +16,7 @@ from coopstreams.commands.cli import app
 from coopstreams.commands.loading import load_topology
 from coopstreams.state.directory import StateDirectory
 from coopstreams.topology.errors import ConfigError, GroupError, StateLockedError
-from tests.broker.counting import PATIENT, await_running, await_table
+from tests.broker.counting import await_running, await_table
 from tests.conftest import Kafka
 
 PROGRAM = """
@@ -56,12 +56,7 @@ class WordCount:
         """Return an instance, not yet running. Its partitions are in two ranges each, so progress is in individual
         commits.
         """
-        settings = {
-            "bootstrap.servers": self.kafka.bootstrap,
-            "state.dir": str(self.folder / "state"),
-            "commit.interval.ms": 100,
-            **PATIENT,
-        }
+        settings = self.kafka.config(self.folder / "state")
         return CoopStreams(
             load_topology(str(self.folder / "app.py")),
             settings | {"ranges.per.partition": 2, "auto.offset.reset": "latest"},

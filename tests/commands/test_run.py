@@ -19,6 +19,7 @@ from coopstreams.dev.process import wait_until
 APP = """
 from coopstreams import StreamsBuilder, serdes
 
+print("loaded")
 builder = StreamsBuilder("{application}")
 builder.stream("{topic}", key=serdes.text, value=serdes.text).group_by_key().count(store="counts")
 topology = builder.build()
@@ -52,8 +53,12 @@ def test_the_lines_of_two_processes_are_told_apart_and_sigterm_ends_both(kafka: 
     finally:
         run.kill()
         run.wait()
-    assert re.search(r"worker 5: SIGTERM: draining", log.read_text())
-    assert re.search(r"worker 6: SIGTERM: draining", log.read_text())
+    said = log.read_text()
+    assert re.search(r"worker 5: SIGTERM: draining", said)
+    assert re.search(r"worker 6: SIGTERM: draining", said)
+    # Without a terminal there are no table, no escape sequences: log lines, and what the program prints.
+    assert "\x1b" not in said
+    assert [line for line in said.splitlines() if not re.match(r"\d\d:\d\d:\d\d [A-Z]+ +|loaded", line)] == []
 
 
 def test_a_worker_gets_what_was_typed_with_a_number_and_ports_of_its_own() -> None:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
-from confluent_kafka import Producer
 from rich.console import Console
 
 from coopstreams.commands.terminal.processes import WorkerProcess, processes_table
@@ -122,10 +121,7 @@ def started(kafka: Any, tmp_path: Path) -> Iterator[tuple[Terminal, Any]]:
     with Terminal([*command, "--state-dir", str(tmp_path / "state")], tmp_path) as terminal:
 
         def write(count: int) -> None:
-            producer = Producer({"bootstrap.servers": kafka.bootstrap})
-            for number in range(count):
-                producer.produce(topic, b"x", f"key-{number % 50}")
-            assert producer.flush(60) == 0
+            kafka.write(topic, ((f"key-{number % 50}", b"x") for number in range(count)))
 
         yield terminal, write
 
@@ -173,39 +169,6 @@ def test_workers_whose_screen_is_gone_drain_and_end(started: tuple[Terminal, Any
     write(3000)
     terminal.process.kill()
     assert wait_until(lambda: not any(alive(pid) for pid in pids), 120)
-
-
-@pytest.mark.broker
-@pytest.mark.slow
-def test_without_a_terminal_there_are_log_lines_alone(kafka: Any, tmp_path: Path) -> None:
-    program, log = tmp_path / "counting.py", tmp_path / "said.log"
-    program.write_text(APP.format(application=kafka.unique("counting"), topic=kafka.topic("words")))
-    command = [
-        sys.executable,
-        "-m",
-        "coopstreams",
-        "run",
-        str(program),
-        "--bootstrap-servers",
-        kafka.bootstrap,
-        "--processes",
-        "2",
-    ]
-    with log.open("wb") as file:
-        run = subprocess.Popen([*command, "--state-dir", str(tmp_path / "state")], stdout=file, stderr=file)
-    try:
-        assert wait_until(lambda: all(f"worker {number}: task 0_0" in log.read_text() for number in (0, 1)), 150), (
-            log.read_text()
-        )
-        os.kill(run.pid, signal.SIGINT)
-        assert run.wait(120) == 0, log.read_text()
-    finally:
-        run.kill()
-        run.wait()
-    assert "\x1b" not in log.read_text()
-    assert "records/s" not in log.read_text()
-    lines = log.read_text().splitlines()
-    assert [line for line in lines if not re.match(r"\d\d:\d\d:\d\d [A-Z]+ +|loaded by", line)] == []
 
 
 def shown(*processes: WorkerProcess, width: int = 100) -> list[str]:

@@ -10,11 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from confluent_kafka import Producer
 
 from coopstreams import CoopStreams
 from coopstreams.testing import TopologyTestDriver
-from tests.broker.counting import PATIENT
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
@@ -71,17 +69,8 @@ def test_on_kafka_the_model_is_asked_for_many_at_once(example: Any, kafka: Kafka
 
     names["model"].predict_proba = counted
     some = readings(RECORDS)
-    producer = Producer({"bootstrap.servers": kafka.bootstrap})
-    for machine, reading in some:
-        producer.produce(topics["readings"], json.dumps(reading), machine)
-    producer.flush()
-    settings = {
-        "bootstrap.servers": kafka.bootstrap,
-        "state.dir": str(tmp_path),
-        "processing.guarantee": "exactly_once_v2",
-        "auto.offset.reset": "earliest",
-        **PATIENT,
-    }
+    kafka.write(topics["readings"], ((machine, json.dumps(reading)) for machine, reading in some))
+    settings = kafka.config(tmp_path, processing_guarantee="exactly_once_v2", auto_offset_reset="earliest")
     with CoopStreams(names["topology"], settings):
         eventually(lambda: len(read_topic(kafka.bootstrap, topics["judgements"])) >= RECORDS, 90, lambda: str(sizes))
         expected = alarms_of(example, some)

@@ -21,7 +21,6 @@ from confluent_kafka import Producer
 
 from coopstreams import CoopStreams, StreamsBuilder, Topology, serdes
 from coopstreams.testing import TopologyTestDriver
-from tests.broker.counting import PATIENT
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
 from tests.examples.loading import loaded
@@ -103,14 +102,7 @@ def test_on_kafka_a_restart_asks_again_and_counts_nothing_twice(example: Any, ka
         producer.produce(orders, json.dumps({"article": article, "pieces": pieces}), customer)
         expected[customer] += int(PRICES[article] * pieces)
     assert producer.flush(60) == 0
-    settings = {
-        "bootstrap.servers": kafka.bootstrap,
-        "processing.guarantee": "exactly_once_v2",
-        "commit.interval.ms": 100,
-        "ranges.per.partition": 2,
-        "state.dir": str(tmp_path),
-        **PATIENT,
-    }
+    settings = kafka.config(tmp_path, processing_guarantee="exactly_once_v2", ranges_per_partition=2)
     with CoopStreams(topology, settings):
         eventually(lambda: Service.asked[200] >= 100, 90, lambda: str(Service.asked))
     assert Service.asked[200] < 200, "it was stopped in the middle"

@@ -61,8 +61,10 @@ def named_stores() -> dict[str, Any]:
             if parameter["name"] == "store":
                 parameter["schema"] = {"type": "string", "enum": [*INFOS, "nope"]}
             if parameter["name"] == "key" and parameter["in"] == "path":
+                # Any text in a path is a string: without this type, an array counts as a key that is wrong.
                 parameter["schema"] = {
-                    "anyOf": [{"enum": ["w1", "k", "3", '[1,"a"]', "base64:AA=="]}, {"type": "string"}]
+                    "type": "string",
+                    "anyOf": [{"enum": ["w1", "k", "3", '[1,"a"]', "base64:AA=="]}, {}],
                 }
     return document
 

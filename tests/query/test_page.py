@@ -35,8 +35,8 @@ AGAIN = dataclasses.replace(LIMITS, stream_every_s=0.05)
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    with chromium(tmp_path_factory.mktemp("chromium")) as page:
+def page() -> Iterator[Page]:
+    with chromium() as page:
         yield page
 
 
@@ -74,11 +74,11 @@ def test_the_bars_are_what_the_metadata_says_also_after_the_ranges_are_cut_anew(
         cluster.deal(2, DATA)
         url = cluster["a"].url
         page.open(url + "/")
-        page.until("document.body.dataset.generation === '1'")
+        page.shows("document.body.dataset.generation === '1'")
         assert same_as_metadata(page, url)
         assert page.text("#application") == "words"
         assert "2 instances · 4 tasks on 2 partitions" in page.text("#summary")
-        labels = page.run("return [...document.querySelectorAll('.range')].map(one => one.ariaLabel)")
+        labels = page.run("[...document.querySelectorAll('.range')].map(one => one.ariaLabel)")
         assert re.match(r"0_0\[0..127\], A 127.0.0.1:\d+, running, 2.5/s, lag 4", labels[0])
 
         [task] = [task for task in cluster.placed["b"] if task.partition == 0]
@@ -88,13 +88,13 @@ def test_the_bars_are_what_the_metadata_says_also_after_the_ranges_are_cut_anew(
         cluster["b"].open(halves[1], DATA)
         owned_by_b = [other for other in cluster.placed["b"] if other != task]
         cluster.locate({"a": [*cluster.placed["a"], halves[0]], "b": [*owned_by_b, halves[1]]})
-        page.until("document.body.dataset.generation === '2' && document.querySelectorAll('.range').length === 5")
+        page.shows("document.body.dataset.generation === '2' && document.querySelectorAll('.range').length === 5")
         assert same_as_metadata(page, url)
         assert f"{halves[0]} is running at A" in page.text("#happened")
 
         del cluster["a"].openings[halves[0]]
-        page.until("document.querySelector('.gap')")
-        assert page.run("return document.querySelector('.gap').ariaLabel") == "no instance has this part"
+        page.shows("document.querySelector('.gap')")
+        assert page.run("document.querySelector('.gap').ariaLabel") == "no instance has this part"
         assert page.complaints() == []
 
 
@@ -102,22 +102,22 @@ def test_an_instance_that_does_not_answer_and_a_restore_are_shown_as_such(page: 
     with Cluster(2, AGAIN) as cluster:
         cluster.deal(2, DATA)
         page.open(cluster["a"].url + "/")
-        page.until("document.querySelectorAll('.range').length === 4")
+        page.shows("document.querySelectorAll('.range').length === 4")
         [task, _] = cluster.placed["a"]
         cluster["a"].pending[task] = "restoring"
         del cluster["a"].openings[task]
         cluster["a"].now = reason("restoring", "50 records to go", task)
         cluster["b"].server.stop()
-        page.until("document.querySelectorAll('.range.unreachable').length === 2")
-        assert page.run("return document.querySelector('.range.restoring').dataset.task") == str(task)
+        page.shows("document.querySelectorAll('.range.unreachable').length === 2")
+        assert page.run("document.querySelector('.range.restoring').dataset.task") == str(task)
         assert f"counts of {task}" in page.text("#trouble")
         assert "50 of 100 records, 25/s, 2.0 s to go" in page.text("#trouble")
         assert "does not answer" in page.text("#instances")
         assert "does not answer any more" in page.text("#happened")
 
         cluster["a"].server.stop()
-        page.until("document.body.classList.contains('stale')")
-        assert page.run("return document.querySelector('#connection a').href") == cluster["b"].url + "/"
+        page.shows("document.body.classList.contains('stale')")
+        assert page.run("document.querySelector('#connection a').href") == cluster["b"].url + "/"
 
 
 def test_failures_and_commits_are_those_of_all_processes(page: Page) -> None:
@@ -128,8 +128,8 @@ def test_failures_and_commits_are_those_of_all_processes(page: Page) -> None:
             node.metrics.dead_lettered(task)
         cluster["b"].metrics.aborted(0)
         page.open(cluster["a"].url + "/#failures")
-        page.until("document.querySelectorAll('#failures tbody tr').length === 3")
-        rows = page.run("return [...document.querySelectorAll('#failures tbody tr')].map(row => row.innerText)")
+        page.shows("document.querySelectorAll('#failures tbody tr').length === 3")
+        rows = page.run("[...document.querySelectorAll('#failures tbody tr')].map(row => row.innerText)")
         assert [row.split("\t")[2:] for row in rows] == [
             ["commits aborted, their records processed again", "1"],
             ["dropped: late", "6"],
@@ -138,13 +138,13 @@ def test_failures_and_commits_are_those_of_all_processes(page: Page) -> None:
         source = TopicPartition("lines", 0)
         failed = FailureStatus(1000, TaskId(0, 0, WHOLE), "mapped", "processing", source, 41, "KeyError", "dead-letter")
         cluster["b"].failures = (failed,)
-        page.until("document.querySelectorAll('#failures table').length === 2")
+        page.shows("document.querySelectorAll('#failures table').length === 2")
         cells = "[...document.querySelectorAll('#failures table')[1].rows[1].cells].map(cell => cell.innerText)"
-        assert page.run(f"return {cells}")[1:6] == ["lines-0", "41", "mapped", "processing: KeyError", "dead letter"]
+        assert page.run(f"{cells}")[1:6] == ["lines-0", "41", "mapped", "processing: KeyError", "dead letter"]
         for node, threads in zip(cluster.nodes, ((0,), (0, 1)), strict=True):
             for thread in threads:
                 node.metrics.committed(thread, 0.02)
-        page.until("document.querySelector('#plots figure:nth-child(3) strong').textContent === '20 ms'")
+        page.shows("document.querySelector('#plots figure:nth-child(3) strong').textContent === '20 ms'")
         assert page.complaints() == []
 
 
@@ -160,18 +160,18 @@ def test_the_topology_shows_what_passes_its_arrows(page: Page) -> None:
     with Cluster(2, AGAIN, kind=Busy) as cluster:
         cluster.deal(2, DATA)
         page.open(cluster["a"].url + "/#topology")
-        page.until("document.querySelectorAll('.graph .operator').length === 5")
+        page.shows("document.querySelectorAll('.graph .operator').length === 5")
         titles = "[...document.querySelectorAll('.graph g text:first-of-type')].map(one => one.textContent)"
-        assert page.run(f"return {titles}")[:3] == ["lines", "by-word-repartition", "word-counts"]
+        assert page.run(f"{titles}")[:3] == ["lines", "by-word-repartition", "word-counts"]
         task = cluster.placed["b"][0]
         cluster["b"].metrics.dropped(task, "KSTREAM-SOURCE-0000000000", "deserialization", 7)
         cluster["a"].metrics.dead_lettered(task, 2)
-        page.until("document.querySelector('.graph .rate').textContent.match(/^[1-9].*[/]s · lag 8$/)")
-        page.until("document.querySelector('.graph .drops').textContent === '7 dropped'")
-        page.until("document.querySelector('.graph .title').textContent === 'Sub-topology 0 · 2 dead letters'")
+        page.shows("document.querySelector('.graph .rate').textContent.match(/^[1-9].*[/]s · lag 8$/)")
+        page.shows("document.querySelector('.graph .drops').textContent === '7 dropped'")
+        page.shows("document.querySelector('.graph .title').textContent === 'Sub-topology 0 · 2 dead letters'")
         page.run("document.querySelector('#topology details').open = true")
-        page.until("document.querySelectorAll('#topology tbody tr').length === 7")
-        first = page.run("return [...document.querySelector('#topology tbody tr').cells].map(cell => cell.innerText)")
+        page.shows("document.querySelectorAll('#topology tbody tr').length === 7")
+        first = page.run("[...document.querySelector('#topology tbody tr').cells].map(cell => cell.innerText)")
         assert [first[0], first[3]] == ["lines topic", "8"]
         assert page.complaints() == []
 
@@ -181,32 +181,29 @@ def test_hot_key_groups_are_listed_and_marked_in_their_bars(page: Page) -> None:
         cluster.deal(2, DATA)
         cluster["a"].hot = ((17, 0.4),)
         page.open(cluster["a"].url + "/")
-        page.until("document.querySelectorAll('#hot tbody tr').length === 4")
-        row = page.run("return [...document.querySelector('#hot tbody tr').cells].map(cell => cell.innerText)")
+        page.shows("document.querySelectorAll('#hot tbody tr').length === 4")
+        row = page.run("[...document.querySelector('#hot tbody tr').cells].map(cell => cell.innerText)")
         assert [row[0], row[4], row[5]] == ["17", "1/s", "40 %"]
-        at = "(one => one.getBoundingClientRect().left)"
         place = page.run(
-            f"const left = {at}, bar = document.querySelector('.bar'); "
-            "return (left(document.querySelector('.hot')) - left(bar)) / bar.getBoundingClientRect().width"
+            "(() => { const box = selector => document.querySelector(selector).getBoundingClientRect(); "
+            "return (box('.hot').left - box('.bar').left) / box('.bar').width })()"
         )
         assert place == pytest.approx(17 / 256, abs=0.002)
         cluster["a"].hot = ()
-        page.until("!document.querySelector('.hot') && !document.querySelector('#hot table')")
+        page.shows("!document.querySelector('.hot') && !document.querySelector('#hot table')")
 
 
 def test_keys_and_readers_of_screens_get_at_everything(page: Page, cluster: Cluster) -> None:
-    from selenium.webdriver.common.keys import Keys
-
     page.open(cluster["a"].url + "/")
-    page.until("document.querySelectorAll('.range').length === 4")
+    page.shows("document.querySelectorAll('.range').length === 4")
     page.run("document.querySelector('.range[tabindex=\"0\"]').focus()")
-    page.press(Keys.ARROW_RIGHT, Keys.ARROW_DOWN)
-    task = page.run("return document.activeElement.dataset.task")
+    page.press("ArrowRight", "ArrowDown")
+    task = page.run("document.activeElement.dataset.task")
     assert task == "0_1[128..255]"
     assert page.text("#chosen").split("\n")[:2] == ["task", task]
     page.run("document.querySelector('details').open = true")
-    page.until("document.querySelectorAll('#table tbody tr').length === 4")
-    nodes = page.driver.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+    page.shows("document.querySelectorAll('#table tbody tr').length === 4")
+    nodes = page.ask("Accessibility.getFullAXTree")["nodes"]
     named = [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes if "role" in node]
     without = {role for role, name in named if role in ("button", "link", "image", "textbox", "combobox") and not name}
     assert without == set()
@@ -215,13 +212,12 @@ def test_keys_and_readers_of_screens_get_at_everything(page: Page, cluster: Clus
 
 def test_stores_are_asked_as_the_interface_has_them(page: Page, cluster: Cluster) -> None:
     page.open(cluster["a"].url + "/#stores")
-    page.until("document.querySelectorAll('#stores tbody tr').length === 100")
+    page.shows("document.querySelectorAll('#stores tbody tr').length === 100")
     page.run("document.querySelector('#stores .more').click()")
-    page.until("document.querySelectorAll('#stores tbody tr').length === 50")
+    page.shows("document.querySelectorAll('#stores tbody tr').length === 50")
 
     def ask(store: str, how: str, **fields: str) -> list[list[str]]:
-        script = """
-            const [store, how, fields] = arguments;
+        script = """(store, how, fields) => {
             document.querySelector(`[data-store="${store}"]`).click();
             const select = document.querySelector("#stores select");
             select.value = how;
@@ -230,11 +226,11 @@ def test_stores_are_asked_as_the_interface_has_them(page: Page, cluster: Cluster
                 document.querySelector(`#stores [name="${name}"]`).value = value;
             document.querySelector("#stores [aria-live]").replaceChildren();
             document.querySelector("#stores form").requestSubmit();
-        """
-        page.run(script, store, how, fields)
-        page.until("document.querySelector('#stores [aria-live]').firstChild")
+        }"""
+        page.run(f"({script})(...{json.dumps([store, how, fields])})")
+        page.shows("document.querySelector('#stores [aria-live]').firstChild")
         rows = "[...document.querySelectorAll('#stores tbody tr')]"
-        return page.run(f"return {rows}.map(row => [...row.cells].map(cell => cell.innerText))")  # type: ignore[no-any-return]
+        return page.run(f"{rows}.map(row => [...row.cells].map(cell => cell.innerText))")  # type: ignore[no-any-return]
 
     assert ask("counts", "keys", key="w7")[0][:2] == ["w7", "7"]
     assert [row[0] for row in ask("counts", "range", prefix="w14")] == ["w14", *(f"w14{i}" for i in range(10))]
@@ -250,34 +246,32 @@ def test_the_page_asks_for_the_tokens_that_it_needs_and_keeps_them_out_of_urls(p
     with Cluster(1, AGAIN, access=[Access(TOKENS)]) as cluster:
         cluster.deal(1, DATA)
         page.open(cluster["a"].url + "/")
-        give = (
-            "document.querySelector('#token').value = arguments[0]; document.querySelector('#access').requestSubmit()"
-        )
         for view, token, seen in (("", OPERATE, "#overview .range"), ("#stores", READ, "#stores tbody tr")):
-            page.run("location.hash = arguments[0]", view)
-            page.until("!document.querySelector('#access').hidden")
-            page.run(give, token)
-            page.until("document.querySelector(arguments[0])", seen)
-        page.driver.refresh()
-        page.until("document.querySelectorAll('#stores tbody tr').length")
-        addresses = page.run("return [location.href, ...performance.getEntries().map(entry => entry.name)].join()")
+            page.run(f"location.hash = '{view}'")
+            page.shows("!document.querySelector('#access').hidden")
+            page.run(f"document.querySelector('#token').value = '{token}'")
+            page.run("document.querySelector('#access').requestSubmit()")
+            page.shows(f"document.querySelector('{seen}')")
+        page.ask("Page.reload")
+        page.shows("document.querySelectorAll('#stores tbody tr').length")
+        addresses = page.run("[location.href, ...performance.getEntries().map(entry => entry.name)].join()")
         assert READ not in addresses
         assert OPERATE not in addresses
-        assert page.run("return document.cookie + Object.values(localStorage).join()") == "system"
+        assert page.run("document.cookie + Object.values(localStorage).join()") == "system"
 
 
 def test_the_policy_lets_no_other_script_run_and_no_other_host_be_asked(page: Page, cluster: Cluster) -> None:
     page.open(cluster["a"].url + "/")
-    page.until("document.body.dataset.at")
+    page.shows("document.body.dataset.at")
     assert page.complaints() == []
     blocked = page.run(
-        "let refused = 0; try { document.body.innerHTML = '<b>x</b>' } catch { refused += 1 }"
+        "(() => { let refused = 0; try { document.body.innerHTML = '<b>x</b>' } catch { refused += 1 }"
         "const script = document.createElement('script'); "
-        "try { script.text = '1' } catch { refused += 1 } return refused"
+        "try { script.text = '1' } catch { refused += 1 } return refused })()"
     )
     assert blocked == 2
-    elsewhere = "return fetch(arguments[0] + '/health/live').then(() => 'asked', () => 'refused')"
-    assert page.run(elsewhere, cluster["b"].url) == "refused"
+    elsewhere = f"fetch('{cluster['b'].url}/health/live').then(() => 'asked', () => 'refused')"
+    assert page.run(elsewhere) == "refused"
     assert any("Content Security Policy" in complaint for complaint in page.complaints())
 
 

@@ -56,7 +56,7 @@ def _once(function: Callable[..., T], about: Callable[..., object]) -> Callable[
 MADE_ONCE: list[tuple[ModuleType, str, Callable[..., object]]] = [
     (resolved_topology, "as_it_runs", lambda built, _, config: (id(built), config["topology.optimization"])),
     (resolved_topology, "fingerprints", lambda topology, partitions: (id(topology), tuple(partitions))),
-    (resolved_topology, "compile_subtopology", lambda topology, part: (id(topology), part.id)),
+    (resolved_topology, "compile_subtopology", lambda topology, part, wrapper: (id(topology), part.id, wrapper)),
     (deployed, "outline", id),
 ]
 """What each process would make of its topology as the others have, with what it is made of. No program has patterns."""

@@ -44,8 +44,9 @@ class Part(NamedTuple):
 
     def everything(self) -> Iterator[StoredRow]:
         """Yield all rows of the store, of windows that have expired as well."""
-        for _, rows in self.database.rows(self.spec.name, ALL_GROUPS):
-            for key, data in rows:
+        listed = layout.expiry_family(self.spec.name)
+        for family, rows in self.database.rows(self.spec.name, ALL_GROUPS):
+            for key, data in rows if family != listed else ():
                 yield StoredRow(key[1:], *layout.unpack(data))
 
 

@@ -13,6 +13,7 @@ from coopstreams import (
     JoinWindows,
     KeyValueStore,
     KStream,
+    Materialized,
     Processor,
     ProcessorContext,
     Record,
@@ -69,6 +70,11 @@ class Program:
 
 def _counted(builder: StreamsBuilder) -> None:
     builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key().count(store="counts").to_stream().to("out")
+
+
+def _lasting(builder: StreamsBuilder) -> None:
+    grouped = builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key()
+    grouped.count(store=Materialized("counts", ttl=ms(2_000))).to_stream().to("out")
 
 
 def _recounted(builder: StreamsBuilder) -> None:
@@ -282,6 +288,7 @@ def _to(*topics: str, late: bool = False, deletes: bool = False) -> Writes:
 
 PROGRAMS = {
     "a count": Program(_counted, _to("in"), Counted, ("counts",)),
+    "a count whose rows expire": Program(_lasting, _to("in", late=True), Counted, ("counts",)),
     "a count behind a repartition": Program(_recounted, _to("in"), Counted, ("counts",)),
     "windows": Program(_windows, _to("in", late=True), Counted, ("counts",)),
     "windows that are soon forgotten": Program(_forgotten, _to("in", late=True), Counted),

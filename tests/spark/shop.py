@@ -12,7 +12,6 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
 from coopstreams import CoopStreams, StreamsBuilder, TimeWindows, Topology, serdes, until_window_closes
@@ -27,10 +26,9 @@ from coopstreams.spark.source_rebuild import RebuiltFromSource, rebuild_from_sou
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import KeyRange
 from tests.broker import law
-from tests.broker.counting import PATIENT
 from tests.broker.reading import latest, read_topic
 from tests.broker.waiting import eventually
-from tests.conftest import Kafka
+from tests.conftest import PATIENT, Kafka
 from tests.durations import ms
 
 PARTITIONS = 2
@@ -146,10 +144,7 @@ class Shop:
 
 
 def produce(kafka: Kafka, place: TopicPartition, rows: Mapping[bytes, bytes | None]) -> None:
-    producer = Producer({"bootstrap.servers": kafka.bootstrap})
-    for key, value in rows.items():
-        producer.produce(place.topic, value, key, place.partition)
-    assert producer.flush(30) == 0
+    kafka.write(place.topic, ((key, value) for key, value in rows.items()), partition=place.partition)
 
 
 def decoded(name: str, rows: Mapping[bytes, bytes]) -> Iterator[tuple[Any, Any]]:

@@ -23,10 +23,10 @@ from coopstreams.spark.preparing import begin, load_plan, make_plan
 from coopstreams.state import snapshot
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.errors import ConfigError, QueryError, TopologyError
-from tests.broker.counting import PATIENT, instance_of
+from tests.broker.counting import instance_of
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
-from tests.conftest import Kafka
+from tests.conftest import PATIENT, Kafka
 from tests.durations import ms
 
 pytestmark = pytest.mark.broker

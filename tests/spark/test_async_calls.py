@@ -7,7 +7,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
 from coopstreams import CallContext, Record, StreamsBuilder, key_value_store, serdes
@@ -46,10 +45,9 @@ def test_results_of_calls_are_those_of_each_record(kafka: Kafka, spark: SparkSes
     kept.map_values_async(longer, value=serdes.text).to(out)
     store = key_value_store("counts", key=serdes.text, value=serdes.json)
     kept.process_async(counted, stores=[store], key=serdes.text, value=serdes.json, dead_letters=dead).to(counts)
-    producer = Producer({"bootstrap.servers": kafka.bootstrap, "partitioner": "murmur2_random"})
-    for number in range(500):
-        producer.produce(source, "left out" if number % 5 == 0 else f"value {number}", f"key {number % 20}")
-    assert producer.flush(60) == 0
+    kafka.write(
+        source, ((f"key {number % 20}", "left out" if number % 5 == 0 else f"value {number}") for number in range(500))
+    )
     backfill(
         builder.build(),
         {"bootstrap.servers": kafka.bootstrap},

@@ -17,7 +17,6 @@ from typing import Any
 
 import pyspark
 import pytest
-from confluent_kafka import Producer
 
 from coopstreams import serdes
 from tests.broker.reading import latest, read_topic
@@ -67,10 +66,7 @@ class Letters:
         (folder / f"{program}.py").write_text(
             PROGRAM.format(application=application, source=source, sink=sink, helper=helper)
         )
-        producer = Producer({"bootstrap.servers": kafka.bootstrap, "enable.idempotence": True})
-        for number, word in enumerate(words):
-            producer.produce(source, word.encode(), b"%d" % number)
-        assert producer.flush(30) == 0
+        kafka.write(source, ((b"%d" % number, word.encode()) for number, word in enumerate(words)))
         return Letters(application, source, sink, folder / f"{program}.py", Counter(word[0] for word in words if word))
 
 

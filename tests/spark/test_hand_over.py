@@ -37,10 +37,10 @@ from coopstreams.spark.publishing import publish
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.errors import QueryError
 from tests.broker import law, test_law
-from tests.broker.counting import PATIENT, Counting
+from tests.broker.counting import Counting
 from tests.broker.reading import by_key, read_topic
 from tests.broker.waiting import eventually
-from tests.conftest import Kafka
+from tests.conftest import PATIENT, Kafka
 from tests.durations import ms
 
 pytestmark = pytest.mark.broker
@@ -152,10 +152,7 @@ def test_stream_time_and_timers_go_on_over_the_cut(kafka: Kafka, spark: SparkSes
     assert len(expected[windows]) == len(before) + len(behind) - 3, "what is late is dropped"
 
     def write(times: Sequence[int]) -> None:
-        producer = Producer({"bootstrap.servers": kafka.bootstrap})
-        for at in times:
-            producer.produce(source, b"x", b"key", timestamp=at)
-        assert producer.flush(30) == 0
+        kafka.write(source, ((b"key", b"x", at) for at in times))
 
     write(before)
     settings = {"bootstrap.servers": kafka.bootstrap, "statestore.cache.max.bytes": 0}
@@ -259,4 +256,4 @@ def test_windows_joins_and_repartitions_go_on_where_the_backfill_was_cut(
     assert total(metrics, "coopstreams_restored_records_total") == 0, (
         "the changelogs were replayed although the snapshot has it all"
     )
-    test_law.check_outputs(kafka, topics, expected, every_update=True)
+    test_law.check_outputs(kafka, topics, expected)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
 from coopstreams import CoopStreams, Processor, Record, StreamsBuilder, Topology, serdes
@@ -16,10 +15,9 @@ from coopstreams.spark import Options, backfill, publish
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.errors import ProcessingError, UnknownTopicError
 from coopstreams.topology.keys import partition_of
-from tests.broker.counting import PATIENT
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
-from tests.conftest import Kafka
+from tests.conftest import PATIENT, Kafka
 
 pytestmark = pytest.mark.broker
 
@@ -69,10 +67,7 @@ class Spread:
         self.settings = {"bootstrap.servers": kafka.bootstrap, "statestore.cache.max.bytes": 0}
 
     def write(self, numbers: Iterable[int]) -> None:
-        producer = Producer({"bootstrap.servers": self.kafka.bootstrap, "partitioner": "murmur2_random"})
-        for number in numbers:
-            producer.produce(self.source, str(number), KEYS[number % len(KEYS)])
-        assert producer.flush(60) == 0
+        self.kafka.write(self.source, ((KEYS[number % len(KEYS)], str(number)) for number in numbers))
 
     def expected(self, count: int) -> Counter[Storage]:
         """Return what one application makes of the first records, and how many are for no partition."""
@@ -144,9 +139,7 @@ def one_sink(kafka: Kafka, to: Callable[[str], Any], partitioner: Callable[[str,
     source, sink = kafka.topic("in"), kafka.topic("out", 3)
     builder = StreamsBuilder(kafka.unique("one-sink"))
     builder.stream(source, key=serdes.text, value=serdes.text).to(to(sink), partitioner=partitioner)
-    producer = Producer({"bootstrap.servers": kafka.bootstrap})
-    producer.produce(source, "1", "key")
-    assert producer.flush(60) == 0
+    kafka.write(source, [("key", "1")])
     return builder.build()
 
 

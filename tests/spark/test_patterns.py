@@ -26,10 +26,9 @@ from coopstreams.spark.preparing import begin, load_plan, make_plan
 from coopstreams.spark.running import carry_out
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.errors import ConfigError, TopologyError
-from tests.broker.counting import PATIENT
 from tests.broker.reading import by_key, read_topic
 from tests.broker.waiting import eventually
-from tests.conftest import Kafka
+from tests.conftest import PATIENT, Kafka
 
 pytestmark = pytest.mark.broker
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
@@ -21,10 +20,9 @@ from coopstreams import CoopStreams, SessionWindows, StreamsBuilder, Topology, s
 from coopstreams.spark import Options, backfill
 from coopstreams.spark.plan import Stage
 from coopstreams.spark.publishing import publish
-from tests.broker.counting import PATIENT
 from tests.broker.reading import by_key, latest, read_topic
 from tests.broker.waiting import eventually
-from tests.conftest import Kafka
+from tests.conftest import PATIENT, Kafka
 
 pytestmark = pytest.mark.broker
 
@@ -81,10 +79,7 @@ def sessions_of(clicks: list[tuple[str, int]]) -> dict[str, int]:
 
 
 def write(kafka: Kafka, topic: str, clicks: list[tuple[str, int]]) -> None:
-    producer = Producer({"bootstrap.servers": kafka.bootstrap, "partitioner": "murmur2_random"})
-    for key, at in clicks:
-        producer.produce(topic, b"x", key, timestamp=at)
-    assert producer.flush(90) == 0
+    kafka.write(topic, ((key, b"x", at) for key, at in clicks))
 
 
 def die_at_second_stage() -> None:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
 from coopstreams import CoopStreams, serdes
@@ -15,7 +14,6 @@ from coopstreams.query.client import QueryClient
 from coopstreams.spark import Options, backfill, publish
 from coopstreams.tasks.schemas import schemas_bound
 from coopstreams.topology.errors import QueryError
-from tests.broker.counting import PATIENT
 from tests.broker.post import DEPOT, Load, program, warm
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
@@ -46,22 +44,13 @@ def test_a_backfill_reads_and_writes_all_three_kinds_and_the_application_goes_on
     application = kafka.unique("post")
     source, sink = kafka.topic("parcels", 2, retention_ms="-1"), kafka.topic("loads", 2)
     topology = program(application, source, sink)
-    settings = {
-        "bootstrap.servers": kafka.bootstrap,
-        "schema.registry.url": registry.url,
-        "state.dir": str(tmp_path / "state"),
-        "commit.interval.ms": 100,
-        **PATIENT,
-    }
+    settings = kafka.config(tmp_path / "state", schema_registry_url=registry.url)
 
     def write(count: int) -> None:
         with schemas_bound(topology, Config.of(settings, application)):
             key, value = serdes.avro(DEPOT), serdes.protobuf(Parcel)
             rows = [(key.serialize({"number": at % 3}), value.serialize(Parcel(grams=at))) for at in range(count)]
-        producer = Producer({"bootstrap.servers": kafka.bootstrap, "partitioner": "murmur2_random"})
-        for key_bytes, value_bytes in rows:
-            producer.produce(source, value_bytes, key_bytes)
-        assert producer.flush(60) == 0
+        kafka.write(source, rows)
 
     write(300)
     options = Options(ranges=2, work=str(tmp_path / "work"), outputs="topic")

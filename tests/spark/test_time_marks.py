@@ -1,5 +1,6 @@
-"""Time marks in the history of a source: a backfill closes windows where the live application did. No Spark: what
-workers do is Arrow in, Arrow out.
+"""Time marks in the history of a source: a backfill closes windows and lets rows expire where the live application did.
+
+No Spark: what workers do is Arrow in, Arrow out.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coopstreams import StreamsBuilder, TimeWindows, Topology, serdes, until_window_closes
+from coopstreams import Materialized, StreamsBuilder, TimeWindows, Topology, serdes, until_window_closes
 from coopstreams.common.config import Config
 from coopstreams.log.time_marks import headers_of
 from coopstreams.spark.history.rows import HISTORY, ROUTED, batch
@@ -25,6 +26,8 @@ from tests.durations import ms
 SETTINGS = {"statestore.cache.max.bytes": 0}
 Log = list[tuple[bytes | None, int]]
 """The key and time of a record, or of a mark, which has no key."""
+Found = dict[tuple[str, bytes | None], list[bytes | None]]
+"""By topic and key, the results in their order."""
 
 
 def topology() -> Topology:
@@ -32,12 +35,14 @@ def topology() -> Topology:
     stream = builder.stream("in", key=serdes.raw, value=serdes.raw, idle_advance=timedelta(seconds=1))
     counted = stream.group_by_key().windowed_by(TimeWindows(seconds=10, grace=ms(3000))).count(store="counts")
     counted.suppress(until_window_closes()).to_stream().to("out")
+    lasting = Materialized("lasting", ttl=ms(7000))
+    stream.group_by_key().count(store=lasting).to_stream().to("lasting")
     return builder.build()
 
 
-def live(log: Log) -> dict[bytes | None, list[bytes | None]]:
+def live(log: Log) -> Found:
     """What the test driver makes of the records, where it has marked the silences between them."""
-    found: dict[bytes | None, list[bytes | None]] = {}
+    found: Found = {}
     with TopologyTestDriver(topology(), 1, SETTINGS) as driver:
         stream_time = -1
         for key, time in log:
@@ -46,12 +51,13 @@ def live(log: Log) -> dict[bytes | None, list[bytes | None]]:
             else:
                 driver.input("in").send(key, b"", time)
             stream_time = max(stream_time, time)
-        for record in driver.output("out", serdes.raw, serdes.raw).records():
-            found.setdefault(record.key, []).append(record.value)
+        for topic in ("out", "lasting"):
+            for record in driver.output(topic, serdes.raw, serdes.raw).records():
+                found.setdefault((topic, record.key), []).append(record.value)
     return found
 
 
-def backfilled(log: Log, ranges: int) -> dict[bytes | None, list[bytes | None]]:
+def backfilled(log: Log, ranges: int) -> Found:
     shipped, times = ship(topology()), [time for _, time in log]
     keys, values = [key for key, _ in log], [None if key is None else b"" for key, _ in log]
     headers = [
@@ -63,13 +69,13 @@ def backfilled(log: Log, ranges: int) -> dict[bytes | None, list[bytes | None]]:
     rows = [row for routed in Routing(shipped, 0, "in", ranges)(iter([history])) for row in routed.to_pylist()]
     config = Config.of({"bootstrap.servers": "nowhere:1", **SETTINGS}, "app")
     work = TaskWork(shipped, 0, ranges, "run", 0, config, outputs="table")
-    found: dict[bytes | None, list[bytes | None]] = {}
+    found: Found = {}
     for task in range(ranges):
         mine = sorted((row for row in rows if row["task"] == task), key=lambda row: (row["time"], row["offset"]))
         for results in work(iter([type(history).from_pylist(mine, ROUTED)])):
             for row in results.to_pylist():
                 if row["topic"] is not None:
-                    found.setdefault(row["key"], []).append(row["value"])
+                    found.setdefault((row["topic"], row["key"]), []).append(row["value"])
     return found
 
 
@@ -89,13 +95,21 @@ def logs(draw: st.DrawFn) -> Log:
 @pytest.mark.parametrize("ranges", [1, 4])
 @settings(max_examples=10, deadline=None)
 @given(logs())
-def test_a_backfill_closes_windows_at_the_marks_of_the_history(ranges: int, log: Log) -> None:
+def test_a_backfill_closes_windows_and_lets_rows_expire_at_the_marks_of_the_history(ranges: int, log: Log) -> None:
     assert backfilled(log, ranges) == live(log)
 
 
 def test_the_engine_of_spark_itself_leaves_such_a_program_to_python() -> None:
     (part,) = topology().subtopologies
     assert translated(part) == "KSTREAM-SOURCE-0000000000 advances time where its topic is silent"
+
+
+def test_it_leaves_rows_that_expire_to_python() -> None:
+    builder = StreamsBuilder("app")
+    stream = builder.stream("in", key=serdes.raw, value=serdes.raw)
+    stream.group_by_key().count(store=Materialized("lasting", ttl=ms(7000)))
+    (part,) = builder.build().subtopologies
+    assert translated(part) == "KSTREAM-AGGREGATE-0000000002 has rows that expire"
 
 
 def test_the_keys_lie_in_several_ranges() -> None:

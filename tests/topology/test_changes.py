@@ -229,6 +229,18 @@ def test_a_store_without_a_changelog_survives_only_where_it_is() -> None:
     assert between(kept(False), kept(True))["counts"] is EMPTY
 
 
+def test_rows_that_come_to_expire_are_restored_once_and_another_ttl_changes_nothing() -> None:
+    def kept(ttl: timedelta | None, *, logged: bool = True) -> Program:
+        return lambda b: text(b).group_by_key().count(store=Materialized("counts", ttl=ttl, logged=logged))
+
+    (to, *_), (fro, *_), (longer, *_) = (
+        changes(of(kept(one)), of(kept(other))) for one, other in [(None, MINUTE), (MINUTE, None), (MINUTE, 2 * MINUTE)]
+    )
+    assert (to.verdict, fro.verdict, longer.verdict, longer.why) == (KEEPS, KEEPS, KEEPS, "")
+    assert to.why == "its rows expire now: it is restored from its changelog, once"
+    assert between(kept(None, logged=False), kept(MINUTE, logged=False))["counts"] is EMPTY
+
+
 def test_a_repartition_topic_of_another_name_loses_what_is_in_it_if_anything_is() -> None:
     found = changes(of(counts(key=serdes.text, name="one")), of(counts(key=serdes.text, name="two")))
     lost = next(change for change in found if change.what == "repartition topic")

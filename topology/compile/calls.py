@@ -96,14 +96,15 @@ def keys_suffice(subtopology: SubTopology) -> bool:
 
     Then records of other keys may pass one that waits for a call. What they need of all records before them are
     operator times, which the reader knows. The order of the partition is needed by operators that forward when time
-    advances (suppressions, windows that are emitted when they close, joins of streams), look back over what expires
-    (sessions, sliding windows, versions) or belong to the user (processors); by windows of which a result decides
-    whether a record reaches them; by calls that wait for each other in that order; and by tables restored from their
-    source topic: only an offset says what is in them.
+    advances (suppressions, windows that are emitted when they close, joins of streams, tables whose rows expire), look
+    back over what expires (sessions, sliding windows, versions) or belong to the user (processors); by windows of which
+    a result decides whether a record reaches them; by calls that wait for each other in that order; and by tables
+    restored from their source topic: only an offset says what is in them.
     """
     analysis = Analysis(subtopology)
     return all(_needs_its_key_only(node, analysis) for node in subtopology.nodes) and not any(
-        store.source is not None or store.history_ms is not None for store in subtopology.stores
+        store.source is not None or store.history_ms is not None or store.ttl_ms is not None
+        for store in subtopology.stores
     )
 
 

@@ -24,5 +24,7 @@ class Code:
     """
     observed: Callable[[], None]
     """Advance the window stores to the operator times."""
+    expired: Callable[[], None]
+    """Delete the rows that have expired by the stream times of the partitions, and forward the deletions."""
     headers_come: Callable[[], None]
     """From now on, keep the headers of records with the rows that record caches hold back."""

@@ -28,6 +28,7 @@ from coopstreams.topology.operators import (
     aggregates,
     calls,
     choosing,
+    expiring,
     foreign_key_joins,
     global_joins,
     grace_joins,
@@ -121,6 +122,8 @@ def _compiled(
     compiler = Compiler(
         Analysis(subtopology), operators, caching=caching, shared=shared, by_key=by_key, wrapper=wrapper
     )
+    for node, store in expiring.expiring(compiler):
+        expiring.expire(compiler, node, store)
     functions = {
         source.name: _source_function(compiler, source) for source in subtopology.nodes if isinstance(source, Source)
     }
@@ -181,6 +184,7 @@ def _source_function(compiler: Compiler, source: Source) -> str:
     function.over_batch = True
     with function.loop(""):
         header = len(function.lines) - 1
+        expiring.expire_first(compiler, function, source)
         if source.timestamp is not None:
             _check_timestamp(compiler, function, source)
         if source.key.check_key is not None and not source.internal:

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeAlias
 
 from coopstreams.topology.columns import Headers
 from coopstreams.topology.compile.processor_stores import (
+    ExpiringKeyValueStore,
     KeyValueStore,
     SessionStore,
     VersionedStore,
@@ -105,6 +106,7 @@ class Work:
         self._at: tuple[bytes | None, Record[Any, Any]] | None = None
         self._timestamp = -1
         self._forgetful = [stores[spec.name] for spec in node.stores if spec.kind in ("window", "session")]
+        self._expiring: list[Any] = [stores[spec.name] for spec in node.stores if spec.ttl_ms is not None]
         self._processor: Processor[Any, Any, Any, Any] = node.supplier()
         if not isinstance(self._processor, Processor):
             raise TopologyError(
@@ -124,12 +126,15 @@ class Work:
             self._end_if_over()
 
     def observe(self, stream_time: int) -> None:
-        """Advance the stream time of window and session stores, so that their rows expire.
+        """Advance the stream time of the stores whose rows expire.
 
         Stream time is the partition's: puts of tasks of other key ranges advance it, too.
         """
         for table in self._forgetful:
             table.advance(stream_time)
+        for table in self._expiring:
+            if stream_time >= table.due_ms:
+                table.expired(stream_time)
 
     def close(self) -> None:
         """Close the processor."""
@@ -153,6 +158,9 @@ class Work:
         table = self._stores[name]
         if table.spec.history_ms is not None:
             return VersionedStore(table, self._around.task_time)
+        if table.spec.ttl_ms is not None:
+            expiring: Any = table
+            return ExpiringKeyValueStore(expiring, lambda: self._timestamp, self._around.task_time)
         kinds: dict[str, Callable[[Any], Any]] = {
             "key_value": lambda table: KeyValueStore(table, lambda: self._timestamp),
             "window": lambda table: WindowStore(table, lambda: self._timestamp),

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from coopstreams.topology.stores import (
+    ExpiringTableStore,
     SessionTableStore,
     TableStore,
     WindowTableStore,
@@ -82,6 +83,37 @@ class KeyValueStore(Generic[K, V]):
                 break
             found.append((self._read(key), entry.value))
         return iter(found[::-1] if reverse else found)
+
+
+class ExpiringKeyValueStore(KeyValueStore[K, V]):
+    """A store whose rows expire: one that has expired by `stream_time()` is not found, deleted already or not."""
+
+    def __init__(self, table: ExpiringTableStore, now: Callable[[], int], stream_time: Callable[[], int]) -> None:
+        super().__init__(table, now)
+        self._expiring, self._stream_time = table, stream_time
+        self._ttl_ms = table.spec.ttl_ms or 0
+
+    def get(self, key: K) -> V | None:
+        """Return the value of a key, None if there is none."""
+        value: V | None = self._table.load(self._write(key)).value
+        return None if self.timestamp(key) is None else value
+
+    def timestamp(self, key: K) -> int | None:
+        """Return the timestamp of a key's latest change, None if it has no value."""
+        timestamp = super().timestamp(key)
+        return None if timestamp is None or timestamp + self._ttl_ms <= self._stream_time() else timestamp
+
+    def put(self, key: K, value: V | None) -> None:
+        """Set the value of a key; None deletes it."""
+        super().put(key, value)
+        data = self._write(key)
+        self._expiring.note(data, self._table.load(data))
+
+    def _scan(
+        self, start: bytes | None, end: bytes | None, *, reverse: bool, prefix: bytes = b""
+    ) -> Iterator[tuple[K, V]]:
+        found = super()._scan(start, end, reverse=reverse, prefix=prefix)
+        return iter([(key, value) for key, value in found if self.timestamp(key) is not None])
 
 
 class WindowStore(Generic[K, V]):

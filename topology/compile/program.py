@@ -270,6 +270,7 @@ class BoundProgram:
         if operator_times and self.shared:
             self._source, self._entries = source, []
             self._code.reached[source.topic](operator_times, True)
+        self._code.expired()
         self._code.observed()
         for work in self._works:
             work.observe(self.task_time())

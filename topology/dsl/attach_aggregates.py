@@ -12,7 +12,7 @@ from typing import Any
 
 from coopstreams.topology.dsl.attach import Grouped, TableFlow
 from coopstreams.topology.dsl.attach_views import ask_for_old_values
-from coopstreams.topology.dsl.materialized import StoreOption, kept_as, name_of
+from coopstreams.topology.dsl.materialized import FOLLOWS_TABLES, StoreOption, kept_as, name_of
 from coopstreams.topology.dsl.repartition import keyed
 from coopstreams.topology.durations import Duration, duration_ms
 from coopstreams.topology.errors import TopologyError
@@ -26,6 +26,7 @@ from coopstreams.topology.windows import AnyWindows, SessionWindows, SlidingWind
 Function = Callable[..., Any]
 
 _CURE = "the group_by_key(…) or group_by(…) before it"
+_WINDOWS_EXPIRE = "windows expire by themselves; retention= says how long they are kept."
 _AGES_MS = 1 << 62
 """The retention of a window that does not end."""
 
@@ -72,7 +73,9 @@ def aggregate(group: Grouped, fold: Fold, kept: Kept) -> TableFlow:
     )
     value = serde_or_none(kept.value, "value", where) or flow.needed("value", where)
     spec = kept_as(
-        kept.store, _spec(store_name, flow.needed("key", where, _CURE), value, group.windows, kept.retention, where)
+        kept.store,
+        _spec(store_name, flow.needed("key", where, _CURE), value, group.windows, kept.retention, where),
+        no_ttl=None if group.windows is None else _WINDOWS_EXPIRE,
     )
     if group.emit_on_close and spec.kind == "session" and kept.retention is None and spec.retention_ms is not None:
         spec = replace(
@@ -115,7 +118,11 @@ def cogroup(
         name = group.name or (store_name if number == 0 else f"{store_name}-{number}")
         flow = keyed(group.flow, name, where, cure=_CURE, named=group.name is not None)
         key = flow.needed("key", where, _CURE)
-        spec = spec or kept_as(kept.store, _spec(store_name, key, value, windows, kept.retention, where))
+        spec = spec or kept_as(
+            kept.store,
+            _spec(store_name, key, value, windows, kept.retention, where),
+            no_ttl=None if windows is None else _WINDOWS_EXPIRE,
+        )
         if key != spec.key:
             raise TopologyError(
                 f"{where}: keys are written as {spec.key} and as {key}, so equal keys have different bytes. Use one "
@@ -172,7 +179,11 @@ def aggregate_table(group: Grouped, fold: Fold, kept: Kept) -> TableFlow:
     pairs = replace(group.flow, value=changed(grouped_value))
     flow = keyed(pairs, group.name or store_name, where, cure=cure, named=group.name is not None)
     value = serde_or_none(kept.value, "value", where) or grouped_value
-    spec = kept_as(kept.store, StoreSpec(store_name, "key_value", flow.needed("key", where, cure), value))
+    spec = kept_as(
+        kept.store,
+        StoreSpec(store_name, "key_value", flow.needed("key", where, cure), value),
+        no_ttl=FOLLOWS_TABLES,
+    )
     graph.needed_stores.add(store_name)
     graph.attach(
         TableAggregate(

@@ -17,7 +17,7 @@ from typing import Any
 from coopstreams.topology.dsl.attach import TableFlow
 from coopstreams.topology.dsl.attach_views import ask_for_old_values, materialize
 from coopstreams.topology.dsl.functions import checked
-from coopstreams.topology.dsl.materialized import StoreOption, kept_as, name_of
+from coopstreams.topology.dsl.materialized import FOLLOWS_TABLES, StoreOption, kept_as, name_of
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.foreign_keys import ANSWERS, SUBSCRIBERS, SUBSCRIPTION
 from coopstreams.topology.graph.graph import Flow, Graph, Repartition
@@ -94,7 +94,11 @@ def join_foreign(
         )
     )
     output = names.node(f"{_PREFIX}OUTPUT-", name)
-    kept = kept_as(store, StoreSpec(names.store(f"{_PREFIX}OUTPUT-", name_of(store)), "key_value", key, value))
+    kept = kept_as(
+        store,
+        StoreSpec(names.store(f"{_PREFIX}OUTPUT-", name_of(store)), "key_value", key, value),
+        no_ttl=FOLLOWS_TABLES,
+    )
     if store is not None:
         graph.needed_stores.add(kept.name)
     graph.attach(TableSource(name=output, parents=(resulting,), store=kept))

@@ -18,7 +18,7 @@ from coopstreams.topology.dsl.attach import TableFlow
 from coopstreams.topology.dsl.attach_foreign_keys import join_foreign
 from coopstreams.topology.dsl.attach_views import ask_for_old_values, materialize
 from coopstreams.topology.dsl.functions import checked
-from coopstreams.topology.dsl.materialized import StoreOption, kept_as, name_of
+from coopstreams.topology.dsl.materialized import FOLLOWS_TABLES, StoreOption, kept_as, name_of
 from coopstreams.topology.dsl.repartition import keyed
 from coopstreams.topology.durations import Duration, duration_ms
 from coopstreams.topology.errors import TopologyError
@@ -230,7 +230,11 @@ def join_tables(
             raise TopologyError(
                 f'{where}: store="{name_of(store)}" keeps the joined values as bytes. Write value=serdes.… there.'
             )
-        spec = kept_as(store, StoreSpec(graph.names.store("KTABLE-MERGE-", name_of(store)), "key_value", key, value))
+        spec = kept_as(
+            store,
+            StoreSpec(graph.names.store("KTABLE-MERGE-", name_of(store)), "key_value", key, value),
+            no_ttl=FOLLOWS_TABLES,
+        )
         graph.needed_stores.add(spec.name)
     for table in (left, right):
         materialize(graph, table.flow.node)
@@ -241,7 +245,7 @@ def join_tables(
     parents = (left.flow.node, right.flow.node)
     graph.attach(TableTableJoin(name=node_name, parents=parents, kind=kind, joiner=function, key=key, store=spec))
     flow = replace(left.flow, node=node_name).with_value(value, method)
-    return TableFlow(flow, spec or replace(left.store, history_ms=None))
+    return TableFlow(flow, spec or replace(left.store, history_ms=None, ttl_ms=None))
 
 
 def join_streams(

@@ -217,6 +217,11 @@ def global_store(
             f'add_global_store(): "{store.name}" must be a key_value_store(…): each row is the latest record of its key'
         )
     check_name(topic, "the topic")
+    if store.ttl_ms is not None:
+        raise TopologyError(
+            f'add_global_store(): the rows of "{store.name}" cannot expire: each instance reads the topic at its own '
+            "speed. Leave out ttl=, and let the topic's own retention or tombstones delete rows."
+        )
     where = f'add_global_store("{store.name}")'
     read_key = serde_or_none(key, "key", where) or store.key
     read_value = serde_or_none(value, "value", where) or store.value

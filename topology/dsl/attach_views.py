@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any
 
 from coopstreams.topology.dsl.attach import TableFlow
-from coopstreams.topology.dsl.materialized import StoreOption, kept_as, name_of
+from coopstreams.topology.dsl.materialized import FOLLOWS_TABLES, StoreOption, kept_as, name_of
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.aggregate_nodes import CogroupMerge, Suppress
 from coopstreams.topology.graph.graph import Flow, Graph
@@ -96,8 +96,16 @@ def _attached(
         spec = kept_as(
             store,
             replace(
-                table.store, name=store_name, value=value, row_key=row_key, history_ms=None, logged=True, cached=True
+                table.store,
+                name=store_name,
+                value=value,
+                row_key=row_key,
+                history_ms=None,
+                logged=True,
+                cached=True,
+                ttl_ms=None,
             ),
+            no_ttl=FOLLOWS_TABLES,
         )
         graph.needed_stores.add(store_name)
     graph.attach(make(name=flow.node, parents=(table.flow.node,), store=spec))

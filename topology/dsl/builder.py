@@ -86,7 +86,11 @@ class StreamsBuilder:
         """
         store_name = self._graph.names.store(f"{check_name(topic, 'the topic')}-", name_of(store))
         source = self._graph.source(name, described("table", (topic,), key, value, timestamp), suffix="-source")
-        spec = kept_as(store, StoreSpec(store_name, "key_value", source.key, source.value))
+        spec = kept_as(
+            store,
+            StoreSpec(store_name, "key_value", source.key, source.value),
+            no_ttl=None if history is None else "history= says how long versions are kept.",
+        )
         if history is not None:
             spec = replace(
                 spec, value=versions_of(source.value), history_ms=checked_ms(history, f'table("{topic}"): the history')

@@ -64,14 +64,36 @@ class CogroupedKStream(Generic[K, A]):
         return kind(self._parts, checked_windows(windows))
 
 
-class TimeWindowedCogroupedKStream(Generic[K, A]):
-    """Several grouped streams, cut into windows."""
+class _WindowedCogroupedKStream(Generic[K, A]):
+    """The common part of cogrouped streams that are cut into windows or sessions."""
 
     __slots__ = ("_parts", "_taken", "_windows")
 
     def __init__(self, parts: list[tuple[Grouped, Function]], windows: AnyWindows) -> None:
         self._parts, self._windows = parts, windows
         self._taken: list[Flow] = []
+
+    def late(self, group: KGroupedStream[K, V], *, name: str | None = None) -> KStream[K, V]:
+        """Return the records of one of the grouped streams that are late for all of their windows.
+
+        Raises:
+            TopologyError: `aggregate` was not called yet, or the stream is not part of this cogroup.
+        """
+        numbers = [number for number, (part, _) in enumerate(self._parts) if part is group._group]
+        if not numbers:
+            raise TopologyError("late(): give one of the grouped streams that are cogrouped here")
+        return late_stream(self._taken[numbers[0]] if self._taken else None, name)
+
+    def _aggregated(self, fold: Fold, kept: Kept) -> KTable[Windowed[K], A]:
+        table, taken = cogroup(self._parts, self._windows, fold, kept)
+        self._taken = self._taken or taken
+        return KTable(table)
+
+
+class TimeWindowedCogroupedKStream(_WindowedCogroupedKStream[K, A]):
+    """Several grouped streams, cut into windows."""
+
+    __slots__ = ()
 
     def aggregate(
         self,
@@ -87,27 +109,13 @@ class TimeWindowedCogroupedKStream(Generic[K, A]):
         None deletes the row.
         """
         fold = Fold("aggregate", checked("aggregate", initializer))
-        table, taken = cogroup(self._parts, self._windows, fold, Kept(value, store, name, retention))
-        self._taken = self._taken or taken
-        return KTable(table)
-
-    def late(self, group: KGroupedStream[K, V], *, name: str | None = None) -> KStream[K, V]:
-        """Return the records of one of the grouped streams that are late for all of their windows.
-
-        Raises:
-            TopologyError: `aggregate` was not called yet, or the stream is not part of this cogroup.
-        """
-        return _late(self._parts, self._taken, group._group, name)
+        return self._aggregated(fold, Kept(value, store, name, retention))
 
 
-class SessionWindowedCogroupedKStream(Generic[K, A]):
+class SessionWindowedCogroupedKStream(_WindowedCogroupedKStream[K, A]):
     """Several grouped streams, cut into sessions."""
 
-    __slots__ = ("_parts", "_taken", "_windows")
-
-    def __init__(self, parts: list[tuple[Grouped, Function]], windows: AnyWindows) -> None:
-        self._parts, self._windows = parts, windows
-        self._taken: list[Flow] = []
+    __slots__ = ()
 
     def aggregate(
         self,
@@ -123,23 +131,4 @@ class SessionWindowedCogroupedKStream(Generic[K, A]):
         fold = Fold(
             "aggregate", checked("aggregate", initializer), None, checked("aggregate", merger, "key", "one", "other")
         )
-        table, taken = cogroup(self._parts, self._windows, fold, Kept(value, store, name, retention))
-        self._taken = self._taken or taken
-        return KTable(table)
-
-    def late(self, group: KGroupedStream[K, V], *, name: str | None = None) -> KStream[K, V]:
-        """Return the records of one of the grouped streams that are late for all of their windows.
-
-        Raises:
-            TopologyError: `aggregate` was not called yet, or the stream is not part of this cogroup.
-        """
-        return _late(self._parts, self._taken, group._group, name)
-
-
-def _late(
-    parts: list[tuple[Grouped, Function]], taken: list[Flow], group: Grouped, name: str | None
-) -> KStream[Any, Any]:
-    numbers = [number for number, (part, _) in enumerate(parts) if part is group]
-    if not numbers:
-        raise TopologyError("late(): give one of the grouped streams that are cogrouped here")
-    return late_stream(taken[numbers[0]] if taken else None, name)
+        return self._aggregated(fold, Kept(value, store, name, retention))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeAlias, TypeVar
 
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.attach import Grouped, TableFlow, late
@@ -39,6 +39,40 @@ class _WindowedKStream(Generic[K, V]):
         self._group = group
         self._taken: Flow | None = None
 
+    def emit_strategy(self, strategy: EmitStrategy) -> Self:
+        """Forward each update of a window or session (`on_window_update`, the default), or emit on close.
+
+        Emit on close is `on_window_close`.
+
+        Raises:
+            TopologyError: there is no such strategy.
+        """
+        if strategy not in ("on_window_update", "on_window_close"):
+            raise TopologyError(f'emit_strategy() takes "on_window_update" or "on_window_close", not {strategy!r}')
+        return type(self)(replace(self._group, emit_on_close=strategy == "on_window_close"))
+
+    def count(
+        self, *, store: str | Materialized | None = None, retention: Duration | None = None, name: str | None = None
+    ) -> KTable[Windowed[K], int]:
+        """Count the records of each key and window or session, as `serdes.int64`."""
+        return KTable(self._kept(Fold("count"), Kept(serdes.int64, store, name, retention)))
+
+    def reduce(
+        self,
+        reducer: Callable[[V, V], V | None],
+        *,
+        value: Serde[V] | None = None,
+        store: str | Materialized | None = None,
+        retention: Duration | None = None,
+        name: str | None = None,
+    ) -> KTable[Windowed[K], V]:
+        """Combine the values of each key and window: the first value, then `reducer(aggregate, value)`.
+
+        The reducer also merges sessions. None deletes the row.
+        """
+        reducer = checked("reduce", reducer, "aggregate", "value")
+        return KTable(self._kept(Fold("reduce", None, reducer), Kept(value, store, name, retention)))
+
     def late(self, *, name: str | None = None) -> KStream[K, V]:
         """Return the records that are late for all of their windows or sessions, unchanged.
 
@@ -65,32 +99,6 @@ class TimeWindowedKStream(_WindowedKStream[K, V]):
     """
 
     __slots__ = ()
-
-    def emit_strategy(self, strategy: EmitStrategy) -> TimeWindowedKStream[K, V]:
-        """Forward each update of a window (`on_window_update`, the default), or emit on close (`on_window_close`)."""
-        return TimeWindowedKStream(_emitting(self._group, strategy))
-
-    def count(
-        self, *, store: str | Materialized | None = None, retention: Duration | None = None, name: str | None = None
-    ) -> KTable[Windowed[K], int]:
-        """Count the records of each key and window, as `serdes.int64`."""
-        return KTable(self._kept(Fold("count"), Kept(serdes.int64, store, name, retention)))
-
-    def reduce(
-        self,
-        reducer: Callable[[V, V], V | None],
-        *,
-        value: Serde[V] | None = None,
-        store: str | Materialized | None = None,
-        retention: Duration | None = None,
-        name: str | None = None,
-    ) -> KTable[Windowed[K], V]:
-        """Combine the values of each key and window: the first value, then `reducer(aggregate, value)`.
-
-        None deletes the row.
-        """
-        reducer = checked("reduce", reducer, "aggregate", "value")
-        return KTable(self._kept(Fold("reduce", None, reducer), Kept(value, store, name, retention)))
 
     def aggregate(
         self,
@@ -120,32 +128,6 @@ class SessionWindowedKStream(_WindowedKStream[K, V]):
     """
 
     __slots__ = ()
-
-    def emit_strategy(self, strategy: EmitStrategy) -> SessionWindowedKStream[K, V]:
-        """Forward each update of a session (`on_window_update`, the default), or emit on close (`on_window_close`)."""
-        return SessionWindowedKStream(_emitting(self._group, strategy))
-
-    def count(
-        self, *, store: str | Materialized | None = None, retention: Duration | None = None, name: str | None = None
-    ) -> KTable[Windowed[K], int]:
-        """Count the records of each key and session, as `serdes.int64`."""
-        return KTable(self._kept(Fold("count"), Kept(serdes.int64, store, name, retention)))
-
-    def reduce(
-        self,
-        reducer: Callable[[V, V], V | None],
-        *,
-        value: Serde[V] | None = None,
-        store: str | Materialized | None = None,
-        retention: Duration | None = None,
-        name: str | None = None,
-    ) -> KTable[Windowed[K], V]:
-        """Combine the values of each key and session by `reducer(aggregate, value)`; it also merges sessions.
-
-        None deletes the row.
-        """
-        reducer = checked("reduce", reducer, "aggregate", "value")
-        return KTable(self._kept(Fold("reduce", None, reducer), Kept(value, store, name, retention)))
 
     def aggregate(
         self,
@@ -195,9 +177,3 @@ def late_stream(taken: Flow | None, name: str | None) -> KStream[Any, Any]:
             "windows first."
         )
     return KStream(late(taken, name))
-
-
-def _emitting(group: Grouped, strategy: EmitStrategy) -> Grouped:
-    if strategy not in ("on_window_update", "on_window_close"):
-        raise TopologyError(f'emit_strategy() takes "on_window_update" or "on_window_close", not {strategy!r}')
-    return replace(group, emit_on_close=strategy == "on_window_close")

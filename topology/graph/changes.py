@@ -150,6 +150,8 @@ def _kept_store(old: Outline, new: Outline, was: Store) -> TopologyChange:
         return found
     moved = was.subtopology != now.subtopology
     where = f"its sub-topology is number {now.subtopology}, not {was.subtopology}"
+    if was.expires != now.expires:  # only then are rows found by their timestamps: the database lists them anew
+        moved, where = True, f"its rows {'expire now' if now.expires else 'do not expire any more'}"
     if now.changelog is None:
         if was.changelog is not None:
             return TopologyChange(

@@ -185,6 +185,7 @@ def _json_store(store: StoreSpec, how: Made) -> dict[str, Any]:
         "window_ms": store.window_ms,
         "retention_ms": store.retention_ms,
         "history_ms": store.history_ms,
+        **({} if store.ttl_ms is None else {"ttl_ms": store.ttl_ms}),
         "suffix_bytes": store.suffix_bytes,
     }
 

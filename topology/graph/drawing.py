@@ -43,7 +43,7 @@ from coopstreams.topology.naming import changelog_topic, internal_topic
 Counter: TypeAlias = tuple[Literal["consumed", "produced"], str, str]
 """A counter of the totals in `/v1/status`: its name, the sub-topology, the topic."""
 Counters: TypeAlias = tuple[Counter, ...]
-"""What is counted is their sum; of none, it is not counted."""
+"""The counters whose sum is shown; empty: nothing is shown."""
 Point: TypeAlias = tuple[float, float]
 
 LINE = 17.0
@@ -250,7 +250,7 @@ class _Pen:
 
 
 def _contents(topology: Structure) -> dict[str, _Content]:
-    """Return what is in each box, by its id."""
+    """Return the content of each box, by its id."""
     topics: dict[str, list[str]] = {}
     operators: dict[str, _Content] = {}
     made = {store.name for part in topology.subtopologies for store in part.stores}
@@ -289,7 +289,7 @@ def _lines(topology: Structure, part: SubTopology, node: Node, made: set[str]) -
 
 
 def _edges(topology: Structure) -> dict[Edge, Counters]:
-    """Return the arrows, and what is counted on each."""
+    """Return the arrows with the counters of the records that pass each."""
     found: dict[Edge, Counters] = {}
     for part in topology.subtopologies:
         nodes = {node.name: node for node in part.nodes}
@@ -311,7 +311,7 @@ def _edges(topology: Structure) -> dict[Edge, Counters]:
 
 
 def _passes(part: SubTopology) -> dict[Edge, Counters]:
-    """Return what is counted on the edge from each node to each of its children."""
+    """Return the counters on the edge from each node to each of its children."""
     nodes = {node.name: node for node in part.nodes}
     writers: dict[str, int] = {}
     for node in part.nodes:

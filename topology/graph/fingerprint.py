@@ -88,7 +88,10 @@ def said(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [said(item) for item in value]
     if isinstance(value, StoreSpec):
-        return _fields(value) | {"name": value.name}
+        shown = _fields(value) | {"name": value.name}
+        if value.ttl_ms is None:  # as before there was such a thing
+            del shown["ttl_ms"]
+        return shown
     if is_dataclass(value):
         return _fields(value)
     if isinstance(value, Windows):  # the user's own class, and no dataclass

@@ -110,6 +110,7 @@ def check_processors(nodes: list[Node], kept: Mapping[str, StoreSpec]) -> None:
                 )
         if isinstance(node, AsyncProcessing):
             _check_own_stores(node, nodes)
+            _check_no_ttl(node)
         if node.by_key:
             _check_state_by_key(node, common_key(keys[parent] for parent in node.parents))
 
@@ -133,6 +134,15 @@ def _check_own_stores(node: AsyncProcessing, nodes: Iterable[Node]) -> None:
                     f'store "{name}" belongs to "{node.name}", which is asynchronous, so "{other.name}" cannot use it: '
                     "it would find the rows of records that wait for their calls as they were before them."
                 )
+
+
+def _check_no_ttl(node: AsyncProcessing) -> None:
+    for store in node.stores:
+        if store.ttl_ms is not None:
+            raise TopologyError(
+                f'"{node.name}" is asynchronous: a row of its store "{store.name}" might expire while a call that has '
+                "read it is under way. Leave out ttl=, or keep the rows in a table with a ttl, or use process()."
+            )
 
 
 def shared_state(nodes: Iterable[Node], above: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -7,7 +7,7 @@
 
 Invariant: only what is stored, and where it is restored from, changes.
 Turned down: optimising in `build()` (the builder knows no settings), and reusing the topic of a table with a timestamp
-extractor or a history (there, a record of the topic is not the row).
+extractor, a history or a time to live (there, a record of the topic is not the row).
 Source: Kafka Streams `InternalStreamsBuilder.buildAndOptimizeTopology`; KIP-862 for the self-join.
 """
 
@@ -110,4 +110,5 @@ def _holds_as_it_is(source: Source, store: StoreSpec) -> bool:
     """Whether each record of the topic is a row of the store, with the same key, value and timestamp."""
     same = (source.key, source.value) == (store.key, store.value)
     one = len(source.topics) == 1 and source.pattern is None
-    return same and one and not source.internal and source.timestamp is None and store.history_ms is None
+    whole = store.history_ms is None and store.ttl_ms is None
+    return same and one and whole and not source.internal and source.timestamp is None

@@ -39,6 +39,8 @@ class Store:
     windows: tuple[tuple[str, Any], ...]
     """The windows of an aggregation, without its grace."""
     changelog: str | None
+    expires: bool = False
+    """Whether its rows have a time to live."""
 
     @property
     def form(self) -> tuple[object, ...]:
@@ -150,6 +152,7 @@ def _store(drawn: Mapping[str, Any], subtopology: int) -> Store:
         made_by=tuple(drawn["made_by"]),
         reads=frozenset(drawn["reads"]),
         windows=windows,
+        expires="ttl_ms" in drawn,
     )
 
 

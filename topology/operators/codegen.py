@@ -125,6 +125,8 @@ class Unit:
         self.sites: list[tuple[Phase, str]] = []
         self.drops: list[tuple[str, str]] = []
         self.operator_times: dict[str, OperatorTime] = {}
+        self.expiring: dict[str, tuple[str, ...]] = {}
+        """The stores whose rows expire, with the topics whose stream time they follow."""
         self._bound: set[str] = set()
         self._identifiers: dict[tuple[str, str], str] = {}
         self._called: dict[object, tuple[str, tuple[str, ...]]] = {}
@@ -174,6 +176,8 @@ class Unit:
         """Return the variable of a store; with `get_`, `load_`, `touch_`, `dirty_` in front, a method of it."""
         name = self.identifier("store", spec.name)
         functions = {"get": "entries.get", "load": "load", "touch": "touch", "dirty": "dirty"}
+        if spec.ttl_ms is not None:
+            functions["note"] = "note"
         return self.bind(
             name,
             f"{name} = stores[{spec.name!r}]",
@@ -228,7 +232,7 @@ class Unit:
         ]
         for function in self.functions:
             lines += ["", *(f"    {line}" for line in function.text())]
-        own = [*self._moves(), *self._reached(sources), *self._observed(), *self._headed()]
+        own = [*self._moves(), *self._reached(sources), *self._observed(), *self._expired(), *self._headed()]
         lines += [f"    {line}" for line in ["", *self._wrapped, *own]]
         table = ", ".join(f"{topic!r}: {name}" for topic, name in sources.items())
         reached = ", ".join(
@@ -236,7 +240,7 @@ class Unit:
         )
         lines += [
             "",
-            f"    return {{{table}}}, [{', '.join(flushes)}], dropped, {{{reached}}}, observed, headers_come",
+            f"    return {{{table}}}, [{', '.join(flushes)}], dropped, {{{reached}}}, observed, expired, headers_come",
             "",
         ]
         return "\n".join(lines)
@@ -282,6 +286,15 @@ class Unit:
             for store in operator_time.stores
         ]
         yield from ["", "def observed():", *(calls or ["    pass"])]
+
+    def _expired(self) -> Iterator[str]:
+        """Yield the function that deletes the rows that have expired by the stream times of their topics."""
+        yield from ["", "def expired():"]
+        for name, topics in self.expiring.items():
+            yield f"    stream_time = process.stream_time({topics!r})"
+            yield f"    if stream_time >= {name}.due_ms: {name}_due(stream_time)"
+        if not self.expiring:
+            yield "    pass"
 
     def _headed(self) -> Iterator[str]:
         """Yield the function `headers_come`: from its first call on the code keeps headers."""

@@ -37,15 +37,23 @@ def look_up(
 ) -> RowVariables:
     """Generate the look-up of a table's row; return its variables.
 
-    `as_of`: the moment, if the table keeps versions. `said`: the row as of the last flush of the record caches, which
-    nodes below have received.
+    `as_of`: the moment, if the table keeps versions. It is given for the record of a stream, which does not find a row
+    that has expired by its stream time. `said`: the row as of the last flush of the record caches, which nodes below
+    have received.
     """
     node = compiler.analysis.named(name)
     store: StoreSpec | None = getattr(node, "store", None)
     if store is not None and store.history_ms is not None:
         return _version(compiler, function, node, store, record, key_bytes, as_of)
     if store is not None:
-        return _stored(compiler, function, store, record, key_bytes, said=said)
+        row = _stored(compiler, function, store, record, key_bytes, said=said)
+        if as_of is not None and store.ttl_ms is not None:
+            # The topic of the stream may be ahead of the topic of the table, which has not told of the expiry yet.
+            with function.block(
+                f"if {row.value} is not None and {row.timestamp} + {store.ttl_ms} <= {record.stream_time}:"
+            ):
+                function.line(f"{row.value} = None")
+        return row
     if isinstance(node, TableTableJoin):
         return _joined(compiler, function, node, record, key_bytes, said=said)
     assert isinstance(node, Filter | MapValues)

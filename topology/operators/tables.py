@@ -107,9 +107,11 @@ def entry_of(compiler: Compiler, function: Function, store: StoreSpec, key_bytes
 
 
 def touch(compiler: Compiler, function: Function, store: StoreSpec, key_bytes: str, entry: str) -> None:
-    """Generate code: an entry is marked as changed."""
+    """Generate code: an entry, whose value and timestamp are set, is marked as changed."""
     with function.block(f"if not {entry}.dirty:"):
         function.line(f"touch_{compiler.unit.store(store)}({key_bytes}, {entry})")
+    if store.ttl_ms is not None:
+        function.line(f"note_{compiler.unit.store(store)}({key_bytes}, {entry})")
 
 
 OPERATORS: Mapping[type[Node], Operator] = {

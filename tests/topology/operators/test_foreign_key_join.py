@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
+from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.topology import Topology
 
 Event = tuple[str, str, Any]
@@ -143,3 +144,31 @@ def test_the_table_is_the_relational_join_of_both_tables(
     rows = {key: [order, tables["people"].get(order.split(",")[0])] for key, order in tables["orders"].items()}
     _, table = joined(*events, left=left, ranges=ranges, caching=caching)
     assert table == {key: row for key, row in rows.items() if left or row[1] is not None}
+
+
+@pytest.mark.parametrize("ranges", [1, 4])
+def test_the_foreign_key_may_come_from_the_key_of_the_row(ranges: int) -> None:
+    builder = StreamsBuilder("app")
+    orders = builder.table("orders", key=serdes.text, value=serdes.int64)
+    people = builder.table("people", key=serdes.text, value=serdes.text)
+    orders.join(
+        people,
+        lambda amount, person: f"{person} {amount}",
+        foreign_key_with_key=lambda key, amount: key.partition("/")[0] if amount else None,
+        value=serdes.text,
+    ).to_stream().to("out")
+    with TopologyTestDriver(builder.build(), ranges) as driver:
+        driver.input("people").send("ann", "Ann", 0)
+        driver.input("orders").send("ann/1", 7, 1)
+        driver.input("orders").send("bob/1", 8, 2)
+        driver.input("people").send("bob", "Bob", 3)
+        driver.input("orders").send("ann/1", 0, 4)
+        assert driver.output("out").latest() == {"bob/1": "Bob 8"}
+
+
+def test_the_foreign_key_comes_from_one_function() -> None:
+    builder = StreamsBuilder("app")
+    rows = builder.table("rows", key=serdes.text, value=serdes.text)
+    both: dict[str, Any] = {"foreign_key": str, "foreign_key_with_key": lambda key, _: key}
+    with pytest.raises(TopologyError, match="give it one function"):
+        rows.join(rows, lambda one, other: one, value=serdes.text, **both)

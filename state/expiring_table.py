@@ -1,0 +1,176 @@
+"""A key-value store whose rows expire a given time after their timestamp, in stream time.
+
+The database orders the rows by timestamp in a family of its own (`layout.expiry_family`), written in the same batch as
+the rows. A row is listed there when it is new, not with each update: when the listed time comes, a row that was updated
+since is listed anew under its timestamp. So an update costs nothing there, and a row is looked at once in its time to
+live. The next rows to expire are in a queue in memory, read a few thousand at a time.
+
+Invariant: each live row is in the queue, or else changed since the last commit, or else listed, with a time that is not
+after its timestamp. What is listed and not in the queue is at `_read_to` or later.
+Invariant: what is listed says only when to look. A deleted row may still be listed; a task that opens again looks at
+it again, and finds nothing.
+Turned down: listing each update (a row that is updated every second would be listed a thousand times), and time
+segments as windows have them (an update would move the row from one family to another).
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from itertools import islice, takewhile
+from typing import Any
+
+from coopstreams.state import layout
+from coopstreams.state.engine import Change
+from coopstreams.state.table import ChangelogBatch, PlacedEntry, Table
+from coopstreams.topology.stores import Entry
+
+CHUNK = 4096
+"""How many listed rows are read at once."""
+MOST_QUEUED = 4 * CHUNK
+"""The longest queue: then the later part of it is left to the database."""
+QUEUED_BYTES = 200
+"""The memory of a queued row without its key, which the buffer has as well."""
+
+_EVER = 1 << 62
+
+
+class ExpiringEntry(PlacedEntry):
+    """An entry that knows a time at which its row is listed in the database, or before; None: it is not listed."""
+
+    __slots__ = ("listed",)
+
+    listed: int | None
+
+
+class ExpiringTable(Table):
+    """An `ExpiringTableStore`. One thread."""
+
+    due_ms: int
+
+    def note(self, key: bytes, entry: Entry) -> None:
+        """Note the timestamp of a row that was changed."""
+        if entry.timestamp < self._read_to and entry.value is not None:
+            self._queue_up(key, entry.timestamp)
+            if len(self._queue) > MOST_QUEUED:
+                self._leave_later_rows()
+            self._set_due()
+
+    def expired(self, stream_time: int) -> list[tuple[bytes, Any, int]]:
+        """Delete the rows that have expired; return their keys, values, and when they expired, the earliest first."""
+        gone: list[tuple[bytes, Any, int]] = []
+        last = stream_time - self._ttl_ms
+        queue = self._queue
+        while True:
+            while queue and queue[0][0] <= last:
+                time, key = heappop(queue)
+                if self._queued.get(key) == time:
+                    del self._queued[key]
+                entry = self.entries.get(key) or self.load(key)
+                assert isinstance(entry, ExpiringEntry)
+                self._relisted[layout.expiry_key(entry.at, time)] = None
+                entry.listed = None
+                if entry.value is None:
+                    continue
+                if entry.timestamp > last:
+                    self._list_anew(key, entry)
+                    continue
+                at = max(0, entry.timestamp) + self._ttl_ms
+                gone.append((key, entry.value, at))
+                entry.value, entry.timestamp = None, at
+                if not entry.dirty:
+                    self.touch(key, entry)
+            if last < self._read_to:
+                break
+            self._read_more()
+        self._set_due()
+        gone.sort(key=lambda row: (row[2], row[0]))  # a row may have been looked at before its time
+        return gone
+
+    def freeze(self) -> ChangelogBatch | None:
+        """See `Table.freeze`. What is listed anew is written with the rows."""
+        changed = list(self._dirty.values())
+        batch = super().freeze()
+        for entry in changed:
+            assert isinstance(entry, ExpiringEntry)
+            if entry.value is None:
+                entry.listed = None
+            elif entry.listed is None or entry.timestamp < entry.listed:
+                entry.listed = entry.timestamp
+                self._relisted[layout.expiry_key(entry.at, entry.timestamp)] = b""
+        if self._relisted:
+            places = sorted(self._relisted)
+            values = [self._relisted[place] for place in places]
+            self.frozen.append(Change(layout.expiry_family(self.spec.name), places, values))
+            self._relisted.clear()
+        return batch
+
+    @property
+    def size_bytes(self) -> int:
+        """The approximate memory of the buffer and the queue."""
+        return super().size_bytes + QUEUED_BYTES * len(self._queue)
+
+    def _open(self) -> None:
+        super()._open()
+        assert self.spec.ttl_ms is not None
+        self._ttl_ms = self.spec.ttl_ms
+        self._queue: list[tuple[int, bytes]] = []
+        """A heap of times at which to look at rows."""
+        self._queued: dict[bytes, int] = {}
+        """The earliest time of each row in the queue."""
+        self._read_to = 0
+        """What is listed before this time was read into the queue."""
+        self._relisted: dict[bytes, bytes | None] = {}
+        """The changes of what is listed, for the next commit."""
+        self._set_due()
+
+    def _entry(self, at: bytes, data: bytes | None) -> ExpiringEntry:
+        read = super()._entry(at, data)
+        entry = ExpiringEntry(at, read.value, read.timestamp, read.stored)
+        entry.listed = None if data is None else max(0, read.timestamp)
+        return entry
+
+    def _queue_up(self, key: bytes, timestamp: int) -> None:
+        time = max(0, timestamp)
+        queued = self._queued.get(key)
+        if queued is None or time < queued:
+            self._queued[key] = time
+            heappush(self._queue, (time, key))
+
+    def _list_anew(self, key: bytes, entry: ExpiringEntry) -> None:
+        """List a row that was updated since it was listed."""
+        self._relisted[layout.expiry_key(entry.at, entry.timestamp)] = b""
+        entry.listed = entry.timestamp
+        if entry.timestamp < self._read_to:
+            self._queue_up(key, entry.timestamp)
+
+    def _read_more(self) -> None:
+        """Queue up the next listed rows, and those that the commit will list among them."""
+        rows = self._database.by_timestamp(self.spec.name, self._groups.numbers, self._read_to)
+        found = list(islice(rows, CHUNK))
+        first, end = self._read_to, _EVER
+        if len(found) == CHUNK:
+            latest = found[-1][0]
+            found += takewhile(lambda row: row[0] == latest, rows)
+            end = latest + 1
+        found += [(max(0, entry.timestamp), key) for key, entry in self._dirty.items() if entry.value is not None]
+        start = layout.START_BYTES + 1
+        found += [
+            (layout.TIMESTAMP.unpack_from(place, 1)[0], place[start:])
+            for place, value in self._relisted.items()
+            if value is not None
+        ]
+        for time, key in found:
+            if first <= time < end:
+                self._queue_up(key, time)
+        self._read_to = end
+
+    def _leave_later_rows(self) -> None:
+        """Leave the later part of the queue to the database, which lists it, or will with the next commit."""
+        self._queue.sort()
+        self._read_to = self._queue[CHUNK][0]
+        self._queue = [(time, key) for time, key in self._queue if time < self._read_to]
+        heapify(self._queue)
+        self._queued = {key: time for key, time in self._queued.items() if time < self._read_to}
+
+    def _set_due(self) -> None:
+        self.due_ms = min(self._queue[0][0] if self._queue else _EVER, self._read_to) + self._ttl_ms
