@@ -22,7 +22,7 @@ from typing import Any
 from coopstreams.common.nearest import did_you_mean
 from coopstreams.common.references import Secret, resolved
 from coopstreams.common.security import Security, is_security
-from coopstreams.common.values import boolean, fraction, integer, one_of, text
+from coopstreams.common.values import boolean, fraction, integer, one_of, positive_fraction, text
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.optimizing import parse_optimization
 from coopstreams.topology.graph.partitions import ADDITIONAL_RETENTION_MS
@@ -228,6 +228,11 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
         "`required`: who asks needs a certificate of `http.ssl.ca.location`; instances show their own.",
     ),
     "http.max.connections": (integer(8, 100_000), 512, "The most connections to the query server at a time."),
+    "http.cpu.share": (
+        positive_fraction,
+        None,
+        "Of the time of one core, how much queries of the state may take while records wait. Default: no bound.",
+    ),
     "processor.wrapper": (
         function,
         None,

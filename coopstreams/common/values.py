@@ -32,6 +32,13 @@ def one_of(*words: str) -> Callable[[Any], str]:
     return read
 
 
+def positive_fraction(value: Any) -> float:
+    """Return a number above 0, up to 1."""
+    if not (number := fraction(value)):
+        raise ValueError("a number above 0, up to 1")
+    return number
+
+
 def fraction(value: Any) -> float:
     """Return a number from 0 to 1."""
     try:

@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -207,7 +208,9 @@ class CoopStreams:
             from coopstreams.query.app import QueryApp
 
             metrics, access = self._instance.components.metrics, Access.of(self.config.values)
-            await block.serve(self._mounted, QueryApp(self._serving, metrics, self._limits, access))
+            await block.serve(
+                self._mounted, QueryApp(self._serving, metrics, replace(self._limits, cpu_share=None), access)
+            )
 
     def __enter__(self) -> Self:
         self._thread = threading.Thread(
@@ -290,7 +293,8 @@ class CoopStreams:
 
     @property
     def _limits(self) -> RequestLimits:
-        return RequestLimits(connections=self.config["http.max.connections"])
+        share = self.config["http.cpu.share"]
+        return RequestLimits(connections=self.config["http.max.connections"], cpu_share=share)
 
 
 class _Block:

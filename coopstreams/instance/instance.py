@@ -159,6 +159,11 @@ class Instance:
         self.paused = paused
         self._threads.pause(paused)
 
+    @property
+    def backlog(self) -> int:
+        """Records that were fetched and wait to be processed. Any thread."""
+        return sum(thread.backlog for thread in self._threads)
+
     def add_thread(self) -> str | None:
         """Ask for one more stream thread; return its name. None: it does not run (yet, or any more). Any thread."""
         return self._threads.add() if self._runs else None

@@ -216,6 +216,10 @@ class Serving:
         shares = self._instance.share.status()
         return Status(self.application, state, self.health(), tasks, uptime_s, details, totals, failures, shares)
 
+    def busy(self) -> bool:
+        """Return whether records wait to be processed."""
+        return self._instance.backlog > 0
+
     def pause(self, paused: bool) -> None:
         """Have the instance process nothing from now on, or go on."""
         self._instance.pause(paused)

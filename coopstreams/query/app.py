@@ -23,6 +23,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from coopstreams.common.budget import CpuBudget
 from coopstreams.common.metrics import CONTENT_TYPE, Metrics
 from coopstreams.query import reports
 from coopstreams.query.access import Access, Role, role_of
@@ -69,6 +70,7 @@ class QueryApp:
         self._limits = limits
         self._access = access
         self._service: QueryService
+        self._budget: CpuBudget
         self._feed: StatusFeed
 
     def starlette(self) -> Starlette:
@@ -106,7 +108,8 @@ class QueryApp:
     @asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         peers = Peers(self._backend, self._access, self._limits.connect_s)
-        self._service = QueryService(self._backend, peers, self._limits)
+        self._budget = CpuBudget(self._limits.cpu_share, self._backend.busy)
+        self._service = QueryService(self._backend, peers, self._limits, self._budget)
         self._feed = StatusFeed(lambda: self._service.status("any"), self._limits.stream_every_s, self._limits.streams)
         certificates = self._access.certificates
         renewing = None if certificates is None else asyncio.create_task(_renew(certificates))
@@ -272,6 +275,8 @@ class QueryApp:
             if request.headers.get(FORWARDED) == "1":
                 check_hop(request.headers, self._backend.placement(), self._backend.application)
             async with asyncio.timeout(self._limits.request_s):
+                if role == "read":  # how it stands, and whether it lives, is answered in any case
+                    await self._budget.turn()
                 return await answer(request)
         except QueryError as error:
             return _failure(error)

@@ -44,6 +44,8 @@ class RequestLimits:
     """The longest wait for a connection to another instance."""
     retry_s: float = 2.0
     """How long TASK_MOVING is retried before the client gets it."""
+    cpu_share: float | None = None
+    """Of a core: how much queries may take while records wait; None: no bound."""
     connections: int = 512
     """The most connections at a time."""
     ask_s: float = 10.0

@@ -353,6 +353,10 @@ class Backend(Protocol):
         """Return the status of the instance."""
         ...
 
+    def busy(self) -> bool:
+        """Return whether records wait to be processed, so that queries cost the processing."""
+        ...
+
     def pause(self, paused: bool) -> None:
         """Have the instance process nothing from now on, or go on."""
         ...

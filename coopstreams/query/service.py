@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 import orjson
 
+from coopstreams.common.budget import CpuBudget
 from coopstreams.query import reports
 from coopstreams.query.asked import RequestLimits
 from coopstreams.query.backend import Backend, Kind, Peer, StoreInfo
@@ -55,10 +56,11 @@ class QueryService:
     Scans have a pool of their own, so that they never delay a read by key.
     """
 
-    def __init__(self, backend: Backend, peers: Peers, limits: RequestLimits) -> None:
+    def __init__(self, backend: Backend, peers: Peers, limits: RequestLimits, budget: CpuBudget) -> None:
         self.backend = backend
         self.limits = limits
         self._peers = peers
+        self._budget = budget
         self._local = LocalReader(backend)
         self._gets = ThreadPoolExecutor(4, "coopstreams-get")
         self._scans = ThreadPoolExecutor(2, "coopstreams-scan")
@@ -284,9 +286,8 @@ class QueryService:
             *(ask(instance) for instance in placement.instances if instance.id != placement.here)
         )
 
-    @staticmethod
-    async def _run(pool: ThreadPoolExecutor, read: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(pool, read)
+    async def _run(self, pool: ThreadPoolExecutor, read: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(pool, self._budget.counted(read))
 
 
 def _put_together(store: StoreInfo, query: Query, answers: Sequence[PartialPage | bytes]) -> Page:

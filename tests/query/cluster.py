@@ -207,7 +207,7 @@ class Node:
         self.openings: dict[TaskId, Opening] = {}
         self.pending: dict[TaskId, Literal["waiting", "restoring", "closing"]] = {}
         self.reads = 0
-        self.paused = False
+        self.paused = self.working = False
         self.now = Health(live=True, ready=True)
         self.told = Placement(0, name, ())
         self.stream_time = -1
@@ -284,6 +284,9 @@ class Node:
     def global_view(self, store: str) -> GlobalView | None:
         assert store == "names"
         return None if self.names is None else GlobalView(self.names)
+
+    def busy(self) -> bool:
+        return self.working
 
     def pause(self, paused: bool) -> None:
         self.paused = paused

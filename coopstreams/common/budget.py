@@ -1,0 +1,75 @@
+"""How much CPU time a side activity of a process may take while its main work waits for the interpreter.
+
+Python runs one thread at a time. What queries compute, the processing does not: so while records wait, queries get a
+share of the time, and those beyond it wait in their order. What was spent is measured and not estimated, so a request
+that costs more is followed by a longer wait.
+
+Invariant: while the main work is busy, over any long time no more is spent than the share, but for what was under way.
+Turned down: refusing what is beyond the share (to refuse 2,000 requests a second costs more than the share), threads of
+lower priority (the interpreter's lock knows none).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+BURST_S = 0.05
+"""CPU time that may be spent at once after a while without requests."""
+LOOK_S = 0.1
+"""How often a request that waits looks whether the main work is still busy."""
+
+
+class CpuBudget:
+    """The CPU time of one event loop, and of the functions that it has `counted`. `share` of a core; None: no bound."""
+
+    def __init__(
+        self,
+        share: float | None,
+        busy: Callable[[], bool],
+        now: Callable[[], float] = time.monotonic,
+        cpu: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """`busy`: whether the main work waits for the interpreter. `cpu`: what the loop's thread has used."""
+        self._share, self._busy, self._now, self._cpu = share, busy, now, cpu
+        self._elsewhere = 0.0
+        """CPU time of counted functions, on other threads."""
+        self._left = BURST_S
+        self._at: tuple[float, float] | None = None
+        self._line = asyncio.Lock()
+
+    async def turn(self) -> None:
+        """Return when the next request may be answered; requests are in line. On the loop's thread."""
+        if self._share is None:
+            return
+        async with self._line:
+            while wait_s := self.wait_s(self._share):
+                await asyncio.sleep(min(wait_s, LOOK_S))
+
+    def wait_s(self, share: float) -> float:
+        """Return how long until something may be spent; 0: now."""
+        now, used = self._now(), self._cpu() + self._elsewhere
+        if self._at is not None:
+            self._left = min(BURST_S, self._left + share * (now - self._at[0]) - (used - self._at[1]))
+        self._at = now, used
+        if not self._busy():
+            self._left = BURST_S
+        return 0.0 if self._left > 0 else 0.001 - self._left / share
+
+    def counted(self, function: Callable[[], T]) -> Callable[[], T]:
+        """Return a function for another thread, whose CPU time counts."""
+        if self._share is None:
+            return function
+
+        def call() -> T:
+            began = time.thread_time()
+            try:
+                return function()
+            finally:
+                self._elsewhere += time.thread_time() - began  # a lost update of another thread is a request too many
+
+        return call
