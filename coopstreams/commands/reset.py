@@ -22,8 +22,10 @@ from coopstreams.log.kafka.share import delete_share_group
 from coopstreams.log.log import Log
 from coopstreams.state.directory import instance_folders
 from coopstreams.tasks.resolved_topology import as_it_runs
+from coopstreams.tasks.topics import reset_of_topic
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError
+from coopstreams.topology.graph.offset_resets import EARLIEST
 
 
 def reset(
@@ -56,7 +58,8 @@ def reset(
     application, time_ms = settings["application.id"], _time_ms(to)
     with cluster(settings.client) as log, GroupAdmin(settings.client, application) as coordinator:
         counts = log.partitions()
-        plan = plan_reset(as_it_runs(topology, counts, settings), counts)
+        running = as_it_runs(topology, counts, settings)
+        plan = plan_reset(running, counts)
         if time_ms is None:
             offsets = {at: log.start_offset(at) if to == "earliest" else log.end_offset(at) for at in plan.sources}
         else:
@@ -79,15 +82,10 @@ def reset(
         check_stopped(coordinator)
         if not yes:
             typer.confirm(f"Reset {application}? Its state is lost", abort=True)
-        carry_out(
-            log,
-            coordinator,
-            plan,
-            offsets,
-            folders,
-            partial(delete_share_group, settings.client),
-            at_beginning=to == settings["auto.offset.reset"] == "earliest",
-        )
+        resets = {reset_of_topic(running, settings, at.topic) for at in plan.sources}
+        at_beginning = to == EARLIEST and resets <= {EARLIEST}
+        delete = partial(delete_share_group, settings.client)
+        carry_out(log, coordinator, plan, offsets, folders, delete, at_beginning=at_beginning)
     typer.echo("done")
 
 

@@ -54,6 +54,7 @@ from coopstreams.tasks.schemas import schemas_bound
 from coopstreams.tasks.tally import Tallies, Tally
 from coopstreams.tasks.task import Incarnation, Task
 from coopstreams.tasks.thread import StreamThread
+from coopstreams.tasks.topics import reset_of_topic
 from coopstreams.tasks.tries import Tries
 from coopstreams.tasks.unpublished import check_published
 from coopstreams.topology.columns import TopicPartition
@@ -374,9 +375,15 @@ class Components:
         begun = Begun(
             self.application, self.log, member, lambda: self.resolved, self.changelog, lambda: self.deployed.begun
         )
-        reset = self.config["auto.offset.reset"]
         positions = Positions(
-            self.log, member, self.follower, self.sources, reset, self.transactional_id(0), begun=begun, host=self.host
+            self.log,
+            member,
+            self.follower,
+            self.sources,
+            lambda topic: reset_of_topic(self.topology, self.config, topic),
+            self.transactional_id(0),
+            begun=begun,
+            host=self.host,
         )
         place = self.config["snapshots.dir"]
         snapshots = Snapshots(place, self.application, self.directory.folder / "snapshots") if place else None

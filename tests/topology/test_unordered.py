@@ -115,6 +115,8 @@ def test_what_a_source_cannot_have() -> None:
         built(lambda s, _: s.to("out"), order="any")
     with pytest.raises(TopologyError, match=r'topics by pattern \("in-.*"\) are read in order. Name the topics'):
         built(lambda s, _: s.to("out"), pattern("in-.*"))
+    with pytest.raises(TopologyError, match="reset= is of positions"):
+        built(lambda s, _: s.to("out"), reset="latest")
     with pytest.raises(TopologyError, match="idle_advance= moves stream time"):
         built(lambda s, _: s.to("out"), idle_advance=timedelta(minutes=1))
     with pytest.raises(TopologyError, match=r'"in" is read twice with different order='):

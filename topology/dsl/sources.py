@@ -14,6 +14,7 @@ from coopstreams.topology.dsl.functions import checked
 from coopstreams.topology.durations import Duration, checked_ms
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.nodes import Source
+from coopstreams.topology.graph.offset_resets import OffsetReset, reset_of
 from coopstreams.topology.naming import check_name
 from coopstreams.topology.serdes import Serde
 
@@ -35,13 +36,14 @@ def described(
     timestamp: Callable[..., int | None] | None = None,
     pattern: Pattern[str] | None = None,
     idle_advance: Duration | None = None,
+    reset: OffsetReset | None = None,
     order: SourceOrder = "key",
 ) -> Callable[..., Source]:
     """Return a function that makes the source of these topics, or of those that match the pattern, given its name.
 
     Raises:
-        TopologyError: no topic, a topic twice, an illegal name, no serde, an unknown order, or a function that cannot
-            be called.
+        TopologyError: no topic, a topic twice, an illegal name, no serde, a function that cannot be called, a reset
+            that is none, or an unknown order.
     """
     if not topics and pattern is None:
         raise TopologyError(f"{method}(): name at least one topic")
@@ -61,8 +63,9 @@ def described(
         raise TopologyError(f'{method}(): order must be "key" or "none", not {order!r}')
     extract = None if timestamp is None else checked("timestamp=", timestamp, "record")
     idle_ms = silence_ms(method, idle_advance)
+    begins = reset_of(reset, f"{method}()")
     read = partial(Source, topics=topics, key=key, value=value, timestamp=extract, pattern=pattern)
-    return partial(read, idle_ms=idle_ms, unordered=order == "none")
+    return partial(read, idle_ms=idle_ms, reset=begins, unordered=order == "none")
 
 
 def silence_ms(method: str, idle_advance: Duration | None) -> int | None:

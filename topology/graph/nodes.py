@@ -54,6 +54,8 @@ class Source(Node):
     """After how much silence of a partition its stream time advances; None: it does not."""
     unordered: bool = False
     """Its records may be processed in any order, those of a key included: a share group deals them (`unordered`)."""
+    reset: str | None = None
+    """Where it begins without a position, see `offset_resets`; None: the setting `auto.offset.reset`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,6 +67,8 @@ def _needs_order(node: Node) -> str | None:
                 f'"{", ".join(node.topics)}" is not, and the two meet in one sub-topology. Say order="none" for both, '
                 "or write .repartition() before they meet."
             )
+        if node.reset is not None:
+            return "reset= is of positions, and its share group begins at auto.offset.reset. Leave it out."
         if node.idle_ms is not None:
             return "idle_advance= moves stream time, which records without an order do not have. Leave it out."
         return None
