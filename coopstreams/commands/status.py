@@ -110,6 +110,14 @@ def done_lines(report: dict[str, Any]) -> list[str]:
         letters = sum(task.get("dead_letters", 0) for task in tasks)
         told = f"; dead letters {number(letters)}" if letters else ""
         lines.append(f"dropped: {', '.join(f'{why} {number(count)}' for why, count in sorted(left_out.items()))}{told}")
+    if calls := [task["calls"] for task in tasks if task.get("calls")]:
+        under_way, blocked, again = (
+            number(sum(each[name] for each in calls)) for name in ("in_flight", "blocked_keys", "retries")
+        )
+        oldest = max(each["oldest_s"] for each in calls)
+        lines.append(
+            f"calls: {under_way} under way, the oldest {oldest:.1f} s; {blocked} keys wait; {again} made again"
+        )
     if any(task.get("shared") and task.get("lag") for task in tasks):
         lines.append("lag ≤: of a shared partition; what waits may be of other key ranges")
     lines += sorted(

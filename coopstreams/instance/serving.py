@@ -17,6 +17,7 @@ from coopstreams.instance.task_registry import State
 from coopstreams.log.log import NO_STREAM_TIME
 from coopstreams.opening.opener import TaskWait
 from coopstreams.query.backend import (
+    CallStatus,
     DownloadStatus,
     Health,
     NotOpen,
@@ -295,7 +296,15 @@ class Serving:
             dead_letters=tally.dead_letters,
             hot=task.heat.hot(),
             behind_ms=behind_ms,
+            calls=self._calls(task),
         )
+
+    def _calls(self, task: Task) -> CallStatus | None:
+        if task.calls is None:
+            return None
+        since = task.calls.oldest
+        oldest_s = 0.0 if since is None else max(0.0, self._components.host.now() - since)
+        return CallStatus(len(task.calls), oldest_s, task.calls.blocked, task.retries)
 
     def _source(self, task: Task, source: TopicPartition, end: int | None) -> SourceStatus:
         at, time = task.progress.durable(source), task.progress.stream_time(source)

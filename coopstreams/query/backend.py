@@ -222,6 +222,20 @@ class DownloadStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class CallStatus:
+    """The calls of a task's asynchronous operators.
+
+    `oldest_s`: for how long its first record has waited. `blocked_keys`: keys with records behind another of their key
+    that waits. `retries`: calls that were made again since the task was opened.
+    """
+
+    in_flight: int
+    oldest_s: float
+    blocked_keys: int
+    retries: int
+
+
+@dataclass(frozen=True, slots=True)
 class TaskStatus:
     """A task of this instance, and its work since it was opened.
 
@@ -244,6 +258,8 @@ class TaskStatus:
     """How far stream time is behind the wall clock; None: no stream time yet. Of several sources, the latest counts."""
     hot: tuple[tuple[int, float], ...] = ()
     """Key groups that have much of its records, with their shares, the largest first."""
+    calls: CallStatus | None = None
+    """None: no operator is asynchronous."""
 
     @property
     def stream_time(self) -> int | None:

@@ -375,6 +375,14 @@ def _status(health: Schema, place: Schema) -> Schema:
         },
         "dropped": _list(_object({"node": _STRING, "reason": _STRING, "records": _WHOLE})),
         "dead_letters": _WHOLE,
+        "calls": {
+            "anyOf": [
+                _object({"in_flight": _WHOLE, "oldest_s": _NUMBER, "blocked_keys": _WHOLE, "retries": _WHOLE}),
+                {"type": "null"},
+            ],
+            "description": "Calls of asynchronous operators; null: there are none. `blocked_keys` have records that "
+            "wait behind another of their key.",
+        },
         "hot": {
             **_list(_object({"key_group": _WHOLE, "share": _NUMBER})),
             "description": "Key groups with much of the task's records of the last minute; their shares, by samples.",

@@ -7,6 +7,7 @@ from typing import Any
 
 from coopstreams.common.metrics import Totals
 from coopstreams.query.backend import (
+    CallStatus,
     FailureStatus,
     Health,
     Owner,
@@ -137,6 +138,7 @@ def _task(status: TaskStatus) -> Report:
         "written": dict(status.written),
         "dropped": _dropped(status.dropped),
         "dead_letters": status.dead_letters,
+        "calls": None if status.calls is None else _calls(status.calls),
         "hot": [{"key_group": group, "share": round(share, 3)} for group, share in status.hot],
         "stream_time": status.stream_time,
         "behind_ms": status.behind_ms,
@@ -175,6 +177,15 @@ def _task(status: TaskStatus) -> Report:
             }
             for download in status.download
         ],
+    }
+
+
+def _calls(calls: CallStatus) -> Report:
+    return {
+        "in_flight": calls.in_flight,
+        "oldest_s": round(calls.oldest_s, 1),
+        "blocked_keys": calls.blocked_keys,
+        "retries": calls.retries,
     }
 
 

@@ -99,7 +99,7 @@ class _Source:
 
 
 class PendingCalls:
-    """The calls of one task. One thread, but for `ended`, `retries` and `pauses`."""
+    """The calls of one task. One thread, but for `ended`, `retries`, `blocked` and `pauses`."""
 
     def __init__(
         self,
@@ -160,6 +160,11 @@ class PendingCalls:
     def retries(self) -> int:
         """How many calls were made again. Any thread."""
         return sum(lane.retried for lane in self._lanes.values())
+
+    @property
+    def blocked(self) -> int:
+        """How many keys have records that wait behind another of their key; 1 where all are one line. Any thread."""
+        return sum(len(line) > 1 for line in list(self._lines.values()))
 
     @property
     def pauses(self) -> str:
