@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Protocol, TypeAlias
 
@@ -93,6 +94,11 @@ class Routes:
     def __len__(self) -> int:
         return len(self._ranges)
 
+    @property
+    def first_router(self) -> Router | None:
+        """What may cut the records before anything else has seen them; None: something must, or nothing is cut."""
+        return None if self.whole or self.timestamps is not None or self._operator_times is not None else self._router
+
     def split(self, columns: Columns) -> list[Columns]:
         """Return the records of each slot, in offset order."""
         if self.whole or not len(columns):
@@ -147,8 +153,8 @@ def make_batches(
 ) -> list[RecordBatch]:
     """Return one batch for each slot of the partition.
 
-    Shape: `columns` are all records looked at, also those outside of all ranges; their stream times are not yet known.
-    `before` is the stream time before them.
+    Shape: `columns` are all records looked at, also those outside of all ranges; without stream times, or with those
+    that they have if nothing was read before. `before` is the stream time before them.
     """
     if marks := marks_in(columns):
         parts, start = list[Columns](), 0
@@ -178,10 +184,23 @@ def _tell_time(partition: TopicPartition, columns: Columns, routes: Routes | Non
         return before
     if routes is not None and routes.timestamps is not None:
         columns.timestamps = routes.timestamps(partition, columns, before)
-    columns.stream_times = stream_times(columns.timestamps, before)
+        columns.stream_times = ()
+    columns.stream_times = _stream_times(columns, before)
     if routes is not None:
         routes.tell_time(columns)
     return columns.stream_times[-1]
+
+
+def slot_batches(batch: RecordBatch, slots: list[Columns], before: int) -> list[RecordBatch]:
+    """Return one batch like this one for each slot of a partition, whose records were cut when they were read.
+
+    Shape: `before` is the stream time before all records of the partition; they have theirs as if nothing had been
+    read before.
+    """
+    for columns in slots:
+        if len(columns):
+            columns.stream_times = _stream_times(columns, before)
+    return [replace(batch, slot=slot, columns=columns) for slot, columns in enumerate(slots)]
 
 
 def raw_columns(
@@ -201,6 +220,14 @@ def stream_times(timestamps: Int64s, before: int) -> Int64s:
     if timestamps[0] >= before and sorted(timestamps) == timestamps:
         return timestamps
     return list(accumulate(timestamps, max, initial=before))[1:]
+
+
+def _stream_times(columns: Columns, before: int) -> Int64s:
+    """Return the stream times of records, which may have theirs as if nothing had been read before."""
+    times = columns.stream_times
+    if not len(times):
+        return stream_times(columns.timestamps, before)
+    return times if times[0] >= before else [max(before, time) for time in times]
 
 
 def _bounds(ranges: list[KeyRange]) -> tuple[list[int], list[int]]:

@@ -1,4 +1,4 @@
-//! The producers of confluent-kafka, seen from inside librdkafka.
+//! The producers of confluent-kafka, seen from inside librdkafka, and how librdkafka calls this library.
 //!
 //! This library is an interceptor plugin of librdkafka (`plugin.library.paths`): librdkafka calls `conf_init` for each
 //! client with that setting, `on_new` hands over its handle, `on_acknowledgement` what became of each record, and
@@ -10,8 +10,9 @@
 //! Turned down: freeing a `Client` in `on_destroy`. Records that are given up are acknowledged after it; so some 200
 //! bytes remain of each producer.
 
+use crate::consumer;
 use crate::librdkafka::{
-    self, DESTROYED, Functions, Message, NO_ERROR, Opaque, PERSISTED, PRODUCER, functions, nothing,
+    self, CONSUMER, DESTROYED, Functions, Message, NO_ERROR, Opaque, PERSISTED, PRODUCER, functions, nothing,
 };
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -283,12 +284,16 @@ pub unsafe extern "C" fn conf_init(conf: Opaque, _: *mut Opaque, _: *mut c_char,
     })
 }
 
-unsafe extern "C" fn on_new(handle: Opaque, _: Opaque, _: Opaque, _: *mut c_char, _: usize) -> c_int {
+unsafe extern "C" fn on_new(handle: Opaque, conf: Opaque, _: Opaque, _: *mut c_char, _: usize) -> c_int {
     let _ = catch_unwind(|| {
         let Some(functions) = functions() else { return };
         // SAFETY: the handle is the live one that librdkafka passes; the client is never freed.
         unsafe {
-            if (functions.kind)(handle) != PRODUCER {
+            let kind = (functions.kind)(handle);
+            if kind == CONSUMER {
+                consumer::note_made(functions, handle, conf);
+            }
+            if kind != PRODUCER {
                 return;
             }
             let made = Client {

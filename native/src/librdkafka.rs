@@ -14,6 +14,9 @@ pub type Opaque = *mut c_void;
 pub const NO_ERROR: c_int = 0;
 pub const PERSISTED: c_int = 2;
 pub const PRODUCER: c_int = 0;
+pub const CONSUMER: c_int = 1;
+pub const PARTITION_EOF: c_int = -191;
+pub const FATAL: c_int = -150;
 pub const DESTROYED: c_int = -197;
 pub const INVALID_ARGUMENT: c_int = -186;
 
@@ -107,6 +110,7 @@ impl Part {
 }
 
 pub type OnNew = unsafe extern "C" fn(Opaque, Opaque, Opaque, *mut c_char, usize) -> c_int;
+pub type OnError = unsafe extern "C" fn(Opaque, c_int, *const c_char, Opaque);
 pub type OnDestroy = unsafe extern "C" fn(Opaque, Opaque) -> c_int;
 pub type OnAcknowledgement = unsafe extern "C" fn(Opaque, *mut Message, Opaque) -> c_int;
 
@@ -128,6 +132,8 @@ functions! {
     conf_new = b"rd_kafka_conf_new": fn() -> Opaque;
     conf_get = b"rd_kafka_conf_get": fn(Opaque, *const c_char, *mut c_char, *mut usize) -> c_int;
     conf_destroy = b"rd_kafka_conf_destroy": fn(Opaque);
+    conf_of = b"rd_kafka_conf": fn(Opaque) -> Opaque;
+    conf_set_error_cb = b"rd_kafka_conf_set_error_cb": fn(Opaque, OnError);
     conf_add_on_new = b"rd_kafka_conf_interceptor_add_on_new": fn(Opaque, *const c_char, OnNew, Opaque) -> c_int;
     add_on_destroy = b"rd_kafka_interceptor_add_on_destroy": fn(Opaque, *const c_char, OnDestroy, Opaque) -> c_int;
     add_on_acknowledgement = b"rd_kafka_interceptor_add_on_acknowledgement":
@@ -143,6 +149,18 @@ functions! {
     headers_destroy = b"rd_kafka_headers_destroy": fn(Opaque);
     header_add = b"rd_kafka_header_add": fn(Opaque, *const c_char, isize, *const c_void, isize) -> c_int;
     message_status = b"rd_kafka_message_status": fn(*const Message) -> c_int;
+    queue_new = b"rd_kafka_queue_new": fn(Opaque) -> Opaque;
+    queue_of_partition = b"rd_kafka_queue_get_partition": fn(Opaque, *const c_char, i32) -> Opaque;
+    queue_forward = b"rd_kafka_queue_forward": fn(Opaque, Opaque);
+    queue_destroy = b"rd_kafka_queue_destroy": fn(Opaque);
+    consume_batch = b"rd_kafka_consume_batch_queue": fn(Opaque, c_int, *mut *mut Message, usize) -> isize;
+    message_destroy = b"rd_kafka_message_destroy": fn(*mut Message);
+    message_timestamp = b"rd_kafka_message_timestamp": fn(*const Message, *mut c_int) -> i64;
+    message_headers = b"rd_kafka_message_headers": fn(*const Message, *mut Opaque) -> c_int;
+    header_at = b"rd_kafka_header_get_all":
+        fn(Opaque, usize, *mut *const c_char, *mut *const c_void, *mut usize) -> c_int;
+    fatal_error = b"rd_kafka_fatal_error": fn(Opaque, *mut c_char, usize) -> c_int;
+    error_text = b"rd_kafka_err2str": fn(c_int) -> *const c_char;
 }
 
 static FUNCTIONS: OnceLock<Functions> = OnceLock::new();

@@ -32,16 +32,32 @@ impl Router {
 
     /// Return the indexes of each slot's records, ascending; a record without a key has the hash of its offset.
     fn split(&self, keys: &Bound<'_, PyList>, offsets: &Bound<'_, PyAny>) -> PyResult<Vec<Vec<usize>>> {
-        let mut found = vec![Vec::new(); self.count + 1];
+        let mut hashes = Vec::with_capacity(keys.len());
         for (i, key) in keys.iter().enumerate() {
-            let hash = if key.is_none() {
-                xxh64(&offsets.get_item(i)?.extract::<i64>()?.to_be_bytes(), SEED)
+            hashes.push(if key.is_none() {
+                let offset = offsets.get_item(i)?.extract::<i64>()?;
+                Self::hash(None, || offset)
             } else {
-                xxh64(key.cast::<PyBytes>()?.as_bytes(), SEED)
-            } >> 1;
+                Self::hash(Some(key.cast::<PyBytes>()?.as_bytes()), || 0)
+            });
+        }
+        Ok(self.deal(hashes.into_iter()))
+    }
+}
+
+impl Router {
+    /// The hash of a key, or without one of the record's offset.
+    pub fn hash(key: Option<&[u8]>, offset: impl FnOnce() -> i64) -> u64 {
+        key.map_or_else(|| xxh64(&offset().to_be_bytes(), SEED), |key| xxh64(key, SEED)) >> 1
+    }
+
+    /// The indexes of each slot's hashes, ascending.
+    pub fn deal(&self, hashes: impl Iterator<Item = u64>) -> Vec<Vec<usize>> {
+        let mut found = vec![Vec::new(); self.count + 1];
+        for (i, hash) in hashes.enumerate() {
             found[self.slots[self.bounds.partition_point(|&bound| bound <= hash)]].push(i);
         }
         found.truncate(self.count);
-        Ok(found)
+        found
     }
 }

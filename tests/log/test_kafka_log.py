@@ -179,6 +179,7 @@ def test_a_record_in_the_far_future_surfaces_with_what_to_look_at(kafka: Kafka, 
         writer.flush(PATIENCE_S)
 
 
+@pytest.mark.usefixtures("plane")
 def test_a_held_partition_is_bounded_and_loses_nothing(
     kafka: Kafka, log: KafkaLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,12 +195,12 @@ def test_a_held_partition_is_bounded_and_loses_nothing(
         fill(log, other, ["tick"])
         ticks = fetch_until(
             reader,
-            lambda batches: any(len(batch.columns) for batch in batches) and bool(reader._readings[busy].aside),
+            lambda batches: any(len(batch.columns) for batch in batches) and reader._buffer.kept(busy)[0] > 0,
             max_records=500,
         )
         assert {batch.partition for batch in ticks} == {other}
         assert not any(batch.partition == busy for batch in reader.fetch(500, 0.2))
-        aside = len(reader._readings[busy].aside)
+        aside, _ = reader._buffer.kept(busy)
         assert 0 < aside < 700 + 500
         reader.hold(busy, held=False)
         seen += fetch_until(
@@ -209,6 +210,7 @@ def test_a_held_partition_is_bounded_and_loses_nothing(
     assert values(sorted(record for slot in range(3) for record in records(seen, slot))) == numbers(20_000)
 
 
+@pytest.mark.usefixtures("plane")
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_random_assigning_seeking_and_holding_reads_each_record_once(
     kafka: Kafka, log: KafkaLog, monkeypatch: pytest.MonkeyPatch, seed: int

@@ -57,7 +57,7 @@ def test_a_new_client_goes_on_where_the_silent_one_stood(
     seen += fetch_until(
         reader,
         lambda batches: (
-            counts(batches, READ) == FEW and states[HELD].fetched_to == FIRST + FEW and not states[FULL].taken
+            counts(batches, READ) == FEW and reader._buffer.fetched_to(HELD) == FIRST + FEW and not states[FULL].taken
         ),
     )
 

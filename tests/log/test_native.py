@@ -13,11 +13,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, Producer, cimpl
+from confluent_kafka import Consumer, KafkaError, Producer, cimpl
 
 from coopstreams.log.kafka import native
 from coopstreams.log.kafka.log import KafkaLog
-from coopstreams.log.kafka.native import PLUGINS, SETTING, Appender, appender_of, data_plane, with_plugin
+from coopstreams.log.kafka.native import (
+    PLUGINS,
+    SETTING,
+    Appender,
+    Fetcher,
+    appender_of,
+    data_plane,
+    fetcher_of,
+    with_plugin,
+)
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, DeliveryError
 from tests.conftest import Kafka, needs_native
@@ -166,6 +175,96 @@ def test_what_is_neither_bytes_nor_null_is_left_to_python() -> None:
     for keys, values_, timestamps, partitions, headers in refused:
         assert native.append("t", keys, values_, timestamps, partitions, headers, 0) is None
     assert native.append("t", (b"k",), UserList([b"v"]), range(1), [0], [[("ä", b""), ("ä", None)]], 0) == (1, 0)
+
+
+def lone() -> tuple[Consumer, Fetcher, list[KafkaError]]:
+    """Return a consumer without a broker, its fetcher, and the errors that Python is told."""
+    told: list[KafkaError] = []
+    settings = with_plugin({"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "log_level": 0})
+    consumer = Consumer(settings | {"error_cb": told.append, "logger": logging.getLogger("quiet")})
+    found = fetcher_of(consumer, settings)
+    assert found is not None
+    return consumer, found, told
+
+
+@needs_native
+def test_a_consumer_that_is_closed_gives_nothing() -> None:
+    consumer, native, _ = lone()
+    id_ = native.start("t", 0, 5)
+    native.expect([id_])
+    assert native.fetch(10, 0) == ([], [])
+    consumer.close()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="closed"):
+            native.fetch(10, 0)
+        with pytest.raises(RuntimeError, match="closed"):
+            native.expect([id_])
+        assert (native.fetched_to(id_), native.kept(id_)) == (5, (0, 0))
+        native.disconnect()
+
+
+@needs_native
+def test_a_consumer_is_there_as_long_as_what_fetches_by_it_and_is_handed_over_once() -> None:
+    consumer, native, _ = lone()
+    assert not native.connect(consumer), "it was handed over already"
+    consumer, native, _ = lone()
+    native.expect([native.start("t", 0, 0)])
+    del consumer
+    gc.collect()
+    assert native.fetch(10, 1) == ([], [])
+    del native
+    gc.collect()
+
+
+@needs_native
+def test_closing_a_consumer_waits_for_a_thread_that_fetches() -> None:
+    consumer, native, _ = lone()
+    native.expect([native.start("t", partition, 0) for partition in range(3)])
+    told: list[str] = []
+
+    def fetch() -> None:
+        try:
+            while True:
+                native.fetch(10, 50)
+        except RuntimeError as error:
+            told.append(str(error))
+
+    threads = [threading.Thread(target=fetch) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    consumer.close()
+    for thread in threads:
+        thread.join()
+    assert told == ["the consumer is closed"] * 3
+
+
+@needs_native
+def test_errors_of_a_consumer_are_noted_without_calling_python() -> None:
+    consumer, native, told = lone()
+    native.expect([native.start("t", 0, 0)])
+    found: list[tuple[int, str, bool]] = []
+    while not found:
+        consumer.consume(100, 0.01)
+        found = native.errors()
+    assert {code for code, _, _ in found} <= {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}
+    assert not any(fatal for _, _, fatal in found)
+    assert "127.0.0.1:1" in found[0][1] or "down" in found[0][1]
+    assert told == []
+    native.disconnect()
+    consumer.close()
+
+
+@needs_native
+def test_a_partition_that_is_not_read_is_an_error() -> None:
+    _, native, _ = lone()
+    first, second = native.start("t", 0, 0), native.start("t", 1, 7)
+    native.stop(first)
+    native.stop(first)
+    with pytest.raises(KeyError):
+        native.seek(first, 1)
+    native.seek(second, 8)
+    assert native.fetched_to(second) == 8
+    assert native.start("t", 2, 1) == first, "ids are used again"
 
 
 @needs_native

@@ -14,23 +14,29 @@ import importlib
 import logging
 import os
 from collections.abc import Sequence
-from functools import cache
-from typing import Any, Protocol, cast
+from functools import cache, partial
+from typing import Any, Protocol, TypeAlias, cast
 
-from confluent_kafka import Producer, cimpl
+from confluent_kafka import Consumer, Producer, cimpl
 
-from coopstreams.log.batches import MakeRouter
+from coopstreams.common.config import Config
+from coopstreams.log.batches import MakeRouter, Router
+from coopstreams.state.native.table import NativeTable, NativeWindowTable
+from coopstreams.state.task_state import MakeTable
 from coopstreams.topology.columns import Headers, Int64s
 from coopstreams.topology.errors import ConfigError
+from coopstreams.topology.graph.folding import folds
+from coopstreams.topology.graph.nodes import SubTopology
 
 logger = logging.getLogger(__name__)
 
 SETTING = "COOPSTREAMS_NATIVE"
 PLUGINS = "plugin.library.paths"
-INTERFACE = 2
+INTERFACE = 4
 """The calls of the extension that this version knows; `native/src/lib.rs` has the same number."""
 LIBRDKAFKA = 2
 """The major version of librdkafka whose structs the extension knows."""
+_NOT_HANDED = "data plane: pure Python for this client: librdkafka has not handed it to the extension"
 _CURE = "`make setup` builds it where cargo is, as `pip install ./native` does"
 
 
@@ -66,6 +72,68 @@ class Appender(Protocol):
         """Let go of the producer, which may be discarded then."""
 
 
+RawColumns: TypeAlias = tuple[
+    list[bytes | None], list[bytes | None], list[int], Int64s, list[int], list[Headers | None] | None
+]
+"""Keys, values, timestamps, offsets, stream times as if there were no records before, headers."""
+RawEvent: TypeAlias = tuple[int, str, int, int | None]
+"""Code and text of an error, its offset, and the offset after the record before it."""
+RawPart: TypeAlias = tuple[int, RawColumns | list[RawColumns | None], int | None, int, list[RawEvent], bool]
+"""Id, columns, the offset after the last record, the stream time after it, events; whether there are columns for each
+slot, None for an empty one, instead of those of all records.
+"""
+
+
+class Fetcher(Protocol):
+    """Gets the columns of what a consumer fetches, of the partitions that it reads. An id stands for a partition."""
+
+    def connect(self, consumer: Consumer) -> bool:
+        """Fetch by the consumer that this thread has just made; False: it was not handed over."""
+        ...
+
+    def disconnect(self) -> None:
+        """Let go of the consumer, which may be closed then."""
+
+    def start(self, topic: str, partition: int, offset: int) -> int:
+        """Read a partition from this offset; return its id."""
+        ...
+
+    def seek(self, partition: int, offset: int) -> None:
+        """Read a partition from another offset; drop what is here of it."""
+
+    def stop(self, partition: int) -> None:
+        """Read a partition no longer."""
+
+    def expect(self, partitions: list[int]) -> None:
+        """Have what is fetched of these partitions brought here, which are about to be assigned."""
+
+    def hold(self, partition: int, held: bool) -> None:
+        """Keep records of a partition, or return them."""
+
+    def route(self, partition: int, router: Router | None) -> None:
+        """Cut the records of a partition before objects are made of them; None: do not."""
+
+    def fetched_to(self, partition: int) -> int:
+        """Return the offset after the last record that came of a partition."""
+        ...
+
+    def kept(self, partition: int) -> tuple[int, int]:
+        """Return how many records and events of a partition are kept, and their bytes."""
+        ...
+
+    def errors(self) -> list[tuple[int, str, bool]]:
+        """Return what `error_cb` would have been called with: codes, texts, and whether the client is unusable."""
+        ...
+
+    def fetch(self, most: int, timeout_ms: int) -> tuple[list[RawPart], list[int]]:
+        """Return what there is of partitions that are not held, and those that are held, of which something came.
+
+        Raises:
+            RuntimeError: the consumer is closed.
+        """
+        ...
+
+
 class _UnusableError(Exception):
     """Why the extension cannot be used."""
 
@@ -97,6 +165,22 @@ def router() -> MakeRouter | None:
     return made
 
 
+def native_tables(part: SubTopology, config: Config, *, caching: bool) -> dict[str, MakeTable]:
+    """Return what makes the stores of one task whose rows are in native memory: those of known folds.
+
+    With a processor wrapper, which is called for each record at each node, there are none.
+    """
+    if config["processor.wrapper"] is not None or data_plane() != "native":
+        return {}
+    make = _loaded().Rows
+    return {
+        name: partial(
+            NativeTable if fold.windows is None else NativeWindowTable, rows=make(fold.kind, fold.number, fold.windows)
+        )
+        for name, fold in folds(part, caching=caching).items()
+    }
+
+
 def with_plugin(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of a client for the data plane that runs; log which one it is, once.
 
@@ -113,13 +197,33 @@ def with_plugin(settings: dict[str, Any]) -> dict[str, Any]:
 
 def appender_of(producer: Producer, settings: dict[str, Any]) -> Appender | None:
     """Return an appender for the producer that this thread has just made with these settings; None: pure Python."""
+    plugin = _plugin_in(settings)
+    if plugin is None:
+        return None
+    found = plugin.Appender.of(producer)
+    if found is None:
+        _say(_NOT_HANDED)
+    return cast(Appender | None, found)
+
+
+def fetcher_of(consumer: Consumer, settings: dict[str, Any]) -> Fetcher | None:
+    """Return a fetcher for the consumer that this thread has just made with these settings; None: pure Python."""
+    plugin = _plugin_in(settings)
+    if plugin is None:
+        return None
+    found: Fetcher = plugin.Fetcher()
+    if not found.connect(consumer):
+        _say(_NOT_HANDED)
+        return None
+    return found
+
+
+def _plugin_in(settings: dict[str, Any]) -> Any:
+    """Return the extension, if it is a plugin of a client with these settings."""
     loaded = _loaded() if PLUGINS in settings else None
     if loaded is None or isinstance(loaded, _UnusableError) or loaded.__file__ not in settings[PLUGINS].split(";"):
         return None
-    found = loaded.Appender.of(producer)
-    if found is None:
-        _say("data plane: pure Python for this client: librdkafka has not handed it to the extension")
-    return cast(Appender | None, found)
+    return loaded
 
 
 @cache

@@ -1,13 +1,13 @@
 """A reader of Kafka partitions, through a confluent-kafka consumer that is never a member of the group.
 
-The consumer returns messages in batches; a batch is cut by partition, each part becomes columns by comprehensions, and
-`make_batches` does the rest. End-of-partition events mark where a partition ends, and move the position past
-transaction markers, which librdkafka's own position never passes.
+A `FetchBuffer` brings what the consumer fetched, by partition, and `make_batches` makes batches of it. End-of-partition
+events mark where a partition ends, and move the position past transaction markers, which librdkafka's own position
+never passes.
 
 Invariant: the records returned of a partition have growing offsets from the assigned position on, each once. librdkafka
-discards what it fetched before a change of assignment; this reader drops records below the next offset as well.
-Turned down: `pause` and `resume` to hold a partition (0.3 to 1 s until records come again, measured). Its messages are
-kept aside instead; if they become many, the partition is unassigned, and assigned again where the kept messages end.
+discards what it fetched before a change of assignment; records below the next offset are dropped as well.
+Turned down: `pause` and `resume` to hold a partition (0.3 to 1 s until records come again, measured). The buffer keeps
+its records instead; if they become many, the partition is unassigned, and assigned again where the kept ones end.
 Turned down: `seek` (it fails while a partition is only about to be read); the partition is unassigned and assigned
 again.
 """
@@ -15,20 +15,20 @@ again.
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import groupby
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message
+from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from coopstreams.common.acls import Attempt
-from coopstreams.log.batches import Routes, make_batches
+from coopstreams.log.batches import Routes
 from coopstreams.log.kafka.errors import OUT_OF_RANGE, UNKNOWN, error_of, heals, translated, unknown_topic
-from coopstreams.log.kafka.messages import columns_of
-from coopstreams.log.kafka.native import router
+from coopstreams.log.kafka.fetched import FetchBuffer, Part
+from coopstreams.log.kafka.messages import MessageBuffer
+from coopstreams.log.kafka.native import fetcher_of, router, with_plugin
+from coopstreams.log.kafka.native_buffer import NativeBuffer
 from coopstreams.log.kafka.settings import ClientErrors, consumer_settings, logger, login_of, make_client
 from coopstreams.log.log import Position, RecordBatch
 from coopstreams.topology.columns import TopicPartition
@@ -39,7 +39,7 @@ from coopstreams.topology.keys import KeyRange
 
 HELD_RECORDS = 50_000
 HELD_BYTES = 32 << 20
-"""The approximate bound on the messages kept in memory for a held partition; above it, it is unassigned."""
+"""The approximate bound on the records kept in memory for a held partition; above it, it is unassigned."""
 MOST_AT_ONCE = 1_000_000
 """The limit of `consume`."""
 METADATA_TIMEOUT_S = 2.0
@@ -56,12 +56,8 @@ class _Reading:
 
     partition: TopicPartition
     at: Position
-    held: bool = False
     taken: bool = False
     """Whether it is assigned to librdkafka, which fetches it."""
-    aside: list[Message] = field(default_factory=list)
-    """Messages, and events between them, that are not yet returned."""
-    aside_bytes: int = 0
     looks: int = 0
     """How many look-ups of silent topics there were since a message came."""
     failure: LogError | None = None
@@ -71,35 +67,20 @@ class _Reading:
 
     def seek(self, at: Position) -> None:
         """Set another position."""
-        self.at, self.aside, self.aside_bytes, self.failure, self.astray = at, [], 0, None, False
-
-    @property
-    def fetched_to(self) -> int:
-        """The offset after the last message that came from librdkafka."""
-        for message in reversed(self.aside):
-            error, offset = message.error(), message.offset()
-            if offset is not None and (error is None or error.code() == KafkaError._PARTITION_EOF):
-                return offset + (error is None)
-        return self.at.offset
-
-    @property
-    def full(self) -> bool:
-        """Whether enough is kept aside."""
-        return len(self.aside) >= HELD_RECORDS or self.aside_bytes >= HELD_BYTES
+        self.at, self.failure, self.astray = at, None, False
 
 
 class KafkaReader:
     """Reads partitions of a Kafka cluster. One thread: two in one consumer starve each other."""
 
     def __init__(self, settings: Mapping[str, Any], *, committed_only: bool) -> None:
-        self._settings = consumer_settings(settings, committed_only=committed_only)
+        self._settings = with_plugin(consumer_settings(settings, committed_only=committed_only))
         self._errors = ClientErrors(login_of(settings))
         self._consumer: Consumer = make_client(Consumer, self._settings, self._errors)
+        self._buffer = _buffer_of(self._consumer, self._settings, self._errors)
         self._closed = self._awake = False
         self._readings: dict[TopicPartition, _Reading] = {}
         self._routes: dict[TopicPartition, Routes] = {}
-        self._by_number: dict[int | None, _Reading] = {}
-        """By partition number, where only one topic has a partition of that number."""
         self._failures: list[LogError] = []
         """Errors after which reading goes on: each is raised once."""
         self._looked_at = time.monotonic()
@@ -112,20 +93,21 @@ class KafkaReader:
         for reading in changed:
             if reading.partition in positions:
                 reading.seek(positions[reading.partition])
+                self._buffer.start(reading.partition, reading.at.offset)
             else:
                 del self._readings[reading.partition]
                 self._routes.pop(reading.partition, None)
+                self._buffer.stop(reading.partition)
         for partition, at in positions.items():
-            reading = self._readings.setdefault(partition, _Reading(partition, at))
+            if partition not in self._readings:
+                self._readings[partition] = _Reading(partition, at)
+                self._buffer.start(partition, at.offset)
+                if partition in self._routes:
+                    self._buffer.route(partition, self._routes[partition])
+            reading = self._readings[partition]
             if at.stream_time > reading.at.stream_time:
                 reading.at = at
-        self._take([reading for reading in self._readings.values() if not reading.taken and not reading.full])
-        counts = Counter(partition.partition for partition in self._readings)
-        self._by_number = {
-            partition.partition: reading
-            for partition, reading in self._readings.items()
-            if counts[partition.partition] == 1
-        }
+        self._take([reading for reading in self._readings.values() if not reading.taken and not self._is_full(reading)])
 
     def route(
         self,
@@ -137,13 +119,16 @@ class KafkaReader:
         time_marks: bool = False,
     ) -> None:
         """Give each record to the slot of its key range."""
-        self._routes[partition] = Routes(ranges, timestamps, operator_times, time_marks=time_marks, router=router())
+        routes = Routes(ranges, timestamps, operator_times, time_marks=time_marks, router=router())
+        self._routes[partition] = routes
+        if partition in self._readings:
+            self._buffer.route(partition, routes)
 
     def hold(self, partition: TopicPartition, held: bool) -> None:
         """Stop or resume returning a partition's records."""
         reading = self._readings.get(partition)
         if reading is not None:
-            reading.held = held
+            self._buffer.hold(partition, held)
             if not held and not reading.taken:
                 self._take([reading])
 
@@ -156,16 +141,8 @@ class KafkaReader:
         while True:
             self._look_after_silent_topics()
             self._raise_failure()
-            runs = self._from_aside(max_records)
-            if runs:
-                return runs
             left = 0.0 if self._awake else max(deadline - time.monotonic(), 0.0)
-            for reading, messages in self._by_partition(self._consume(max_records, min(left, WAKE_S))):
-                reading.looks = 0
-                if reading.held:
-                    self._put_aside(reading, messages)
-                else:
-                    runs += self._runs(reading, messages)
+            runs = self._fetch(max_records, min(left, WAKE_S))
             if runs:
                 return runs  # a failure in the same batch is raised by the next fetch: no record is lost by it
             if left == 0.0:
@@ -182,6 +159,7 @@ class KafkaReader:
         if not self._closed:
             self._closed = True
             self._readings.clear()
+            self._buffer.disconnect()
             self._consumer.close()
 
     def _look_for(self, partitions: Sequence[TopicPartition]) -> None:
@@ -246,7 +224,7 @@ class KafkaReader:
         except KafkaException as exception:
             logger.debug("reading: the end of %s is not known: %s", silent.partition, error_of(exception))
             return False
-        return end > silent.fetched_to
+        return end > self._buffer.fetched_to(silent.partition)
 
     def _renew(self, why: str) -> None:
         """Replace the client, and read on.
@@ -256,15 +234,19 @@ class KafkaReader:
         """
         logger.debug("reading: %s; going on with a new client", why)
         taken = [reading for reading in self._readings.values() if reading.taken]
+        self._buffer.disconnect()
         self._consumer.close()
         self._consumer = make_client(Consumer, self._settings, self._errors)
+        self._buffer.connect(self._consumer)
         self._take(taken)
 
     def _take(self, readings: Sequence[_Reading]) -> None:
-        """Assign these partitions to librdkafka, each from the offset after the messages that are here."""
+        """Assign these partitions to librdkafka, each from the offset after the records that are here."""
         if readings:
+            partitions = [reading.partition for reading in readings]
+            self._buffer.expect(partitions)
             try:
-                self._consumer.incremental_assign([KafkaPartition(*r.partition, r.fetched_to) for r in readings])
+                self._consumer.incremental_assign([KafkaPartition(*p, self._buffer.fetched_to(p)) for p in partitions])
             except KafkaException as exception:
                 raise translated(
                     error_of(exception), "assigning " + ", ".join(str(r.partition) for r in readings)
@@ -280,84 +262,52 @@ class KafkaReader:
             for reading in taken:
                 reading.taken = False
 
-    def _consume(self, most: int, timeout_s: float) -> list[Message]:
+    def _is_full(self, reading: _Reading) -> bool:
+        """Whether enough of a partition is kept."""
+        records, size = self._buffer.kept(reading.partition)
+        return records >= HELD_RECORDS or size >= HELD_BYTES
+
+    def _fetch(self, most: int, timeout_s: float) -> list[RecordBatch]:
+        """Return what the buffer brings; unassign partitions of which enough is kept."""
         try:
-            messages = self._consumer.consume(most, 0)
-            if not messages and timeout_s > 0:
-                messages = self._consumer.consume(1, timeout_s)
-                if messages and most > 1:
-                    messages += self._consumer.consume(most - 1, 0)
+            fetched = self._buffer.fetch(most, timeout_s)
         except KafkaException as exception:
             raise translated(error_of(exception), "reading") from exception
         if self._errors.refused is not None:
             self._failures.append(translated(self._errors.refused, "logging in to Kafka", self._attempt("")))
             self._errors.refused = None
-        return messages
-
-    def _by_partition(self, messages: list[Message]) -> Iterator[tuple[_Reading, list[Message]]]:
-        """Yield the messages of each partition, in order. Messages of unassigned partitions are dropped."""
-        if not messages:
-            return
-        if len(self._readings) == 1:
-            ((partition, single),) = self._readings.items()
-            if all((message.topic(), message.partition()) == partition for message in (messages[0], messages[-1])):
-                yield single, messages
-                return
-        numbers = [message.partition() for message in messages]
-        only = self._by_number.get(numbers[0])
-        if only is not None and numbers.count(numbers[0]) == len(numbers):
-            yield only, messages
-            return
-        parts: dict[Any, list[Message]] = {}
-        plain = len(self._by_number) == len(self._readings)
-        keys: Iterable[Any] = numbers if plain else zip([message.topic() for message in messages], numbers, strict=True)
-        start = 0
-        for key, same in groupby(keys):
-            end = start + sum(1 for _ in same)
-            parts.setdefault(key, []).extend(messages[start:end])
-            start = end
-        for key, part in parts.items():
-            reading = self._by_number.get(key) if plain else self._readings.get(key)
-            if reading is not None:
-                yield reading, part
-            elif part[0].topic() is None:
-                self._heed(part)
-
-    def _runs(self, reading: _Reading, messages: list[Message]) -> list[RecordBatch]:
-        """Return the batches of a partition's messages, and move its position."""
-        end = None
-        if any(map(Message.error, messages)):
-            messages, end = self._without_events(reading, messages)
-        columns = columns_of(messages, reading.at.offset)
-        if end is None and not len(columns):
-            return []
-        next_offset = columns.offsets[-1] + 1 if end is None else end
-        runs = make_batches(
-            reading.partition,
-            columns,
-            self._routes.get(reading.partition),
-            reading.at.stream_time,
-            next_offset,
-            at_end=end is not None,
-        )
-        reading.at = Position(next_offset, runs[0].stream_time)
+        self._heed((event.error(), event.topic()) for event in fetched.events)
+        for partition in fetched.kept:
+            reading = self._readings[partition]
+            reading.looks = 0
+            if self._is_full(reading):
+                self._give_back([reading])
+        runs: list[RecordBatch] = []
+        for part in fetched.parts:
+            runs += self._runs(self._readings[part.partition], part)
         return runs
 
-    def _without_events(self, reading: _Reading, messages: list[Message]) -> tuple[list[Message], int | None]:
-        """Return the records, and the end of the partition if it comes after them.
+    def _runs(self, reading: _Reading, part: Part) -> list[RecordBatch]:
+        """Return the batches of what came of a partition, and move its position."""
+        reading.looks = 0
+        end = self._end(reading, part) if part.events else None
+        runs = part.batches(self._routes.get(reading.partition), reading.at, end)
+        if runs:
+            reading.at = Position(runs[0].next_offset, runs[0].stream_time)
+        return runs
+
+    def _end(self, reading: _Reading, part: Part) -> int | None:
+        """Return the end of the partition if it comes after the records; heed all other events.
 
         librdkafka may report late that a position is out of range from which it no longer reads. It names the position;
         such a report is ignored.
         """
         end: int | None = None
-        at = reading.at.offset
-        for message in messages:
-            error = message.error()
-            offset = message.offset()
-            if error is None:
-                end, at = None, at if offset is None else offset + 1
-            elif error.code() == KafkaError._PARTITION_EOF:
-                end = offset if offset is not None and offset >= reading.at.offset else None
+        for error, offset, after in part.events:
+            at = reading.at.offset if after is None else after
+            if error.code() == KafkaError._PARTITION_EOF:
+                last = after == part.after
+                end = offset if last and offset is not None and offset >= reading.at.offset else None
             elif error.code() in OUT_OF_RANGE and offset not in (None, at):
                 reading.astray = True
             elif error.code() in OUT_OF_RANGE:
@@ -365,16 +315,15 @@ class KafkaReader:
             elif error.code() in UNKNOWN:
                 reading.failure = unknown_topic(f"{reading.partition} any more")
             else:
-                self._heed([message])
-        return [message for message in messages if message.error() is None], end
+                self._heed([(error, reading.partition.topic)])
+        return end
 
-    def _heed(self, events: Sequence[Message]) -> None:
-        """Keep errors that do not heal, for the next fetch to raise.
+    def _heed(self, events: Iterable[tuple[KafkaError | None, str | None]]) -> None:
+        """Keep errors that do not heal, each with its topic, for the next fetch to raise.
 
         Errors of the group are ignored: it is never joined.
         """
-        for event in events:
-            error = event.error()
+        for error, topic in events:
             if (
                 error is None
                 or heals(error, self._errors.login)
@@ -382,8 +331,7 @@ class KafkaReader:
             ):
                 logger.debug("reading: %s", error)
             else:
-                topic = event.topic() or ""
-                self._failures.append(translated(error, f"reading {topic or 'Kafka'}", self._attempt(topic)))
+                self._failures.append(translated(error, f"reading {topic or 'Kafka'}", self._attempt(topic or "")))
 
     def _attempt(self, topic: str) -> Attempt:
         return Attempt(self._errors.login, "Read", topic)
@@ -391,7 +339,7 @@ class KafkaReader:
     def _raise_failure(self) -> None:
         if astray := [reading for reading in self._readings.values() if reading.astray]:
             self._give_back(astray)
-            self._take([reading for reading in astray if not reading.full])
+            self._take([reading for reading in astray if not self._is_full(reading)])
             for reading in astray:
                 reading.astray = False
         if self._failures:
@@ -400,24 +348,11 @@ class KafkaReader:
             if reading.failure is not None:
                 raise reading.failure
 
-    def _put_aside(self, reading: _Reading, messages: list[Message]) -> None:
-        reading.aside += messages
-        reading.aside_bytes += sum(map(len, messages))
-        if reading.full:
-            self._give_back([reading])
 
-    def _from_aside(self, most: int) -> list[RecordBatch]:
-        """Return batches of the messages kept while their partition was held."""
-        runs: list[RecordBatch] = []
-        for reading in self._readings.values():
-            if most <= 0:
-                break
-            if reading.aside and not reading.held:
-                messages, reading.aside = reading.aside[:most], reading.aside[most:]
-                reading.aside_bytes -= sum(map(len, messages))
-                most -= len(messages)
-                runs += self._runs(reading, messages)
-        return runs
+def _buffer_of(consumer: Consumer, settings: dict[str, Any], errors: ClientErrors) -> FetchBuffer:
+    """Return the buffer for a consumer that this thread has just made, of the data plane that runs."""
+    fetcher = fetcher_of(consumer, settings)
+    return MessageBuffer(consumer) if fetcher is None else NativeBuffer(consumer, fetcher, errors)
 
 
 def _moves(reading: _Reading, positions: Mapping[TopicPartition, Position]) -> bool:

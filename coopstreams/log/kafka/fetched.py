@@ -1,0 +1,105 @@
+"""What a consumer has fetched, by partition, until a reader returns it: `FetchBuffer`, of which there are two.
+
+`messages.MessageBuffer` is pure Python, on messages of confluent-kafka; `native_buffer.NativeBuffer` is for the data
+plane in Rust. The reader decides what to read; a buffer brings it, and keeps what comes of partitions that are held.
+
+Invariant: a buffer gives the records of a partition in the order of the log, each once, from where it was started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple, Protocol
+
+from confluent_kafka import Consumer, KafkaError, Message
+
+from coopstreams.log.batches import Routes
+from coopstreams.log.log import Position, RecordBatch
+from coopstreams.topology.columns import TopicPartition
+
+
+class Event(NamedTuple):
+    """What the client reports of a partition: its end, or an error."""
+
+    error: KafkaError
+    offset: int | None
+    after: int | None
+    """The offset after the record before it; None: no record of the same part comes before it."""
+
+
+class Part(Protocol):
+    """What one fetch gives of one partition."""
+
+    @property
+    def partition(self) -> TopicPartition:
+        """The partition."""
+        ...
+
+    @property
+    def events(self) -> Sequence[Event]:
+        """What was reported between the records."""
+        ...
+
+    @property
+    def after(self) -> int | None:
+        """The offset after the last record; None: there is none."""
+        ...
+
+    def batches(self, routes: Routes | None, at: Position, end: int | None) -> list[RecordBatch]:
+        """Return a batch for each slot; none without records, unless the partition ends at `end`."""
+        ...
+
+
+class Fetched(NamedTuple):
+    """What one fetch gives."""
+
+    parts: Sequence[Part]
+    kept: Collection[TopicPartition]
+    """The partitions that are held, of which something came."""
+    events: Sequence[Message]
+    """Errors of no partition."""
+
+
+class FetchBuffer(Protocol):
+    """What the client has fetched of the partitions that are read."""
+
+    def connect(self, consumer: Consumer) -> None:
+        """Read by this client, which the thread has just made; what is kept stays.
+
+        Raises:
+            LogError: it cannot be read by it.
+        """
+
+    def disconnect(self) -> None:
+        """Let go of the client, which may be closed then. Idempotent."""
+
+    def start(self, partition: TopicPartition, offset: int) -> None:
+        """Read a partition from this offset; drop what is here of it. It is not held then, if it is new."""
+
+    def stop(self, partition: TopicPartition) -> None:
+        """Read a partition no longer."""
+
+    def expect(self, partitions: Collection[TopicPartition]) -> None:
+        """Be ready for what comes of these partitions, which are about to be assigned."""
+
+    def hold(self, partition: TopicPartition, held: bool) -> None:
+        """Keep what comes of a partition, or return it."""
+
+    def route(self, partition: TopicPartition, routes: Routes) -> None:
+        """Cut the records of a partition so, where that can be done before they are returned."""
+
+    def fetched_to(self, partition: TopicPartition) -> int:
+        """Return the offset after the last record that came of a partition."""
+        ...
+
+    def kept(self, partition: TopicPartition) -> tuple[int, int]:
+        """Return how many records and events of a partition are kept, and their bytes."""
+        ...
+
+    def fetch(self, most: int, timeout_s: float) -> Fetched:
+        """Return what there is, no more than `most` records; wait only for the first one.
+
+        Raises:
+            KafkaException: the client cannot be polled.
+        """
+        ...

@@ -1,0 +1,139 @@
+"""The fetch buffer of the native data plane: columns come from the extension, events of the client by Python.
+
+What is fetched goes past the queue of the consumer, which has only events and callbacks left. It is polled with each
+fetch: callbacks of confluent-kafka may run nowhere else. The extension calls none of them; it notes what `error_cb`
+would have been called with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import cast
+
+from confluent_kafka import Consumer, KafkaError, KafkaException
+
+from coopstreams.log.batches import Routes, make_batches, slot_batches
+from coopstreams.log.kafka.fetched import Event, Fetched, Part
+from coopstreams.log.kafka.messages import MessageBuffer
+from coopstreams.log.kafka.native import Fetcher, RawColumns, RawPart
+from coopstreams.log.log import Position, RecordBatch
+from coopstreams.topology.columns import NO_RECORDS, Columns, TopicPartition
+from coopstreams.topology.errors import LogError
+
+EVENTS = 100
+"""How many events of the client are taken at once."""
+
+
+class NativePart:
+    """The columns that one fetch gives of one partition."""
+
+    __slots__ = ("_columns", "_cut", "_stream_time", "after", "events", "partition")
+
+    def __init__(self, partition: TopicPartition, part: RawPart) -> None:
+        _, self._columns, self.after, self._stream_time, events, self._cut = part
+        self.partition = partition
+        self.events = [Event(KafkaError(code, text), offset, after) for code, text, offset, after in events]
+
+    def batches(self, routes: Routes | None, at: Position, end: int | None) -> list[RecordBatch]:
+        """Return a batch for each slot; none without records, unless the partition ends at `end`."""
+        if end is None and self.after is None:
+            return []
+        next_offset = cast(int, self.after) if end is None else end
+        if not self._cut:
+            columns = Columns(*cast(RawColumns, self._columns))
+            return make_batches(self.partition, columns, routes, at.stream_time, next_offset, at_end=end is not None)
+        slots = [
+            NO_RECORDS if some is None else Columns(*some) for some in cast(list[RawColumns | None], self._columns)
+        ]
+        return slot_batches(
+            RecordBatch(
+                self.partition,
+                0,
+                NO_RECORDS,
+                next_offset,
+                max(at.stream_time, self._stream_time),
+                end is not None,
+                busy=self.after is not None,
+            ),
+            slots,
+            at.stream_time,
+        )
+
+
+class NativeBuffer:
+    """The fetch buffer of the native data plane."""
+
+    def __init__(self, consumer: Consumer, fetcher: Fetcher, on_error: Callable[[KafkaError], None]) -> None:
+        self._consumer = consumer
+        self._fetcher = fetcher
+        self._on_error = on_error
+        self._fatal: KafkaError | None = None
+        """Why the client is unusable."""
+        self._reported = MessageBuffer(consumer)
+        """Sorts what the client itself reports."""
+        self._ids: dict[TopicPartition, int] = {}
+        self._partitions: dict[int, TopicPartition] = {}
+
+    def connect(self, consumer: Consumer) -> None:
+        """Read by this client, which the thread has just made."""
+        if not self._fetcher.connect(consumer):
+            raise LogError("librdkafka has not handed the new client of a reader to the extension", retryable=True)
+        self._consumer, self._fatal = consumer, None
+
+    def disconnect(self) -> None:
+        """Let go of the client."""
+        self._fetcher.disconnect()
+
+    def start(self, partition: TopicPartition, offset: int) -> None:
+        """Read a partition from this offset."""
+        if partition in self._ids:
+            self._fetcher.seek(self._ids[partition], offset)
+        else:
+            self._ids[partition] = self._fetcher.start(*partition, offset)
+            self._partitions[self._ids[partition]] = partition
+        self._reported.start(partition, offset)
+
+    def stop(self, partition: TopicPartition) -> None:
+        """Read a partition no longer."""
+        id_ = self._ids.pop(partition)
+        del self._partitions[id_]
+        self._fetcher.stop(id_)
+        self._reported.stop(partition)
+
+    def expect(self, partitions: Collection[TopicPartition]) -> None:
+        """Be ready for what comes of these partitions."""
+        self._fetcher.expect([self._ids[partition] for partition in partitions])
+
+    def hold(self, partition: TopicPartition, held: bool) -> None:
+        """Keep what comes of a partition, or return it."""
+        self._fetcher.hold(self._ids[partition], held)
+
+    def route(self, partition: TopicPartition, routes: Routes) -> None:
+        """Cut the records of a partition before objects are made of them, if nothing asks for all of them."""
+        self._fetcher.route(self._ids[partition], routes.first_router)
+
+    def fetched_to(self, partition: TopicPartition) -> int:
+        """Return the offset after the last record that came of a partition."""
+        return self._fetcher.fetched_to(self._ids[partition])
+
+    def kept(self, partition: TopicPartition) -> tuple[int, int]:
+        """Return how many records and events of a partition are kept, and their bytes."""
+        return self._fetcher.kept(self._ids[partition])
+
+    def fetch(self, most: int, timeout_s: float) -> Fetched:
+        """Return what there is; wait only for the first record."""
+        reported = self._reported.sorted_out(self._consumer.consume(EVENTS, 0))
+        for code, text, fatal in self._fetcher.errors():
+            if fatal:
+                self._fatal = KafkaError(code, text, fatal=True)
+            else:
+                self._on_error(KafkaError(code, text))
+        if self._fatal is not None:
+            raise KafkaException(self._fatal)
+        wait_s = 0.0 if reported.parts or reported.events else timeout_s
+        try:
+            found, kept = self._fetcher.fetch(most, round(wait_s * 1000))
+        except RuntimeError as error:
+            raise LogError(f"a reader cannot fetch: {error}") from error
+        parts: list[Part] = [NativePart(self._partitions[part[0]], part) for part in found]
+        return Fetched([*reported.parts, *parts], [self._partitions[id_] for id_ in kept], reported.events)

@@ -1,0 +1,276 @@
+//! The consumers of confluent-kafka, seen from inside librdkafka: what they have fetched comes here instead of through Python.
+//!
+//! The queue of each partition that is read is forwarded to one queue of ours. So librdkafka's limits on what is
+//! prefetched count all partitions together, as they do for the queue of a consumer, and that one has only events left:
+//! Python polls it, because the callbacks of confluent-kafka run nowhere else. One of them can also be called for what is
+//! in the queue of a partition (a topic that is gone): the one for errors. So that one is replaced by `on_error` here,
+//! which notes the errors for Python to ask for.
+//!
+//! Invariant: handle, queue and messages are used only under the lock of `open`, which `on_destroy` takes before
+//! librdkafka frees anything. No message outlives the call that received it.
+//! Turned down: reading each partition's own queue, which needs no repeated forwarding. Then the limits hold for each
+//! partition, which is 256 MiB each.
+
+use crate::librdkafka::{FATAL, Functions, Message, NO_ERROR, OnError, Opaque, functions, nothing};
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::ffi::{CStr, c_char, c_int};
+use std::panic::catch_unwind;
+use std::ptr::null_mut;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+const NAME: &CStr = c"coopstreams";
+
+/// How many messages are received at once: few enough to be in the processor's cache when they are copied.
+const AT_ONCE: usize = 512;
+
+/// How many errors are noted between two questions; no more of them say anything new.
+const MOST_ERRORS: usize = 100;
+
+/// What is known of one consumer.
+pub struct Consumer {
+    handle: Opaque,
+    open: Mutex<Open>,
+    errors: Mutex<Vec<Error>>,
+}
+
+/// What `error_cb` of a client is called with: code, text, and whether the client is unusable.
+pub type Error = (c_int, String, bool);
+
+/// The consumers that are not destroyed, by their handles: `on_error` is called with nothing else of ours.
+static ALIVE: Mutex<Option<HashMap<usize, Arc<Consumer>>>> = Mutex::new(None);
+
+// SAFETY: librdkafka's handles may be used by any thread, and `handle` is used under the lock of `open` alone.
+unsafe impl Send for Consumer {}
+// SAFETY: as above.
+unsafe impl Sync for Consumer {}
+
+struct Open {
+    destroyed: bool,
+    /// Made by the first partition; null before that, and when it was released.
+    queue: Opaque,
+}
+
+/// The consumer is destroyed, or has no memory left for a queue.
+#[derive(Debug)]
+pub struct Gone;
+
+thread_local! {
+    static MADE: Cell<Option<Arc<Consumer>>> = const { Cell::new(None) };
+}
+
+/// The consumer that this thread has made last, once, if its errors come here.
+pub fn take_made() -> Option<Arc<Consumer>> {
+    MADE.take().filter(|made| made.has_our_callback())
+}
+
+/// Notes a consumer that this thread is making.
+///
+/// # Safety
+/// `handle` is the live consumer that librdkafka passes to `on_new`, `conf` its configuration.
+pub unsafe fn note_made(functions: &Functions, handle: Opaque, conf: Opaque) {
+    let made = Arc::new(Consumer {
+        handle,
+        open: Mutex::new(Open {
+            destroyed: false,
+            queue: nothing(),
+        }),
+        errors: Mutex::default(),
+    });
+    let opaque = Arc::into_raw(Arc::clone(&made)).cast_mut().cast();
+    // SAFETY: the handle is live; `on_destroy` takes the reference that `opaque` stands for.
+    if unsafe { (functions.add_on_destroy)(handle, NAME.as_ptr(), on_destroy, opaque) } == NO_ERROR {
+        // SAFETY: the configuration is that of the handle, of which no thread has been started yet.
+        unsafe { (functions.conf_set_error_cb)(conf, on_error) };
+        lock(&ALIVE)
+            .get_or_insert_default()
+            .insert(handle as usize, Arc::clone(&made));
+        MADE.set(Some(made));
+    } else {
+        // SAFETY: librdkafka has not taken the reference of `into_raw` above.
+        drop(unsafe { Arc::from_raw(opaque.cast_const().cast::<Consumer>()) });
+    }
+}
+
+unsafe extern "C" fn on_destroy(_: Opaque, consumer: Opaque) -> c_int {
+    let _ = catch_unwind(|| {
+        // SAFETY: the opaque pointer of `note_made`, of which librdkafka makes one call.
+        let consumer = unsafe { Arc::from_raw(consumer.cast_const().cast::<Consumer>()) };
+        if let Some(alive) = lock(&ALIVE).as_mut() {
+            alive.remove(&(consumer.handle as usize));
+        }
+        let mut open = consumer.locked();
+        open.release();
+        open.destroyed = true;
+    });
+    NO_ERROR
+}
+
+unsafe extern "C" fn on_error(handle: Opaque, code: c_int, text: *const c_char, _: Opaque) {
+    let _ = catch_unwind(|| {
+        let consumer = lock(&ALIVE).as_ref().and_then(|it| it.get(&(handle as usize)).cloned());
+        let (Some(functions), Some(consumer)) = (functions(), consumer) else {
+            return;
+        };
+        let mut room = [0; 512];
+        let (code, text, fatal) = if code == FATAL {
+            // SAFETY: the handle is the live one that librdkafka passes, and no more than there is room is written.
+            let code = unsafe { (functions.fatal_error)(handle, room.as_mut_ptr(), room.len()) };
+            (code, room.as_ptr(), true)
+        } else {
+            (code, text, false)
+        };
+        let text = if text.is_null() {
+            String::new()
+        } else {
+            // SAFETY: both texts end with NUL.
+            unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+        };
+        let mut errors = lock(&consumer.errors);
+        if errors.len() < MOST_ERRORS {
+            errors.push((code, text, fatal));
+        }
+    });
+}
+
+/// A lock also after a panic: what it guards is never half written.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Consumer {
+    fn locked(&self) -> MutexGuard<'_, Open> {
+        lock(&self.open)
+    }
+
+    /// Whether `on_error` is the callback of the client, as its configuration prints it.
+    fn has_our_callback(&self) -> bool {
+        let open = self.locked();
+        let Some(functions) = functions().filter(|_| !open.destroyed) else {
+            return false;
+        };
+        let mut room = [0_u8; 64];
+        let mut size = room.len();
+        // SAFETY: the handle is alive under this lock, its configuration is as long, and no more than `size` is written.
+        let got = unsafe {
+            let conf = (functions.conf_of)(self.handle);
+            (functions.conf_get)(conf, c"error_cb".as_ptr(), room.as_mut_ptr().cast(), &raw mut size)
+        };
+        let ours = on_error as OnError as *const ();
+        got == NO_ERROR && CStr::from_bytes_until_nul(&room).is_ok_and(|it| it.to_string_lossy() == format!("{ours:p}"))
+    }
+
+    /// The errors that were noted since the last call.
+    pub fn take_errors(&self) -> Vec<Error> {
+        std::mem::take(&mut *lock(&self.errors))
+    }
+
+    /// Has what is fetched of these partitions brought here. To be repeated until something came: librdkafka ends it
+    /// whenever it stops fetching a partition, which may be later than the call that made it stop.
+    pub fn forward<'a>(&self, partitions: impl Iterator<Item = (&'a CStr, i32)>) -> Result<(), Gone> {
+        let mut open = self.locked();
+        let functions = functions().filter(|_| !open.destroyed).ok_or(Gone)?;
+        if open.queue.is_null() {
+            // SAFETY: the handle is alive under this lock.
+            open.queue = unsafe { (functions.queue_new)(self.handle) };
+        }
+        for (topic, partition) in partitions {
+            // SAFETY: handle and queue are alive under this lock; the reference to the partition's queue is given back.
+            unsafe {
+                let queue = (functions.queue_of_partition)(self.handle, topic.as_ptr(), partition);
+                if queue.is_null() {
+                    return Err(Gone);
+                }
+                (functions.queue_forward)(queue, open.queue);
+                (functions.queue_destroy)(queue);
+            }
+        }
+        Ok(())
+    }
+
+    /// Hands messages to `receive` as they come, until there are none, until there are `most`, or until it returns
+    /// false. Waits for the first one only. A message is alive until `receive` was called with all of its batch; the flag
+    /// is true for the first one of a batch.
+    pub fn receive(
+        &self,
+        most: usize,
+        timeout_ms: c_int,
+        mut receive: impl FnMut(&Functions, *mut Message, bool) -> bool,
+    ) -> Result<(), Gone> {
+        let open = self.locked();
+        let functions = functions().filter(|_| !open.destroyed).ok_or(Gone)?;
+        if open.queue.is_null() {
+            return Ok(());
+        }
+        let mut left = most;
+        let mut timeout_ms = timeout_ms;
+        let mut more = true;
+        while more && left > 0 {
+            // SAFETY: the queue is alive under this lock, which is held until the messages are freed.
+            let mut batch = unsafe { Batch::of(functions, open.queue, left.min(AT_ONCE), 0) };
+            if batch.count == 0 {
+                if timeout_ms <= 0 {
+                    break;
+                }
+                // SAFETY: as above.
+                batch = unsafe { Batch::of(functions, open.queue, 1, timeout_ms) };
+                if batch.count == 0 {
+                    break;
+                }
+            }
+            timeout_ms = 0;
+            left -= batch.count;
+            for (i, &message) in batch.messages[..batch.count].iter().enumerate() {
+                more = receive(functions, message, i == 0) && more;
+            }
+        }
+        Ok(())
+    }
+
+    /// Drops what was fetched and the queue: before the client is closed, so that it waits for nothing.
+    pub fn release(&self) {
+        self.locked().release();
+    }
+}
+
+impl Open {
+    fn release(&mut self) {
+        if let Some(functions) = functions().filter(|_| !self.destroyed && !self.queue.is_null()) {
+            // SAFETY: the client is not destroyed while the lock around this is held, so its queue is alive. What is
+            // still forwarded to it is dropped by librdkafka.
+            unsafe { (functions.queue_destroy)(self.queue) };
+        }
+        self.queue = nothing();
+    }
+}
+
+/// Messages of one call, freed with it also if a panic ends it.
+struct Batch<'a> {
+    functions: &'a Functions,
+    messages: [*mut Message; AT_ONCE],
+    count: usize,
+}
+
+impl<'a> Batch<'a> {
+    /// # Safety
+    /// `queue` is alive as long as the batch.
+    unsafe fn of(functions: &'a Functions, queue: Opaque, most: usize, timeout_ms: c_int) -> Self {
+        let mut messages = [null_mut(); AT_ONCE];
+        // SAFETY: there is room for as many messages as are asked for.
+        let count = unsafe { (functions.consume_batch)(queue, timeout_ms, messages.as_mut_ptr(), most.min(AT_ONCE)) };
+        Self {
+            functions,
+            messages,
+            count: usize::try_from(count).unwrap_or(0),
+        }
+    }
+}
+
+impl Drop for Batch<'_> {
+    fn drop(&mut self) {
+        for &message in &self.messages[..self.count] {
+            // SAFETY: it came from librdkafka, is freed once, and the client is alive (see `of`).
+            unsafe { (self.functions.message_destroy)(message) };
+        }
+    }
+}
