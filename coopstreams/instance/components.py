@@ -30,6 +30,7 @@ from coopstreams.instance.subscription import PatternSubscription
 from coopstreams.instance.task_registry import TaskRegistry
 from coopstreams.instance.watcher import Watcher
 from coopstreams.instance.wiring import KAFKA, Wiring
+from coopstreams.log.kafka.native import native_tables
 from coopstreams.log.log import Log
 from coopstreams.opening.begun import Begun
 from coopstreams.opening.globals import Globals
@@ -142,7 +143,12 @@ class Components:
             tasks = sum(resolved.topics.tasks) or 1
             # Without a record cache updates are forwarded one by one; the write buffer still keeps recent rows.
             buffer_bytes = config["statestore.cache.max.bytes"] or SETTINGS["statestore.cache.max.bytes"][1]
-            databases = Databases(directory, subtopologies, max(1 << 20, buffer_bytes // tasks))
+            databases = Databases(
+                directory,
+                subtopologies,
+                max(1 << 20, buffer_bytes // tasks),
+                lambda part: native_tables(part, config, caching=config["statestore.cache.max.bytes"] > 0),
+            )
             follower = Follower(cluster, application, replication=config["replication.factor"])
             follower.check_policy()
             metrics = Metrics(application, process)
