@@ -116,7 +116,7 @@ class Clock(System):
 class NeverBegun:
     """An application whose changelogs are empty."""
 
-    def check(self, *_: Any) -> None: ...
+    def check(self, task: TaskId, openings: Any, individual: Any) -> None: ...
 
 
 @pytest.mark.parametrize(("reset", "first"), [("by_duration:PT2S", 6), ("by_duration:PT0S", 8), ("by_duration:P1D", 3)])

@@ -64,6 +64,10 @@ class Seen(Processor[str, int, str, int]):
         self.context.forward(Record(record.key, (known or 0) + 1, record.timestamp))
 
 
+def added(_: str, value: int | None, total: int) -> int:
+    return total + (value or 0)
+
+
 def program() -> Topology:
     """Every operator that takes a ttl, and some that follow."""
     builder = StreamsBuilder("app")
@@ -77,9 +81,9 @@ def program() -> Topology:
     ).count(store="per-name")
     names.left_join(counts, lambda name, count: [name, count], value=serdes.json).to_stream().to("both")
     stream.to_table(store=lasting("taken", 5)).filter(lambda _, value: value > 1).to_stream().to("large")
-    stream.group_by_key().cogroup(lambda _, value, total: total + (value or 0)).aggregate(
-        int, value=serdes.int64, store=lasting("totals", 20)
-    ).to_stream().to("totals")
+    stream.group_by_key().cogroup(added).aggregate(int, value=serdes.int64, store=lasting("totals", 20)).to_stream().to(
+        "totals"
+    )
     seen = key_value_store("seen", key=serdes.text, value=serdes.int64, ttl=ms(10))
     stream.process(Seen, stores=[seen], by_key=True).to("seen", key=serdes.text, value=serdes.int64)
     return builder.build()

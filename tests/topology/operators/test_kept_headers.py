@@ -79,6 +79,7 @@ EXPECTED = {
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_row_has_the_headers_of_the_record_that_wrote_it(ranges: int, restarts: bool, tmp_path: Path) -> None:
     seen: dict[str, list[Any]] = {"a": [], "b": []}
+    rows: dict[str, Any] = {}
     for records in [[record] for record in RECORDS] if restarts else [RECORDS]:
         with TopologyTestDriver(program(), ranges, state_dir=tmp_path) as driver:
             for at, (key, value, headers) in enumerate(records):
