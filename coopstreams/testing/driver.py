@@ -154,10 +154,7 @@ class TopologyTestDriver:
         self._work()
 
     def settle(self) -> None:
-        """Have the calls under way end, one after the other, in the order that `calls_seed` chooses.
-
-        Those that begin meanwhile end, too. Without a seed there are none.
-        """
+        """Have the calls under way end, and those that begin meanwhile, one by one in the order of `calls_seed`."""
         while self._held is not None and (task := self._held.tell_one()) is not None:
             try:
                 while task.step(single=True):
@@ -358,8 +355,8 @@ class TopologyTestDriver:
     def _database(self, part: SubTopology, partition: int) -> Database:
         if (part.id, partition) not in self._databases:
             made = Database(Memory(), part.stores)
-            if self._state_dir is not None:
-                where = partial(open_engine, self._state_dir / f"{part.id}_{partition}")
+            if (folder := self._state_dir) is not None:
+                where = partial(open_engine, folder / f"{part.id}_{partition}")
                 made = open_database(part.stores, self._config["default.dsl.store"], where)
             self._databases[part.id, partition] = made
         return self._databases[part.id, partition]
@@ -445,10 +442,10 @@ class TopologyTestDriver:
         # First the task that has the record; the others only advance their stream time.
         tasks = sorted(self._tasks[source], key=lambda task: not task.queues.waiting(source))
 
-        def got(task: Task) -> object:
-            return task.processed, task.progress.position(source), task.queues.waiting(source)
+        def got() -> list[object]:
+            return [(task.processed, task.progress.position(source), task.queues.waiting(source)) for task in tasks]
 
-        before = [got(task) for task in tasks]
+        before = got()
         try:
             for task in tasks:
                 while task.progress.position(source).offset < until:
@@ -458,7 +455,7 @@ class TopologyTestDriver:
         finally:
             self._fetch()  # of two records with the same time, the existing one goes before one that is written now
             self._collect()
-        return [got(task) for task in tasks] != before
+        return got() != before
 
     def _collect(self) -> None:
         """Append the records that a task wrote to the log, in the order in which they were forwarded."""
