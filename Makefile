@@ -88,7 +88,7 @@ format: setup ## format, and fix what ruff can fix
 test: setup ## all tests except the slow ones, about 10 minutes on two cores; starts a real Kafka for itself (ARGS='-k word' picks some)
 	$(PYTEST) -m "not slow" $(ARGS)
 
-test-slow: setup ## the slow tests: processes killed and stopped, long runs, the other guarantee
+test-slow: setup ## the slow tests: processes and brokers that are killed and stopped, long runs; about 40 minutes on two cores (the sum of its parts)
 	$(PYTEST) -m slow $(ARGS)
 
 demo: setup-demo ## three processes share one partition of real flights, one is killed (ARGS=--once ends by itself)

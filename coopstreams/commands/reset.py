@@ -20,8 +20,10 @@ from coopstreams.log.kafka.offsets import KafkaOffsets
 from coopstreams.log.log import Log
 from coopstreams.state.directory import instance_folders
 from coopstreams.tasks.resolved_topology import as_it_runs
+from coopstreams.tasks.topics import reset_of_topic
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError
+from coopstreams.topology.graph.offset_resets import EARLIEST
 
 
 def reset(
@@ -54,7 +56,8 @@ def reset(
     application, time_ms = settings["application.id"], _time_ms(to)
     with cluster(settings.client) as log, GroupAdmin(settings.client, application) as coordinator:
         counts = log.partitions()
-        plan = plan_reset(as_it_runs(topology, counts, settings), counts)
+        running = as_it_runs(topology, counts, settings)
+        plan = plan_reset(running, counts)
         if time_ms is None:
             offsets = {at: log.start_offset(at) if to == "earliest" else log.end_offset(at) for at in plan.sources}
         else:
@@ -71,9 +74,8 @@ def reset(
         check_stopped(coordinator)
         if not yes:
             typer.confirm(f"Reset {application}? Its state is lost", abort=True)
-        carry_out(
-            log, coordinator, plan, offsets, folders, at_beginning=to == settings["auto.offset.reset"] == "earliest"
-        )
+        resets = {reset_of_topic(running, settings, at.topic) for at in plan.sources}
+        carry_out(log, coordinator, plan, offsets, folders, at_beginning=to == EARLIEST and resets <= {EARLIEST})
     typer.echo("done")
 
 

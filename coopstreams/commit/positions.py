@@ -5,6 +5,10 @@ A consumer's task has one source: its topic takes the place of a sub-topology.
 A plain offset that an open transaction may still change is fetched again. A certain one is kept with the opening:
 behind its barrier no earlier owner can change it any more. So a task waits for its own partitions only, and a fetch
 never fails as a whole, although under exactly-once some transaction is always open.
+
+Where a source begins at the present, or a time before it, the present is another one for each task that asks. So the
+task that has the first key range chooses for all: it commits the position before it processes anything
+(`Progress.begin`), and the others wait for it.
 """
 
 from __future__ import annotations
@@ -22,12 +26,19 @@ from coopstreams.group.requests import FetchedOffset, Offsets
 from coopstreams.log.log import Log, Position
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, LogError, OffsetOutOfRangeError
+from coopstreams.topology.graph.offset_resets import EARLIEST, duration_ms_of
+from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.task_id import TaskId
 
 DOUBT_S = 10.0
 """How long commits may be missing before they count as lost: their topic was recreated, or its records were deleted."""
 
+FIRST_LOOK_S = 0.1
+"""How often a task asks for the position at which another one begins the partition."""
+
 Sources: TypeAlias = Callable[[TaskId], tuple[TopicPartition, ...]]
+Resets: TypeAlias = Callable[[str], str]
+"""Returns where a source topic begins of which the group has no position: see `offset_resets`."""
 
 
 class OffsetStore(Protocol):
@@ -99,7 +110,7 @@ class Positions:
         coordinator: OffsetStore,
         follower: Follower,
         sources: Sources,
-        reset: str,
+        resets: Resets,
         author: str,
         *,
         alone: bool = False,
@@ -108,7 +119,7 @@ class Positions:
     ) -> None:
         """`begun`: for applications only. It checks each task without a position; commits then name their topics' ids.
 
-        Without it, such a task begins at `auto.offset.reset` in any case, and the commits' metadata are the user's.
+        Without it, such a task begins where `resets` says in any case, and the commits' metadata are the user's.
         """
         self._host = host
         self._log = log
@@ -116,7 +127,7 @@ class Positions:
         self._follower = follower
         self.sources = sources
         """Returns the source partitions of a task; none if this process does not know the task yet."""
-        self._from_start = reset == "earliest"
+        self._resets = resets
         self._author = author
         self._alone = alone
         self._begun = begun
@@ -125,6 +136,8 @@ class Positions:
 
         Any thread may look.
         """
+        self._awaited: dict[tuple[TaskId, TopicPartition], float] = {}
+        """The first positions that tasks wait for, and when they were last asked for."""
         self._checked = False
         self._doubted_at: float | None = None
 
@@ -140,10 +153,11 @@ class Positions:
         self._learn(asking)
         ready = [one for one in asking if one.plain.keys() >= set(self.sources(one.id))]
         author = Author(self._follower.group, generation, self._author, self._alone)
-        resets = {
-            partition: self._reset(partition)
-            for partition in {source for one in ready for source in self.sources(one.id)}
-        }
+        ready = [one for one in ready if not self._waits_for_first(one)]
+        read = {source for one in ready for source in self.sources(one.id)}
+        # Only a task that knows no plain offset begins anew.
+        beginning = {source for one in ready for source in self.sources(one.id) if one.plain[source] is None}
+        resets = {source: self._reset(source) if source in beginning else Position(0) for source in read}
         ids = (
             {topic: self._log.topic_id(topic) for topic in {source.topic for source in resets}}
             if self._begun is not None
@@ -182,10 +196,33 @@ class Positions:
             return False
         return True
 
+    def _waits_for_first(self, one: Opening) -> bool:
+        """Return whether a task waits for another one to begin one of its partitions; its plain offset is asked again.
+
+        It does not if the partition has individual commits: then it has begun, and the plain offset was lost.
+        """
+        if self._begun is None or not one.id.key_range.start:
+            return False
+        now, waits = self._host.now(), False
+        for source in self.sources(one.id):
+            asked_at = self._awaited.pop((one.id, source), None)
+            if one.plain[source] is not None or self._resets(source.topic) == EARLIEST:
+                continue
+            if asked_at is not None and self._follower.open(source, WHOLE, None, Position(0)).term > 1:
+                continue  # asked for again, so the commits that are known are not newer than the answer
+            waits = True
+            if asked_at is None or now - asked_at >= FIRST_LOOK_S:
+                asked_at = now
+                del one.plain[source]
+            self._awaited[one.id, source] = asked_at
+        return waits
+
     def waits_for(self, task: TaskId) -> str:
         """Return, in words, why the positions of a task behind its barrier are not known yet. Any thread."""
         unstable = dict(self.unstable)
         now = self._host.now()
+        if first := [str(source) for id_, source in list(self._awaited) if id_ == task]:
+            return f"the task with the first key range to choose where {', '.join(first)} begins"
         kept = [f"{source} for {now - unstable[source]:.0f} s" for source in self.sources(task) if source in unstable]
         return "the group's plain offsets" + (
             f": an open transaction keeps back that of {', '.join(kept)}" if kept else ""
@@ -222,7 +259,13 @@ class Positions:
         self._doubted_at = None
 
     def _reset(self, partition: TopicPartition) -> Position:
-        return Position(self._log.start_offset(partition) if self._from_start else self._log.end_offset(partition))
+        reset = self._resets(partition.topic)
+        if reset == EARLIEST:
+            return Position(self._log.start_offset(partition))
+        before_ms = duration_ms_of(reset)
+        if before_ms is None:
+            return Position(self._log.end_offset(partition))
+        return Position(self._log.offset_at(partition, max(0, self._host.wall_ms() - before_ms)))
 
     def _check(self, progress: Iterable[Progress]) -> None:
         """Raise for a position below the log start: a consumer would reset it silently and skip the deleted records."""

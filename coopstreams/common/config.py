@@ -24,6 +24,7 @@ from coopstreams.common.references import Secret, resolved
 from coopstreams.common.security import Security, is_security
 from coopstreams.common.values import boolean, fraction, integer, one_of, positive_fraction, text
 from coopstreams.topology.errors import ConfigError
+from coopstreams.topology.graph.offset_resets import EARLIEST, parse_reset
 from coopstreams.topology.graph.optimizing import parse_optimization
 from coopstreams.topology.graph.partitions import ADDITIONAL_RETENTION_MS
 from coopstreams.topology.keys import GROUPS
@@ -134,7 +135,12 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
         209_715_200,
         "Bound on records fetched but not yet processed, per process.",
     ),
-    "auto.offset.reset": (one_of("earliest", "latest"), "earliest", "Where a group without a committed offset begins."),
+    "auto.offset.reset": (
+        parse_reset,
+        EARLIEST,
+        "Where a source without a position begins: `earliest`, `latest`, or `by_duration:PT1H` (ISO 8601), at the "
+        "first record that is not older. `reset=` of a source takes its place.",
+    ),
     "max.task.idle.ms": (
         integer(-1),
         0,

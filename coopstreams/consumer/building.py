@@ -166,7 +166,13 @@ def _session(
         return (TopicPartition(topics[task.subtopology], task.partition),)
 
     positions = Positions(
-        log, ownership, follower, sources, config["auto.offset.reset"], transactional_id, alone=ownership.alone
+        log,
+        ownership,
+        follower,
+        sources,
+        lambda _: config["auto.offset.reset"],
+        transactional_id,
+        alone=ownership.alone,
     )
     # Match the whole id: the id of another group may begin with this group's id.
     form = re.compile(re.escape(config["group.id"]) + r"-consumer-[0-9a-f]{32}(-commit)?")

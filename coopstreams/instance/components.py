@@ -30,6 +30,7 @@ from coopstreams.instance.subscription import PatternSubscription
 from coopstreams.instance.task_registry import TaskRegistry
 from coopstreams.instance.watcher import Watcher
 from coopstreams.instance.wiring import KAFKA, Wiring
+from coopstreams.log.kafka.native import native_tables
 from coopstreams.log.log import Log
 from coopstreams.opening.begun import Begun
 from coopstreams.opening.globals import Globals
@@ -51,6 +52,7 @@ from coopstreams.tasks.schemas import schemas_bound
 from coopstreams.tasks.tally import Tallies, Tally
 from coopstreams.tasks.task import Incarnation, Task
 from coopstreams.tasks.thread import StreamThread
+from coopstreams.tasks.topics import reset_of_topic
 from coopstreams.tasks.tries import Tries
 from coopstreams.tasks.unpublished import check_published
 from coopstreams.topology.columns import TopicPartition
@@ -137,7 +139,12 @@ class Components:
             tasks = sum(resolved.topics.tasks) or 1
             # Without a record cache updates are forwarded one by one; the write buffer still keeps recent rows.
             buffer_bytes = config["statestore.cache.max.bytes"] or SETTINGS["statestore.cache.max.bytes"][1]
-            databases = Databases(directory, subtopologies, max(1 << 20, buffer_bytes // tasks))
+            databases = Databases(
+                directory,
+                subtopologies,
+                max(1 << 20, buffer_bytes // tasks),
+                lambda part: native_tables(part, config, caching=config["statestore.cache.max.bytes"] > 0),
+            )
             follower = Follower(cluster, application, replication=config["replication.factor"])
             follower.check_policy()
             metrics = Metrics(application, process)
@@ -329,9 +336,15 @@ class Components:
         begun = Begun(
             self.application, self.log, member, lambda: self.resolved, self.changelog, lambda: self.deployed.begun
         )
-        reset = self.config["auto.offset.reset"]
         positions = Positions(
-            self.log, member, self.follower, self.sources, reset, self.transactional_id(0), begun=begun, host=self.host
+            self.log,
+            member,
+            self.follower,
+            self.sources,
+            lambda topic: reset_of_topic(self.topology, self.config, topic),
+            self.transactional_id(0),
+            begun=begun,
+            host=self.host,
         )
         place = self.config["snapshots.dir"]
         snapshots = Snapshots(place, self.application, self.directory.folder / "snapshots") if place else None

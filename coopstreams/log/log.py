@@ -297,6 +297,10 @@ class Log(Protocol):
         """Return the true high watermark of each of these partitions, in one request: as `end_offset`."""
         ...
 
+    def offset_at(self, partition: TopicPartition, timestamp_ms: int) -> int:
+        """Return the first offset of a record that is not older than this; the true high watermark if there is none."""
+        ...
+
     def reported_end(self, partition: TopicPartition) -> int:
         """Return the high watermark as a broker reports it, maybe an old one: for lags. Cheaper than `end_offset`."""
         ...

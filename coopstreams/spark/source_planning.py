@@ -30,9 +30,11 @@ from coopstreams.state.manifest import whole_slices
 from coopstreams.state.snapshot import new_run
 from coopstreams.state.storage import Storage
 from coopstreams.tasks.resolved_topology import as_it_runs
-from coopstreams.tasks.topics import check_topics, prepare_topics
+from coopstreams.tasks.topics import check_topics, prepare_topics, reset_of
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, OffsetOutOfRangeError, TopologyError
+from coopstreams.topology.graph.nodes import Source
+from coopstreams.topology.graph.offset_resets import EARLIEST
 from coopstreams.topology.graph.partitions import ResolvedTopics
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import WHOLE, KeyRange
@@ -53,11 +55,12 @@ def begin_rebuild(
         OffsetOutOfRangeError: a source has lost records.
         GroupError: the application runs.
     """
-    if config["auto.offset.reset"] != "earliest":
-        raise ConfigError(
-            "auto.offset.reset=latest: the application began at the ends of its topics at that time, which are "
-            "unknown now. Rebuild its state from the changelogs instead of the source."
-        )
+    for node in (node for part in built.subtopologies for node in part.nodes):
+        if isinstance(node, Source) and (reset := reset_of(node, config)) != EARLIEST:
+            raise ConfigError(
+                f'"{node.name}" began where its reset says, {reset}: at places in its topics which are unknown now. '
+                "Rebuild its state from the changelogs instead of the source."
+            )
     check_stopped(config)
     with (
         closing(cluster_of(config)) as cluster,

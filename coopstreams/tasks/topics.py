@@ -11,6 +11,7 @@ from coopstreams.tasks.failures import dead_letter_topics
 from coopstreams.tasks.schemas import check_schemas
 from coopstreams.topology.errors import ConfigError, UnknownTopicError
 from coopstreams.topology.graph.nodes import Source
+from coopstreams.topology.graph.offset_resets import EARLIEST
 from coopstreams.topology.graph.partitions import ResolvedTopics, check_names, check_partitions
 from coopstreams.topology.graph.topology import Topology
 
@@ -95,6 +96,22 @@ def _check_marked(cluster: Log, topology: Topology) -> None:
             )
 
 
+def reset_of(source: Source, config: Config) -> str:
+    """Return where the topics of a source begin of which the group has no position.
+
+    A repartition topic is read from its first record: the application has written all of them.
+    """
+    return EARLIEST if source.internal else source.reset or str(config["auto.offset.reset"])
+
+
+def reset_of_topic(topology: Topology, config: Config, topic: str) -> str:
+    """Return where a source topic begins of which the group has no position."""
+    for node in (node for part in topology.subtopologies for node in part.nodes):
+        if isinstance(node, Source) and topic in node.topics:
+            return reset_of(node, config)
+    return str(config["auto.offset.reset"])
+
+
 def _check_reused(cluster: Log, topology: Topology, config: Config) -> None:
     """Check the topics that serve as the changelog of a table: they should keep its rows as a changelog does."""
     reused = [
@@ -103,12 +120,13 @@ def _check_reused(cluster: Log, topology: Topology, config: Config) -> None:
         for store in part.stores
         if store.source is not None
     ]
-    if reused and config["auto.offset.reset"] != "earliest":
-        raise ConfigError(
-            f'the table "{reused[0][0]}" is restored from its topic "{reused[0][1]}" (topology.optimization), from the '
-            "beginning, but auto.offset.reset=latest skips the records from before the first start. Set it to "
-            "earliest, or leave out reuse.ktable.source.topics."
-        )
+    for store, topic in reused:
+        if (reset := reset_of_topic(topology, config, topic)) != EARLIEST:
+            raise ConfigError(
+                f'the table "{store}" is restored from its topic "{topic}" (topology.optimization), from the '
+                f"beginning, but auto.offset.reset={reset} skips the records from before the first start. Set it to "
+                'earliest, give the table reset="earliest", or leave out reuse.ktable.source.topics.'
+            )
     for store, topic in reused:
         settings = cluster.topic_config(topic)
         kept_for_ever = settings.get("retention.ms") == settings.get("retention.bytes") == "-1"

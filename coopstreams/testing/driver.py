@@ -26,6 +26,7 @@ from typing import Any, TypeAlias, TypeVar, overload
 from coopstreams.commit.progress import Progress
 from coopstreams.common.config import Config
 from coopstreams.common.host import Timed
+from coopstreams.log.kafka.native import native_tables
 from coopstreams.log.log import Position, RecordBatch, TopicSpec
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.state.database import Database
@@ -94,8 +95,7 @@ class TopologyTestDriver:
         self._state_dir = state_dir
         self._sayings = Sayings()
         self._log = MemoryLog()
-        self._writer = self._log.writer()
-        self._reader = self._log.reader()
+        self._writer, self._reader = self._log.writer(), self._log.reader()
         self._forwarded: list[OutputRecord[bytes | None, bytes | None]] = []
         self._order: list[Output] = []
         """The output of each forwarded record since the last `_collect`, in order."""
@@ -356,9 +356,9 @@ class TopologyTestDriver:
 
     def _task(self, task_id: TaskId, positions: Mapping[TopicPartition, Position], database: Database) -> Task:
         program = self._programs[task_id.subtopology]
-        state = TaskState(
-            database, program.subtopology.stores, task_id.key_range, _CACHE_BYTES if self._state_dir is None else 0
-        )
+        tables = native_tables(program.subtopology, self._config, caching=self._caching)
+        cache_bytes = _CACHE_BYTES if self._state_dir is None else 0
+        state = TaskState(database, program.subtopology.stores, task_id.key_range, cache_bytes, tables)
         task = Task(
             Incarnation(
                 task_id,

@@ -28,7 +28,6 @@ topology = builder.build()
 
 
 GUARANTEES = ("at_least_once", "exactly_once_v2")
-KINDS = ("--topic", "--group", "--transactional-id")
 
 
 def run(tmp_path: Path, *words: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import threading
 import time
 from collections import Counter, defaultdict
@@ -150,17 +149,6 @@ class Chaos:
         self.group.start(victim)
         self.note(f"kill {victim}")
 
-    def kill_all(self, *, with_state: bool = False) -> None:
-        """Kill all workers at once, and start them again; `with_state`: without their state folders."""
-        numbers = list(self.group.running)
-        for number in numbers:
-            self.group.kill(number)
-        if with_state:
-            shutil.rmtree(self.group.folder / "state")
-        for number in numbers:
-            self.group.start(number)
-        self.note("kill all")
-
     def stop(self, seconds: float) -> None:
         """Freeze a worker for so long."""
         victim = self._victim()
@@ -169,20 +157,17 @@ class Chaos:
         self.group.thaw(victim)
         self.note(f"stop {victim} for {seconds:.1f} s")
 
-    def add(self, members: int = 1) -> None:
-        """Start more workers; the ranges are cut anew."""
-        for _ in range(members):
-            self.group.start(self._next)
-            self._next += 1
-        self.note(f"+{members}")
+    def add(self) -> None:
+        """Start one more worker; the ranges are cut anew."""
+        self.group.start(self._next)
+        self._next += 1
+        self.note("+1")
 
-    def remove(self, members: int = 1) -> None:
-        """Ask workers to end in good order."""
-        for _ in range(members):
-            victim = self._victim()
-            status = self.group.terminate(victim)
-            assert status == 0, f"a worker ended with {status}\n{self.group.logs()}"
-        self.note(f"-{members}")
+    def remove(self) -> None:
+        """Ask a worker to end in good order."""
+        status = self.group.terminate(self._victim())
+        assert status == 0, f"a worker ended with {status}\n{self.group.logs()}"
+        self.note("-1")
 
     def __str__(self) -> str:
         return f"seed {self.seed}, {', '.join(self.done)}"

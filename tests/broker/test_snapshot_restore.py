@@ -46,14 +46,12 @@ def cluster(kafka: Kafka) -> Iterator[KafkaLog]:
     log.close()
 
 
-def rebuilt(
-    cluster: KafkaLog, counting: Counting, url: str, wanted: RebuildScope | None = None, *, afresh: bool = False
-) -> tuple[Manifest, int]:
+def rebuilt(cluster: KafkaLog, counting: Counting, url: str, *, afresh: bool = False) -> tuple[Manifest, int]:
     """Rebuild and publish; return the manifest and how many changelog records were read."""
     rebuilder = Rebuilder(cluster, counting.topology, counting.application, url, afresh=afresh)
     found: dict[str, list[Slice]] = {}
     read: dict[RebuiltPartition, int] = {}
-    for rebuilt in rebuilder.to_rebuild(wanted or RebuildScope()):
+    for rebuilt in rebuilder.to_rebuild(RebuildScope()):
         for store, slices in rebuilder.rebuild(
             rebuilt, lambda at, stores: read.update({at: max((s.read for s in stores), default=read.get(at, 0))})
         ).items():

@@ -247,3 +247,32 @@ def test_a_topic_made_anew(kafka: Kafka, tmp_path: Path, ranges: int) -> None:
     assert done.exit_code == 0, done.output
     with counting.app(tmp_path, ranges_per_partition=ranges) as app:
         await_table(app, {"a": 5 + 9})
+
+
+def test_a_topic_that_forgets_is_worth_a_warning(
+    kafka: Kafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = kafka.topic("kept", cleanup_policy="compact")
+    deleted = kafka.topic("deleted", cleanup_policy="delete", retention_ms="3600000")
+    builder = StreamsBuilder(kafka.unique("forgets"))
+    for topic in (kept, deleted):
+        builder.table(topic, key=serdes.text, value=serdes.text, store=f"of-{topic}")
+    settings = kafka.config(tmp_path, topology_optimization="all")
+    with caplog.at_level(logging.WARNING), CoopStreams(builder.build(), settings):
+        pass
+    (warning,) = [record.getMessage() for record in caplog.records if "topology.optimization" in record.getMessage()]
+    assert warning.startswith(
+        f'the table "of-{deleted}" is restored from its topic "{deleted}" (topology.optimization), whose '
+        "cleanup.policy is delete"
+    )
+
+
+def test_a_table_that_is_restored_from_the_beginning_must_be_read_from_the_beginning(
+    kafka: Kafka, tmp_path: Path
+) -> None:
+    builder, topic = StreamsBuilder(kafka.unique("latest")), kafka.topic("people", cleanup_policy="compact")
+    builder.table(topic, key=serdes.text, value=serdes.text, store="people")
+    settings = kafka.config(tmp_path, topology_optimization="all", auto_offset_reset="latest")
+    error = failure_of(CoopStreams(builder.build(), settings))
+    assert isinstance(error, ConfigError)
+    assert f'the table "people" is restored from its topic "{topic}"' in str(error)

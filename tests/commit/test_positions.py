@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,8 +17,9 @@ from hypothesis import strategies as st
 
 from coopstreams.commit.barrier import Opening
 from coopstreams.commit.follower import Follower
-from coopstreams.commit.positions import Positions
+from coopstreams.commit.positions import Positions, Resets
 from coopstreams.commit.record import CommitKey, Committed, CommitValue, Segment, encode_key, encode_value
+from coopstreams.common.host import System
 from coopstreams.group.requests import FetchedOffset
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import Position, TopicSpec
@@ -29,6 +31,11 @@ from coopstreams.topology.naming import COMMIT_TOPIC
 from coopstreams.topology.task_id import TaskId
 from tests.conftest import Kafka
 from tests.group.instances import PATIENCE_S, Application, application, commit, eventually
+
+
+def always(reset: str) -> Resets:
+    return lambda _: reset
+
 
 LEFT, RIGHT = (TaskId(0, number, WHOLE) for number in range(2))
 
@@ -67,7 +74,7 @@ def test_every_task_opens_when_each_of_its_partitions_was_certain_once(rng: Rand
         coordinator,
         Follower(log, "g"),
         lambda task: (orders(task), TopicPartition("customers", task.partition)),
-        "earliest",
+        always("earliest"),
         "a",
     )
     waiting = {(task := TaskId(0, number, WHOLE)): Opening(task, epoch=0, barrier=0) for number in range(partitions)}
@@ -89,8 +96,105 @@ def test_a_task_without_a_position_begins_at_the_end_of_the_log_that_auto_offset
     log.writer().append("orders", [None] * 5, [b""] * 5, list(range(5)))
     log.delete_before(orders(LEFT), 2)
     coordinator = Busy(Random(1), {}, certain=1.0)
-    positions = Positions(log, coordinator, Follower(log, "g"), lambda task: (orders(task),), reset, "a")
+    positions = Positions(log, coordinator, Follower(log, "g"), lambda task: (orders(task),), always(reset), "a")
     assert positions.resolve([Opening(LEFT, epoch=0, barrier=0)], 1)[LEFT].position(orders(LEFT)) == Position(first)
+
+
+@dataclass
+class Clock(System):
+    """A machine whose clocks a test sets."""
+
+    time_ms: int = 0
+
+    def now(self) -> float:
+        return self.time_ms / 1000
+
+    def wall_ms(self) -> int:
+        return self.time_ms
+
+
+class NeverBegun:
+    """An application whose changelogs are empty."""
+
+    def check(self, *_: Any) -> None: ...
+
+
+@pytest.mark.parametrize(("reset", "first"), [("by_duration:PT2S", 6), ("by_duration:PT0S", 8), ("by_duration:P1D", 3)])
+def test_a_source_begins_at_the_first_record_that_is_not_older(reset: str, first: int) -> None:
+    log, positions = beginning(reset, Busy(Random(1), {}, certain=1.0))
+    log.delete_before(orders(LEFT), 3)
+    assert positions.resolve([Opening(LEFT, epoch=0, barrier=0)], 1)[LEFT].position(orders(LEFT)) == Position(first)
+
+
+def beginning(reset: str, coordinator: Any, clock: Clock | None = None) -> tuple[MemoryLog, Positions]:
+    """Eight records, a second apart; it is the eighth second now."""
+    log = MemoryLog()
+    log.create_topics([TopicSpec("orders", 1)])
+    log.writer().append("orders", [None] * 8, [b""] * 8, [1000 * number for number in range(8)])
+    follower = Follower(log, "g")
+    return log, Positions(
+        log,
+        coordinator,
+        follower,
+        lambda task: (orders(task),),
+        always(reset),
+        "a",
+        begun=NeverBegun(),
+        host=clock or Clock(8000),
+    )
+
+
+@dataclass
+class Group:
+    """A coordinator of a group that answers at once; every question is counted."""
+
+    offsets: dict[TopicPartition, tuple[int, str]] = field(default_factory=dict)
+    asked: int = 0
+
+    def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> FetchedOffset:
+        self.asked += stable
+        return FetchedOffset({at: self.offsets.get(at) for at in partitions or ()})
+
+
+@pytest.mark.parametrize("reset", ["latest", "by_duration:PT3S"])
+@given(order=st.permutations(range(4)), opened_before_it=st.integers(0, 4))
+def test_all_key_ranges_begin_where_the_first_one_began(reset: str, order: list[int], opened_before_it: int) -> None:
+    clock, group = Clock(8000), Group()
+    log, positions = beginning(reset, group, clock)
+    parts = [TaskId(0, 0, part) for part in KeyRange.split(4)]
+    waiting = {parts[number]: Opening(parts[number], epoch=0, barrier=0) for number in order}
+    found: dict[TaskId, int] = {}
+    for task in [*waiting][:opened_before_it]:
+        if task.key_range.start:
+            assert positions.resolve([waiting[task]], 1) == {}
+            assert "the task with the first key range to choose where orders-0 begins" in positions.waits_for(task)
+    while waiting:
+        opened = positions.resolve(list(waiting.values()), 1)
+        for task, progress in opened.items():
+            found[task] = progress.position(orders(task)).offset
+            del waiting[task]
+            for partition, at in progress.begin().items():
+                group.offsets[partition] = at
+        log.writer().append("orders", [None], [b""], [clock.time_ms])
+        clock.time_ms += 1000
+    assert set(found.values()) == {8 if reset == "latest" else 5}
+    assert positions.waits_for(parts[1]) == "the group's plain offsets"
+
+
+def test_a_key_range_that_waits_does_not_ask_all_the_time() -> None:
+    clock, group = Clock(8000), Group()
+    _, positions = beginning("latest", group, clock)
+    one = Opening(TaskId(0, 0, KeyRange.split(2)[1]), epoch=0, barrier=0)
+    for _ in range(100):
+        assert positions.resolve([one], 1) == {}
+        clock.time_ms += 10
+    assert group.asked in range(9, 13)
+
+
+def test_earliest_waits_for_nobody() -> None:
+    _, positions = beginning("earliest", Group())
+    right = TaskId(0, 0, KeyRange.split(2)[1])
+    assert positions.resolve([Opening(right, epoch=0, barrier=0)], 1)[right].position(orders(right)) == Position(0)
 
 
 @dataclass
@@ -105,7 +209,7 @@ def test_an_offset_that_a_sibling_committed_behind_the_barrier_has_the_barrier_t
     log = MemoryLog()
     log.create_topics([TopicSpec("orders", 1)])
     follower = Follower(log, "g")
-    positions = Positions(log, Mirrored(), follower, lambda task: (orders(task),), "earliest", "a")
+    positions = Positions(log, Mirrored(), follower, lambda task: (orders(task),), always("earliest"), "a")
     task = TaskId(0, 0, KeyRange.split(2)[1])
     one = Opening(task, epoch=0, barrier=0)
     assert positions.resolve([one], 1) == {}
@@ -120,7 +224,7 @@ def test_an_offset_that_a_sibling_committed_behind_the_barrier_has_the_barrier_t
 def test_commits_that_are_missing_behind_each_barrier_went_away(monkeypatch: pytest.MonkeyPatch) -> None:
     log = MemoryLog()
     log.create_topics([TopicSpec("orders", 1)])
-    positions = Positions(log, Mirrored(), Follower(log, "g"), lambda task: (orders(task),), "earliest", "a")
+    positions = Positions(log, Mirrored(), Follower(log, "g"), lambda task: (orders(task),), always("earliest"), "a")
     one = Opening(LEFT, epoch=0, barrier=0)
     assert positions.resolve([one], 1) == {}
     monkeypatch.setattr("coopstreams.commit.positions.DOUBT_S", 0.0)
@@ -149,7 +253,7 @@ def test_a_transaction_on_one_partition_and_on_the_commit_topic_keeps_back_that_
     log = KafkaLog({"bootstrap.servers": app.bootstrap})
     follower = Follower(log, app.group)
     positions = Positions(
-        log, a.member, follower, lambda task: (TopicPartition(topic, task.partition),), "earliest", "a"
+        log, a.member, follower, lambda task: (TopicPartition(topic, task.partition),), always("earliest"), "a"
     )
     left, right = Opening(LEFT, epoch=0, barrier=0), Opening(RIGHT, epoch=0, barrier=0)
     writer = log.writer(f"{app.group}-transaction")
@@ -202,7 +306,7 @@ def test_tasks_open_beside_many_threads_whose_transactions_are_always_open(kafka
         thread.start()
     for _ in range(4):
         overlapping.get(timeout=PATIENCE_S)
-    positions = Positions(log, a.member, follower, lambda _: (TopicPartition(topic, 0),), "earliest", "a")
+    positions = Positions(log, a.member, follower, lambda _: (TopicPartition(topic, 0),), always("earliest"), "a")
     assert LEFT in positions.resolve([Opening(LEFT, epoch=0, barrier=0)], 1)
     stop.set()
     for thread in threads:

@@ -342,6 +342,16 @@ def test_a_position_after_the_end_is_an_error_until_it_is_mended(log: Log, topic
     assert values(records(batch for batch in batches if batch.partition == other)) == numbers(3)
 
 
+def test_an_offset_is_found_by_time(log: Log, topic: MakeTopic) -> None:
+    partition = topic()
+    writer = log.writer()
+    timestamps = [1000, 3000, 2000, 5000]
+    writer.append(partition.topic, [b"k"] * 4, [b"v"] * 4, timestamps, partitions=partition.partition)
+    writer.flush(10)
+    writer.close()
+    assert [log.offset_at(partition, at) for at in (0, 1000, 1001, 3001, 5001)] == [0, 0, 1, 3, 4]
+
+
 def test_what_was_deleted_before_it_was_read_is_out_of_range(log: Log, topic: MakeTopic) -> None:
     partition = topic()
     fill(log, partition, numbers(10))

@@ -46,7 +46,9 @@ class Application:
         self.offsets: dict[TopicPartition, tuple[int, str] | None] = {}
         self.follower = Follower(self.log, "app")
         begun = Begun("app", self.log, self, lambda: resolved, lambda store: f"app-{store.name}-changelog")
-        self.positions = Positions(self.log, self, self.follower, resolved.sources, "earliest", "a", begun=begun)
+        self.positions = Positions(
+            self.log, self, self.follower, resolved.sources, lambda _: "earliest", "a", begun=begun
+        )
         self.writer = self.log.writer()
 
     def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> FetchedOffset:

@@ -19,7 +19,7 @@ RECORDS = 80
 def answer(program: str, *, exactly_once: bool) -> Answer:
     """Return the answer to some records, a second apart."""
     played, random = PROGRAMS[program], Random(1)
-    made = played.answer(played.answering(), played.settings, 2, exactly_once=exactly_once)
+    made = played.answer(played.answering(), played.driven, 2, exactly_once=exactly_once)
     made.write(played.write(random, number, 1_000_000 + 1000 * number) for number in range(RECORDS))
     return made
 

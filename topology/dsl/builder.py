@@ -22,6 +22,7 @@ from coopstreams.topology.dsl.sources import described
 from coopstreams.topology.durations import Duration, checked_ms
 from coopstreams.topology.graph.graph import Flow, Graph
 from coopstreams.topology.graph.nodes import TableSource
+from coopstreams.topology.graph.offset_resets import OffsetReset
 from coopstreams.topology.graph.subtopologies import cut
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.naming import check_name
@@ -48,6 +49,7 @@ class StreamsBuilder:
         value: Serde[V],
         timestamp: Callable[[TimestampedRecord[K, V]], int | None] | None = None,
         idle_advance: Duration | None = None,
+        reset: OffsetReset | None = None,
         name: str | None = None,
     ) -> KStream[K, V]:
         """Read one topic, several with the same serdes, or all that match `re.compile(…)` as a whole, as a stream.
@@ -57,10 +59,14 @@ class StreamsBuilder:
         number drops the record. `idle_advance`: when a partition has been silent for so long, its stream time advances
         with the clock, and windows close. To that end the application writes time marks to the topic, which other
         readers see as records without key and value; `repartition(idle_advance=)` writes them to a topic of its own.
+        `reset`: where a partition of which the group has no position is begun: "earliest", "latest", a timedelta before
+        now, or "by_duration:PT1H"; without it, where `auto.offset.reset` says.
         """
         pattern = topic if isinstance(topic, Pattern) else None
         topics = () if isinstance(topic, Pattern) else (topic,) if isinstance(topic, str) else tuple(topic)
-        source = self._graph.source(name, described("stream", topics, key, value, timestamp, pattern, idle_advance))
+        source = self._graph.source(
+            name, described("stream", topics, key, value, timestamp, pattern, idle_advance, reset)
+        )
         return KStream(Flow(self._graph, source.name, source.key, source.value))
 
     def table(
@@ -72,16 +78,19 @@ class StreamsBuilder:
         store: str | Materialized | None = None,
         history: Duration | None = None,
         timestamp: Callable[[TimestampedRecord[K, V]], int | None] | None = None,
+        reset: OffsetReset | None = None,
         name: str | None = None,
     ) -> KTable[K, V]:
         """Read a topic as a table: the latest value of each key; a null value deletes the row.
 
         `store=` materialises the table under that name, for queries. With `history=` the table is versioned: "latest"
         is by timestamp, a stream record is joined with the row as of the record's timestamp, and versions are kept for
-        that long (in stream time).
+        that long (in stream time). `reset` as of `stream`: rows from before it are not in the table.
         """
         store_name = self._graph.names.store(f"{check_name(topic, 'the topic')}-", name_of(store))
-        source = self._graph.source(name, described("table", (topic,), key, value, timestamp), suffix="-source")
+        source = self._graph.source(
+            name, described("table", (topic,), key, value, timestamp, reset=reset), suffix="-source"
+        )
         spec = kept_as(
             store,
             StoreSpec(store_name, "key_value", source.key, source.value),

@@ -14,6 +14,7 @@ from coopstreams.topology.dsl.functions import checked
 from coopstreams.topology.durations import Duration, checked_ms
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.nodes import Source
+from coopstreams.topology.graph.offset_resets import OffsetReset, reset_of
 from coopstreams.topology.naming import check_name
 from coopstreams.topology.serdes import Serde
 
@@ -29,11 +30,13 @@ def described(
     timestamp: Callable[..., int | None] | None = None,
     pattern: Pattern[str] | None = None,
     idle_advance: Duration | None = None,
+    reset: OffsetReset | None = None,
 ) -> Callable[..., Source]:
     """Return a function that makes the source of these topics, or of those that match the pattern, given its name.
 
     Raises:
-        TopologyError: no topic, a topic twice, an illegal name, no serde, or a function that cannot be called.
+        TopologyError: no topic, a topic twice, an illegal name, no serde, a function that cannot be called, or a reset
+            that is none.
     """
     if not topics and pattern is None:
         raise TopologyError(f"{method}(): name at least one topic")
@@ -51,7 +54,17 @@ def described(
             )
     extract = None if timestamp is None else checked("timestamp=", timestamp, "record")
     idle_ms = silence_ms(method, idle_advance)
-    return partial(Source, topics=topics, key=key, value=value, timestamp=extract, pattern=pattern, idle_ms=idle_ms)
+    begins = reset_of(reset, f"{method}()")
+    return partial(
+        Source,
+        topics=topics,
+        key=key,
+        value=value,
+        timestamp=extract,
+        pattern=pattern,
+        idle_ms=idle_ms,
+        reset=begins,
+    )
 
 
 def silence_ms(method: str, idle_advance: Duration | None) -> int | None:

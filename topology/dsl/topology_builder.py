@@ -26,6 +26,7 @@ from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.dsl.sources import described
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.graph import Graph
+from coopstreams.topology.graph.offset_resets import OffsetReset
 from coopstreams.topology.graph.partitioners import Partitioner
 from coopstreams.topology.graph.subtopologies import cut
 from coopstreams.topology.graph.topology import Topology
@@ -57,11 +58,12 @@ class TopologyBuilder:
         key: Serde[K],
         value: Serde[V],
         timestamp: Callable[[TimestampedRecord[K, V]], int | None] | None = None,
+        reset: OffsetReset | None = None,
     ) -> TopologyBuilder:
         """Read one topic, several with the same serdes, or all that match `re.compile(…)` as a whole.
 
         `timestamp(record)` returns the event time of a record in milliseconds; None or a negative number drops the
-        record.
+        record. `reset` as of `StreamsBuilder.stream`.
 
         Raises:
             TopologyError: names together with a pattern, several patterns, or a name or topic that is taken.
@@ -74,7 +76,9 @@ class TopologyBuilder:
                 "second source."
             )
         attach_named.source(
-            self._graph, name, described("add_source", names, key, value, timestamp, patterns[0] if patterns else None)
+            self._graph,
+            name,
+            described("add_source", names, key, value, timestamp, patterns[0] if patterns else None, reset=reset),
         )
         return self
 

@@ -6,8 +6,8 @@ up, and the partition count.
 
 Not covered: functions and how asynchronous ones are called (so that a corrected function can be rolled out process by
 process), names of nodes (an operator inserted before others changes generated names), the topics that match a pattern
-now and their partition counts (each process sees them at a time of its own), the store type, and the place that an
-external sink applies to (its password may change).
+now and their partition counts (each process sees them at a time of its own), the store type, where a source begins
+without a position, and the place that an external sink applies to (its password may change).
 
 Invariant: the same program has the same fingerprints in every process: they depend on no address, no module path and
 no order of a set.
@@ -31,7 +31,7 @@ from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.windows import Windows
 
-_LEFT_OUT = {"name", "parents", "store_type", "calling", "target"}
+_LEFT_OUT = {"name", "parents", "store_type", "calling", "target", "reset"}
 
 
 def fingerprints(topology: Structure, partitions: Sequence[int]) -> tuple[str, ...]:

@@ -52,6 +52,8 @@ class Source(Node):
     pattern: Pattern[str] | None = None
     idle_ms: int | None = None
     """After how much silence of a partition its stream time advances; None: it does not."""
+    reset: str | None = None
+    """Where it begins without a position, see `offset_resets`; None: the setting `auto.offset.reset`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

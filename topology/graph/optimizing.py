@@ -20,6 +20,7 @@ from typing import TypeVar
 
 from coopstreams.topology.graph.join_nodes import StreamStreamJoin, stores_of
 from coopstreams.topology.graph.nodes import Node, Source, Structure, SubTopology, TableSource
+from coopstreams.topology.graph.offset_resets import EARLIEST
 from coopstreams.topology.naming import changelog_topic, internal_topic
 from coopstreams.topology.stores import StoreSpec
 
@@ -111,4 +112,5 @@ def _holds_as_it_is(source: Source, store: StoreSpec) -> bool:
     same = (source.key, source.value) == (store.key, store.value)
     one = len(source.topics) == 1 and source.pattern is None
     whole = store.history_ms is None and store.ttl_ms is None
-    return same and one and whole and not source.internal and source.timestamp is None
+    from_first = source.reset in (None, EARLIEST)
+    return same and one and whole and from_first and not source.internal and source.timestamp is None

@@ -197,6 +197,22 @@ class KafkaLog:
                 self._wait_for_end(patience, what, missing[0], told)
         return found
 
+    def offset_at(self, partition: TopicPartition, timestamp_ms: int) -> int:
+        """Return the first offset of a record that is not older than this; the true high watermark if there is none."""
+        where = KafkaPartition(*partition, timestamp_ms)
+        (found,) = self._ask(
+            lambda seconds: self._consumer.offsets_for_times([where], seconds),
+            f"asking for the offset of {partition} by time",
+            partition,
+        )
+        if found.error is not None:
+            raise translated(
+                found.error,
+                f"asking for the offset of {partition} by time",
+                self._attempt("Describe", partition.topic),
+            )
+        return int(found.offset) if found.offset >= 0 else self.end_offset(partition)
+
     def reported_end(self, partition: TopicPartition) -> int:
         """Return the high watermark that a leader reports: an old one, if that broker hung. One request."""
         return self._watermarks(partition)[1]

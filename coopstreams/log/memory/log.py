@@ -91,6 +91,11 @@ class MemoryLog:
         """Return the true end of each of these partitions."""
         return {partition: self.end_offset(partition) for partition in partitions}
 
+    def offset_at(self, partition: TopicPartition, timestamp_ms: int) -> int:
+        """Return the first offset of a record that is not older than this; the end if there is none."""
+        with self._state.changed:
+            return self._state.partition(partition).offset_at(timestamp_ms)
+
     def reported_end(self, partition: TopicPartition) -> int:
         """Return the true end: there is one broker, which never hangs."""
         return self.end_offset(partition)

@@ -91,6 +91,11 @@ class Partition:
             if len(columns) or last >= stop:
                 return columns, position, last >= stop
 
+    def offset_at(self, timestamp_ms: int) -> int:
+        """Return the first offset of a record that is not older than this; the end if there is none."""
+        found = zip(self._offsets, self._timestamps, strict=True)
+        return next((offset for offset, timestamp in found if timestamp >= timestamp_ms), self.end)
+
     def compact(self) -> None:
         """Keep the last committed record of each key, and everything from the first open transaction on."""
         stable = bisect_left(self._offsets, self.stable_end)

@@ -87,6 +87,10 @@ class SimulatedLog:
         """Return the true end of each of these partitions; with `Stale`, that of before."""
         return {partition: self.end_offset(partition) for partition in partitions}
 
+    def offset_at(self, partition: TopicPartition, timestamp_ms: int) -> int:
+        """Return the first offset of a record that is not older than this; the end if there is none."""
+        return self._ask("start offset", partition, lambda: self._state.partition(partition).offset_at(timestamp_ms))
+
     def reported_end(self, partition: TopicPartition) -> int:
         """Return the end that a broker reports: the same question here."""
         return self.end_offset(partition)
