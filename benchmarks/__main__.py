@@ -8,7 +8,8 @@ pure Python and natively, by turns; and so do other frameworks that `python -m b
     stateless typed  the same with classes
     count            a keyed count with changelog, record cache on (updates go out once a commit)
     count uncached   the same, every update an output
-    windowed sum     a sum for each key and minute, record cache on
+    windowed sum     a sum for each key and minute by a function, record cache on
+    windowed field   the same sum by what a native plane knows: a field of the value, and operator.add
     bare loop        consume -> dict -> changelog and output and RocksDB at each commit, by hand, without a framework
 """
 
@@ -47,6 +48,7 @@ CASES: Mapping[str, tuple[str, Sequence[str]]] = {
     "count exactly-once": ("count", _EXACTLY_ONCE),
     "count uncached": ("count", ("--set", "statestore.cache.max.bytes=0")),
     "windowed sum": ("windowed", ()),
+    "windowed field": ("windowed_field", ()),
 }
 """The topology in apps.py, and flags."""
 

@@ -20,7 +20,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from coopstreams.state.database import Database
 from coopstreams.state.engine import Engine
 from coopstreams.state.engines import folder_of, open_database, open_engine
 from coopstreams.state.layout import groups_of
-from coopstreams.state.task_state import TaskState
+from coopstreams.state.task_state import NO_TABLES, MakeTable, TaskState
 from coopstreams.topology.errors import StateCorruptError, StateError, StateLockedError
 from coopstreams.topology.graph.nodes import SubTopology
 from coopstreams.topology.keys import KeyRange
@@ -219,7 +219,15 @@ class Databases:
     Units: `cache_bytes` bounds the buffers of one task.
     """
 
-    def __init__(self, directory: StateDirectory, subtopologies: Mapping[int, SubTopology], cache_bytes: int) -> None:
+    def __init__(
+        self,
+        directory: StateDirectory,
+        subtopologies: Mapping[int, SubTopology],
+        cache_bytes: int,
+        tables: Callable[[SubTopology], Mapping[str, MakeTable]] = lambda _: NO_TABLES,
+    ) -> None:
+        """`tables`: returns what makes stores of a sub-topology's tasks, where it is not the usual."""
+        self._tables = tables
         self._directory = directory
         self._subtopologies = subtopologies
         self._cache_bytes = cache_bytes
@@ -237,7 +245,8 @@ class Databases:
 
     def state(self, task: TaskId, database: Database) -> TaskState:
         """Return the state of a task over its database, after the restore."""
-        return TaskState(database, self.subtopology(task).stores, task.key_range, self._cache_bytes)
+        part = self.subtopology(task)
+        return TaskState(database, part.stores, task.key_range, self._cache_bytes, self._tables(part))
 
     def leave(self, task: TaskId) -> None:
         """Leave the database of a task's partition; the last task closes it."""

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from coopstreams.state.database import Database
 from coopstreams.state.manifest import Slice
@@ -30,7 +31,7 @@ from coopstreams.state.restore import Bounds
 from coopstreams.state.snapshot import FetchedFile
 from coopstreams.state.snapshot_restore import Changelog, Snapshots
 from coopstreams.state.storage import GivenUpError
-from coopstreams.state.worker_pool import Job, WorkerPool
+from coopstreams.state.worker_pool import Job, Start, WorkerPool, start_daemon
 from coopstreams.topology.errors import SnapshotError, StateError
 from coopstreams.topology.stores import StoreSpec
 
@@ -65,16 +66,34 @@ class DownloadProgress:
     eta_s: float | None
 
 
-class Downloads:
-    """The threads of all downloads of one instance, and the time of their last progress."""
+class Flag(Protocol):
+    """An event flag: `threading.Event`."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def set(self) -> None:
+        """Set the flag."""
+
+    def clear(self) -> None:
+        """Clear the flag."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block until the flag is set; return whether it is."""
+        ...
+
+
+class Downloads:
+    """The threads of all downloads of one instance, and the time of their last progress.
+
+    `ended` is set when a download has ended; the thread that waits for it clears it.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, start: Start = start_daemon, ended: Flag | None = None
+    ) -> None:
         self.clock = clock
-        self.choosing = WorkerPool("manifest", 2)
-        self.fetching = WorkerPool("snapshot", AT_ONCE)
-        self.ingesting = WorkerPool("ingest", 1)
-        self.ended = threading.Event()
-        """Set when a download has ended; the thread that waits for it clears it."""
+        self.choosing = WorkerPool("manifest", 2, start)
+        self.fetching = WorkerPool("snapshot", AT_ONCE, start)
+        self.ingesting = WorkerPool("ingest", 1, start)
+        self.ended: Flag = ended or threading.Event()
         self._moved_at = clock()
 
     def move(self) -> None:

@@ -11,7 +11,7 @@ live objects (Python does not tell it): the buffer is bounded by the number of e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -48,6 +48,7 @@ class PlacedEntry(Entry):
         self.timestamp = timestamp
         self.stored = stored
         self.dirty = False
+        self.headers = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,22 +115,23 @@ class Table:
 
         Keys added during the iteration are left out; changes of the other entries are seen.
         """
+        entries = self._buffered()
         buffered = iter(
-            sorted(key for key in self.entries if (start is None or key >= start) and (end is None or key < end))
+            sorted(key for key in entries if (start is None or key >= start) and (end is None or key < end))
         )
         waiting = next(buffered, None)
         for key, data in self._stored_rows(start, end):
             while waiting is not None and waiting <= key:
                 if waiting != key:
-                    yield from self._live(waiting)
+                    yield from _live(entries, waiting)
                 waiting = next(buffered, None)
-            entry = self.entries.get(key)
+            entry = entries.get(key)
             if entry is None:
                 yield key, self._entry(self._database_key(key), data)
             elif entry.value is not None:
                 yield key, entry
         while waiting is not None:
-            yield from self._live(waiting)
+            yield from _live(entries, waiting)
             waiting = next(buffered, None)
 
     def advance(self, stream_time: int) -> None:
@@ -208,6 +210,9 @@ class Table:
         for key in list(islice((key for key, entry in self.entries.items() if not entry.dirty), excess)):
             self._forget(key)
 
+    def _buffered(self) -> Mapping[bytes, Entry]:
+        return self.entries
+
     def _open(self) -> None:
         self._get = self._database.getter(self.spec.name)
 
@@ -253,21 +258,25 @@ class Table:
                 value = entry.value
                 rows.append(None if value is None else pack(entry.timestamp) + encode(value))
         except Exception as error:
-            raise SerdeError(
-                f'store "{self.spec.name}": the value of key {entry.at[1:]!r} does not become bytes: {error}'
-            ) from error
+            raise self._unwritable(entry.at[1:], error) from error
         return rows
 
-    def _live(self, key: bytes) -> Iterator[tuple[bytes, Entry]]:
-        entry = self.entries.get(key)
-        if entry is not None and entry.value is not None:
-            yield key, entry
+    def _unwritable(self, key: bytes, error: Exception) -> SerdeError:
+        return SerdeError(f'store "{self.spec.name}": the value of key {key!r} does not become bytes: {error}')
 
     def _check_groups(self, dirty: list[PlacedEntry]) -> None:
         first, last = self._groups
         if dirty[0].at[0] < first or dirty[-1].at[0] > last:
-            stray = next(entry.at for entry in dirty if not first <= entry.at[0] <= last)
-            raise StateError(
-                f'store "{self.spec.name}": key {stray[1:]!r} is of key group {stray[0]}, this task has '
-                f"{self._groups}. A store's key must be the key of the record that changes it."
-            )
+            raise self._stray(next(entry.at for entry in dirty if not first <= entry.at[0] <= last))
+
+    def _stray(self, place: bytes) -> StateError:
+        return StateError(
+            f'store "{self.spec.name}": key {place[1:]!r} is of key group {place[0]}, this task has '
+            f"{self._groups}. A store's key must be the key of the record that changes it."
+        )
+
+
+def _live(entries: Mapping[bytes, Entry], key: bytes) -> Iterator[tuple[bytes, Entry]]:
+    entry = entries.get(key)
+    if entry is not None and entry.value is not None:
+        yield key, entry

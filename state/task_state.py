@@ -13,8 +13,9 @@ Turned down: writing the database during the interval (an abort would have to wi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 from coopstreams.state import layout
 from coopstreams.state.checkpoints import NEVER_TRUE, NO_TOPIC, Checkpoint
@@ -29,6 +30,9 @@ __all__ = ["ChangelogBatch", "TaskState"]
 
 
 NO_POSITIONS: Mapping[str, Mapping[KeyRange, int]] = {}
+MakeTable: TypeAlias = Callable[[Database, StoreSpec, KeyGroups], Table]
+"""Makes the store of a task in the place of the usual one."""
+NO_TABLES: Mapping[str, MakeTable] = {}
 
 _KINDS: Mapping[StoreKind, type[Table]] = {"window": WindowTable, "session": SessionTable}
 
@@ -39,14 +43,22 @@ class TaskState:
     Units: `cache_bytes` bounds the buffers of all its stores together, approximately.
     """
 
-    def __init__(self, database: Database, specs: Sequence[StoreSpec], key_range: KeyRange, cache_bytes: int) -> None:
+    def __init__(
+        self,
+        database: Database,
+        specs: Sequence[StoreSpec],
+        key_range: KeyRange,
+        cache_bytes: int,
+        tables: Mapping[str, MakeTable] = NO_TABLES,
+    ) -> None:
+        """`tables`: the stores that are made in another way, by name."""
         self._database = database
         self._budget = cache_bytes
         self._tables: dict[str, Table] = {}
         self._groups = layout.groups_of(key_range) if specs else KeyGroups(0, 0)  # without stores, any will do
         for spec in specs:
             kind = _KINDS.get(spec.kind, Table if spec.ttl_ms is None else ExpiringTable)
-            self._tables[spec.name] = kind(database, spec, self._groups)
+            self._tables[spec.name] = tables.get(spec.name, kind)(database, spec, self._groups)
         self._stands: dict[str, list[Checkpoint]] = {}
         """The last checkpoints by store, without `true_ms`."""
         self.topic_ids = {

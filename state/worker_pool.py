@@ -12,6 +12,13 @@ from collections import deque
 from collections.abc import Callable
 
 Job = Callable[[], None]
+Start = Callable[[Job, str], object]
+"""Runs a job on a thread of its own, with that name."""
+
+
+def start_daemon(job: Job, name: str) -> None:
+    """Run a job on a daemon thread."""
+    threading.Thread(target=job, name=name, daemon=True).start()
 
 
 class WorkerPool:
@@ -20,9 +27,10 @@ class WorkerPool:
     Owners take turns, one job each: a big store does not delay small ones.
     """
 
-    def __init__(self, name: str, most: int) -> None:
+    def __init__(self, name: str, most: int, start: Start = start_daemon) -> None:
         self._name = name
         self._most = most
+        self._start = start
         self._lock = threading.Lock()
         self._jobs: dict[object, deque[Job]] = {}
         """The jobs of each owner; the next owner comes first."""
@@ -34,7 +42,7 @@ class WorkerPool:
             self._jobs.setdefault(owner, deque()).append(job)
             if self._working < self._most:
                 self._working += 1
-                threading.Thread(target=self._work, name=self._name, daemon=True).start()
+                self._start(self._work, self._name)
 
     def _work(self) -> None:
         while True:

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import logging
 import tempfile
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from coopstreams.common.host import SYSTEM, Host
 from coopstreams.log.log import Log
 from coopstreams.opening.restoring import Restoring
 from coopstreams.state import snapshot
@@ -141,9 +141,11 @@ class Rebuilder:
         *,
         afresh: bool = False,
         run: str | None = None,
+        host: Host = SYSTEM,
     ) -> None:
         self.run = run or snapshot.new_run()
         self._log = cluster
+        self._host = host
         self._topology = topology
         self._application = application
         self._url = url
@@ -226,11 +228,15 @@ class Rebuilder:
         on_progress: OnProgress,
     ) -> None:
         snapshots = None if self._afresh else Snapshots(self._url, self._application, folder / "snapshots")
-        restoring = Restoring(self._log, self._changelog, snapshots)
+        restoring = Restoring(self._log, self._changelog, snapshots, host=self._host)
         try:
             restoring.add(rebuilt.task, subtopology.stores, database, {})
             finish(
-                restoring, rebuilt.task, rebuilt.stores, lambda: on_progress(rebuilt, restoring.progress(rebuilt.task))
+                restoring,
+                rebuilt.task,
+                rebuilt.stores,
+                lambda: on_progress(rebuilt, restoring.progress(rebuilt.task)),
+                self._host,
             )
         finally:
             restoring.close()
@@ -243,19 +249,21 @@ class Rebuilder:
         return internal_topic(self._application, changelog_topic(store.name))
 
 
-def finish(restoring: Restoring, task: TaskId, stores: Sequence[str], on_step: Callable[[], None]) -> None:
+def finish(
+    restoring: Restoring, task: TaskId, stores: Sequence[str], on_step: Callable[[], None], host: Host = SYSTEM
+) -> None:
     """Restore a single added task to the end of its changelogs; call `on_step` after each step.
 
     Raises:
         LogError: retryable: a changelog stood still for two minutes.
     """
-    moved_at = time.monotonic()
+    moved_at = host.now()
     while not restoring.finished():
         restoring.step()
         on_step()
         if not restoring.stuck():
-            moved_at = time.monotonic()
-        elif time.monotonic() - moved_at > PATIENCE_S:
+            moved_at = host.now()
+        elif host.now() - moved_at > PATIENCE_S:
             raise LogError(
                 f"the changelogs of {', '.join(stores)}, partition {task.partition}, have not moved for "
                 f"{PATIENCE_S:.0f} s: the brokers are away, or a producer left a transaction open "

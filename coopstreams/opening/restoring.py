@@ -131,7 +131,7 @@ class Restoring:
         self._changelog = changelog
         self._counts: Counts = counts or Uncounted()
         self._snapshots = snapshots
-        self._downloads = Downloads(host.now)
+        self._downloads = Downloads(host.now, lambda job, name: host.thread(job, name).start(), host.signal())
         self._reader = log.reader()
         self._jobs: dict[TopicPartition, _Job] = {}
         self._snapshot_restores: dict[tuple[TaskId, TopicPartition], _SnapshotRestore] = {}

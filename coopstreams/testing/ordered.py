@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from coopstreams.topology.compile.outputs import Output
 
@@ -24,3 +24,7 @@ class _OrderedKeys(list[bytes | None]):
     def append(self, key: bytes | None, /) -> None:
         self._tell()
         super().append(key)
+
+    def extend(self, keys: Iterable[bytes | None], /) -> None:
+        for key in keys:
+            self.append(key)

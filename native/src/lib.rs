@@ -2,7 +2,8 @@
 //!
 //! `librdkafka`: its functions · `client`: a producer, seen from inside librdkafka · `appender`: columns of Python to
 //! records · `consumer`: a consumer, `pile`: what it has fetched of one partition, `fetcher`: that as columns of Python ·
-//! `router`: records to key ranges. `docs/architecture.md` says where it plugs in, `coopstreams/log/kafka/native.py` when it is used.
+//! `router`: records to key ranges · `rows`: the write buffer of an aggregation. `docs/architecture.md` says where it plugs in, `coopstreams/log/kafka/native.py` when
+//! it is used.
 
 mod appender;
 mod client;
@@ -11,6 +12,7 @@ mod fetcher;
 mod librdkafka;
 mod pile;
 mod router;
+mod rows;
 
 use pyo3::prelude::*;
 
@@ -29,9 +31,12 @@ mod coopstreams_native {
     #[pymodule_export]
     use super::router::Router;
 
+    #[pymodule_export]
+    use super::rows::Rows;
+
     /// Which calls there are, and what they mean: coopstreams refuses another one.
     #[pymodule_export]
-    const INTERFACE: u32 = 3;
+    const INTERFACE: u32 = 4;
 
     /// Find librdkafka through the module of confluent-kafka that needs it; return its version and its features.
     #[pyfunction]

@@ -66,3 +66,19 @@ def test_what_is_missing_is_said_at_once(url: str, own: Files, tmp_path: Path) -
     assert "http.ssl.ca.location" in str(untrusted.exception)
     short = run("status", url, COOPSTREAMS_HTTP_TOKEN_READ="short")
     assert isinstance(short.exception, ConfigError)
+
+
+def test_a_pause_is_for_the_instance_that_is_named_or_for_all() -> None:
+    with Cluster(2, access=[Access({"read": [READ], "operate": [OPERATE]})] * 2) as cluster:
+        cluster.deal(2, {"counts": {"be": (2, 1)}})
+        nodes = [cluster["a"], cluster["b"]]
+
+        def paused(*words: str) -> list[bool]:
+            done = run(*words, COOPSTREAMS_HTTP_TOKEN_READ=READ, COOPSTREAMS_HTTP_TOKEN_OPERATE=OPERATE)
+            assert done.exit_code == 0, done.output
+            return [node.paused for node in nodes]
+
+        assert paused("pause", nodes[0].url) == [True, False]
+        assert paused("pause", nodes[0].url, "--all") == [True, True]
+        assert paused("resume", nodes[1].url) == [True, False]
+        assert paused("resume", nodes[1].url, "--all") == [False, False]

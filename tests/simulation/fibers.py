@@ -48,6 +48,8 @@ class Fiber(greenlet):
         self.waits: int | None = None
         """The number of the wait that it is in; None: it can go on."""
         self.woken = False
+        self.stalled = False
+        """Whether it has no turn although it need not wait."""
         self.started = self.ended = False
         self._body = body
         self._ends: set[Fiber] = set()
@@ -121,7 +123,7 @@ class Scheduler:
         ready.pop()
         if fiber.machine.dead or fiber.ended:
             return
-        if fiber.machine.paused:
+        if fiber.machine.paused or fiber.stalled:
             fiber.machine.parked.append(fiber)
             return
         self.turns += 1
@@ -162,6 +164,17 @@ class Scheduler:
             if fiber.waits is not None:
                 self._go_on(fiber, woken=True)
         waiting.clear()
+
+    def stall(self, fiber: Fiber, seconds: float) -> None:
+        """Have a thread stand still for so long, whatever it waits for."""
+        fiber.stalled = True
+        self.at(self.now + seconds, lambda: self._end_stall(fiber))
+
+    def _end_stall(self, fiber: Fiber) -> None:
+        fiber.stalled = False
+        if fiber in fiber.machine.parked and not fiber.machine.paused:
+            fiber.machine.parked.remove(fiber)
+            self.ready.append(fiber)
 
     def crashed(self, fiber: Fiber, error: BaseException) -> None:
         """A thread has ended with an error that nobody caught."""

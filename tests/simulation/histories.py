@@ -14,6 +14,7 @@ from coopstreams.common.config import AT_LEAST_ONCE, EXACTLY_ONCE
 from coopstreams.instance import deployed
 from coopstreams.tasks import resolved_topology
 from tests.simulation.programs import PROGRAMS
+from tests.simulation.shelf import IN_PLACE
 from tests.simulation.world import ViolationError, World
 
 STEPS = 30
@@ -75,8 +76,8 @@ def play(history: History, only: Collection[int] | None = None) -> tuple[World, 
     world = World(history.seed, PROGRAMS[history.program], exactly_once=history.guarantee == EXACTLY_ONCE)
     try:
         with ExitStack() as stack:
-            for where, name, made in _MADE:
-                stack.enter_context(patch.object(where, name, made))
+            for where, name, stands_in in [*_MADE, *IN_PLACE]:
+                stack.enter_context(patch.object(where, name, stands_in))
             world.run(STEPS, only)
     except ViolationError as violation:
         return world, violation

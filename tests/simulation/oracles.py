@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from random import Random
 from typing import NamedTuple
 
 from coopstreams.log.log import Position
@@ -84,7 +85,7 @@ class Changelogs:
 
         Of windows that are soon over nothing is forbidden: who takes over may show some that another one has forgotten.
         """
-        if part.spec.retention_ms is not None and part.spec.retention_ms < EXPIRES_MS:
+        if _soon_over(part.spec):
             return []
         changelog = self._of(part)
         decided, answered = self._look(changelog), self._answered[changelog]
@@ -101,6 +102,34 @@ class Changelogs:
             ),
             lambda part: self._wrong_answers(part, decided=decided),
         )
+
+    def some_key(self, specs: Sequence[StoreSpec], random: Random) -> tuple[StoreSpec, bytes, bytes] | None:
+        """Return a key that a store has had, as its plain and its store key; None: there is none to ask for."""
+        known = [
+            (spec, rows)
+            for spec in specs
+            if not _soon_over(spec)
+            for changelog, rows in self._rows.items()
+            if rows and changelog.topic == self._topic(spec)
+        ]
+        if not known:
+            return None
+        spec, rows = random.choice(known)
+        key = layout.store_key(spec.kind, random.choice(list(rows)))
+        return spec, layout.plain_key(spec, key), key
+
+    def floor(self, spec: StoreSpec, partition: int, key: bytes) -> int:
+        """Return which of the rows of a store key was answered last: none may be older from now on."""
+        known = self._answered.get(TopicPartition(self._topic(spec), partition), {})
+        return known.get(layout.changelog_key(spec.kind, key), -1)
+
+    def wrong_answer(
+        self, who: str, spec: StoreSpec, partition: int, key: bytes, row: Told | None, floor: int
+    ) -> list[str]:
+        """Return what a sequential history forbids in the answer to a query that began at a `floor`."""
+        changelog = TopicPartition(self._topic(spec), partition)
+        decided, name = self._look(changelog), layout.changelog_key(spec.kind, key)
+        return list(self._forbidden(who, changelog, name, row, floor, decided=decided))
 
     def _asked(self, what: str, part: Part, about: object, wrong: Callable[[Part], Iterator[str]]) -> list[str]:
         """Return what is wrong; nothing, if all that it is about is as it was when it was right."""
@@ -123,27 +152,34 @@ class Changelogs:
         answered = self._answered[changelog]
         view = KeyRangeView(part.database, part.spec, part.ranges)
         answer = {layout.changelog_key(part.spec.kind, key): (value, timestamp) for key, value, timestamp in view.all()}
-        for key, had in self._rows[changelog].items():
+        for key in self._rows[changelog]:
             if not view.owns(layout.plain_key(part.spec, layout.store_key(part.spec.kind, key))):
                 continue
-            last, row = answered.get(key, -1), answer.get(key)
-            if row is None and last < 0:
-                continue  # the key has not been written yet, as far as the one knows who answers
-            at = next(
-                (at for at in range(max(last, 0), len(had)) if (had[at] if had[at][0] is not None else None) == row),
-                None,
+            yield from self._forbidden(
+                part.where, changelog, key, answer.get(key), answered.get(key, -1), decided=decided
             )
-            if at is not None:
-                answered[key] = at
-            # else it may be of a transaction that has no marker yet
-            elif decided or row in had[: max(last, 0)]:
-                yield (
-                    f"{part.where} answers {row} for {key!r} after {had[last] if last >= 0 else 'nothing'} was answered"
-                )
+
+    def _forbidden(
+        self, who: str, changelog: TopicPartition, key: bytes, row: Told | None, last: int, *, decided: bool
+    ) -> Iterator[str]:
+        """Yield why a row of a key cannot be an answer when row number `last` was one before; else note it."""
+        if row is None and last < 0:
+            return  # the key has not been written yet, as far as the one knows who answers
+        had, answered = self._rows[changelog][key], self._answered[changelog]
+        at = next(
+            (at for at in range(max(last, 0), len(had)) if (had[at] if had[at][0] is not None else None) == row), None
+        )
+        if at is not None:
+            answered[key] = max(at, answered.get(key, -1))
+        # else it may be of a transaction that has no marker yet
+        elif decided or row in had[: max(last, 0)]:
+            yield f"{who} answers {row} for {key!r} after {had[last] if last >= 0 else 'nothing'} was answered"
+
+    def _topic(self, spec: StoreSpec) -> str:
+        return spec.source or internal_topic(self._application, changelog_topic(spec.name))
 
     def _of(self, part: Part) -> TopicPartition:
-        topic = part.spec.source or internal_topic(self._application, changelog_topic(part.spec.name))
-        return TopicPartition(topic, part.partition)
+        return TopicPartition(self._topic(part.spec), part.partition)
 
     def _look(self, changelog: TopicPartition) -> bool:
         """Read on; return whether everything in it is decided."""
@@ -160,3 +196,7 @@ class Changelogs:
                 if key is not None:
                     self._rows[run.partition][key].append((value, timestamp))
         return stored.stable_end == stored.end
+
+
+def _soon_over(spec: StoreSpec) -> bool:
+    return spec.retention_ms is not None and spec.retention_ms < EXPIRES_MS

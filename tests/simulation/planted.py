@@ -6,8 +6,9 @@ Each puts a function in the place of one of ours, so it has to be one that is st
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -19,7 +20,7 @@ from coopstreams.commit.positions import Positions
 from coopstreams.commit.progress import Progress
 from coopstreams.common.config import AT_LEAST_ONCE, EXACTLY_ONCE
 from coopstreams.group import leadership
-from coopstreams.group.holdings import Holdings
+from coopstreams.group.holdings import Assigned, Holdings
 from coopstreams.group.leadership import BrokerView, Choice
 from coopstreams.group.members import Assignment
 from coopstreams.group.membership import GroupMember
@@ -29,7 +30,11 @@ from coopstreams.instance.instance import Instance
 from coopstreams.instance.serving import Serving
 from coopstreams.log.log import GroupFence
 from coopstreams.opening.changelogs import Changelogs
+from coopstreams.query import local
+from coopstreams.state import snapshot_restore
+from coopstreams.state.manifest import File, StoreSlices
 from coopstreams.state.restore import Bounds
+from coopstreams.state.snapshot import FetchedFile
 from coopstreams.state.task_state import TaskState
 from coopstreams.tasks.committer import Committer
 from coopstreams.tasks.events import Cancelled
@@ -38,7 +43,7 @@ from coopstreams.tasks.turns import Turns
 from coopstreams.tasks.waiting_records import NodeCall
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.program import BoundProgram
-from coopstreams.topology.errors import LogError
+from coopstreams.topology.errors import LogError, SnapshotError
 from coopstreams.topology.operators.join_memory import _Side
 from coopstreams.topology.operators.windowing import Closing
 
@@ -226,6 +231,17 @@ def _hunt_of_before() -> AbstractContextManager[Any]:
     return patch.object(Barrier, "hunt", hunt)
 
 
+def _hunt_of_all() -> AbstractContextManager[Any]:
+    """With each generation, transactions are ended of members, too."""
+    follow = Barrier.follow_generation
+
+    def forget_members(self: Barrier, assigned: Assigned) -> None:
+        follow(self, assigned)
+        self._living = frozenset({"nobody"})
+
+    return patch.object(Barrier, "follow_generation", forget_members)
+
+
 def _always_sure() -> AbstractContextManager[Any]:
     """A process that was stopped, and wakes, answers queries before the group has answered it."""
     return patch.object(Serving, "owns", lambda self, task: self._instance.tasks.get(task.id) is task)
@@ -299,6 +315,45 @@ def _closed_by_others() -> AbstractContextManager[Any]:
     return patch.object(Closing, "_part_of", lambda *_: ())
 
 
+def _any_slice() -> AbstractContextManager[Any]:
+    """Slices of snapshots count as if they were of the changelog that there is now."""
+    choose = snapshot_restore.choose
+
+    def chosen(store: StoreSlices, partition: int, groups: Sequence[int], bounds: Bounds) -> Any:
+        taken, refusal = choose(replace(store, topic_id=bounds.topic_id), partition, groups, bounds)
+        return taken, refusal
+
+    return patch.multiple(snapshot_restore, choose=chosen, misfit=lambda *_: "")
+
+
+def _slice_of_the_end() -> AbstractContextManager[Any]:
+    """A slice of a snapshot says that it has what its changelog has now."""
+    choose = snapshot_restore.choose
+
+    def chosen(store: StoreSlices, partition: int, groups: Sequence[int], bounds: Bounds) -> Any:
+        taken, refusal = choose(store, partition, groups, bounds)
+        return [replace(each, offset=bounds.target) for each in taken], refusal
+
+    return patch.object(snapshot_restore, "choose", chosen)
+
+
+def _unchecked_file() -> AbstractContextManager[Any]:
+    """The files of a snapshot are taken as they are."""
+
+    def fetched(storage: Any, application: str, file: File, folder: Path, heard: Any) -> FetchedFile:
+        path = folder / f"{file.sha256}.sst"
+        if not storage.download(f"{application}/{file.name}", path, heard):
+            raise SnapshotError("it is missing")
+        return FetchedFile(file, path)
+
+    return patch.object(snapshot_restore, "fetch", fetched)
+
+
+def _found_before() -> AbstractContextManager[Any]:
+    """An answer counts although the key was given away while it was read."""
+    return patch.object(local, "_owned_throughout", lambda _: nullcontext())
+
+
 class Planted(NamedTuple):
     """A bug, and with what program it was found. `seed`: one of `WITHIN` histories from there on finds it; None: one of
     hundreds does. No program: none has found it.
@@ -327,17 +382,22 @@ PLANTED: dict[str, Planted] = {
     "one question for all offsets": Planted(_one_question, None, "a join with a table"),
     "one version for all": Planted(_one_version, 11, "a count behind a repartition"),
     "beside an unreadable record": Planted(_unreadable_skipped, 0, "a count"),
-    "commits come back to life": Planted(_back_to_life, 118, "a table"),
+    "commits come back to life": Planted(_back_to_life, 291, "a table"),
     "a checkpoint of any changelog": Planted(_any_changelog, 15, "a join of streams"),
     "a hunt of before": Planted(_hunt_of_before),
+    "a hunt of everybody": Planted(_hunt_of_all, 7, "a count"),
     "calls of a key at once": Planted(_all_at_once, 0, "calls before a table"),
     "a record passes its key": Planted(_no_lines, 0, "calls in any order before a table"),
     "what has passed is called again": Planted(_called_again, 0, "calls before a table"),
     "rows of who was ahead": Planted(_newest_of_all_rows, 1_000_011, "a left join of streams"),
-    "windows of who was ahead": Planted(_observed_by_others, 1_000_111, "calls before a left join of streams"),
+    "windows of who was ahead": Planted(_observed_by_others, None, "calls before a left join of streams"),
     "windows that others have closed": Planted(_closed_by_others, 1_000_011, "windows that are emitted at their close"),
-    "a gate of siblings": Planted(_gate_of_siblings, 1_000_019, "a left join of streams", AT_LEAST_ONCE),
+    "a gate of siblings": Planted(_gate_of_siblings, 38, "a left join of streams", AT_LEAST_ONCE),
     "rows of before": Planted(_rows_of_before, 0, "calls that keep state"),
+    "a slice of any changelog": Planted(_any_slice, 206, "a count"),
+    "a slice of the end": Planted(_slice_of_the_end, 7, "a count"),
+    "a file that nobody checks": Planted(_unchecked_file, 446, "a count"),
+    "an answer of who has given away": Planted(_found_before),
     "times of the reader alone": Planted(_times_of_the_reader, 90, "calls before windows"),
 }
 """By name."""

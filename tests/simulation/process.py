@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 from coopstreams.group.joining import Connector, Hooks, Timings
 from coopstreams.instance.components import Components
 from coopstreams.instance.instance import Instance
+from coopstreams.instance.serving import Serving
 from coopstreams.instance.wiring import Wiring
 from coopstreams.tasks.lifecycle import Lifecycle
 from coopstreams.topology.errors import ConfigError, LogError, StateError
+from coopstreams.topology.stores import StoreSpec
 from tests.simulation.cluster import MachineClient, MachineLog
 from tests.simulation.fibers import Machine
 from tests.simulation.group import SimCoordinator
@@ -30,6 +32,10 @@ class Process:
         self.client = MachineClient(world.cluster, self.machine, world.network, world.latency_s, world.killed)
         self.instance: Instance | None = None
         self.components: Components | None = None
+        self.serving: Serving | None = None
+        """What answers queries, while it runs."""
+        self.reads = 0
+        """The reads that it does for queries now."""
         self.ended = False
         self.stopping = False
         self.machine.thread(self._run, "main").start()
@@ -74,8 +80,13 @@ class Process:
         try:
             with Components.build(self.topology, world.config(self.number), wiring) as self.components:
                 self.instance = Instance(self.components, Lifecycle())
-                if not self.stopping:
-                    self.instance.run()
+                self.instance.url = f"http://{self.machine.name}"
+                self.serving = Serving(self.instance, {})
+                try:
+                    if not self.stopping:
+                        self.instance.run()
+                finally:
+                    self._serve_no_more(self.serving)
         except LogError as error:
             if not error.retryable or (self.instance is not None and self.instance.begun):
                 raise
@@ -88,6 +99,20 @@ class Process:
             if "has lost its positions" not in str(error) or not world.upkeep.give_back():
                 raise
         self.ended = True
+
+    def specs(self) -> list[StoreSpec]:
+        """Return the stores that it can be asked for."""
+        assert self.components is not None
+        assert self.serving is not None
+        known = self.serving.stores()
+        return [spec for part in self.components.topology.subtopologies for spec in part.stores if spec.name in known]
+
+    def _serve_no_more(self, serving: Serving) -> None:
+        """Let reads end, as a server that stops does; the databases are closed then."""
+        self.serving = None
+        while self.reads:
+            self.machine.sleep(0.01)
+        serving.end()
 
     def _coordinator(self, _: object) -> Connector:
         def make(name: str, _: str | None, timings: Timings, hooks: Hooks, predecessor: str) -> SimCoordinator:

@@ -5,6 +5,9 @@ by one seed.
     network     requests and answers that are late or lost
     hosts       disks that are lost, full or from an earlier time, clocks that jump, settings that change
     brokers     end, stand still and wake, lead and coordinate in turn
+    threads     of a process stand still, one by one
+    snapshots   are rebuilt, damaged, deleted and published again
+    queries     by key, to anybody, through the router
     oracles     what must hold after each step, and at the end, when nothing goes wrong any more
 
 Invariant: the same seed, the same history.
@@ -31,7 +34,7 @@ from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import WHOLE
 from tests.simulation import disk
 from tests.simulation.answers import Rows
-from tests.simulation.cluster import MachineCluster
+from tests.simulation.cluster import MachineClient, MachineCluster, MachineLog
 from tests.simulation.fibers import EPOCH_MS, Machine, Scheduler
 from tests.simulation.group import Group
 from tests.simulation.hosts import Hosts
@@ -40,7 +43,10 @@ from tests.simulation.oracles import Changelogs, Part
 from tests.simulation.outages import Outages
 from tests.simulation.process import Process
 from tests.simulation.programs import APPLICATION, Program
+from tests.simulation.queries import Queries
 from tests.simulation.service import service
+from tests.simulation.shelf import Shelf
+from tests.simulation.stalls import Stalls
 from tests.simulation.upkeep import Upkeep
 
 MOST_PROCESSES = 4
@@ -48,6 +54,10 @@ OUT = TopicPartition("out", 0)
 CALM_S = 400.0
 """How long everything may take to be done once nothing goes wrong any more."""
 LOOK_S = 0.25
+SHELVES = 0.25
+"""The part of histories with snapshots."""
+STALLS = 0.25
+"""The part of histories in which threads stand still."""
 TRANSACTION_S = 15.0
 DECIDED_S = 16.0
 """After so long without a process, requests of it that are late have arrived, and its transactions have timed out."""
@@ -89,7 +99,7 @@ RATES: dict[Kind, list[tuple[float, Fault]]] = {
     "heartbeat": [(0.01, Lost()), (0.01, Lost(answer=True))],
     "append": [(0.3, Early())],
     "marker": [(0.03, Late(0.5)), (0.01, Late(10.0))],
-    "list transactions": [*LOSSES, (0.1, Slow(3.0))],
+    "list transactions": [*LOSSES, (0.1, Slow(3.0)), (0.05, Slow(12.0))],
     "fetch": [(0.02, Lost()), (0.05, Torn(1)), (0.05, Torn(3))],
 }
 """The usual faults: how likely each is for a request of a kind."""
@@ -142,7 +152,7 @@ class World:
         for topic in (*self.topologies[True].source_topics, "out", "elsewhere"):
             self.cluster.state.create_topic(TopicSpec(topic, 1 if topic == "out" else self.partitions))
         self.answer = program.answer(
-            built(program.answering), program.settings, self.partitions, exactly_once=exactly_once
+            built(program.answering), program.driven, self.partitions, exactly_once=exactly_once
         )
         self.changelogs = Changelogs(self.cluster.state, APPLICATION)
         self.upkeep = Upkeep(
@@ -153,6 +163,26 @@ class World:
             self.say,
             self.changelogs,
         )
+        self.queries: Queries | None = None
+        self.shelf: Shelf | None = None
+        if exactly_once and (drawn := Random(f"{seed} queries")).random() < 0.5:
+            self.queries = Queries(
+                self.scheduler, drawn, self.latency_s, APPLICATION, self.changelogs, lambda: self.living
+            )
+        if (drawn := Random(f"{seed} snapshots")).random() < SHELVES:
+            self.shelf = Shelf(
+                self.scheduler,
+                drawn,
+                self.folder / "shelf",
+                self.topologies,
+                lambda machine: MachineLog(
+                    MachineClient(self.cluster, machine, self.network, self.latency_s, lambda *_: machine.kill())
+                ),
+                self.say,
+            )
+        self.stalls: Stalls | None = None
+        if (drawn := Random(f"{seed} stalls")).random() < STALLS:
+            self.stalls = Stalls(self.scheduler, drawn, lambda: [process.machine for process in self.living], self.say)
         self._reader = MemoryReader(self.cluster.state, committed_only=True)
         self._reader.assign({OUT: Position(0)})
         self._told_to = 0
@@ -173,6 +203,7 @@ class World:
                 "processing.guarantee": "exactly_once_v2" if self.exactly_once else "at_least_once",
                 "statestore.cache.max.bytes": 0,
                 "http.listen": "",
+                **({} if self.shelf is None else {"snapshots.dir": self.shelf.url}),
                 "transaction.timeout.ms": int(1000 * TRANSACTION_S),
             },
             APPLICATION,
@@ -213,7 +244,8 @@ class World:
     def close(self) -> None:
         """Forget everything."""
         self.answer.close()
-        self.scheduler.close([process.machine for process in self.processes])
+        operators = [] if self.shelf is None else self.shelf.machines
+        self.scheduler.close([*(process.machine for process in self.processes), *operators])
         for process in self.processes:
             with suppress(Exception):
                 if process.components is not None:
@@ -316,6 +348,9 @@ class World:
         self.outages.end()
         self.upkeep.end()
         self.hosts.end()
+        for each in (self.shelf, self.stalls):
+            if each is not None:
+                each.end()
         for process in self.living:
             if process.machine.paused:
                 process.machine.resume()
@@ -367,6 +402,7 @@ class World:
     def _wrong(self, *, whole: bool) -> list[str]:
         self.looks += 1
         wrong = self.group.wrong or service.wrong or self.answer.tell(self._told())
+        wrong = wrong or ([] if self.queries is None else self.queries.wrong)
         wrong = wrong or (self.answer.lacking() if whole else [])
         if wrong or not self.exactly_once or not (whole or self.looks % STATES == 0):
             return wrong
@@ -401,7 +437,7 @@ class World:
         for process in self.living:
             if process.components is None or process.instance is None or (owned and process.machine.paused):
                 continue
-            serving = Serving(process.instance, {})
+            serving = process.serving or Serving(process.instance, {})
             for (subtopology, partition), opened in list(process.components.directory._open.items()):
                 ranges = [
                     id_.key_range

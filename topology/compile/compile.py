@@ -3,7 +3,8 @@
 The generated source is registered in `linecache`: tracebacks, debuggers and `Program.compiled(...).text` show it.
 
 Invariant: generated code is a function of the nodes, of whether the record cache is on, of whether tasks share
-partitions and of whether records come in the order of their keys only; nothing of a task is in it.
+partitions, of whether records come in the order of their keys only and of which stores are native; nothing of a task is
+in it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from coopstreams.topology.operators import (
     calls,
     choosing,
     expiring,
+    folding,
     foreign_key_joins,
     global_joins,
     grace_joins,
@@ -118,9 +120,16 @@ def _compiled(
     caching: bool,
     shared: bool = False,
     by_key: bool = False,
+    native: frozenset[str] = frozenset(),
 ) -> Compiled:
     compiler = Compiler(
-        Analysis(subtopology), operators, caching=caching, shared=shared, by_key=by_key, wrapper=wrapper
+        Analysis(subtopology),
+        operators,
+        caching=caching,
+        shared=shared,
+        by_key=by_key,
+        native=native,
+        wrapper=wrapper,
     )
     for node, store in expiring.expiring(compiler):
         expiring.expire(compiler, node, store)
@@ -162,6 +171,8 @@ def _flushes(compiler: Compiler) -> list[str]:
             names.append(table_joins.flush(compiler, node))
         elif (cached := _cached(compiler, node)) is not None:
             names.append(compiler.flush(node, *cached))
+            if isinstance(node, Aggregate) and node.store.name in compiler.native:
+                folding.forward_at_once(compiler, names[-1], node)
     return names
 
 
@@ -193,6 +204,7 @@ def _source_function(compiler: Compiler, source: Source) -> str:
                 function.line(f"{check}(key_bytes)")
         record = RecordVariables("key_bytes", None, source.key, "value_bytes", None, source.value, source.name)
         compiler.forward(function, source, record)
+    folding.settle(compiler, function, source)
     columns = {"key_bytes": "keys", "value_bytes": "values", "timestamp": "timestamps", "stream_time": "stream_times"}
     # Keys and values are always iterated: the keys' iterator sets the headers, the values' is the cursor.
     used = [name for name in columns if name in ("key_bytes", "value_bytes") or function.mentions(name)]

@@ -103,8 +103,8 @@ class Program:
     sinks: tuple[str, ...]
     timestamp_of: Mapping[str, TimestampColumn]
     compiled: Callable[..., Compiled]
-    """(record cache on, partition shared with other tasks, records in the order of their keys only) -> the code,
-    generated on the first call.
+    """(record cache on, partition shared with other tasks, records in the order of their keys only, names of the stores
+    with rows in native memory) -> the code, generated on the first call.
     """
     ahead: Program | None = None
     """The part that runs ahead and finds out which calls the records need; None: no node is asynchronous."""
@@ -142,9 +142,10 @@ class Program:
         partitioners. `parts`: the parts of the task's range by topic, and the stream time at which each begins.
         """
         shared = shared or by_key or bool(self.idle_ms)
+        native = frozenset(name for name, store in stores.items() if getattr(store, "rows", None) is not None)
         return BoundProgram(
             self,
-            self.compiled(caching, shared, by_key),
+            self.compiled(caching, shared, by_key, native),
             stores,
             on_failure,
             output,

@@ -18,7 +18,7 @@ from typing import Any
 
 from coopstreams.topology.graph.aggregate_nodes import CogroupMerge, TableAggregate, TableGroup
 from coopstreams.topology.graph.nodes import Aggregate, Node
-from coopstreams.topology.operators import windowing
+from coopstreams.topology.operators import folding, windowing
 from coopstreams.topology.operators.analysis import aggregate_reads
 from coopstreams.topology.operators.codegen import Function, RecordVariables
 from coopstreams.topology.operators.compiler import Compiler, Operator
@@ -44,6 +44,9 @@ def aggregate(compiler: Compiler, function: Function, node: Aggregate, record: R
     if aggregate_reads(node).key:
         function.key(record)
     key_bytes = function.key_as_bytes(record, node.store.key, node)
+    if node.store.name in compiler.native:
+        folding.fold(compiler, function, node, record, key_bytes)
+        return
     if node.windows is None:
         _add_to_row(compiler, function, node, record, key_bytes)
         return

@@ -305,7 +305,8 @@ class Function:
     """A generated function while it is written.
 
     Shape: `skip` is the statement that ends the work on the record at hand: `return`, or `continue` in a loop.
-    `over_batch`: the function is given many records and loops over them; `prologue` are its lines before the loop.
+    `over_batch`: the function is given many records and loops over them; `prologue` and `epilogue` are its lines before
+    and behind the loop.
     """
 
     def __init__(self, unit: Unit, name: str, skip: str) -> None:
@@ -315,6 +316,7 @@ class Function:
         self.parameters: tuple[str, ...] = ()
         self.over_batch = False
         self.prologue: list[str] = []
+        self.epilogue: list[str] = []
         self.lines: list[str] = []
         self.assigned: set[str] = set()
         """Variables of the task, not of the call, that the function changes."""
@@ -327,7 +329,7 @@ class Function:
         before = (
             [f"nonlocal {', '.join(sorted(self.assigned))}", *self.prologue] if self.assigned else list(self.prologue)
         )
-        body = [f"    {line}" for line in before] + self.lines
+        body = [f"    {line}" for line in before] + self.lines + [f"    {line}" for line in self.epilogue]
         return [
             f"def {self.name}({', '.join(self.parameters)}):",
             *body,

@@ -39,12 +39,15 @@ class Compiler:
         caching: bool,
         shared: bool,
         by_key: bool,
+        native: frozenset[str] = frozenset(),
         wrapper: ProcessorWrapper | None = None,
     ) -> None:
         self.analysis = analysis
         self.caching = caching
         self.shared = shared
         """Other tasks have other keys of the partition, and their records advance stream time here, too."""
+        self.native = native
+        """The stores whose rows are numbers in native memory: see `folding`."""
         self.unit = Unit(by_key=by_key, wrapper=wrapper)
         self._operators = operators
 

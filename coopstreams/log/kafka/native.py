@@ -14,20 +14,25 @@ import importlib
 import logging
 import os
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, Protocol, TypeAlias, cast
 
 from confluent_kafka import Consumer, Producer, cimpl
 
+from coopstreams.common.config import Config
 from coopstreams.log.batches import MakeRouter, Router
+from coopstreams.state.native.table import NativeTable, NativeWindowTable
+from coopstreams.state.task_state import MakeTable
 from coopstreams.topology.columns import Headers, Int64s
 from coopstreams.topology.errors import ConfigError
+from coopstreams.topology.graph.folding import folds
+from coopstreams.topology.graph.nodes import SubTopology
 
 logger = logging.getLogger(__name__)
 
 SETTING = "COOPSTREAMS_NATIVE"
 PLUGINS = "plugin.library.paths"
-INTERFACE = 3
+INTERFACE = 4
 """The calls of the extension that this version knows; `native/src/lib.rs` has the same number."""
 LIBRDKAFKA = 2
 """The major version of librdkafka whose structs the extension knows."""
@@ -158,6 +163,22 @@ def router() -> MakeRouter | None:
         return None
     made: MakeRouter = _loaded().Router
     return made
+
+
+def native_tables(part: SubTopology, config: Config, *, caching: bool) -> dict[str, MakeTable]:
+    """Return what makes the stores of one task whose rows are in native memory: those of known folds.
+
+    With a processor wrapper, which is called for each record at each node, there are none.
+    """
+    if config["processor.wrapper"] is not None or data_plane() != "native":
+        return {}
+    make = _loaded().Rows
+    return {
+        name: partial(
+            NativeTable if fold.windows is None else NativeWindowTable, rows=make(fold.kind, fold.number, fold.windows)
+        )
+        for name, fold in folds(part, caching=caching).items()
+    }
 
 
 def with_plugin(settings: dict[str, Any]) -> dict[str, Any]:

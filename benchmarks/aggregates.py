@@ -1,0 +1,139 @@
+"""CPU of an aggregation alone, without Kafka: `python -m benchmarks.aggregates [--records N] [--rounds N]`.
+
+A compiled program over RocksDB is given batches of records, and commits now and then; outputs and changelogs are taken
+and forgotten. User and system time of the process for each record, and for each row that a commit writes. Where the
+extension `coopstreams-native` is installed, each case runs in pure Python and natively, by turns.
+
+    count            of each key, record cache on
+    count uncached   every update an output
+    window sum       of an integer field of a JSON object, in windows of a minute, record cache on
+"""
+
+from __future__ import annotations
+
+import argparse
+import operator
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from coopstreams import KStream, StreamsBuilder, TimeWindows, field, serdes
+from coopstreams.common.config import Config
+from coopstreams.common.memory import tune_memory
+from coopstreams.log.kafka.native import data_plane, native_tables
+from coopstreams.state.engines import open_database, open_engine
+from coopstreams.state.task_state import TaskState
+from coopstreams.topology.columns import Columns, TopicPartition
+from coopstreams.topology.compile.compile import compile_subtopology
+from coopstreams.topology.failures import Failure
+from coopstreams.topology.keys import WHOLE
+from coopstreams.topology.stores import ROCKS_DB
+
+KEYS, BATCH, BATCHES = 100_000, 10_000, 20
+SOURCE = TopicPartition("in", 0)
+
+
+def count(orders: KStream[str, Any]) -> Any:
+    return orders.group_by_key().count(store="kept")
+
+
+def window_sum(orders: KStream[str, Any]) -> Any:
+    amounts = orders.map_values(field("amount"), value=serdes.int64).group_by_key()
+    return amounts.windowed_by(TimeWindows(minutes=1, grace=timedelta(minutes=1))).reduce(operator.add, store="kept")
+
+
+CASES: dict[str, tuple[Callable[[KStream[str, Any]], Any], bool]] = {
+    "count": (count, True),
+    "count uncached": (count, False),
+    "window sum": (window_sum, True),
+}
+
+
+def batches(records: int) -> Iterator[Columns]:
+    """Yield the input: about 40 bytes of JSON each, twenty records a millisecond."""
+    generator = random.Random(7)
+    for first in range(0, records, BATCH):
+        numbers = range(first, min(first + BATCH, records))
+        users = [generator.randrange(KEYS) for _ in numbers]
+        times = [1_700_000_000_000 + number // 20 for number in numbers]
+        values = [
+            b'{"user":"u%d","amount":%d,"n":%d}' % (user, user % 100, number)
+            for user, number in zip(users, numbers, strict=True)
+        ]
+        yield Columns([b"u%d" % user for user in users], values, times, list(numbers), times)
+
+
+def fail(failure: Failure) -> None:
+    raise failure.error
+
+
+def timed(case: str, records: int, folder: Path, *, native: bool) -> tuple[float, float, float]:
+    """Return nanoseconds of CPU: of a record with keys that were seen before, of any record, of a row of a commit."""
+    flow, caching = CASES[case]
+    builder = StreamsBuilder("bench")
+    flow(builder.stream(SOURCE.topic, key=serdes.text, value=serdes.json)).to_stream().to("out")
+    topology = builder.build()
+    part = topology.subtopologies[0]
+    database = open_database(part.stores, ROCKS_DB, partial(open_engine, folder))
+    state = TaskState(
+        database,
+        part.stores,
+        WHOLE,
+        1 << 30,
+        native_tables(part, Config.of({"bootstrap.servers": "nowhere:1"}, "bench"), caching=caching) if native else {},
+    )
+    program = compile_subtopology(topology, part).bind(state.stores, fail, caching=caching)
+    processing, committing, rows = list[float](), 0.0, 0
+    for number, columns in enumerate(batches(records), 1):
+        begin = time.process_time()
+        program.process(SOURCE, columns)
+        processing.append(time.process_time() - begin)
+        if number % BATCHES == 0:
+            begin = time.process_time()
+            program.flush()
+            rows += sum(len(batch.keys) for batch in state.changes())
+            state.commit({"kept": 1})
+            committing += time.process_time() - begin
+        for output in program.outputs.values():
+            output.clear()
+    database.close()
+    later = processing[len(processing) // 2 :]
+    return (
+        statistics.fmean(later) * 1e9 / BATCH,
+        statistics.fmean(processing) * 1e9 / BATCH,
+        committing * 1e9 / max(rows, 1),
+    )
+
+
+def main() -> None:
+    """Measure every case on both planes, by turns, and print the medians."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--records", type=int, default=2_000_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    tune_memory()
+    shown = Table("case", "plane", "known keys", "all records", "rows of commits", title="ns of CPU")
+    for case in CASES:
+        found: dict[bool, list[tuple[float, float, float]]] = {False: [], True: []}
+        for _ in range(arguments.rounds):
+            for native in [False, True] if data_plane() == "native" else [False]:
+                with tempfile.TemporaryDirectory() as folder:
+                    found[native].append(timed(case, arguments.records, Path(folder), native=native))
+        for native, times in found.items():
+            if times:
+                medians = [f"{statistics.median(column):,.0f}" for column in zip(*times, strict=True)]
+                shown.add_row(case, "native" if native else "pure Python", *medians)
+    Console().print(shown)
+
+
+if __name__ == "__main__":
+    main()

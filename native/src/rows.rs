@@ -1,0 +1,867 @@
+//! The write buffer of a built-in aggregation: one number for each key, or for each key and window, between two commits.
+//!
+//! What it cannot do (a sum beyond 64 bits, a value that is no number) it leaves to Python's own functions, row by row, so
+//! that the result is Python's. `coopstreams/state/native/table.py` is the store around it, `table.py` the reference.
+
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyFloat, PyInt, PyList, PyString};
+use std::collections::{BTreeMap, HashMap};
+use std::mem::size_of;
+use std::ops::Deref;
+use xxhash_rust::xxh64::xxh64;
+
+/// The seed of `coopstreams.topology.keys`.
+const SEED: u64 = 42;
+/// The length of a window start, a timestamp, and a number.
+const WORD: usize = 8;
+/// What Kafka Streams writes behind the key in the changelog of a window store: a sequence number.
+const SEQUENCE: [u8; 4] = [0; 4];
+const NO_TIMESTAMP: i64 = -1;
+const EMPTY: u32 = u32::MAX;
+/// The longest place that lies in its row.
+const SHORT: usize = 30;
+/// The memory of a row beside the row itself and a long key: slots of the table, and what both keep in reserve.
+const OVERHEAD: usize = 3 * size_of::<(u32, u32)>() + size_of::<Row>() / 2;
+
+/// How a value changes the number of a row.
+#[derive(Clone, Copy, PartialEq)]
+enum Fold {
+    Count,
+    Sum,
+    Min,
+    Max,
+}
+
+/// The serde of the numbers.
+#[derive(Clone, Copy, PartialEq)]
+enum Serde {
+    Int64,
+    Float64,
+}
+
+/// The value of a row. `Object`: a value that is not, or not yet, a number of 64 bits.
+enum Value {
+    Null,
+    Int(i64),
+    Float(f64),
+    Object(Py<PyAny>),
+}
+
+/// Tumbling or hopping windows. Units: milliseconds.
+struct Windows {
+    size: i64,
+    advance: i64,
+    grace: i64,
+}
+
+struct Row {
+    hash: u64,
+    /// The key group, the key, and the window start.
+    place: Place,
+    value: Value,
+    timestamp: i64,
+    /// The value as of the last commit; `Object` holds its bytes.
+    stored: Value,
+    /// The number of the last commit that wrote it.
+    commit: u32,
+    dirty: bool,
+    /// It has expired while it was dirty: the next commit writes it, and no record finds it.
+    expired: bool,
+}
+
+/// The bytes of a place: short ones lie in the row, because each look-up compares them.
+enum Place {
+    Short(u8, [u8; SHORT]),
+    Long(Box<[u8]>),
+}
+
+type Updates<'py> = (Bound<'py, PyList>, Bound<'py, PyList>, Bound<'py, PyList>);
+type Family<'py> = (Option<i64>, Bound<'py, PyList>, Bound<'py, PyList>);
+type Frozen<'py> = (Updates<'py>, Vec<Family<'py>>);
+
+/// Value, timestamp and stored bytes of a row.
+type Entry<'py> = (Py<PyAny>, i64, Option<Bound<'py, PyBytes>>);
+
+/// What became of some records: the operator time after them, how many had no key, no value, or were late, the errors of
+/// the reducer, and the updates in order if they were wanted.
+type Added<'py> = (i64, usize, usize, usize, Vec<Py<PyAny>>, Option<Updates<'py>>);
+
+#[pyclass]
+pub struct Rows {
+    fold: Fold,
+    serde: Serde,
+    windows: Option<Windows>,
+    rows: Vec<Row>,
+    free: Vec<u32>,
+    /// Open addressing: the low half of the hash, and the index of the row.
+    table: Vec<(u32, u32)>,
+    live: usize,
+    key_bytes: usize,
+    /// The rows that changed since the last commit, in the order of their first change.
+    dirty: Vec<u32>,
+    by_start: BTreeMap<i64, Vec<u32>>,
+    /// The headers of the record that changed a row last, until the row is forwarded.
+    headers: HashMap<u32, Py<PyAny>>,
+    /// How many commits there were.
+    commits: u32,
+    /// Some value is no number of the serde: the caller adds records one by one, so that errors belong to one.
+    #[pyo3(get)]
+    odd: bool,
+}
+
+#[pymethods]
+impl Rows {
+    /// `windows`: size, advance and grace in milliseconds.
+    #[new]
+    #[pyo3(signature = (fold, serde, windows=None))]
+    fn new(fold: &str, serde: &str, windows: Option<(i64, i64, i64)>) -> PyResult<Self> {
+        let fold = match fold {
+            "count" => Fold::Count,
+            "sum" => Fold::Sum,
+            "min" => Fold::Min,
+            "max" => Fold::Max,
+            _ => return Err(PyValueError::new_err("count, sum, min or max")),
+        };
+        let serde = match serde {
+            "int64" => Serde::Int64,
+            "float64" => Serde::Float64,
+            _ => return Err(PyValueError::new_err("int64 or float64")),
+        };
+        let windows = match windows {
+            Some((size, advance, grace)) if size > 0 && advance > 0 && grace >= 0 => {
+                Some(Windows { size, advance, grace })
+            }
+            Some(_) => return Err(PyValueError::new_err("windows have a size and an advance")),
+            None => None,
+        };
+        Ok(Self {
+            fold,
+            serde,
+            windows,
+            rows: Vec::new(),
+            free: Vec::new(),
+            table: vec![(0, EMPTY); 16],
+            live: 0,
+            key_bytes: 0,
+            dirty: Vec::new(),
+            by_start: BTreeMap::new(),
+            headers: HashMap::new(),
+            commits: 0,
+            odd: false,
+        })
+    }
+
+    /// Add records, in order. `values` are bytes or objects; without `drops_null_values` they are not looked at in a count.
+    /// `before`: for each record, an operator time that others have reached before it. `load(place)` returns the stored timestamp
+    /// and value of a row that is not in the buffer, or None.
+    #[allow(
+        clippy::too_many_arguments,
+        reason = "the columns of a batch, and what belongs to all of it"
+    )]
+    #[pyo3(signature = (keys, values, timestamps, before, operator_time, load, reduce, *, drops_null_values=false, headers=None, updates=false))]
+    fn add<'py>(
+        &mut self,
+        py: Python<'py>,
+        keys: &Bound<'py, PyAny>,
+        values: Option<&Bound<'py, PyAny>>,
+        timestamps: &Bound<'py, PyAny>,
+        before: Option<&Bound<'py, PyAny>>,
+        operator_time: i64,
+        load: &Bound<'py, PyAny>,
+        reduce: &Bound<'py, PyAny>,
+        drops_null_values: bool,
+        headers: Option<&Bound<'py, PyAny>>,
+        updates: bool,
+    ) -> PyResult<Added<'py>> {
+        let keys = Column::of(keys)?;
+        let values = values.map(Column::of).transpose()?;
+        let timestamps = Column::of(timestamps)?;
+        let before = before.map(Column::of).transpose()?;
+        let headers = headers.map(Column::of).transpose()?;
+        if [Some(&timestamps), values.as_ref(), before.as_ref(), headers.as_ref()]
+            .into_iter()
+            .flatten()
+            .any(|column| column.len() != keys.len())
+            || (values.is_none() && self.fold != Fold::Count)
+        {
+            return Err(PyValueError::new_err("columns of one length"));
+        }
+        let mut out = updates.then(|| (PyList::empty(py), PyList::empty(py), PyList::empty(py)));
+        let mut now = operator_time;
+        let (mut null_keys, mut null_values, mut late) = (0, 0, 0);
+        let mut errors = Vec::new();
+        for i in 0..keys.len() {
+            let key = keys.get(i)?;
+            if let Some(before) = &before {
+                now = now.max(before.get(i)?.extract()?);
+            }
+            if key.is_none() {
+                null_keys += 1;
+                continue;
+            }
+            let value = values.as_ref().map(|values| values.get(i)).transpose()?;
+            if drops_null_values && value.as_ref().is_some_and(|value| value.is_none()) {
+                null_values += 1;
+                continue;
+            }
+            let plain = key.cast::<PyBytes>()?.as_bytes();
+            let timestamp: i64 = timestamps.get(i)?.extract()?;
+            let hash = xxh64(plain, SEED);
+            let mut at = Change {
+                key: &key,
+                plain,
+                hash,
+                start: None,
+                timestamp,
+                value: value.as_ref(),
+                headers: headers.as_ref().map(|headers| headers.get(i)).transpose()?,
+            };
+            let Some(windows) = &self.windows else {
+                self.change(py, &at, load, reduce, &mut errors, out.as_mut())?;
+                continue;
+            };
+            now = now.max(timestamp);
+            let (size, advance, grace) = (windows.size, windows.advance, windows.grace);
+            let first = if size == advance {
+                Some(timestamp - timestamp.rem_euclid(size))
+            } else {
+                let first = (timestamp - (size - advance)).max(0) / advance * advance;
+                (first <= timestamp).then_some(first)
+            };
+            let mut start = first;
+            while let Some(begin) = start {
+                if begin.saturating_add(size).saturating_add(grace) <= now {
+                    late += 1;
+                } else {
+                    at.start = Some(begin);
+                    self.change(py, &at, load, reduce, &mut errors, out.as_mut())?;
+                }
+                start = (size != advance)
+                    .then(|| begin.checked_add(advance))
+                    .flatten()
+                    .filter(|&next| next <= timestamp);
+            }
+        }
+        Ok((now, null_keys, null_values, late, errors, out))
+    }
+
+    /// Return value, timestamp and stored bytes of a row of the buffer; None: it is not there.
+    fn row<'py>(&self, py: Python<'py>, key: &[u8]) -> PyResult<Option<Entry<'py>>> {
+        let (plain, start) = match self.windows {
+            Some(_) if key.len() < WORD => return Ok(None),
+            Some(_) => (&key[..key.len() - WORD], Some(start_of(key))),
+            None => (key, None),
+        };
+        let Some(index) = self.find(placed(xxh64(plain, SEED), start), plain, start) else {
+            return Ok(None);
+        };
+        let row = &self.rows[index as usize];
+        if row.expired {
+            return Ok(None);
+        }
+        Ok(Some((
+            row.value.object(py)?,
+            row.timestamp,
+            self.stored_bytes(py, &row.stored)?,
+        )))
+    }
+
+    /// Return the keys of the buffer that have not expired, in no order.
+    fn keys<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyBytes>> {
+        let found = self.rows.iter().filter(|row| !row.place.is_empty() && !row.expired);
+        found.map(|row| PyBytes::new(py, &row.place[1..])).collect()
+    }
+
+    /// Return the changed rows in the order of their first change: key, value, timestamp, stored bytes, and the headers,
+    /// which are forgotten.
+    #[allow(clippy::type_complexity, reason = "the parts of an entry")]
+    fn dirty<'py>(
+        &mut self,
+        py: Python<'py>,
+    ) -> PyResult<
+        Vec<(
+            Bound<'py, PyBytes>,
+            Py<PyAny>,
+            i64,
+            Option<Bound<'py, PyBytes>>,
+            Option<Py<PyAny>>,
+        )>,
+    > {
+        let mut headers = std::mem::take(&mut self.headers);
+        let entries = self.dirty.iter().map(|&index| {
+            let row = &self.rows[index as usize];
+            Ok((
+                PyBytes::new(py, &row.place[1..]),
+                row.value.object(py)?,
+                row.timestamp,
+                self.stored_bytes(py, &row.stored)?,
+                headers.remove(&index),
+            ))
+        });
+        entries.collect()
+    }
+
+    /// Return keys, serialised values and timestamps of the changed rows in the order of their first change; None: some
+    /// value needs Python. A row that came and went since the last commit is left out.
+    fn updates<'py>(&self, py: Python<'py>) -> PyResult<Option<Updates<'py>>> {
+        if self.odd {
+            return Ok(None);
+        }
+        let out = (PyList::empty(py), PyList::empty(py), PyList::empty(py));
+        for &index in &self.dirty {
+            let row = &self.rows[index as usize];
+            if !(row.value.is_null() && row.stored.is_null()) {
+                out.0.append(PyBytes::new(py, &row.place[1..]))?;
+                out.1.append(self.plain_bytes(py, &row.value))?;
+                out.2.append(row.timestamp)?;
+            }
+        }
+        Ok(Some(out))
+    }
+
+    /// Return the place of a changed row outside of these key groups, the first in the order of places; None: all are inside.
+    fn stray<'py>(&self, py: Python<'py>, first: u8, last: u8) -> Option<Bound<'py, PyBytes>> {
+        let places = self.dirty.iter().map(|&index| &self.rows[index as usize].place);
+        places
+            .filter(|place| !(first..=last).contains(&place[0]))
+            .min_by(|a, b| a[..].cmp(&b[..]))
+            .map(|place| PyBytes::new(py, place))
+    }
+
+    /// Serialise the changed rows, which are then clean: changelog keys, values and timestamps, ordered by place, and the
+    /// places and database rows of each time segment (None without windows) from `horizon` on. `encode(key, value)`
+    /// serialises what is no number of the serde. An error leaves the rows in no defined state: clear them.
+    fn freeze<'py>(
+        &mut self,
+        py: Python<'py>,
+        encode: &Bound<'py, PyAny>,
+        segment_ms: i64,
+        horizon: i64,
+    ) -> PyResult<Frozen<'py>> {
+        let mut dirty = std::mem::take(&mut self.dirty);
+        dirty.sort_unstable_by(|&a, &b| self.rows[a as usize].place[..].cmp(&self.rows[b as usize].place[..]));
+        self.headers.clear();
+        self.commits = self.commits.wrapping_add(1);
+        let out = (PyList::empty(py), PyList::empty(py), PyList::empty(py));
+        let mut families: Vec<Family<'py>> = Vec::new();
+        let mut by_segment: HashMap<Option<i64>, usize> = HashMap::new();
+        let mut last: Option<(Option<i64>, usize)> = None;
+        let mut database_row = [0; 2 * WORD];
+        for index in dirty {
+            let (value, stored) = {
+                let row = &mut self.rows[index as usize];
+                row.dirty = false;
+                row.commit = self.commits;
+                if row.value.is_null() && row.stored.is_null() {
+                    self.drop_expired(index);
+                    continue;
+                }
+                self.encoded(py, &self.rows[index as usize], encode)?
+            };
+            let row = &mut self.rows[index as usize];
+            row.stored = stored;
+            let key = &row.place[1..];
+            if self.windows.is_some() {
+                out.0.append(joined(py, key, &SEQUENCE)?)?;
+            } else {
+                out.0.append(PyBytes::new(py, key))?;
+            }
+            out.2.append(row.timestamp)?;
+            let segment = match &self.windows {
+                None => None,
+                Some(_) if start_of(key) < horizon => {
+                    out.1.append(value)?;
+                    self.drop_expired(index);
+                    continue;
+                }
+                Some(_) => Some(start_of(key).div_euclid(segment_ms.max(1))),
+            };
+            let family = match last {
+                Some((known, family)) if known == segment => family,
+                _ => *by_segment.entry(segment).or_insert_with(|| {
+                    families.push((segment, PyList::empty(py), PyList::empty(py)));
+                    families.len() - 1
+                }),
+            };
+            last = Some((segment, family));
+            families[family].1.append(PyBytes::new(py, &row.place))?;
+            match &value {
+                None => families[family].2.append(py.None())?,
+                Some(value) if value.as_bytes().len() == WORD => {
+                    database_row[..WORD].copy_from_slice(&row.timestamp.to_be_bytes());
+                    database_row[WORD..].copy_from_slice(value.as_bytes());
+                    families[family].2.append(PyBytes::new(py, &database_row))?;
+                }
+                Some(value) => {
+                    families[family]
+                        .2
+                        .append(joined(py, &row.timestamp.to_be_bytes(), value.as_bytes())?)?
+                }
+            }
+            out.1.append(value)?;
+            self.drop_expired(index);
+        }
+        Ok((out, families))
+    }
+
+    /// Forget all rows.
+    fn clear(&mut self) {
+        self.rows.clear();
+        self.free.clear();
+        self.table = vec![(0, EMPTY); 16];
+        (self.live, self.key_bytes) = (0, 0);
+        self.dirty.clear();
+        self.by_start.clear();
+        self.headers.clear();
+        self.odd = false;
+    }
+
+    /// Forget the windows that start before `horizon`. The next commit still writes those that changed.
+    fn expire(&mut self, horizon: i64) {
+        while let Some(entry) = self.by_start.first_entry() {
+            if *entry.key() >= horizon {
+                return;
+            }
+            for index in entry.remove() {
+                if self.rows[index as usize].dirty {
+                    self.rows[index as usize].expired = true;
+                } else {
+                    self.remove(index);
+                }
+            }
+        }
+    }
+
+    /// Forget so many clean rows, first those that were not written for the longest time.
+    fn trim(&mut self, excess: usize) {
+        let rows = self.rows.iter().enumerate();
+        let clean = rows.filter(|(_, row)| !row.place.is_empty() && !row.dirty);
+        let mut clean: Vec<(u32, u32)> = clean.map(|(i, row)| (self.commits - row.commit, i as u32)).collect();
+        clean.sort_unstable_by(|a, b| b.0.cmp(&a.0).then(a.1.cmp(&b.1)));
+        clean.truncate(excess);
+        for &(_, index) in &clean {
+            self.remove(index);
+        }
+        let rows = &self.rows;
+        for indexes in self.by_start.values_mut() {
+            indexes.retain(|&index| !rows[index as usize].place.is_empty());
+        }
+        self.by_start.retain(|_, indexes| !indexes.is_empty());
+    }
+
+    /// Return the memory of the rows.
+    fn size_bytes(&self) -> usize {
+        self.live * (size_of::<Row>() + OVERHEAD) + self.key_bytes
+    }
+
+    fn __len__(&self) -> usize {
+        self.live
+    }
+}
+
+/// A change of one row by one record.
+struct Change<'a, 'py> {
+    key: &'a Bound<'py, PyAny>,
+    plain: &'a [u8],
+    hash: u64,
+    start: Option<i64>,
+    timestamp: i64,
+    value: Option<&'a Bound<'py, PyAny>>,
+    headers: Option<Bound<'py, PyAny>>,
+}
+
+impl Rows {
+    /// Add a record to a row. An error of the reducer changes nothing, and goes to `errors`.
+    fn change<'py>(
+        &mut self,
+        py: Python<'py>,
+        at: &Change<'_, 'py>,
+        load: &Bound<'py, PyAny>,
+        reduce: &Bound<'py, PyAny>,
+        errors: &mut Vec<Py<PyAny>>,
+        out: Option<&mut Updates<'py>>,
+    ) -> PyResult<()> {
+        let hash = placed(at.hash, at.start);
+        let index = match self.find(hash, at.plain, at.start) {
+            Some(index) => index,
+            None => self.load(py, hash, at, load)?,
+        };
+        let row = &self.rows[index as usize];
+        let old = if row.expired { &Value::Null } else { &row.value };
+        let value = match self.folded(py, old, at.value, reduce) {
+            Ok(value) => value,
+            Err(error) => {
+                errors.push(error.into_value(py).into_any());
+                return Ok(());
+            }
+        };
+        self.odd |= !self.is_plain(&value);
+        let row = &mut self.rows[index as usize];
+        if row.expired {
+            // The window begins again; its row keeps its place among the changed ones.
+            (row.expired, row.value, row.stored, row.timestamp) = (false, Value::Null, Value::Null, NO_TIMESTAMP);
+            if let Some(start) = at.start {
+                self.by_start.entry(start).or_default().push(index);
+            }
+        }
+        if row.value.is_null() || at.timestamp > row.timestamp {
+            row.timestamp = at.timestamp;
+        }
+        row.value = value;
+        if !row.dirty {
+            row.dirty = true;
+            self.dirty.push(index);
+        }
+        if let Some(headers) = &at.headers {
+            self.headers.insert(index, headers.clone().unbind());
+        }
+        if let Some(out) = out {
+            let row = &self.rows[index as usize];
+            match at.start {
+                None => out.0.append(at.key)?,
+                Some(_) => out.0.append(PyBytes::new(py, &row.place[1..]))?,
+            }
+            out.1.append(self.plain_bytes(py, &row.value))?;
+            out.2.append(row.timestamp)?;
+        }
+        Ok(())
+    }
+
+    /// Return what the row becomes. Its errors are those of Python's own function.
+    fn folded<'py>(
+        &self,
+        py: Python<'py>,
+        old: &Value,
+        value: Option<&Bound<'py, PyAny>>,
+        reduce: &Bound<'py, PyAny>,
+    ) -> PyResult<Value> {
+        if self.fold == Fold::Count {
+            return match old {
+                Value::Null => Ok(Value::Int(1)),
+                Value::Int(number) if *number < i64::MAX => Ok(Value::Int(number + 1)),
+                _ => Value::of(&old.object(py)?.bind(py).add(1)?),
+            };
+        }
+        let Some(value) = value else {
+            return Err(PyTypeError::new_err("a value for each record"));
+        };
+        let new = Value::of(value)?;
+        let number = match (old, &new, self.fold) {
+            (Value::Null, _, _) => return Ok(new),
+            (Value::Int(a), Value::Int(b), Fold::Sum) => a.checked_add(*b).map(Value::Int),
+            (Value::Int(a), Value::Int(b), Fold::Min) => Some(Value::Int(*a.min(b))),
+            (Value::Int(a), Value::Int(b), Fold::Max) => Some(Value::Int(*a.max(b))),
+            (Value::Float(a), Value::Float(b), Fold::Sum) => Some(Value::Float(a + b)),
+            (Value::Float(a), Value::Float(b), Fold::Min) => Some(Value::Float(if b < a { *b } else { *a })),
+            (Value::Float(a), Value::Float(b), Fold::Max) => Some(Value::Float(if b > a { *b } else { *a })),
+            _ => None,
+        };
+        match number {
+            Some(number) => Ok(number),
+            None => Value::of(&reduce.call1((old.object(py)?, value))?),
+        }
+    }
+
+    /// Return the index of a new row, with what is stored of it.
+    fn load<'py>(
+        &mut self,
+        py: Python<'py>,
+        hash: u64,
+        at: &Change<'_, 'py>,
+        load: &Bound<'py, PyAny>,
+    ) -> PyResult<u32> {
+        let place = Place::of((at.hash >> 56) as u8, at.plain, at.start);
+        let found = load.call1((PyBytes::new(py, &place),))?;
+        let (timestamp, number) = if found.is_none() {
+            (NO_TIMESTAMP, None)
+        } else {
+            let data = found.cast::<PyBytes>()?.as_bytes();
+            let words: Result<[u8; 2 * WORD], _> = data.try_into();
+            let words = words.map_err(|_| PyValueError::new_err("a timestamp and a number"))?;
+            (word(&words[..WORD]), Some(word(&words[WORD..])))
+        };
+        let value = || match (number, self.serde) {
+            (None, _) => Value::Null,
+            (Some(number), Serde::Int64) => Value::Int(number),
+            (Some(number), Serde::Float64) => Value::Float(f64::from_bits(number as u64)),
+        };
+        let row = Row {
+            hash,
+            value: value(),
+            stored: value(),
+            timestamp,
+            commit: self.commits,
+            dirty: false,
+            expired: false,
+            place,
+        };
+        self.live += 1;
+        self.key_bytes += row.place.outside();
+        let index = match self.free.pop() {
+            Some(index) => {
+                self.rows[index as usize] = row;
+                index
+            }
+            None => {
+                let index = u32::try_from(self.rows.len()).map_err(|_| PyValueError::new_err("too many rows"))?;
+                if index == EMPTY {
+                    return Err(PyValueError::new_err("too many rows"));
+                }
+                self.rows.push(row);
+                index
+            }
+        };
+        if let Some(start) = at.start {
+            self.by_start.entry(start).or_default().push(index);
+        }
+        if self.live * 2 > self.table.len() {
+            self.table = vec![(0, EMPTY); self.table.len() * 2];
+            for other in 0..self.rows.len() {
+                if !self.rows[other].place.is_empty() {
+                    self.enter(self.rows[other].hash, other as u32);
+                }
+            }
+        } else {
+            self.enter(hash, index);
+        }
+        Ok(index)
+    }
+
+    fn enter(&mut self, hash: u64, index: u32) {
+        let mask = self.table.len() - 1;
+        let mut slot = hash as usize & mask;
+        while self.table[slot].1 != EMPTY {
+            slot = (slot + 1) & mask;
+        }
+        self.table[slot] = (hash as u32, index);
+    }
+
+    fn find(&self, hash: u64, plain: &[u8], start: Option<i64>) -> Option<u32> {
+        let mask = self.table.len() - 1;
+        let mut slot = hash as usize & mask;
+        loop {
+            let (tag, index) = self.table[slot];
+            if index == EMPTY {
+                return None;
+            }
+            if tag == hash as u32 {
+                let place = &self.rows[index as usize].place;
+                let found = match start {
+                    None => &place[1..] == plain,
+                    Some(start) => {
+                        let end = place.len() - WORD;
+                        &place[1..end] == plain && place[end..] == start.to_be_bytes()
+                    }
+                };
+                if found {
+                    return Some(index);
+                }
+            }
+            slot = (slot + 1) & mask;
+        }
+    }
+
+    /// Remove a row from the table, and free it.
+    fn remove(&mut self, index: u32) {
+        let mask = self.table.len() - 1;
+        let mut hole = self.rows[index as usize].hash as usize & mask;
+        while self.table[hole].1 != index {
+            hole = (hole + 1) & mask;
+        }
+        let mut slot = (hole + 1) & mask;
+        while self.table[slot].1 != EMPTY {
+            let home = self.table[slot].0 as usize & mask;
+            if (slot.wrapping_sub(home) & mask) >= (slot.wrapping_sub(hole) & mask) {
+                self.table[hole] = self.table[slot];
+                hole = slot;
+            }
+            slot = (slot + 1) & mask;
+        }
+        self.table[hole] = (0, EMPTY);
+        let row = &mut self.rows[index as usize];
+        self.live -= 1;
+        self.key_bytes -= row.place.outside();
+        row.place = Place::Short(0, [0; SHORT]);
+        (row.value, row.stored) = (Value::Null, Value::Null);
+        self.free.push(index);
+    }
+
+    fn drop_expired(&mut self, index: u32) {
+        if self.rows[index as usize].expired {
+            self.remove(index);
+        }
+    }
+
+    /// Whether the serde's bytes can be made here.
+    fn is_plain(&self, value: &Value) -> bool {
+        match value {
+            Value::Null | Value::Int(_) => true,
+            Value::Float(_) => self.serde == Serde::Float64,
+            Value::Object(_) => false,
+        }
+    }
+
+    fn plain_bytes<'py>(&self, py: Python<'py>, value: &Value) -> Option<Bound<'py, PyBytes>> {
+        match (value, self.serde) {
+            (Value::Int(number), Serde::Int64) => Some(PyBytes::new(py, &number.to_be_bytes())),
+            (Value::Int(number), Serde::Float64) => Some(PyBytes::new(py, &(*number as f64).to_be_bytes())),
+            (Value::Float(number), _) => Some(PyBytes::new(py, &number.to_be_bytes())),
+            (Value::Null | Value::Object(_), _) => None,
+        }
+    }
+
+    fn stored_bytes<'py>(&self, py: Python<'py>, stored: &Value) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        match stored {
+            Value::Object(bytes) => Ok(Some(bytes.bind(py).cast::<PyBytes>()?.clone())),
+            plain => Ok(self.plain_bytes(py, plain)),
+        }
+    }
+
+    /// Return the bytes of a row's value, and what to keep as its stored value.
+    fn encoded<'py>(
+        &self,
+        py: Python<'py>,
+        row: &Row,
+        encode: &Bound<'py, PyAny>,
+    ) -> PyResult<(Option<Bound<'py, PyBytes>>, Value)> {
+        if self.is_plain(&row.value) {
+            let stored = match (&row.value, self.serde) {
+                (Value::Int(number), Serde::Int64) => Value::Int(*number),
+                (Value::Int(number), Serde::Float64) => Value::Float(*number as f64),
+                (Value::Float(number), _) => Value::Float(*number),
+                _ => Value::Null,
+            };
+            return Ok((self.plain_bytes(py, &row.value), stored));
+        }
+        let bytes = encode.call1((PyBytes::new(py, &row.place[1..]), row.value.object(py)?))?;
+        let bytes = bytes.cast_into::<PyBytes>()?;
+        let stored = Value::Object(bytes.clone().unbind().into_any());
+        Ok((Some(bytes), stored))
+    }
+}
+
+impl Place {
+    fn of(group: u8, plain: &[u8], start: Option<i64>) -> Self {
+        let start = start.map(i64::to_be_bytes);
+        let end = start.as_ref().map_or(&[][..], |start| start);
+        let length = 1 + plain.len() + end.len();
+        if length > SHORT {
+            return Self::Long([&[group][..], plain, end].concat().into());
+        }
+        let mut bytes = [0; SHORT];
+        bytes[0] = group;
+        bytes[1..=plain.len()].copy_from_slice(plain);
+        bytes[1 + plain.len()..length].copy_from_slice(end);
+        Self::Short(length as u8, bytes)
+    }
+
+    /// The memory beside the row, with what the allocator adds.
+    fn outside(&self) -> usize {
+        match self {
+            Self::Short(..) => 0,
+            Self::Long(bytes) => bytes.len() + 2 * WORD,
+        }
+    }
+}
+
+impl Deref for Place {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Short(length, bytes) => &bytes[..usize::from(*length)],
+            Self::Long(bytes) => bytes,
+        }
+    }
+}
+
+impl Value {
+    /// Return a value of Python as a number if it is one of 64 bits, exactly an int or a float.
+    fn of(value: &Bound<'_, PyAny>) -> PyResult<Self> {
+        if value.is_exact_instance_of::<PyInt>() {
+            return Ok(match value.extract() {
+                Ok(number) => Self::Int(number),
+                Err(_) => Self::Object(value.clone().unbind()),
+            });
+        }
+        if value.is_exact_instance_of::<PyFloat>() {
+            return Ok(Self::Float(value.extract()?));
+        }
+        Ok(if value.is_none() {
+            Self::Null
+        } else {
+            Self::Object(value.clone().unbind())
+        })
+    }
+
+    fn object(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        Ok(match self {
+            Self::Null => py.None(),
+            Self::Int(number) => number.into_pyobject(py)?.into_any().unbind(),
+            Self::Float(number) => number.into_pyobject(py)?.into_any().unbind(),
+            Self::Object(object) => object.clone_ref(py),
+        })
+    }
+
+    fn is_null(&self) -> bool {
+        matches!(self, Self::Null)
+    }
+}
+
+/// A column of Python: a list, or any other sequence.
+enum Column<'a, 'py> {
+    List(&'a Bound<'py, PyList>),
+    Items(Vec<Bound<'py, PyAny>>),
+}
+
+impl<'a, 'py> Column<'a, 'py> {
+    fn of(column: &'a Bound<'py, PyAny>) -> PyResult<Self> {
+        if let Ok(list) = column.cast::<PyList>() {
+            return Ok(Self::List(list));
+        }
+        if column.is_instance_of::<PyString>() || column.is_instance_of::<PyBytes>() {
+            return Err(PyTypeError::new_err("a column is a sequence of items"));
+        }
+        Ok(Self::Items(column.try_iter()?.collect::<PyResult<_>>()?))
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::List(list) => list.len(),
+            Self::Items(items) => items.len(),
+        }
+    }
+
+    fn get(&self, i: usize) -> PyResult<Bound<'py, PyAny>> {
+        match self {
+            Self::List(list) => list.get_item(i),
+            Self::Items(items) => Ok(items[i].clone()),
+        }
+    }
+}
+
+/// Return the hash of a row: that of its key, and the window start.
+fn placed(hash: u64, start: Option<i64>) -> u64 {
+    match start {
+        None => hash,
+        Some(start) => hash ^ (start as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_right(32),
+    }
+}
+
+/// Return the window start at the end of a key.
+fn start_of(key: &[u8]) -> i64 {
+    word(&key[key.len() - WORD..])
+}
+
+fn word(bytes: &[u8]) -> i64 {
+    bytes.iter().fold(0, |number, &byte| number << 8 | i64::from(byte))
+}
+
+fn joined<'py>(py: Python<'py>, front: &[u8], back: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
+    PyBytes::new_with(py, front.len() + back.len(), |bytes| {
+        bytes[..front.len()].copy_from_slice(front);
+        bytes[front.len()..].copy_from_slice(back);
+        Ok(())
+    })
+}

@@ -1,0 +1,80 @@
+"""What a store asks of rows of numbers in native memory: `native/src/rows.rs` has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+from coopstreams.topology.columns import Headers, Int64s
+
+Updates: TypeAlias = tuple[list[bytes], list[bytes | None], list[int]]
+"""Keys, serialised values and timestamps of rows."""
+Added: TypeAlias = tuple[int, int, int, int, list[Exception], Updates | None]
+"""What became of some records: the operator time after them, how many had no key, had no value, or were late; what the
+reducer raised for the last one; and the updates of rows, in order, if they were wanted."""
+Load: TypeAlias = Callable[[bytes], bytes | None]
+
+
+class NativeRows(Protocol):
+    """The rows of one store, in native memory. One thread.
+
+    Shape: store keys are plain keys, or window keys; a place is the key group (1 byte) and the store key.
+    """
+
+    odd: bool
+    """Whether some value is no number of the serde: add records one by one then, for errors to be of one record."""
+
+    def add(
+        self,
+        keys: Sequence[bytes | None],
+        values: Sequence[Any] | None,
+        timestamps: Int64s,
+        before: Int64s | None,
+        operator_time: int,
+        load: Load,
+        reduce: Callable[[Any, Any], Any] | None,
+        *,
+        drops_null_values: bool = False,
+        headers: Sequence[Headers | tuple[()]] | None = None,
+        updates: bool = False,
+    ) -> Added:
+        """Add records, as `NativeTable.add`. `load` returns timestamp (8 bytes) and value of a place, or None."""
+        ...
+
+    def row(self, key: bytes) -> tuple[Any, int, bytes | None] | None:
+        """Return value, timestamp and stored bytes of a row; None: it is not in the buffer."""
+
+    def keys(self) -> list[bytes]:
+        """Return the store keys of the buffer."""
+        ...
+
+    def dirty(self) -> list[tuple[bytes, Any, int, bytes | None, Headers | tuple[()] | None]]:
+        """Return the changed rows in the order of their first change, and forget their headers."""
+        ...
+
+    def updates(self) -> Updates | None:
+        """Return the changed rows, serialised, in the order of their first change; None: some value needs Python."""
+
+    def stray(self, first: int, last: int) -> bytes | None:
+        """Return the first place of a changed row outside of these key groups."""
+
+    def freeze(
+        self, encode: Callable[[bytes, Any], bytes], segment_ms: int, horizon: int
+    ) -> tuple[Updates, list[tuple[int | None, list[bytes], list[bytes | None]]]]:
+        """Return the changelog of the changed rows, which are clean then, and places and rows of each time segment."""
+        ...
+
+    def clear(self) -> None:
+        """Forget all rows."""
+
+    def expire(self, horizon: int) -> None:
+        """Forget the windows that start before this time; those that changed, after the next commit."""
+
+    def trim(self, excess: int) -> None:
+        """Forget so many clean rows."""
+
+    def size_bytes(self) -> int:
+        """Return the memory of the rows."""
+        ...
+
+    def __len__(self) -> int: ...

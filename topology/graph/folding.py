@@ -1,0 +1,177 @@
+"""Which aggregations are known folds over numbers, so that rows of numbers can take the place of live objects.
+
+Known are a count, and a reduce by `operator.add`, `min` or `max` over `int64` or `float64`, without windows or in
+tumbling and hopping ones. Records come to such a store in whole batches. So nothing else may look at it: an operator
+that looks it up between two records, or a processor that writes it, would see the batch before or after.
+
+Invariant: an answer errs only on the safe side; what is not known here runs as any aggregation does.
+Turned down: reading lambdas (bytecode proves nothing about the types it meets).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+from coopstreams.topology import serdes
+from coopstreams.topology.graph.nodes import (
+    Aggregate,
+    Branch,
+    DropNullKeys,
+    DynamicSink,
+    Filter,
+    FlatMap,
+    FlatMapValues,
+    Map,
+    MapValues,
+    Merge,
+    Node,
+    Peek,
+    Processing,
+    SelectKey,
+    Sink,
+    Source,
+    Split,
+    SubTopology,
+    ToStream,
+)
+from coopstreams.topology.graph.record_cache import uncached
+from coopstreams.topology.windows import TimeWindows
+
+Kind: TypeAlias = Literal["count", "sum", "min", "max"]
+Number: TypeAlias = Literal["int64", "float64"]
+
+_REDUCERS: Final[tuple[tuple[Any, Kind], ...]] = ((operator.add, "sum"), (min, "min"), (max, "max"))
+_NUMBERS: Final[tuple[tuple[Any, Number], ...]] = ((serdes.int64, "int64"), (serdes.float64, "float64"))
+_RECORD_BY_RECORD = (
+    Source,
+    Filter,
+    MapValues,
+    FlatMapValues,
+    FlatMap,
+    Map,
+    SelectKey,
+    Peek,
+    Merge,
+    Split,
+    Branch,
+    DropNullKeys,
+)
+"""Nodes that forward nothing but what a record of theirs becomes, while it is at hand."""
+_MOST_MS = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """A known fold. Units: `windows` are size, advance and grace in milliseconds; None: without windows."""
+
+    kind: Kind
+    number: Number
+    windows: tuple[int, int, int] | None
+
+
+def folds(part: SubTopology, *, caching: bool) -> dict[str, Fold]:
+    """Return the stores of a sub-topology that known folds write, and nothing else looks at.
+
+    `caching`: whether the record cache is on.
+    """
+    found = {node.store.name: fold for node in part.nodes if isinstance(node, Aggregate) and (fold := _fold(node))}
+    held_back = frozenset(node.name for node in part.nodes) - uncached(part.nodes) if caching else frozenset()
+    nodes = {node.name: node for node in part.nodes}
+    return {
+        node.store.name: found[node.store.name]
+        for node in part.nodes
+        if isinstance(node, Aggregate)
+        and node.store.name in found
+        and _alone(node, part.nodes)
+        and _comes_at_hand(node, nodes)
+        and (node.name in held_back or _may_follow(node, found[node.store.name], part.nodes))
+    }
+
+
+def plain_sinks(node: Aggregate, nodes: Sequence[Node]) -> list[Sink] | None:
+    """Return the sinks that write the updates of a table as they are; None: something else receives them, too.
+
+    Each writes a topic of its own, so that the order of records in it is that of the updates.
+    """
+    row_key, found = node.store.row_key or node.store.key, list[Sink]()
+    for child in _children(node, nodes):
+        if not isinstance(child, ToStream):
+            return None
+        for sink in _children(child, nodes):
+            if not isinstance(sink, Sink) or (sink.partitioner, sink.key, sink.value) != (
+                None,
+                row_key,
+                node.store.value,
+            ):
+                return None
+            found.append(sink)
+    return found if len({sink.topic for sink in found}) == len(found) else None
+
+
+def is_only_state(node: Aggregate, nodes: Sequence[Node]) -> bool:
+    """Whether no other node of a sub-topology has state, or a stream time of its own."""
+    return all(other is node or isinstance(other, (*_RECORD_BY_RECORD, ToStream, Sink)) for other in nodes)
+
+
+def _fold(node: Aggregate) -> Fold | None:
+    """Return the fold that an aggregation is by its functions, serdes and windows."""
+    store, windows = node.store, node.windows
+    if node.emit_on_close or node.cogrouped or store.source is not None or store.history_ms is not None:
+        return None
+    if store.ttl_ms is not None:
+        return None
+    if not (windows is None or isinstance(windows, TimeWindows)) or store.lag_ms or store.suffix_bytes:
+        return None
+    if windows is not None and (store.kind != "window" or not store.step_ms):
+        return None
+    number = next((name for serde, name in _NUMBERS if serde == store.value), None)
+    kind: Kind | None = "count" if node.aggregator is None else None
+    if node.initializer is None and node.aggregator is not None:
+        kind = next((name for function, name in _REDUCERS if function is node.aggregator), None)
+    if kind is None or number is None or (kind == "count" and number != "int64"):
+        return None
+    if windows is None:
+        return Fold(kind, number, None)
+    if max(windows.size_ms, windows.grace_ms) > _MOST_MS:
+        return None
+    return Fold(kind, number, (windows.size_ms, windows.advance_ms, windows.grace_ms))
+
+
+def _alone(node: Aggregate, nodes: Sequence[Node]) -> bool:
+    """Whether the store is seen by this aggregation and the streams of its updates alone."""
+    for other in nodes:
+        if isinstance(other, Processing) and node.store.name in other.store_names:
+            return False
+        if other is not node and getattr(getattr(other, "store", None), "name", None) == node.store.name:
+            return False
+    return all(isinstance(child, ToStream) for child in _children(node, nodes))
+
+
+def _comes_at_hand(node: Node, nodes: Mapping[str, Node]) -> bool:
+    """Whether every record that comes to a node comes of one that its task is given, while that is at hand."""
+    return all(
+        isinstance(nodes[parent], _RECORD_BY_RECORD)
+        and not getattr(nodes[parent], "table", False)
+        and _comes_at_hand(nodes[parent], nodes)
+        for parent in node.parents
+    )
+
+
+def _may_follow(node: Aggregate, fold: Fold, nodes: Sequence[Node]) -> bool:
+    """Whether the updates of a batch may be forwarded behind its last record.
+
+    Their topics must have no other writer, whose records would come before them. And none may fail, as a number beyond
+    64 bits does, which does not become bytes: the failure would not be that of the record at hand. So it is a count.
+    """
+    sinks = plain_sinks(node, nodes)
+    if fold.kind != "count" or sinks is None or any(isinstance(other, DynamicSink | Processing) for other in nodes):
+        return False
+    writers = [other.topic for other in nodes if isinstance(other, Sink)]
+    return all(writers.count(sink.topic) == 1 for sink in sinks)
+
+
+def _children(node: Node, nodes: Sequence[Node]) -> list[Node]:
+    return [other for other in nodes if node.name in other.parents]

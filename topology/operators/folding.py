@@ -1,0 +1,181 @@
+"""Aggregations whose rows are numbers in native memory: generated code gives them columns, not records.
+
+What stands before the aggregation stays a loop over records, whose last lines append to columns. The columns are added
+to the store behind the last record of a batch; record by record where a reducer may raise, for the error to be of one
+record, and where updates are forwarded at once and have headers. A count directly below its source takes the batch as
+it is, without a loop.
+
+Invariant: between two batches the columns are empty, so nothing sees the store without the records before.
+Source: `aggregates` is the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from coopstreams.topology.graph.folding import is_only_state, plain_sinks
+from coopstreams.topology.graph.nodes import Aggregate, Sink, Source
+from coopstreams.topology.operators.codegen import Function, RecordVariables
+from coopstreams.topology.operators.compiler import Compiler
+from coopstreams.topology.serdes import float64
+
+_COLUMNS = ("keys", "values", "timestamps", "before", "headers")
+
+
+def fold(compiler: Compiler, function: Function, node: Aggregate, record: RecordVariables, key_bytes: str) -> None:
+    """Generate code: a record is appended to the columns of an aggregation."""
+    name = compiler.unit.identifier("fold", node.name)
+    _begin(compiler, node, name)
+    if node.windows is not None:
+        compiler.expire(compiler.operator_time(function, node), node.store)
+    if _takes_batches(compiler, function, node, record, key_bytes):
+        _add_batch(compiler, function, node)
+    function.line(f"add_keys_{name}({key_bytes})")
+    function.line(f"add_timestamps_{name}({record.timestamp})")
+    if node.windows is not None and compiler.shared:
+        function.line(f"add_before_{name}({compiler.operator_time(function, node)})")
+    singly = []
+    if compiler.caches(node):
+        with function.block("if headed:"):
+            function.line(f"add_headers_{name}(process.headers or ())")
+    else:
+        singly.append("headed")
+    if node.aggregator is not None:
+        value = function.value(record)
+        function.line(f"add_values_{name}({value})")
+        singly += [f"{value}.__class__ is not {'float' if node.store.value == float64 else 'int'}", f"odd_{name}"]
+    if singly:
+        with function.block(f"if {' or '.join(singly)}:"):
+            function.line(f"settle_{name}()")
+
+
+def settle(compiler: Compiler, function: Function, source: Source) -> None:
+    """Generate code behind the loop over a source: the columns that its records may have reached are added."""
+    for node in compiler.analysis.nodes:
+        if isinstance(node, Aggregate) and node.store.name in compiler.native:
+            name = compiler.unit.identifier("fold", node.name)
+            if source.topics[0] in compiler.analysis.topics(node):
+                function.epilogue += [f"if keys_{name}:", f"    settle_{name}()"]
+
+
+def forward_at_once(compiler: Compiler, flush: str, node: Aggregate) -> None:
+    """Generate code: the updates that the record cache holds back are forwarded as columns, if they may be.
+
+    `flush`: the name of the function that forwards them one by one.
+    """
+    sinks = plain_sinks(node, compiler.analysis.nodes)
+    if sinks is None:
+        return
+    function = next(each for each in compiler.unit.functions if each.name == flush)
+    function.prologue += [
+        f"updates = None if headed else {compiler.unit.store(node.store)}_rows.updates()",
+        "if updates is not None:",
+        *(f"    {line}" for line in _writes(compiler, sinks)),
+        "    return",
+    ]
+
+
+def _begin(compiler: Compiler, node: Aggregate, name: str) -> None:
+    """Bind the columns, and write the function that adds them to the store."""
+    unit, store = compiler.unit, compiler.unit.store(node.store)
+    columns = [
+        part
+        for part, used in zip(
+            _COLUMNS,
+            (
+                True,
+                node.aggregator is not None,
+                True,
+                node.windows is not None and compiler.shared,
+                compiler.caches(node),
+            ),
+            strict=True,
+        )
+        if used
+    ]
+    lines = [f"{store}_rows = {store}.rows", f"odd_{name} = False"]
+    for part in columns:
+        lines += [f"{part}_{name} = []", f"add_{part}_{name} = {part}_{name}.append"]
+    unit.bind(name, *lines)
+    if any(known.name == f"settle_{name}" for known in unit.functions):
+        return
+    function = unit.function(f"settle_{name}")
+    given = [f"{part}_{name}" if part in columns else "None" for part in _COLUMNS[:-1]]
+    _call(compiler, function, node, given, f"headers=headers_{name} or None" if compiler.caches(node) else "")
+    for part in columns:
+        function.line(f"{part}_{name}.clear()")
+    _count_late(compiler, function, node)
+    if node.aggregator is not None:
+        function.assigned.add(f"odd_{name}")
+        function.line(f"odd_{name} = {store}_rows.odd")
+        with function.block("for error in errors:"):
+            function.line(f"fail({unit.site('processing', node.name)}, error)")
+
+
+def _add_batch(compiler: Compiler, function: Function, node: Aggregate) -> None:
+    """Generate code before the loop: a batch whose records have no headers is added as it is."""
+    lines = Function(compiler.unit, "", "")
+    times = node.windows is not None and compiler.shared
+    given = ["keys", "batch.values", "timestamps", "operator_times[0]" if times else "None"]
+    with lines.block("if not headed and keys is batch.keys:"):
+        _call(compiler, lines, node, given, f"drops_null_values={node.drops_null_values}")
+        lines.line(f"dropped[{compiler.unit.drop(node.name, 'null-key')}] += null_keys")
+        if node.drops_null_values:
+            lines.line(f"dropped[{compiler.unit.drop(node.name, 'null-value')}] += null_values")
+        _count_late(compiler, lines, node)
+        lines.line("return")
+    function.assigned |= lines.assigned
+    function.prologue += ["batch = process.at_hand()[1]", *(line[4:] for line in lines.lines)]
+
+
+def _takes_batches(
+    compiler: Compiler, function: Function, node: Aggregate, record: RecordVariables, key_bytes: str
+) -> bool:
+    """Whether a batch can be added without a look at its records: a count of all records of a source, by their keys."""
+    source = compiler.analysis.named(node.parents[0])
+    return (
+        function.over_batch
+        and node.aggregator is None
+        and len(node.parents) == 1
+        and isinstance(source, Source)
+        and len(compiler.analysis.edges(source)) == 1
+        and source.timestamp is None
+        and (source.key.check_key is None or source.internal)
+        and record.key_bytes == key_bytes == "key_bytes"
+        and is_only_state(node, compiler.analysis.nodes)
+    )
+
+
+def _call(compiler: Compiler, function: Function, node: Aggregate, columns: Sequence[str], more: str) -> None:
+    """Generate the call that adds columns to the store, and the forwarding of what must be forwarded at once."""
+    store = compiler.unit.store(node.store)
+    reducer = "None" if node.aggregator is None else compiler.unit.constant("reducer", node.aggregator)
+    # Where records bring the operator time before them, it has gone on since the first of them.
+    brought = columns[-1].startswith("before")
+    operator_time = "-1" if node.windows is None or brought else compiler.operator_time(function, node)
+    after = "_" if node.windows is None else "reached" if brought else operator_time
+    sinks = [] if compiler.caches(node) else plain_sinks(node, compiler.analysis.nodes) or []
+    function.line(
+        f"{after}, null_keys, null_values, late, errors, updates = {store}.add({', '.join(columns)}, {operator_time}, "
+        f"{', '.join(filter(None, [reducer, more, 'updates=True' if sinks else '']))})"
+    )
+    if node.windows is not None and brought:
+        with function.block(f"if reached > {(now := compiler.operator_time(function, node))}:"):
+            function.line(f"{now} = reached")
+    for line in _writes(compiler, sinks):
+        function.line(line)
+
+
+def _count_late(compiler: Compiler, function: Function, node: Aggregate) -> None:
+    if node.windows is not None:
+        function.line(f"dropped[{compiler.unit.drop(node.name, 'late')}] += late")
+
+
+def _writes(compiler: Compiler, sinks: Sequence[Sink]) -> list[str]:
+    """Return the lines that write updates to topics."""
+    outputs = [compiler.unit.output(sink.topic) for sink in sinks]
+    return [
+        f"{out}.{column}.extend(updates[{at}])"
+        for out in outputs
+        for at, column in enumerate(("keys", "values", "timestamps"))
+    ]
