@@ -198,6 +198,8 @@ def shared_broker(request: pytest.FixtureRequest) -> KafkaBroker:
         "broker.session.timeout.ms": "60000",
         # Or a test of a compacted topic waits for a quarter of a minute.
         "log.cleaner.backoff.ms": "1000",
+        # Or what a killed member of a share group had is not delivered again before a quarter of a minute.
+        "group.share.min.record.lock.duration.ms": "1000",
     }
     console = download_kafka(request)
     broker = KafkaBroker(folder_of_run(request.config) / SHARED, settings=settings, console=console)

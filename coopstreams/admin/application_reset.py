@@ -2,6 +2,7 @@
 
     state      local state of this host, if its folder is named; deleted first, because it is only a cache
     offsets    of the source topics: as chosen; of repartition topics: the beginning, because they are created again
+    shares     the share group of sources with `order="none"`: deleted; it begins anew at auto.offset.reset
     topics     changelogs and repartition topics: deleted; the next start creates them. Also deleted are the marks of
                unpublished backfills, and the record of the topology version that ran last
 
@@ -14,13 +15,14 @@ Source: Kafka Streams `StreamsResetter`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from coopstreams.admin.group_reset import never_committed, reset_offsets
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.log import Log
+from coopstreams.sharing.group import dealt_topics, share_group
 from coopstreams.state.directory import delete_folder
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import GroupError
@@ -41,12 +43,15 @@ class Reset:
     sources: tuple[TopicPartition, ...]
     begun_anew: tuple[TopicPartition, ...]
     left: tuple[str, ...]
+    share_group: str | None
+    """The share group that deals records of sources with `order="none"`: to be deleted; None: there are no such."""
 
 
 def plan_reset(topology: Topology, counts: Mapping[str, int]) -> Reset:
     """Return the plan of a reset, given the partition counts of the existing topics.
 
-    Shape: `topology` is resolved, with its patterns filled in. Topics of global tables have no offsets.
+    Shape: `topology` is resolved, with its patterns filled in. Topics of global tables have no offsets, and those that
+    a share group deals have none in the application's group.
     """
 
     def partitions(topics: Sequence[str]) -> tuple[TopicPartition, ...]:
@@ -54,16 +59,17 @@ def plan_reset(topology: Topology, counts: Mapping[str, int]) -> Reset:
 
     application = topology.application_id
     internal = {topic.name: topic.kind for topic in topology.internal_topics}
-    tables = {table.topic for table in topology.global_tables}
+    unplaced = {table.topic for table in topology.global_tables} | {*dealt_topics(topology)}
     own = [*internal, topology_topic(application)]
     return Reset(
         (
             *(name for name in own if name in counts),
             *(f"{application}{MARKS}{run}" for run in backfill_runs(application, counts)),
         ),
-        partitions([topic for topic in topology.source_topics if topic not in tables]),
+        partitions([topic for topic in topology.source_topics if topic not in unplaced]),
         partitions([name for name, kind in internal.items() if kind == "repartition"]),
         tuple(name for name in sorted(counts) if looks_internal(topology, name) and name not in internal),
+        share_group(application) if dealt_topics(topology) else None,
     )
 
 
@@ -87,11 +93,13 @@ def carry_out(
     reset: Reset,
     offsets: Mapping[TopicPartition, int],
     folders: Iterable[Path],
+    delete_group: Callable[[str], None],
     *,
     at_beginning: bool = False,
 ) -> None:
     """Reset the application; `offsets` has all its source partitions, `folders` local state to delete.
 
+    `delete_group`: deletes a share group (`log.kafka.share.delete_share_group`).
     `at_beginning`: the offsets are those at which a group without offsets begins. Then a group that has never committed
     stays without offsets: after a failed backfill, for example, only such a group can run one again.
 
@@ -106,4 +114,6 @@ def carry_out(
     targets = {**offsets, **dict.fromkeys(reset.begun_anew, 0)}
     if targets and not (at_beginning and never_committed(log, coordinator, targets)):
         reset_offsets(log, coordinator, targets)
+    if reset.share_group is not None:
+        delete_group(reset.share_group)
     log.delete_topics(reset.topics)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from coopstreams.commit import policy
 from coopstreams.common.acls import Acl
 from coopstreams.common.config import Config
+from coopstreams.sharing.group import dealt_topics, share_group
 from coopstreams.tasks.failures import dead_letter_topics
 from coopstreams.topology.graph.nodes import DynamicSink, Source, Structure
 from coopstreams.topology.naming import COMMIT_TOPIC
@@ -24,7 +25,7 @@ from coopstreams.topology.naming import COMMIT_TOPIC
 class Rule:
     """Operations on a kind of resource; `name` may be a placeholder, for each name that the application has for it.
 
-    `transactions`: under exactly-once only.
+    `transactions`: under exactly-once only. `shared`: where a share group deals the records of a source only.
     """
 
     kind: str
@@ -32,6 +33,7 @@ class Rule:
     operations: tuple[str, ...]
     prefixed: bool = False
     transactions: bool = False
+    shared: bool = False
 
 
 RULES = (
@@ -44,6 +46,7 @@ RULES = (
     Rule("topic", policy.TOPIC, ("Read",)),
     Rule("topic", COMMIT_TOPIC, ("DescribeConfigs",)),
     Rule("group", "<application>", ("Read",)),
+    Rule("group", "<application>-share", ("Read", "AlterConfigs"), shared=True),
     Rule("transactional id", "<application>-", ("Write",), prefixed=True, transactions=True),
 )
 
@@ -55,11 +58,13 @@ def needed(topology: Structure, config: Config) -> list[Acl]:
         "<sink>": _written(topology, config),
         "<application>": (config["application.id"],),
         "<application>-": (f"{config['application.id']}-",),
+        "<application>-share": (share_group(config["application.id"]),),
     }
+    dealt = bool(dealt_topics(topology))
     acls = (
         Acl(rule.kind, name, operation, rule.prefixed)
         for rule in RULES
-        if config.exactly_once or not rule.transactions
+        if (config.exactly_once or not rule.transactions) and (dealt or not rule.shared)
         for name in names.get(rule.name, (rule.name,))
         for operation in rule.operations
     )

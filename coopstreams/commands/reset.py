@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from contextlib import closing
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,7 @@ from coopstreams.commands.settings import Brokers, ConfigFile, Pairs, cluster, c
 from coopstreams.common.config import Config, settings_of
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.kafka.offsets import KafkaOffsets
+from coopstreams.log.kafka.share import delete_share_group
 from coopstreams.log.log import Log
 from coopstreams.state.directory import instance_folders
 from coopstreams.tasks.resolved_topology import as_it_runs
@@ -62,6 +64,12 @@ def reset(
             offsets = {at: log.start_offset(at) if to == "earliest" else log.end_offset(at) for at in plan.sources}
         else:
             offsets = _offsets_at(log, settings, plan.sources, time_ms)
+        if plan.share_group is not None and to != settings["auto.offset.reset"]:
+            raise ConfigError(
+                f"--to {to}: share group {plan.share_group} is deleted, and begins anew at auto.offset.reset="
+                f"{settings['auto.offset.reset']}. Say --to {settings['auto.offset.reset']}, or --set "
+                "auto.offset.reset=…, here and at the next start"
+            )
         folders = instance_folders(state_dir, application) if state_dir else []
         _print(application, plan, offsets, folders)
         where = "on every other host" if state_dir else "on every host"
@@ -75,7 +83,9 @@ def reset(
         if not yes:
             typer.confirm(f"Reset {application}? Its state is lost", abort=True)
         resets = {reset_of_topic(running, settings, at.topic) for at in plan.sources}
-        carry_out(log, coordinator, plan, offsets, folders, at_beginning=to == EARLIEST and resets <= {EARLIEST})
+        at_beginning = to == EARLIEST and resets <= {EARLIEST}
+        delete = partial(delete_share_group, settings.client)
+        carry_out(log, coordinator, plan, offsets, folders, delete, at_beginning=at_beginning)
     typer.echo("done")
 
 
@@ -112,6 +122,8 @@ def _offsets_at(
 def _print(application: str, plan: Reset, offsets: dict[TopicPartition, int], folders: Sequence[Path]) -> None:
     for at, offset in offsets.items():
         typer.echo(f"group {application}: {at} -> {offset}")
+    if plan.share_group is not None:
+        typer.echo(f"delete share group {plan.share_group}")
     for topic in plan.topics:
         typer.echo(f"delete topic {topic}")
     for folder in folders:

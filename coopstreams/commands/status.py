@@ -62,8 +62,9 @@ def status_table(report: dict[str, Any]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for instance in report["instances"]:
         labels = [instance["id"], instance["url"] or "serves no queries"]
-        for label, task in zip_longest(labels, instance["tasks"] or [{"state": instance["state"]}]):
-            table.add_row(label or "", *(_task(task) if task else ()))
+        rows = [_task(task) for task in instance["tasks"]] + [_share(share) for share in instance.get("shares", ())]
+        for label, row in zip_longest(labels, rows or [_task({"state": instance["state"]})]):
+            table.add_row(label or "", *(row or ()))
     return table
 
 
@@ -86,9 +87,20 @@ def _task(task: dict[str, Any]) -> tuple[str, ...]:
     return task.get("id", "-"), told, *figures
 
 
+def _share(share: dict[str, Any]) -> tuple[str, ...]:
+    """Return the row of a sub-topology whose records a share group deals: it has no rate, lag or stream time here."""
+    state = "waiting" if share["waits"] else f"shared ({share['acquired']:,} acquired)"
+    figures = (number(share["processed"]), "", number(written(share)), number(dropped(share)), "", "")
+    return f"{share['subtopology']}_*", state, *figures
+
+
 def done_lines(report: dict[str, Any]) -> list[str]:
-    """Return the sums over all tasks since they were opened: written records by topic, dropped by node and reason."""
-    tasks = [task for instance in report["instances"] for task in instance["tasks"]]
+    """Return the sums over all tasks since they were opened: written records by topic, dropped by node and reason.
+
+    A sub-topology whose records a share group deals counts since its instance started, and has a line of its own, too.
+    """
+    shares = [share for instance in report["instances"] for share in instance.get("shares", ())]
+    tasks = [task for instance in report["instances"] for task in instance["tasks"]] + shares
     out, left_out = Counter[str](), Counter[str]()
     for task in tasks:
         out.update(task.get("written", {}))
@@ -98,8 +110,25 @@ def done_lines(report: dict[str, Any]) -> list[str]:
         letters = sum(task.get("dead_letters", 0) for task in tasks)
         told = f"; dead letters {number(letters)}" if letters else ""
         lines.append(f"dropped: {', '.join(f'{why} {number(count)}' for why, count in sorted(left_out.items()))}{told}")
+    if calls := [task["calls"] for task in tasks if task.get("calls")]:
+        under_way, blocked, again = (
+            number(sum(each[name] for each in calls)) for name in ("in_flight", "blocked_keys", "retries")
+        )
+        oldest = max(each["oldest_s"] for each in calls)
+        lines.append(
+            f"calls: {under_way} under way, the oldest {oldest:.1f} s; {blocked} keys wait; {again} made again"
+        )
     if any(task.get("shared") and task.get("lag") for task in tasks):
         lines.append("lag ≤: of a shared partition; what waits may be of other key ranges")
+    lines += sorted(
+        {
+            f"{share['subtopology']}_*: share group {share['group']} deals {', '.join(share['topics'])}; "
+            f"kafka-share-groups --describe --group {share['group']} shows its lag"
+            for share in shares
+        }
+    )
+    if again := sum(share["redelivered"] for share in shares):
+        lines.append(f"delivered again: {number(again)}")
     return lines
 
 

@@ -68,7 +68,7 @@ class Attempt:
             case "TOPIC_AUTHORIZATION_FAILED":
                 return self._said(self.operation or "Read", "topic", self.topics)
             case "GROUP_AUTHORIZATION_FAILED":
-                return self._said("Read", "group", self.group)
+                return self._said("Delete" if self.operation == "Delete" else "Read", "group", self.group)
             case "TRANSACTIONAL_ID_AUTHORIZATION_FAILED":
                 return self._said("Write", "transactional-id", self.transactional_id)
             case "CLUSTER_AUTHORIZATION_FAILED":

@@ -141,6 +141,12 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
         "Where a source without a position begins: `earliest`, `latest`, or `by_duration:PT1H` (ISO 8601), at the "
         "first record that is not older. `reset=` of a source takes its place.",
     ),
+    "share.record.lock.duration.ms": (
+        integer(1000),
+        30_000,
+        'With `order="none"`: for how long no other member gets a record. A setting of the share group; brokers take '
+        "15 to 60 seconds unless told otherwise.",
+    ),
     "max.task.idle.ms": (
         integer(-1),
         0,

@@ -103,6 +103,15 @@ class Metrics:
         )
         info.labels(application_id, instance_id).set(1)
         self._consumed = self._counter("consumed_records", "Records that tasks were handed.", "subtopology", "topic")
+        self._redelivered = self._counter(
+            "redelivered_records",
+            "Records that a share group delivered again: who had them before did not acknowledge them.",
+            "subtopology",
+            "topic",
+        )
+        self._acquired = self._gauge(
+            "acquired_records", "Records that a share thread has acquired and not acknowledged.", "thread"
+        )
         self._processed = self._counter("processed_records", "Records that tasks have processed.", "subtopology")
         self._produced = self._counter(
             "produced_records", "Records that tasks have written, changelogs included.", "subtopology", "topic"
@@ -179,6 +188,14 @@ class Metrics:
     def consumed(self, task: TaskId, topic: str, records: int) -> None:
         """Count records a task was handed."""
         self._consumed.of(task.subtopology, topic).inc(records)
+
+    def redelivered(self, task: TaskId, topic: str, records: int) -> None:
+        """Count records that a share group delivered again."""
+        self._redelivered.of(task.subtopology, topic).inc(records)
+
+    def acquired(self, thread: int, records: int) -> None:
+        """Set how many records a share thread has."""
+        self._acquired.of(thread).set(records)
 
     def processed(self, task: TaskId, records: int) -> None:
         """Count records that a task has processed."""

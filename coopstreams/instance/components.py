@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -37,6 +37,9 @@ from coopstreams.opening.globals import Globals
 from coopstreams.opening.opener import Opener
 from coopstreams.opening.restoring import Restoring
 from coopstreams.opening.sinks import SinkOpenings
+from coopstreams.sharing.group import ShareMembers, check_share_group, share_group
+from coopstreams.sharing.thread import ShareThread
+from coopstreams.sharing.work import SharedWork
 from coopstreams.state.directory import Databases, StateDirectory
 from coopstreams.state.engines import check_store_types
 from coopstreams.state.snapshot_restore import Snapshots
@@ -132,6 +135,7 @@ class Components:
             closing.callback(watching.close)
             deployed = Deployed(cluster, config, host)
             deployed.check(as_it_runs(topology, cluster.partitions(), config))
+            check_share_group(topology, config)
             resolved = resolve_topology(cluster, topology, config)
             check_published(config, cluster.partitions(), resolved.topics.partitions)
             subtopologies = {subtopology.id: subtopology for subtopology in resolved.topology.subtopologies}
@@ -287,13 +291,14 @@ class Components:
 
         The commit topic is among them: brokers expire the offsets of topics to which no member subscribes.
         """
+        dealt = {topic for part in self.topology.subtopologies if part.unordered for topic in part.topics}
         read = {topic for topics in self.source_topics.values() for topic in topics}
-        return sorted({*self.topology.source_topics, *read, self.follower.partition.topic})
+        return sorted({*self.topology.source_topics, *read, self.follower.partition.topic} - dealt)
 
     @property
     def source_topics(self) -> dict[int, tuple[str, ...]]:
-        """The topics that each sub-topology reads."""
-        return {part.id: part.topics for part in self.topology.subtopologies}
+        """The topics that each sub-topology reads in order."""
+        return {part.id: part.topics for part in self.topology.subtopologies if not part.unordered}
 
     def subscription(self, emit: Callable[[Event], None]) -> PatternSubscription:
         """Return the thread that watches for new topics, not yet started."""
@@ -315,6 +320,46 @@ class Components:
             self.host,
         )
         return StreamThread(number, committer, emit, self.config.commit_interval_s, self.outlasting, host=self.host)
+
+    def share_members(self, emit: Callable[[Event], None], holds: Callable[[], str]) -> ShareMembers:
+        """Return the share threads, not yet started. `holds`: as of `ShareThread`."""
+        programs = [program for program in self.programs.values() if program.subtopology.unordered]
+        count = self.config["num.stream.threads"] if programs else 0
+        threads = [self._share_thread(number, programs, emit, holds) for number in range(count)]
+        return ShareMembers(share_group(self.application), threads, self.host)
+
+    def _share_thread(
+        self, number: int, programs: Sequence[Program], emit: Callable[[Event], None], holds: Callable[[], str]
+    ) -> ShareThread:
+        config, writer = self.config, self.log.writer(None, self._written)
+        lock_ms = config["share.record.lock.duration.ms"]
+        settings = {
+            "share.auto.offset.reset": config["auto.offset.reset"],
+            "share.isolation.level": "read_committed",
+            "share.record.lock.duration.ms": str(lock_ms),
+        }
+        shared = config, self.metrics, self.tallies, self.sayings, self.refusals, cache(self._partitions)
+        tables, letters = self.globals.rows, self.topology.dead_letter_topics
+        return ShareThread(
+            number,
+            lambda: self.wiring.share(_client(config), share_group(self.application), settings),
+            [SharedWork(number, program, writer, *shared, tables, letters, self.host) for program in programs],
+            writer,
+            self.refusals,
+            lambda: holds() or self._forbidden(programs),
+            emit,
+            self.metrics,
+            acknowledge_every_s=config.commit_interval_s,
+            lock_s=lock_ms / 1000,
+            timeout_s=config["transaction.timeout.ms"] / 1000,
+            host=self.host,
+        )
+
+    def _forbidden(self, programs: Iterable[Program]) -> str:
+        """Return what the policy has against an order of the broker's, in words; empty: nothing."""
+        topics = [topic for program in programs for topic in program.subtopology.topics]
+        reason = self.restrictions.policy.forbids_ranges(topics)
+        return reason and f"{reason} (`coopstreams policy get`)"
 
     def _written(self) -> frozenset[str]:
         """Return all topics that the application writes to."""

@@ -100,6 +100,7 @@ class Instance:
             components.metrics,
             self._host,
         )
+        self.share = components.share_members(self._tell, self._why_none_dealt)
         self._subscription = components.subscription(self._tell)
         self._watcher = components.watcher(self.registry, self.tasks, self._tell, lambda: self.paused)
         self.stall_detector = self._watcher.stall_detector
@@ -122,6 +123,7 @@ class Instance:
         self.member.start()
         self._watcher.start()
         self._subscription.start()
+        self.share.start()
         failure: Failed | None = None
         response: StreamThreadExceptionResponse | None = None
         try:
@@ -196,6 +198,12 @@ class Instance:
     def waits(self) -> str:
         """Why the group gives this process no tasks now; empty: it gives it its share."""
         return "" if self._assigned is None else self._assigned.waits
+
+    def _why_none_dealt(self) -> str:
+        """Return why share threads take no records now; empty: they do. Any thread."""
+        if self.paused:
+            return "processing is paused"
+        return "the group has not taken this process in yet" if self._assigned is None else self.waits
 
     def _turn(self) -> Failed | None:
         """Handle the events, then fetch once, unless an error is held. Return an error that counts."""
@@ -481,6 +489,7 @@ class Instance:
                     "stream thread %d did not stop in time; its uncommitted records are processed again elsewhere",
                     thread.number,
                 )
+        self.share.stop(deadline)
         self._subscription.stop()
         self._watcher.stop()
         self.opener.stop()

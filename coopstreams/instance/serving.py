@@ -17,6 +17,7 @@ from coopstreams.instance.task_registry import State
 from coopstreams.log.log import NO_STREAM_TIME
 from coopstreams.opening.opener import TaskWait
 from coopstreams.query.backend import (
+    CallStatus,
     DownloadStatus,
     Health,
     NotOpen,
@@ -157,6 +158,8 @@ class Serving:
             for task, message in self._instance.stall_detector.stalled(now).items()
             if task not in paused  # a new process could not call either
         ]
+        stalled, dealt = self._instance.share.reasons()
+        reasons += stalled
         live = not reasons
         slow = [
             Reason("slow", message + self._instance.waiting_for(task), task)
@@ -185,7 +188,8 @@ class Serving:
         for task, state in list(self._instance.registry.states.items()):
             if state is not State.RUNNING:
                 reasons.append(Reason(state.value, self._why(task, state), task))
-        return Health(live, not reasons, (*reasons, *slow, *self._not_shared()))
+        ready = not reasons and (self._instance.paused or not self._instance.share.waiting)
+        return Health(live, ready, (*reasons, *dealt, *slow, *self._not_shared()))
 
     def _not_shared(self) -> list[Reason]:
         assigned, restrictions = self._instance.assigned, self._components.restrictions
@@ -210,7 +214,8 @@ class Serving:
         uptime_s = self._components.host.now() - self._instance.began
         totals = self._components.metrics.totals()
         failures = self._components.tallies.latest
-        return Status(self.application, state, self.health(), tasks, uptime_s, details, totals, failures)
+        shares = self._instance.share.status()
+        return Status(self.application, state, self.health(), tasks, uptime_s, details, totals, failures, shares)
 
     def busy(self) -> bool:
         """Return whether records wait to be processed."""
@@ -291,7 +296,15 @@ class Serving:
             dead_letters=tally.dead_letters,
             hot=task.heat.hot(),
             behind_ms=behind_ms,
+            calls=self._calls(task),
         )
+
+    def _calls(self, task: Task) -> CallStatus | None:
+        if task.calls is None:
+            return None
+        since = task.calls.oldest
+        oldest_s = 0.0 if since is None else max(0.0, self._components.host.now() - since)
+        return CallStatus(len(task.calls), oldest_s, task.calls.blocked, task.retries)
 
     def _source(self, task: Task, source: TopicPartition, end: int | None) -> SourceStatus:
         at, time = task.progress.durable(source), task.progress.stream_time(source)

@@ -58,6 +58,8 @@ class StoreInfo:
     window_ms: int | None = None
     row_key: Serde[Windowed[Any]] | None = None
     history: History | None = None
+    headers: bool = False
+    """Whether its rows have headers, in front of their values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +224,20 @@ class DownloadStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class CallStatus:
+    """The calls of a task's asynchronous operators.
+
+    `oldest_s`: for how long its first record has waited. `blocked_keys`: keys with records behind another of their key
+    that waits. `retries`: calls that were made again since the task was opened.
+    """
+
+    in_flight: int
+    oldest_s: float
+    blocked_keys: int
+    retries: int
+
+
+@dataclass(frozen=True, slots=True)
 class TaskStatus:
     """A task of this instance, and its work since it was opened.
 
@@ -244,6 +260,8 @@ class TaskStatus:
     """How far stream time is behind the wall clock; None: no stream time yet. Of several sources, the latest counts."""
     hot: tuple[tuple[int, float], ...] = ()
     """Key groups that have much of its records, with their shares, the largest first."""
+    calls: CallStatus | None = None
+    """None: no operator is asynchronous."""
 
     @property
     def stream_time(self) -> int | None:
@@ -270,6 +288,27 @@ class FailureStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class ShareStatus:
+    """A sub-topology whose records a share group deals, and what this instance does in it.
+
+    Shape: `acquired`: records that this instance has and has not acknowledged. `redelivered`: records that were
+    delivered before. `waits`: why no thread takes records, in words; empty: they do.
+    """
+
+    subtopology: int
+    group: str
+    topics: tuple[str, ...]
+    threads: int
+    waits: str
+    acquired: int = 0
+    processed: int = 0
+    redelivered: int = 0
+    written: Mapping[str, int] = field(default_factory=dict)
+    dropped: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    dead_letters: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """The status of this instance.
 
@@ -285,6 +324,7 @@ class Status:
     totals: Totals = field(default_factory=Totals)
     failures: tuple[FailureStatus, ...] = ()
     """The latest, in order."""
+    shares: tuple[ShareStatus, ...] = ()
 
 
 class Backend(Protocol):

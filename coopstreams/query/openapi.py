@@ -229,6 +229,12 @@ def _schemas() -> Schema:
         "lag": _MAYBE_WHOLE,
     }
     entry = {"key": {}, "value": {}, "timestamp": _WHOLE}
+    headers = {
+        "headers": {
+            **_list(_object({"name": _STRING, "value": _MAYBE_STRING})),
+            "description": "Of the record that wrote the row, if the store keeps headers.",
+        }
+    }
     window = {
         "start": _WHOLE,
         "end": {**_MAYBE_WHOLE, "description": "Outside of a window, inside of a session; null: it never ends."},
@@ -239,13 +245,13 @@ def _schemas() -> Schema:
         "until": {**_MAYBE_WHOLE, "description": "The first moment at which it did not hold; null: it holds."},
         "value": {},
     }
-    one_of_many = _object({"key": {}, "found": _BOOLEAN, **about}, {"value": {}, "timestamp": _WHOLE})
+    one_of_many = _object({"key": {}, "found": _BOOLEAN, **about}, {"value": {}, "timestamp": _WHOLE, **headers})
     error = {"error": _STRING, "message": _STRING, "retryable": _BOOLEAN}
     return {
         "Where": _object(where),
-        "Found": _object({"store": _STRING, **entry, **about}),
+        "Found": _object({"store": _STRING, **entry, **about}, headers),
         "FoundMany": _object({"store": _STRING, "entries": _list(one_of_many)}),
-        "Entry": _object({**entry, "partition": _MAYBE_WHOLE}, {"window": _object(window)}),
+        "Entry": _object({**entry, "partition": _MAYBE_WHOLE}, {"window": _object(window), **headers}),
         "Range": _object(
             {"store": _STRING, "entries": _list(_ref("Entry")), "cursor": _MAYBE_STRING, "ranges": _list(_ref("Where"))}
         ),
@@ -291,7 +297,13 @@ def _group_schemas() -> Schema:
     return {
         "Stores": _object({"stores": _list(store), "unreachable": _list(_STRING)}),
         "Metadata": _object(
-            {"application": _STRING, "generation": _WHOLE, "here": _STRING, "instances": _list(instance)}
+            {
+                "application": _STRING,
+                "generation": _WHOLE,
+                "here": _STRING,
+                "share_groups": _list(_object({"subtopology": _WHOLE, "group": _STRING, "topics": _list(_STRING)})),
+                "instances": _list(instance),
+            }
         ),
         "KeyMetadata": _object({**key, "owner": {"anyOf": [owner, {"type": "null"}]}}),
         "Status": _object(
@@ -369,6 +381,14 @@ def _status(health: Schema, place: Schema) -> Schema:
         },
         "dropped": _list(_object({"node": _STRING, "reason": _STRING, "records": _WHOLE})),
         "dead_letters": _WHOLE,
+        "calls": {
+            "anyOf": [
+                _object({"in_flight": _WHOLE, "oldest_s": _NUMBER, "blocked_keys": _WHOLE, "retries": _WHOLE}),
+                {"type": "null"},
+            ],
+            "description": "Calls of asynchronous operators; null: there are none. `blocked_keys` have records that "
+            "wait behind another of their key.",
+        },
         "hot": {
             **_list(_object({"key_group": _WHOLE, "share": _NUMBER})),
             "description": "Key groups with much of the task's records of the last minute; their shares, by samples.",
@@ -394,7 +414,29 @@ def _status(health: Schema, place: Schema) -> Schema:
         **_list(_object(failure)),
         "description": "The latest records that failed, in order. Of errors the type: messages may quote records.",
     }
+    process["shares"] = {
+        **_list(_share()),
+        "description": "The sub-topologies whose records a share group deals, and what this instance does in it.",
+    }
     return _object(required, process)
+
+
+def _share() -> Schema:
+    return _object(
+        {
+            "subtopology": _WHOLE,
+            "group": _STRING,
+            "topics": _list(_STRING),
+            "threads": _WHOLE,
+            "waits": {**_STRING, "description": "Why no thread takes records; empty: they do."},
+            "acquired": {**_WHOLE, "description": "Records that are here and not acknowledged."},
+            "processed": _WHOLE,
+            "redelivered": {**_WHOLE, "description": "Records that had been delivered before."},
+            "written": {"type": "object", "additionalProperties": _WHOLE},
+            "dropped": _list(_object({"node": _STRING, "reason": _STRING, "records": _WHOLE})),
+            "dead_letters": _WHOLE,
+        }
+    )
 
 
 def _totals() -> Schema:

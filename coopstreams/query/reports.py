@@ -7,12 +7,14 @@ from typing import Any
 
 from coopstreams.common.metrics import Totals
 from coopstreams.query.backend import (
+    CallStatus,
     FailureStatus,
     Health,
     Owner,
     Peer,
     Placement,
     Reason,
+    ShareStatus,
     Status,
     StoreInfo,
     TaskStatus,
@@ -42,6 +44,10 @@ def metadata(placement: Placement, stores: Mapping[str, StoreInfo], status: Stat
         "application": status.application,
         "generation": placement.generation,
         "here": placement.here,
+        "share_groups": [
+            {"subtopology": share.subtopology, "group": share.group, "topics": list(share.topics)}
+            for share in status.shares
+        ],
         "instances": [
             {
                 "id": instance.id,
@@ -106,6 +112,7 @@ def instance_status(placement: Placement, url: str | None, status: Status) -> Re
         "details": dict(status.details),
         "totals": _totals(status.totals),
         "failures": [_failure(failure) for failure in status.failures],
+        "shares": [_share(share) for share in status.shares],
     }
 
 
@@ -129,12 +136,9 @@ def _task(status: TaskStatus) -> Report:
         "processed": status.processed,
         "rate": round(status.rate, 1),
         "written": dict(status.written),
-        "dropped": [
-            {"node": node, "reason": reason, "records": count}
-            for (node, reason), count in sorted(status.dropped.items())
-            if count
-        ],
+        "dropped": _dropped(status.dropped),
         "dead_letters": status.dead_letters,
+        "calls": None if status.calls is None else _calls(status.calls),
         "hot": [{"key_group": group, "share": round(share, 3)} for group, share in status.hot],
         "stream_time": status.stream_time,
         "behind_ms": status.behind_ms,
@@ -173,6 +177,37 @@ def _task(status: TaskStatus) -> Report:
             }
             for download in status.download
         ],
+    }
+
+
+def _calls(calls: CallStatus) -> Report:
+    return {
+        "in_flight": calls.in_flight,
+        "oldest_s": round(calls.oldest_s, 1),
+        "blocked_keys": calls.blocked_keys,
+        "retries": calls.retries,
+    }
+
+
+def _dropped(counts: Mapping[tuple[str, str], int]) -> list[Report]:
+    return [
+        {"node": node, "reason": reason, "records": count} for (node, reason), count in sorted(counts.items()) if count
+    ]
+
+
+def _share(share: ShareStatus) -> Report:
+    return {
+        "subtopology": share.subtopology,
+        "group": share.group,
+        "topics": list(share.topics),
+        "threads": share.threads,
+        "waits": share.waits,
+        "acquired": share.acquired,
+        "processed": share.processed,
+        "redelivered": share.redelivered,
+        "written": dict(share.written),
+        "dropped": _dropped(share.dropped),
+        "dead_letters": share.dead_letters,
     }
 
 

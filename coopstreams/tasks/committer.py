@@ -33,7 +33,7 @@ from coopstreams.common.metrics import Metrics
 from coopstreams.log import time_marks
 from coopstreams.log.log import UNKNOWN_FOR_S, GroupFence, Log, Writer
 from coopstreams.state.task_state import ChangelogBatch
-from coopstreams.tasks.refusals import Refusals, batch_bytes, batches
+from coopstreams.tasks.refusals import Refusals
 from coopstreams.tasks.task import Task
 from coopstreams.topology.columns import Headers, Int64s, TopicPartition
 from coopstreams.topology.compile.outputs import Output
@@ -387,20 +387,10 @@ class Committer:
         partitions: int | Int64s | None = None,
         headers: Sequence[Headers | None] | None = None,
     ) -> None:
-        """Append records; if a topic takes smaller batches than the client makes, in groups that fit into one batch."""
-        most_bytes = self._refusals.narrow.get(topic)
-        if most_bytes is None:
-            self._writer.append(topic, keys, values, timestamps, partitions=partitions, headers=headers)
-            return
-        # The header of a batch is counted for each record: within a batch, the deltas of its timestamp and offset may
-        # take more bytes than alone.
-        sizes = [batch_bytes(*row) for row in zip(keys, values, headers or [None] * len(keys), strict=True)]
-        for at in batches(sizes, most_bytes):
-            where = partitions if partitions is None or isinstance(partitions, int) else partitions[at]
-            self._writer.append(
-                topic, keys[at], values[at], timestamps[at], partitions=where, headers=headers and headers[at]
-            )
-            self._writer.flush(self._timeout_s)
+        """Append records, as `Refusals.append`."""
+        self._refusals.append(
+            self._writer, self._timeout_s, topic, keys, values, timestamps, partitions=partitions, headers=headers
+        )
 
     def _leave_out_refused(self, task: Task, output: Output) -> None:
         """Hand outputs that Kafka would refuse to the failure handler; leave the rest in the output."""

@@ -20,7 +20,7 @@ from zlib import crc32
 
 from coopstreams.common.config import HANDLERS, Config
 from coopstreams.tasks.repeats import Sayings
-from coopstreams.tasks.tries import TriedLaterError, Tries
+from coopstreams.tasks.tries import Attempts, TriedLaterError
 from coopstreams.topology.calls import Retry
 from coopstreams.topology.columns import Headers
 from coopstreams.topology.errors import ProcessingError
@@ -110,7 +110,7 @@ def handler(
     dead_letter: Callable[[Failure, Headers, str], None],
     sayings: Sayings,
     fates: Mapping[Answer, str] = FATES,
-    tries: Tries | None = None,
+    tries: Attempts | None = None,
     topics: Mapping[str, str] = NO_TOPICS,
 ) -> OnFailure:
     """Return the configured failure handler of a task's program, or, without a task, of a global table.

@@ -99,7 +99,7 @@ class _Source:
 
 
 class PendingCalls:
-    """The calls of one task. One thread, but for `_ended`, `retries` and `pauses`."""
+    """The calls of one task. One thread, but for `ended`, `retries`, `blocked` and `pauses`."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class PendingCalls:
         nodes = {node.name: node for node in program.subtopology.nodes if isinstance(node, Asynchronous)}
         self._nodes = nodes
         self._mappers = {name: node for name, node in nodes.items() if isinstance(node, AsyncMap)}
-        self._lanes = {name: Lane(node.calling, self._ended, host) for name, node in nodes.items()}
+        self._lanes = {name: Lane(node.calling, self._tell_of, host) for name, node in nodes.items()}
         self._turns = Turns(program.subtopology, stores)
         self._ahead = ahead.bind({}, _leave_to_the_program, caching=False)
         self._topics = frozenset(ahead.subtopology.topics)
@@ -140,6 +140,10 @@ class PendingCalls:
         self._given: deque[WaitingRecord] = deque()
         """Yielded by `ready`, not yet `passed`."""
         self._calls = self._records = self._bytes = self._held = 0
+        self.begun = 0
+        """How many calls were begun so far."""
+        self.told: Callable[[Collection[NodeCall]], None] = self.ended
+        """Called on another thread when calls have ended. A test driver keeps them for a while."""
         self._most_held = SPARE_BYTES
         self._done: deque[NodeCall] = deque()
         """Calls that have ended since the last `look`. Any thread may add."""
@@ -156,6 +160,11 @@ class PendingCalls:
     def retries(self) -> int:
         """How many calls were made again. Any thread."""
         return sum(lane.retried for lane in self._lanes.values())
+
+    @property
+    def blocked(self) -> int:
+        """How many keys have records that wait behind another of their key; 1 where all are one line. Any thread."""
+        return sum(len(line) > 1 for line in list(self._lines.values()))
 
     @property
     def pauses(self) -> str:
@@ -346,6 +355,7 @@ class PendingCalls:
         for call in calls:
             of_nodes.setdefault(call.node, []).append(call)
         for name, each in of_nodes.items():
+            self.begun += len(each)
             self._lanes[name].begin(each)
 
     def _line_up(self, record: WaitingRecord, line: bytes | None) -> None:
@@ -381,7 +391,11 @@ class PendingCalls:
         before, then = records[0].taken, self._ready[0].taken
         return before.step.source == then.step.source if self._by_key else before is then
 
-    def _ended(self, calls: Collection[NodeCall]) -> None:
+    def _tell_of(self, calls: Collection[NodeCall]) -> None:
+        self.told(calls)
+
+    def ended(self, calls: Collection[NodeCall]) -> None:
+        """Take in calls that have ended. Any thread."""
         if self._spans is not None:
             self._spans.ended(calls)
         self._done.extend(calls)

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 
 from coopstreams.common.config import Config
 from coopstreams.common.host import SYSTEM, Host
-from coopstreams.log.log import Log
-from coopstreams.topology.columns import Headers
+from coopstreams.log.log import Log, Writer
+from coopstreams.topology.columns import Headers, Int64s
 
 CAREFUL_S = 60.0
 """How long outputs are checked one by one after the last refusal."""
@@ -113,6 +113,33 @@ class Refusals:
         """Check each output for `CAREFUL_S`, because a broker has refused a record; fetch the limits again."""
         self._until = self._host.now() + CAREFUL_S
         self._limits.clear()
+
+    def append(
+        self,
+        writer: Writer,
+        timeout_s: float,
+        topic: str,
+        keys: Sequence[bytes | None],
+        values: Sequence[bytes | None],
+        timestamps: Int64s,
+        *,
+        partitions: int | Int64s | None = None,
+        headers: Sequence[Headers | None] | None = None,
+    ) -> None:
+        """Append records; if a topic takes smaller batches than the client makes, in groups that fit into one batch."""
+        most_bytes = self.narrow.get(topic)
+        if most_bytes is None:
+            writer.append(topic, keys, values, timestamps, partitions=partitions, headers=headers)
+            return
+        # The header of a batch is counted for each record: within a batch, the deltas of its timestamp and offset may
+        # take more bytes than alone.
+        sizes = [batch_bytes(*row) for row in zip(keys, values, headers or [None] * len(keys), strict=True)]
+        for at in batches(sizes, most_bytes):
+            where = partitions if partitions is None or isinstance(partitions, int) else partitions[at]
+            writer.append(
+                topic, keys[at], values[at], timestamps[at], partitions=where, headers=headers and headers[at]
+            )
+            writer.flush(timeout_s)
 
     def reason(
         self, topic: str, key: bytes | None, value: bytes | None, headers: Headers | None, timestamp: int

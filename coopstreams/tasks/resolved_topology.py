@@ -71,6 +71,8 @@ def resolve_topology(cluster: Log, built: Topology, config: Config, known: Colle
     topics = prepare_topics(cluster, topology, config)
     parts = topology.subtopologies
     prints = fingerprints(topology, topics.tasks)
-    announced = tuple(Runs(prints[part.id], topics.tasks[part.id], part.divisible) for part in parts)
+    announced = tuple(
+        Runs(prints[part.id], 0 if part.unordered else topics.tasks[part.id], part.divisible) for part in parts
+    )
     programs = {part.id: compile_subtopology(topology, part, config["processor.wrapper"]) for part in parts}
     return ResolvedTopology(topology, topics, programs, announced)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Protocol
 
 from coopstreams.topology.errors import LogError
 from coopstreams.topology.failures import Failure
@@ -33,6 +34,17 @@ class TriedLaterError(LogError):
         super().__init__(f"{message}; it is processed again in {pause_s:.1f} s", retryable=True)
         self.task = task
         self.pause_s = pause_s
+
+
+class Attempts(Protocol):
+    """Counts the attempts at a record."""
+
+    def attempt(self, task: TaskId, failure: Failure) -> int:
+        """Return the how many-th failure in a row this is of its record."""
+        ...
+
+    def note(self, task: TaskId, failure: Failure) -> None:
+        """Note that the record is processed again."""
 
 
 class Tries:

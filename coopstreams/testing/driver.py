@@ -39,6 +39,7 @@ from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.schemas import bind_in_memory
 from coopstreams.tasks.tally import Tally
 from coopstreams.tasks.task import Incarnation, Task
+from coopstreams.testing.held_calls import HeldCalls
 from coopstreams.testing.memory_sink import Sinks
 from coopstreams.testing.ordered import ordered
 from coopstreams.testing.programs import Identity, compiled
@@ -71,7 +72,8 @@ class TopologyTestDriver:
     `ranges`: the number of key ranges, and so tasks, of each partition. `partitions`: of each topic that is not
     internal, or by topic. `config`: settings by name, for example the exception handlers. `caching`: hold table updates
     back until `commit`, as the record cache does in production. `state_dir`: an empty folder for stores in their
-    production engines; without it, all stores are in memory.
+    production engines; without it, all stores are in memory. `calls_seed`: calls of asynchronous operators stay under
+    way until `settle`, and the seed chooses in which order they end; without it, `send` waits for each.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class TopologyTestDriver:
         caching: bool = False,
         partitions: int | Mapping[str, int] = 1,
         state_dir: Path | None = None,
+        calls_seed: int | None = None,
     ) -> None:
         self.now_ms = 0
         self.failures: list[Failure] = []
@@ -105,6 +108,7 @@ class TopologyTestDriver:
         self._at_hand: dict[TopicPartition, Position] = {}
         """The position of a partition after the record that waits in front of its tasks."""
         self._silences = Silences(self._writer)
+        self._held = None if calls_seed is None else HeldCalls(calls_seed)
         self._globals = {table.store.name: rows_of(table, lambda: self.now_ms) for table in topology.global_tables}
         self._parts: dict[int, list[list[Task]]] = {}
         self._sinks = Sinks(topology)
@@ -148,6 +152,20 @@ class TopologyTestDriver:
             finally:
                 self._collect()
         self._work()
+
+    def settle(self) -> None:
+        """Have the calls under way end, one after the other, in the order that `calls_seed` chooses.
+
+        Those that begin meanwhile end, too. Without a seed there are none.
+        """
+        while self._held is not None and (task := self._held.tell_one()) is not None:
+            try:
+                while task.step(single=True):
+                    pass
+                task.apply()
+            finally:
+                self._collect()
+            self._work()
 
     @overload
     def input(self, topic: str, key: Serde[K], value: Serde[V]) -> InputTopic[K, V]: ...
@@ -376,8 +394,12 @@ class TopologyTestDriver:
             global_tables=self._globals,
             output=lambda topic: ordered(topic, self._order),
             host=self._host,
+            by_key=self._held is not None,
         )
-        task.program.elsewhere = bool(program.idle_ms)
+        overtaken = self._held is not None and task.calls is not None and program.keys_suffice
+        task.program.elsewhere = bool(program.idle_ms) or overtaken
+        if self._held is not None:
+            self._held.watch(task)
         return task
 
     def _on_failure(self, task: TaskId | None) -> OnFailure:
@@ -433,17 +455,17 @@ class TopologyTestDriver:
         until = self._at_hand[source].offset
         # First the task that has the record; the others only advance their stream time.
         tasks = sorted(self._tasks[source], key=lambda task: not task.queues.waiting(source))
-        before = [(task.processed, task.progress.position(source)) for task in tasks]
+        before = [_got(task, source) for task in tasks]
         try:
             for task in tasks:
                 while task.progress.position(source).offset < until:
-                    if not task.step(single=True) and not task.wait_for_calls():
+                    if not task.step(single=True) and (self._held is not None or not task.wait_for_calls()):
                         break
                 task.apply()
         finally:
             self._fetch()  # of two records with the same time, the existing one goes before one that is written now
             self._collect()
-        return [(task.processed, task.progress.position(source)) for task in tasks] != before
+        return [_got(task, source) for task in tasks] != before
 
     def _collect(self) -> None:
         """Append the records that a task wrote to the log, in the order in which they were forwarded."""
@@ -498,3 +520,8 @@ class TopologyTestDriver:
             )
             checkpoints[batch.store] = self._writer.delivered_to(changelog)
         task.commit(checkpoints)
+
+
+def _got(task: Task, source: TopicPartition) -> tuple[object, ...]:
+    """Return how far a task is in a partition: processed, done, and taken in."""
+    return task.processed, task.progress.position(source), task.queues.waiting(source)

@@ -91,6 +91,13 @@ def test_only_transactions_need_the_acl_for_them() -> None:
     assert kinds == [{"topic", "group"}, {"topic", "group", "transactional id"}]
 
 
+def test_only_a_source_without_an_order_needs_those_of_a_share_group() -> None:
+    topology = StreamsBuilder("app")
+    topology.stream("in", key=serdes.raw, value=serdes.raw, order="none").to("out")
+    acls = {(acl.kind, acl.name, acl.operation) for acl in needed(topology.build(), config())}
+    assert {("group", "app-share", "Read"), ("group", "app-share", "AlterConfigs")} <= acls
+
+
 def test_dead_letters_and_the_time_of_silent_topics_are_written() -> None:
     builder = StreamsBuilder("app")
     builder.stream("in", key=serdes.raw, value=serdes.raw, idle_advance=timedelta(seconds=1)).to("out")

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from coopstreams.common.config import Config
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.instance.deployed import Deployed
 from coopstreams.log.kafka.log import KafkaLog
+from coopstreams.log.kafka.share import delete_share_group
 from coopstreams.topology.errors import TopologyChangedError
 from coopstreams.topology.naming import topology_topic
 from tests.broker.counting import await_running, failure_of
@@ -229,7 +231,7 @@ def test_an_application_that_was_reset_may_be_another_one(kafka: Kafka, tmp_path
     with closing(KafkaLog(settings)) as log, GroupAdmin(settings, changed.id) as admin:
         eventually(lambda: not admin.describe().members, 60, lambda: "the group has members")
         plan = plan_reset(changed.build(counted()), log.partitions())
-        carry_out(log, admin, plan, dict.fromkeys(plan.sources, 0), [])
+        carry_out(log, admin, plan, dict.fromkeys(plan.sources, 0), [], partial(delete_share_group, {}))
     changed.write(changed.a)
     changed.counts(folded(serdes.int64))
 

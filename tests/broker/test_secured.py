@@ -20,6 +20,7 @@ import pytest
 from coopstreams import CoopStreams, StreamsBuilder, serdes
 from coopstreams.common.acls import Acl
 from coopstreams.dev import certificates
+from coopstreams.log.kafka.share import delete_share_group
 from coopstreams.topology.errors import CoopStreamsError, LogError
 from tests.broker.consuming import Orders, poll_until
 from tests.broker.counting import Counting, await_table, failure_of, metric
@@ -86,6 +87,24 @@ def test_an_application_without_state_or_transactions_runs_with_exactly_the_acls
         passing.write(["a", "c", "b"])
         eventually(lambda: metric(app, "coopstreams_produced_records_total") == 2, 60, lambda: "nothing was written")
     assert secured.refusals(counting.application, counting.sink) == set()
+
+
+@pytest.mark.slow
+def test_a_source_without_an_order_needs_the_acls_of_its_share_group(secured: SecuredKafka, tmp_path: Path) -> None:
+    name, source, sink = secured.unique("shared"), secured.topic("in"), secured.topic("out")
+    builder = StreamsBuilder(name)
+    builder.stream(source, key=serdes.text, value=serdes.text, order="none").to(sink)
+    topology = builder.build()
+    acls = printed(topology)
+    for missing in (acl for acl in acls if acl.name == f"{name}-share"):
+        user = secured.user(f"{name}-{missing.operation}", [acl for acl in acls if acl != missing])
+        settings = {**user, "state.dir": str(tmp_path), "connect.timeout.ms": 20_000}
+        with pytest.raises(LogError, match=f"(?s)share group {name}-share"):
+            CoopStreams(topology, settings).run()
+    user = secured.user(name, [*acls, Acl("group", f"{name}-share", "Delete")])
+    with CoopStreams(topology, {**user, "state.dir": str(tmp_path)}) as app:
+        eventually(lambda: not (app.status() or {"shares": [{"waits": "x"}]})["shares"][0]["waits"], 60, lambda: "")
+    delete_share_group(user, f"{name}-share")
 
 
 @pytest.mark.slow

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rich.console import Console
 
 from coopstreams.commands.status import done_lines, status_table
 from coopstreams.query import reports
-from coopstreams.query.backend import DownloadStatus, Health, Placement, RestoreStatus, SourceStatus, Status, TaskStatus
+from coopstreams.query.backend import (
+    CallStatus,
+    DownloadStatus,
+    Health,
+    Placement,
+    RestoreStatus,
+    ShareStatus,
+    SourceStatus,
+    Status,
+    TaskStatus,
+)
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.task_id import TaskId
@@ -75,4 +87,24 @@ def test_what_tasks_wrote_and_left_out_and_how_far_their_time_is_behind_is_shown
         "out: app-again-repartition 50, out 900",
         "dropped: deserialization at read 7, null-key at join 1,001; dead letters 7",
         "lag ≤: of a shared partition; what waits may be of other key ranges",
+    ]
+
+
+def test_calls_under_way_and_what_a_share_group_deals_have_lines_of_their_own() -> None:
+    calls = replace(running(TaskId(1, 0, WHOLE), {}, {}), calls=CallStatus(12, 3.25, 2, 1))
+    share = ShareStatus(0, "app-share", ("in",), 2, "", 40, 1000, 5, {"out": 990}, {("read", "deserialization"): 10})
+    status = Status("app", "running", Health(True, True), (calls,), shares=(share,))
+    instance = reports.instance_status(Placement(1, "a", ()), None, status)
+    report = {"application": "app", "generation": 1, "instances": [instance]}
+    console = Console(width=200)
+    with console.capture() as shown:
+        console.print(status_table(report))
+    assert "0_*" in shown.get()
+    assert "shared (40 acquired)" in shown.get()
+    assert done_lines(report) == [
+        "out: out 990",
+        "dropped: deserialization at read 10",
+        "calls: 12 under way, the oldest 3.2 s; 2 keys wait; 1 made again",
+        "0_*: share group app-share deals in; kafka-share-groups --describe --group app-share shows its lag",
+        "delivered again: 5",
     ]

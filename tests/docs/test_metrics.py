@@ -58,10 +58,12 @@ def test_a_curve_of_the_dashboard_asks_for_metrics_and_labels_that_exist(
 
 def test_the_dashboard_has_every_metric_but_those_named_here() -> None:
     without = {
+        "coopstreams_acquired_records",
         "coopstreams_commits_total",
         "coopstreams_fetched_bytes_total",
         "coopstreams_generation",
         "coopstreams_http_requests_total",
+        "coopstreams_redelivered_records_total",
         "coopstreams_restored_records_total",
         "coopstreams_snapshot_keys_total",
         "coopstreams_time_marks_total",

@@ -93,9 +93,8 @@ def test_the_guide_lists_every_serde() -> None:
 
 def test_every_reason_of_ill_health_is_explained() -> None:
     explained = {word for row in table_headed(OPERATING, "reason", "means", "live") for word in code_words(row[0])}
-    source = (ROOT / "coopstreams" / "instance" / "serving.py").read_text() + (
-        ROOT / "coopstreams" / "query" / "reports.py"
-    ).read_text()
+    told = ("instance/serving.py", "query/reports.py", "sharing/group.py")
+    source = "".join((ROOT / "coopstreams" / module).read_text() for module in told)
     codes = set(re.findall(r"Reason\(\s*\"([\w-]+)\"", source)) | set(re.findall(r'"code": "([\w-]+)"', source))
     assert explained == codes | {state.value for state in State if state is not State.RUNNING}
 

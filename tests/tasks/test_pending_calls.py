@@ -148,6 +148,8 @@ def test_other_keys_pass_a_record_that_waits_and_are_not_called_again(guarantee:
     until(lambda: runs(task) == (20, others), made)
     assert gate.called == Counter({number: 1 for number in range(100) if number < 20 or number % 10 or number == 20})
     assert gate.most == 5
+    assert task.calls is not None
+    assert (len(task.calls), task.calls.blocked) == (8, 1), "those of its key wait for it"
     made.close(task, clean=clean)
     gate.let_go.set()
     task = made.open(WHOLE)

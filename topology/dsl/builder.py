@@ -18,7 +18,7 @@ from coopstreams.topology.dsl.global_tables import GlobalKTable, global_table
 from coopstreams.topology.dsl.kstream import KStream
 from coopstreams.topology.dsl.ktable import KTable
 from coopstreams.topology.dsl.materialized import Materialized, kept_as, name_of
-from coopstreams.topology.dsl.sources import described
+from coopstreams.topology.dsl.sources import SourceOrder, described
 from coopstreams.topology.durations import Duration, checked_ms
 from coopstreams.topology.graph.graph import Flow, Graph
 from coopstreams.topology.graph.nodes import TableSource
@@ -49,6 +49,7 @@ class StreamsBuilder:
         value: Serde[V],
         timestamp: Callable[[TimestampedRecord[K, V]], int | None] | None = None,
         idle_advance: Duration | None = None,
+        order: SourceOrder = "key",
         reset: OffsetReset | None = None,
         name: str | None = None,
     ) -> KStream[K, V]:
@@ -59,14 +60,15 @@ class StreamsBuilder:
         number drops the record. `idle_advance`: when a partition has been silent for so long, its stream time advances
         with the clock, and windows close. To that end the application writes time marks to the topic, which other
         readers see as records without key and value; `repartition(idle_advance=)` writes them to a topic of its own.
+        `order="none"`: records may be processed in any order, so a share group deals them to all threads of all
+        instances, however few partitions there are. Up to a topic, only operators without state can follow.
         `reset`: where a partition of which the group has no position is begun: "earliest", "latest", a timedelta before
         now, or "by_duration:PT1H"; without it, where `auto.offset.reset` says.
         """
         pattern = topic if isinstance(topic, Pattern) else None
         topics = () if isinstance(topic, Pattern) else (topic,) if isinstance(topic, str) else tuple(topic)
-        source = self._graph.source(
-            name, described("stream", topics, key, value, timestamp, pattern, idle_advance, reset)
-        )
+        node = described("stream", topics, key, value, timestamp, pattern, idle_advance, reset, order)
+        source = self._graph.source(name, node)
         return KStream(Flow(self._graph, source.name, source.key, source.value))
 
     def table(

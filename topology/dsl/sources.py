@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from re import Pattern
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 from coopstreams.topology.dsl.functions import checked
 from coopstreams.topology.durations import Duration, checked_ms
@@ -18,6 +18,12 @@ from coopstreams.topology.graph.offset_resets import OffsetReset, reset_of
 from coopstreams.topology.naming import check_name
 from coopstreams.topology.serdes import Serde
 
+SourceOrder: TypeAlias = Literal["key", "none"]
+"""In which order records are processed.
+
+    key     those of a key in the order of their offsets
+    none    in any: a share group deals them
+"""
 SHORTEST_MS = 1000
 """The shortest `idle_advance`: each advance is a record in the topic."""
 
@@ -31,12 +37,13 @@ def described(
     pattern: Pattern[str] | None = None,
     idle_advance: Duration | None = None,
     reset: OffsetReset | None = None,
+    order: SourceOrder = "key",
 ) -> Callable[..., Source]:
     """Return a function that makes the source of these topics, or of those that match the pattern, given its name.
 
     Raises:
-        TopologyError: no topic, a topic twice, an illegal name, no serde, a function that cannot be called, or a reset
-            that is none.
+        TopologyError: no topic, a topic twice, an illegal name, no serde, a function that cannot be called, a reset
+            that is none, or an unknown order.
     """
     if not topics and pattern is None:
         raise TopologyError(f"{method}(): name at least one topic")
@@ -52,19 +59,13 @@ def described(
                 f'"{", ".join(topics) if pattern is None else pattern.pattern}": {part}= must be a serde such as '
                 f"serdes.text or serdes.json(Type), not {serde!r}"
             )
+    if order not in get_args(SourceOrder):
+        raise TopologyError(f'{method}(): order must be "key" or "none", not {order!r}')
     extract = None if timestamp is None else checked("timestamp=", timestamp, "record")
     idle_ms = silence_ms(method, idle_advance)
     begins = reset_of(reset, f"{method}()")
-    return partial(
-        Source,
-        topics=topics,
-        key=key,
-        value=value,
-        timestamp=extract,
-        pattern=pattern,
-        idle_ms=idle_ms,
-        reset=begins,
-    )
+    read = partial(Source, topics=topics, key=key, value=value, timestamp=extract, pattern=pattern)
+    return partial(read, idle_ms=idle_ms, reset=begins, unordered=order == "none")
 
 
 def silence_ms(method: str, idle_advance: Duration | None) -> int | None:

@@ -323,7 +323,22 @@ def _still_fed(was: RepartitionOutline, new: Outline, renamed: dict[str, str]) -
 
 def _positions(old: Outline, new: Outline) -> Iterator[TopologyChange]:
     for topic in sorted(old.sources):
-        if topic in new.sources or old.meets([topic], new, new.sources):
+        if topic in new.sources and (topic in old.unordered) != (topic in new.unordered):
+            now, then = (
+                ("a share group", "the application's group")
+                if topic in new.unordered
+                else ("the application's group", "a share group")
+            )
+            yield TopologyChange(
+                "position",
+                topic,
+                Verdict.EMPTY,
+                f"{now} reads it, and {then} did: neither knows what the other has done, so it begins at "
+                "auto.offset.reset, or where it once was",
+                "let the old version process its records before it stops, and set auto.offset.reset=latest for the "
+                "first start of the new one; or accept that records are processed again",
+            )
+        elif topic in new.sources or old.meets([topic], new, new.sources):
             yield TopologyChange("position", topic, Verdict.KEEPS)
         elif topic in new.global_topics:
             yield TopologyChange(

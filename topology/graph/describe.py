@@ -73,7 +73,9 @@ def _children(subtopology: SubTopology) -> dict[str, list[str]]:
 
 
 def _whole(subtopology: SubTopology) -> str:
-    """Return the end of a title: why key ranges of a partition cannot be tasks; empty if they can."""
+    """Return the end of a title: why key ranges of a partition are not its tasks; empty if they are."""
+    if subtopology.unordered:
+        return ' (no tasks: a share group deals its records, order="none")'
     if (node := subtopology.applies_to) is not None:
         return f" (one task a partition: {node.name} applies its records in the order of the log)"
     names = subtopology.across_keys
@@ -143,6 +145,7 @@ def _json_nodes(topology: Structure, subtopology: SubTopology, above: Above) -> 
                 "extracts_timestamps": node.timestamp is not None,
             }
             drawn |= {} if node.pattern is None else {"pattern": node.pattern.pattern}
+            drawn |= {"order": "none"} if node.unordered else {}
         elif isinstance(node, DynamicSink):
             drawn |= {"topic": None, "key": node.key.name, "value": node.value.name, "reads": sorted(above[node.name])}
         elif isinstance(node, Sink):

@@ -70,6 +70,8 @@ def _node(node: Node, number_of: Mapping[str, int]) -> dict[str, Any]:
             del drawn["topics"]
         if node.idle_ms is None:  # as before there was such a thing
             del drawn["idle_ms"]
+        if not node.unordered:  # likewise
+            del drawn["unordered"]
     return {**drawn, "parents": [number_of[parent] for parent in node.parents]}
 
 

@@ -199,6 +199,8 @@ def _check_same_source(topic: str, node: Source, wanted: Source) -> None:
             )
     if node.timestamp is not wanted.timestamp:
         raise TopologyError(f'topic "{topic}" is read twice with different timestamp=. Use one function for both.')
+    if node.unordered != wanted.unordered:
+        raise TopologyError(f'topic "{topic}" is read twice with different order=. Use one order for both.')
     if node.name != wanted.name:
         raise TopologyError(
             f'topic "{topic}" is read twice, as "{node.name}" and as "{wanted.name}". Leave out the second name=.'

@@ -52,6 +52,8 @@ class Source(Node):
     pattern: Pattern[str] | None = None
     idle_ms: int | None = None
     """After how much silence of a partition its stream time advances; None: it does not."""
+    unordered: bool = False
+    """Its records may be processed in any order, those of a key included: a share group deals them (`unordered`)."""
     reset: str | None = None
     """Where it begins without a position, see `offset_resets`; None: the setting `auto.offset.reset`."""
 
@@ -320,6 +322,11 @@ class SubTopology:
     def applies_to(self) -> ApplyTo | None:
         """The node that applies its records to a place outside of Kafka, if it has one."""
         return next((node for node in self.nodes if isinstance(node, ApplyTo)), None)
+
+    @property
+    def unordered(self) -> bool:
+        """Whether a share group deals its records, and not the group of the application: then it has no tasks."""
+        return any(isinstance(node, Source) and node.unordered for node in self.nodes)
 
     @property
     def divisible(self) -> bool:

@@ -77,6 +77,8 @@ class Outline:
     patterns: frozenset[str]
     sinks: frozenset[str]
     global_topics: frozenset[str]
+    unordered: frozenset[str] = frozenset()
+    """The sources whose records a share group deals."""
 
     def outside(self, topics: Iterable[str]) -> frozenset[str]:
         """Return the topics that are not internal."""
@@ -135,6 +137,7 @@ def _outline(drawn: Mapping[str, Any]) -> Outline:
         patterns,
         frozenset(node["topic"] for node in sinks if node["topic"] is not None) - internal.keys(),
         frozenset(table["topic"] for table in drawn["global_tables"]),
+        frozenset(topic for node in read if node.get("order") == "none" for topic in node["topics"]),
     )
 
 

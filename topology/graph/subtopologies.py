@@ -36,6 +36,7 @@ from coopstreams.topology.graph.nodes import (
     TableSource,
 )
 from coopstreams.topology.graph.topology import Topology
+from coopstreams.topology.graph.unordered import check_unordered
 from coopstreams.topology.naming import changelog_topic, internal_topic, topology_topic
 from coopstreams.topology.stores import StoreSpec
 
@@ -58,6 +59,8 @@ def cut(graph: Graph) -> Topology:
     _check_global_topics(graph, nodes)
     _check_connected(graph)
     check_processors(nodes, {table.store.name: table.store for table in graph.global_tables})
+    for part in topology.subtopologies:
+        check_unordered(part)
     _check_topics(nodes, {topology_topic(graph.application_id), *(topic.name for topic in topology.internal_topics)})
     return topology
 

@@ -14,14 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import AcknowledgeType, KafkaException, ShareConsumer
+from confluent_kafka import AcknowledgeType, IllegalStateException, KafkaError, KafkaException, ShareConsumer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType  # type: ignore[attr-defined]
 
 from coopstreams.common.acls import Attempt
 from coopstreams.log.kafka.errors import error_of, heals, translated
 from coopstreams.log.kafka.settings import ClientErrors, client_settings, login_of, make_client
 from coopstreams.topology.columns import Headers, TopicPartition
-from coopstreams.topology.errors import LogError
+from coopstreams.topology.errors import GroupError, LogError
 
 _TIMEOUT_S = 30.0
 
@@ -47,6 +47,28 @@ class AcquiredRecord:
     def id(self) -> tuple[str, int, int]:
         """Topic, partition, offset."""
         return self.topic, self.partition, self.offset
+
+
+def delete_share_group(settings: Mapping[str, Any], group: str) -> None:
+    """Delete a share group, with what it knows of records that are done; one that does not exist is fine.
+
+    Raises:
+        GroupError: it has members. Stop them.
+        LogError: refused, or no answer in time.
+    """
+    errors = ClientErrors(login_of(settings))
+    admin: AdminClient = make_client(AdminClient, client_settings(settings, "admin"), errors)
+    try:
+        admin.delete_consumer_groups([group], request_timeout=_TIMEOUT_S)[group].result(_TIMEOUT_S + 5)
+    except KafkaException as exception:
+        error = error_of(exception)
+        if error.code() == KafkaError.GROUP_ID_NOT_FOUND:
+            return
+        if error.code() == KafkaError.NON_EMPTY_GROUP:
+            raise GroupError(f"share group {group} has members: stop all instances, then try again") from exception
+        raise translated(
+            error, f"share group {group}: deleting it", Attempt(errors.login, "Delete", "", group)
+        ) from exception
 
 
 class KafkaShare:
@@ -106,8 +128,15 @@ class KafkaShare:
         return records
 
     def acknowledge(self, record: AcquiredRecord, *, done: bool) -> None:
-        """Acknowledge a record as done, or release it for another delivery. Counts with the next `commit`."""
-        self._client.acknowledge_offset(*record.id, AcknowledgeType.ACCEPT if done else AcknowledgeType.RELEASE)
+        """Acknowledge a record as done, or release it for another delivery. Counts with the next `commit`.
+
+        Raises:
+            LogError: this member does not have it any more: it was removed from the group, and joins again.
+        """
+        try:
+            self._client.acknowledge_offset(*record.id, AcknowledgeType.ACCEPT if done else AcknowledgeType.RELEASE)
+        except IllegalStateException as error:
+            raise LogError(f"share group {self._group}: {error}", retryable=True) from error
 
     def commit(self, timeout_s: float) -> dict[TopicPartition, str]:
         """Send the acknowledgements; return the partitions for which the broker refused them, with the reason.

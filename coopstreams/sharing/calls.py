@@ -1,0 +1,96 @@
+"""The calls of asynchronous operators for records that a share group has delivered.
+
+Nothing here waits for its turn: a record is ready when its own calls have ended.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+
+from coopstreams.calling.lanes import Lane
+from coopstreams.common.host import Host
+from coopstreams.sharing.delivery import Delivery, DeliveryCall
+from coopstreams.topology.columns import Columns, TopicPartition
+from coopstreams.topology.compile.program import Program
+from coopstreams.topology.failures import Failure
+from coopstreams.topology.graph.nodes import AsyncMap
+
+
+class DeliveryCalls:
+    """The calls of one sub-topology on one share thread, until `cancel`. One thread, but for `_ended` and `pauses`."""
+
+    def __init__(self, program: Program, ahead: Program, tell: Callable[[], None], host: Host) -> None:
+        """`tell` is called on another thread when calls have ended."""
+        self._nodes = {node.name: node for node in program.subtopology.nodes if isinstance(node, AsyncMap)}
+        self._lanes = {name: Lane(node.calling, self._ended, host) for name, node in self._nodes.items()}
+        self._ahead = ahead.bind({}, _leave_to_the_program, caching=False)
+        self._topics = frozenset(ahead.subtopology.topics)
+        self._tell = tell
+        self._done: deque[DeliveryCall] = deque()
+        """Calls that have ended since the last `ready`. Any thread may add."""
+
+    @property
+    def retries(self) -> int:
+        """How many calls were made again. Any thread."""
+        return sum(lane.retried for lane in self._lanes.values())
+
+    @property
+    def pauses(self) -> str:
+        """Why calls are not begun, in words; empty: they are. Any thread."""
+        return "; ".join(f"calls of {name} pause: {why}" for name, lane in self._lanes.items() if (why := lane.pauses))
+
+    def begin(self, source: TopicPartition, columns: Columns, deliveries: Sequence[Delivery]) -> None:
+        """Begin the calls of records of one partition; each has the number of its calls from now on."""
+        for delivery in deliveries:
+            delivery.calls = []
+        of_nodes: dict[str, list[DeliveryCall]] = {}
+        if source.topic in self._topics:
+            self._ahead.wanted.clear()
+            self._ahead.process(source, columns)
+            for row, name, key, value in self._ahead.wanted:
+                node, delivery = self._nodes[name], deliveries[row]
+                arguments = (key, value) if node.with_key else (value,)
+                call = DeliveryCall(node.mapper, arguments, delivery.record.key, name, delivery)
+                delivery.calls.append(call)
+                of_nodes.setdefault(name, []).append(call)
+        for delivery in deliveries:
+            delivery.waits_for = len(delivery.calls)
+        for name, calls in of_nodes.items():
+            self._lanes[name].begin(calls)
+
+    def ready(self) -> list[Delivery]:
+        """Return the records whose calls have all ended since the last call of this method."""
+        found = []
+        while self._done:
+            call = self._done.popleft()
+            delivery, call.delivery = call.delivery, None  # else they would hold each other
+            assert delivery is not None
+            delivery.waits_for -= 1
+            if not delivery.waits_for:
+                found.append(delivery)
+        return found
+
+    def drain(self) -> None:
+        """Let the calls under way end, and begin no other."""
+        for lane in self._lanes.values():
+            lane.drain()
+
+    @property
+    def drained(self) -> bool:
+        """Whether all calls have ended since `drain`."""
+        return all(lane.drained for lane in self._lanes.values())
+
+    def cancel(self) -> None:
+        """Cancel all calls."""
+        for lane in self._lanes.values():
+            lane.cancel()
+        self._done.clear()
+
+    def _ended(self, calls: Collection[DeliveryCall]) -> None:
+        self._done.extend(calls)
+        self._tell()
+
+
+def _leave_to_the_program(_failure: Failure) -> None:
+    """Drop a record that fails above the call: the program meets the same failure, and reports it."""

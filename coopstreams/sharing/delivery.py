@@ -1,0 +1,96 @@
+"""A record that a share thread has acquired, from its delivery until it is acknowledged.
+
+delivered -> (calls) -> processed -> acknowledged        again later: its failure handler said `Retry`
+                                `-> released             to another member, or for good with this process
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Protocol
+
+from coopstreams.calling.lanes import Call
+from coopstreams.log.kafka.share import AcquiredRecord
+from coopstreams.log.log import NO_STREAM_TIME
+from coopstreams.topology.columns import Columns, TopicPartition
+from coopstreams.topology.compile.program import TimestampColumn
+
+
+class Deliverer(Protocol):
+    """A member of a share group: `log.kafka.share.KafkaShare`. One thread."""
+
+    def subscribe(self, topics: Sequence[str]) -> None:
+        """See `KafkaShare.subscribe`."""
+
+    def poll(self, timeout_s: float) -> list[AcquiredRecord]:
+        """See `KafkaShare.poll`."""
+        ...
+
+    def acknowledge(self, record: AcquiredRecord, *, done: bool) -> None:
+        """See `KafkaShare.acknowledge`."""
+
+    def commit(self, timeout_s: float) -> dict[TopicPartition, str]:
+        """See `KafkaShare.commit`."""
+        ...
+
+    def close(self) -> None:
+        """See `KafkaShare.close`."""
+
+
+@dataclass(slots=True, eq=False)
+class Delivery:
+    """One delivery of a record. `until`: when another member may get it. Units: as `Host.now`."""
+
+    record: AcquiredRecord
+    until: float
+    calls: list[DeliveryCall] = field(default_factory=list)
+    waits_for: int = 0
+    """How many of its calls have not ended."""
+    failures: int = 0
+    """How often it was to be processed again later, in this process."""
+    again_at: float | None = None
+    """When it is processed again; None: it has not failed since."""
+
+    @property
+    def source(self) -> TopicPartition:
+        """The partition that it is of."""
+        return TopicPartition(self.record.topic, self.record.partition)
+
+    @property
+    def attempt(self) -> int:
+        """The how many-th attempt at it this is: an earlier delivery counts as one."""
+        return self.record.deliveries + self.failures
+
+
+@dataclass(slots=True, eq=False)
+class DeliveryCall(Call):
+    """A call of a node for a record."""
+
+    node: str
+    delivery: Delivery | None
+    """None once the call has ended."""
+
+
+def columns_of(
+    source: TopicPartition, deliveries: Sequence[Delivery], extract: TimestampColumn | None = None
+) -> Columns:
+    """Return records of one partition as columns, with the timestamps of an extractor if there is one.
+
+    Their stream time is that of this batch: records without an order have no other.
+    """
+    records = [delivery.record for delivery in deliveries]
+    headers = [record.headers for record in records]
+    columns = Columns(
+        [record.key for record in records],
+        [record.value for record in records],
+        [record.timestamp for record in records],
+        [record.offset for record in records],
+        (),
+        headers if any(headers) else None,
+    )
+    if extract is not None:
+        columns.timestamps = extract(source, columns, NO_STREAM_TIME)
+    columns.stream_times = list(accumulate(columns.timestamps, max))
+    return columns

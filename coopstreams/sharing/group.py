@@ -1,0 +1,132 @@
+"""The part of an instance in the application's share group: its share threads, their state, and what is wrong.
+
+One share group deals the records of all sub-topologies with `order="none"`: a topic belongs to one sub-topology, so a
+thread finds the program of a record by its topic. The group's name does not change when sub-topologies get other
+numbers, so the broker keeps what is done.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+
+from coopstreams.common.config import Config
+from coopstreams.common.host import Host
+from coopstreams.query.backend import Reason, ShareStatus
+from coopstreams.sharing.thread import ShareThread
+from coopstreams.sharing.work import SharedWork
+from coopstreams.tasks.tally import dropped
+from coopstreams.topology.errors import ConfigError
+from coopstreams.topology.graph.nodes import Structure
+
+log = logging.getLogger(__name__)
+
+SLOW_S = 3.0
+"""A thread that has records and has finished none for so long reports it."""
+STALLED_S = 30.0
+"""After so long the instance is not live."""
+
+
+def share_group(application: str) -> str:
+    """Return the name of an application's share group."""
+    return f"{application}-share"
+
+
+def dealt_topics(topology: Structure) -> list[str]:
+    """Return the topics whose records the share group deals."""
+    return [topic for part in topology.subtopologies if part.unordered for topic in part.topics]
+
+
+def check_share_group(topology: Structure, config: Config) -> None:
+    """Check that the settings allow what the topology says of order.
+
+    Raises:
+        ConfigError: under exactly-once nothing may be dealt by a share group.
+    """
+    if config.exactly_once and (topics := dealt_topics(topology)):
+        raise ConfigError(
+            f'"{topics[0]}" is read with order="none", but processing.guarantee={config["processing.guarantee"]}: a '
+            "share group acknowledges records outside of transactions, so that results and progress cannot count "
+            "together. Leave out order=, or set processing.guarantee=at_least_once."
+        )
+
+
+class ShareMembers:
+    """The share threads of an instance; without sub-topologies for them, none."""
+
+    def __init__(self, group: str, threads: Sequence[ShareThread], host: Host) -> None:
+        self._group, self._threads, self._host = group, threads, host
+
+    def start(self) -> None:
+        """Start the threads."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self, give_up: float) -> None:
+        """Have them end: calls under way end for a moment, all else is left to other members. `give_up`: `Host.now`."""
+        for thread in self._threads:
+            thread.ask_to_stop()
+        for thread in self._threads:
+            if not thread.join(max(0.1, give_up - self._host.now())):
+                log.error(
+                    "share thread %d did not stop in time; its records are delivered again when their locks end",
+                    thread.number,
+                )
+
+    def reasons(self) -> tuple[list[Reason], list[Reason]]:
+        """Return why threads do not take records, or take long; first what makes the instance not live."""
+        stalled, others = [], []
+        now = self._host.now()
+        for thread in self._threads:
+            name = f"share thread {thread.number}"
+            if thread.waits:
+                others.append(Reason("share-group", f"{name} takes no records: {thread.waits}"))
+            elif thread.pauses:
+                others.append(Reason("calls-pause", f"{name}: {thread.pauses}"))
+            elif thread.held and (seconds := now - thread.moved_at) > SLOW_S:
+                message = f"{name} has {len(thread.held)} records and has finished none for {seconds:.0f} s"
+                if thread.retrying:
+                    others.append(Reason("slow", f"{message}: its failure handler has it try again later"))
+                elif seconds > STALLED_S:
+                    stalled.append(Reason("no-progress", message))
+                else:
+                    others.append(Reason("slow", message))
+        return stalled, others
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a thread takes no records."""
+        return any(thread.waits for thread in self._threads)
+
+    def status(self) -> tuple[ShareStatus, ...]:
+        """Return the state of each sub-topology."""
+        of_each: dict[int, list[tuple[ShareThread, SharedWork]]] = {}
+        for thread in self._threads:
+            for work in thread.every:
+                of_each.setdefault(work.id.subtopology, []).append((thread, work))
+        return tuple(self._status(number, those) for number, those in sorted(of_each.items()))
+
+    def _status(self, number: int, those: Sequence[tuple[ShareThread, SharedWork]]) -> ShareStatus:
+        works = [work for _, work in those]
+        topics = works[0].topics
+        held = [delivery for thread, _ in those for delivery in list(thread.held)]
+        waits = [thread.waits for thread, _ in those]
+        written: Counter[str] = Counter()
+        left_out: Counter[tuple[str, str]] = Counter()
+        for work in works:
+            written.update(work.tally.written)
+            left_out.update(dropped(work))
+        return ShareStatus(
+            number,
+            self._group,
+            topics,
+            len(those),
+            waits[0] if all(waits) else "",
+            sum(topic in topics for topic, _, _ in held),
+            sum(work.processed for work in works),
+            sum(work.redelivered for work in works),
+            dict(written),
+            dict(left_out),
+            sum(work.tally.dead_letters for work in works),
+        )

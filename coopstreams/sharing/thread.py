@@ -1,0 +1,354 @@
+"""A share thread: a member of the application's share group, and what it does with the records that it is given.
+
+    poll -> calls -> program -> writer -> flush -> acknowledge -> the next poll
+
+Invariant: a record is acknowledged after its results are in the log. One that was not is delivered again, here or
+elsewhere: at-least-once, in any order.
+Invariant: a record that this thread has is never let go of unprocessed while the thread runs, but once: after some
+deliveries in vain the broker gives a record up (`group.share.delivery.count.limit`, five unless set). So a record that
+its failure handler wants to see again later is kept as long as the lock of its first delivery lasts, then released, so
+that another member can try it; who gets it then keeps it.
+Cost: nothing is polled while records of the last poll are unfinished (the client requires it), so a slow record holds
+up its own thread, and no other.
+Turned down: exactly-once (a share consumer acknowledges outside of transactions), and renewing locks (KIP-1222: the
+client cannot).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from itertools import groupby
+from operator import attrgetter
+
+from coopstreams.common.host import SYSTEM, Host
+from coopstreams.common.metrics import Metrics
+from coopstreams.log import time_marks
+from coopstreams.log.kafka.share import AcquiredRecord
+from coopstreams.log.log import Writer
+from coopstreams.sharing.delivery import Deliverer, Delivery, columns_of
+from coopstreams.sharing.work import SharedWork
+from coopstreams.tasks.draining import DRAIN_S
+from coopstreams.tasks.events import Event, Failed
+from coopstreams.tasks.refusals import Refusals
+from coopstreams.tasks.task import FIRST_STEP, STEP_S
+from coopstreams.tasks.thread import IN_VAIN_S, MOST_IN_VAIN
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import DeliveryError, LogError, RefusedError
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.5
+"""Short, because the lock of a record is timed from the beginning of the poll."""
+LOOK_S = 0.5
+"""How often a thread that may not work, or waits for calls, looks around."""
+ACKNOWLEDGE_S = 30.0
+"""How long the broker may take to answer an acknowledgement."""
+LOCK_PART = 0.8
+"""The part of its lock for which a record that failed is kept before it is released."""
+AGAIN_S = 1.0
+"""The pause before a share group that does not answer is joined again."""
+
+
+class ShareThread:
+    """One member of the share group, for all sub-topologies whose records it deals. `start` and `stop` from outside."""
+
+    def __init__(
+        self,
+        number: int,
+        connect: Callable[[], Deliverer],
+        works: Sequence[SharedWork],
+        writer: Writer,
+        refusals: Refusals,
+        holds: Callable[[], str],
+        emit: Callable[[Event], None],
+        metrics: Metrics,
+        *,
+        acknowledge_every_s: float,
+        lock_s: float,
+        timeout_s: float,
+        host: Host = SYSTEM,
+    ) -> None:
+        """`connect`: returns a new member of the group. `holds`: why no record may be taken now; empty: they may.
+
+        `lock_s`: for how long no other member gets a record. `timeout_s`: of a flush of the writer.
+        """
+        self.number = number
+        self.works = {topic: work for work in works for topic in work.topics}
+        self.waits = "it has not joined its share group yet"
+        """Why it takes no records, in words; empty: it does. Any thread reads."""
+        self.held: dict[tuple[str, int, int], Delivery] = {}
+        """The records that it has acquired and not acknowledged. Any thread reads the number."""
+        self.moved_at = host.now()
+        """When it last polled, or finished a record. Any thread reads."""
+        self.every = tuple(works)
+        """The work of each sub-topology."""
+        self._connect, self._holds, self._emit, self._metrics = connect, holds, emit, metrics
+        self._writer, self._refusals = writer, refusals
+        self._acknowledge_every_s, self._lock_s, self._timeout_s = acknowledge_every_s, lock_s, timeout_s
+        self._host = host
+        self._client: Deliverer | None = None
+        self._ready: list[Delivery] = []
+        self._later: list[Delivery] = []
+        self._done: list[Delivery] = []
+        """Processed, and not acknowledged yet."""
+        self._acknowledge_at = 0.0
+        self._most = FIRST_STEP
+        self._in_vain: list[float] = []
+        self._stopping = False
+        self._news = host.signal()
+        self._thread = host.thread(self._run, f"share-{number}")
+
+    def start(self) -> None:
+        """Begin to take records."""
+        self._thread.start()
+
+    def ask_to_stop(self) -> None:
+        """Have it finish what is under way, release the rest, and end; return at once."""
+        self._stopping = True
+        self._news.set()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait until it has ended; return whether it has, within this time."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    @property
+    def pauses(self) -> str:
+        """Why calls are not begun, in words; empty: they are. Any thread."""
+        return "; ".join(why for work in self.every if (calls := work.calls) is not None and (why := calls.pauses))
+
+    @property
+    def retrying(self) -> bool:
+        """Whether what it has is to be processed again later, because it failed. Any thread."""
+        return bool(self._later)
+
+    def _run(self) -> None:
+        try:
+            with ExitStack() as closing:
+                closing.callback(self._writer.close)
+                closing.callback(self._leave)
+                while not self._stopping:
+                    self._turn()
+        except BaseException as error:  # any error: the control thread must hear of a dead thread
+            log.debug("share thread %d ends", self.number, exc_info=True)
+            self._emit(Failed(error, f"share thread {self.number}"))
+
+    def _turn(self) -> None:
+        if why := self._holds():
+            self._leave()
+            self.waits = why
+            self._wait(LOOK_S)
+            return
+        try:
+            if self._client is None:
+                self._join()
+            self._work()
+        except LogError as error:
+            if not error.retryable:
+                raise
+            self.waits = f"its share group is joined again: {error}"
+            log.warning("share thread %d: what it has is delivered again: %s", self.number, error)
+            self._leave()
+            self._wait(AGAIN_S)
+
+    def _wait(self, seconds: float) -> None:
+        if not self._stopping:
+            self._news.wait(seconds)
+        self._news.clear()
+
+    def _join(self) -> None:
+        client = self._connect()
+        try:
+            client.subscribe(sorted(self.works))
+        except BaseException:
+            client.close()
+            raise
+        self._client = client
+        for work in self.every:
+            work.open(self._news.set)
+
+    def _work(self) -> None:
+        """Take records if none is left, and go on with them."""
+        assert self._client is not None
+        if not self.held:
+            began = self._host.now()
+            records = self._client.poll(POLL_S)
+            self.moved_at, self.waits = self._host.now(), ""
+            self._take(records, began + self._lock_s)
+        elif not self._ready:
+            self._wait(self._next_s())
+        self._look()
+        self._step()
+        if self._acknowledge_at <= self._host.now() or len(self._done) == len(self.held):
+            self._acknowledge()
+
+    def _take(self, records: Iterable[AcquiredRecord], until: float) -> None:
+        deliveries = [Delivery(record, until) for record in records]
+        if not deliveries:
+            return
+        self._acknowledge_at = self._host.now() + self._acknowledge_every_s
+        self.held = {delivery.record.id: delivery for delivery in deliveries}
+        self._metrics.acquired(self.number, len(self.held))
+        for work in self.every:
+            if mine := [delivery for delivery in deliveries if delivery.record.topic in work.topics]:
+                work.took(mine)
+        for source, those in _by_partition(deliveries):
+            marks = {index for index, _ in time_marks.marks_in(columns_of(source, those))}
+            self._done += (delivery for index, delivery in enumerate(those) if index in marks)
+            self._begin(source, [delivery for index, delivery in enumerate(those) if index not in marks])
+
+    def _begin(self, source: TopicPartition, deliveries: Sequence[Delivery]) -> None:
+        self.works[source.topic].begin(source, deliveries)
+        self._ready += (delivery for delivery in deliveries if not delivery.waits_for)
+
+    def _look(self) -> None:
+        """Find the records whose calls have ended, and those whose pause is over."""
+        for work in self.every:
+            if work.calls is not None:
+                self._ready += work.calls.ready()
+        now = self._host.now()
+        due = [delivery for delivery in self._later if delivery.again_at is not None and delivery.again_at <= now]
+        if due:
+            self._later = [delivery for delivery in self._later if delivery not in due]
+            for source, those in _by_partition(due):
+                self._begin(source, those)
+        for delivery in [each for each in self._later if self._released_at(each) <= now]:
+            self._later.remove(delivery)
+            self._release([delivery])
+
+    def _released_at(self, delivery: Delivery) -> float:
+        """Return when a record that failed is left to another member."""
+        return delivery.until - (1 - LOCK_PART) * self._lock_s if delivery.record.deliveries == 1 else float("inf")
+
+    def _next_s(self) -> float:
+        """Return how long to wait for calls and pauses."""
+        at = [self._acknowledge_at if self._done else float("inf")]
+        for delivery in self._later:
+            assert delivery.again_at is not None
+            at.append(min(delivery.again_at, self._released_at(delivery)))
+        return max(0.0, min(LOOK_S, min(at) - self._host.now()))
+
+    def _step(self) -> None:
+        """Process records for about `STEP_S`."""
+        give_up = self._host.now() + STEP_S
+        ready, self._ready = self._ready, []
+        for source, those in _by_partition(ready):
+            while those and (now := self._host.now()) < give_up and not self._stopping:
+                some, those = those[: self._most], those[self._most :]
+                self._process(source, some)
+                self._pace(len(some), self._host.now() - now)
+            self._ready += those
+
+    def _process(self, source: TopicPartition, deliveries: Sequence[Delivery]) -> None:
+        try:
+            passed, again, failed = self.works[source.topic].process(source, deliveries)
+        except LogError as error:
+            self._ready += deliveries
+            self._undo(error)
+            return
+        self._done += passed
+        self.moved_at = self._host.now()
+        for delivery, later in again:
+            delivery.failures += 1
+            delivery.again_at = self.moved_at + later.pause_s
+            self._later.append(delivery)
+            log.warning("share thread %d: %s", self.number, later)
+        if failed is not None:
+            self._acknowledge()
+            raise failed
+
+    def _pace(self, records: int, seconds: float) -> None:
+        if seconds > STEP_S:
+            self._most = max(1, int(records * STEP_S / seconds))
+        elif records >= self._most:
+            self._most *= 2
+
+    def _acknowledge(self) -> None:
+        """Have the results in the log, and acknowledge the records that they are of."""
+        self._acknowledge_at = self._host.now() + self._acknowledge_every_s
+        if not self._done:
+            return
+        try:
+            self._writer.flush(self._timeout_s)
+        except LogError as error:
+            self._undo(error)
+            return
+        done, self._done = self._done, []
+        self._answer(done, done=True)
+        for work in self.every:
+            work.count()
+
+    def _release(self, deliveries: Sequence[Delivery]) -> None:
+        self._answer(deliveries, done=False)
+
+    def _answer(self, deliveries: Sequence[Delivery], *, done: bool) -> None:
+        assert self._client is not None
+        for delivery in deliveries:
+            del self.held[delivery.record.id]  # before: whatever the client says of it, it is answered once
+            self._client.acknowledge(delivery.record, done=done)
+        self._metrics.acquired(self.number, len(self.held))
+        refused = self._client.commit(ACKNOWLEDGE_S)
+        for partition, why in refused.items():
+            log.warning("share thread %d: records of %s are delivered again: %s", self.number, partition, why)
+
+    def _undo(self, error: LogError) -> None:
+        """Process again what is not in the log.
+
+        Raises:
+            LogError: repetition does not cure the error.
+        """
+        now = self._host.now()
+        if not error.retryable:
+            self._in_vain = [at for at in self._in_vain if at > now - IN_VAIN_S] + [now]
+            hopeless = isinstance(error, DeliveryError) and not isinstance(error, RefusedError)
+            if hopeless or len(self._in_vain) >= MOST_IN_VAIN:
+                raise error
+        log.warning("share thread %d: records are processed again: %s", self.number, error)
+        self._ready += self._done
+        self._done = []
+        self._writer.abort()
+        if isinstance(error, RefusedError):
+            self._refusals.expect()
+
+    def _leave(self) -> None:
+        """Let calls under way end for a moment, acknowledge what is done, release the rest, leave the group."""
+        if self._client is None:
+            return
+        client, give_up = self._client, self._host.now() + DRAIN_S
+        try:
+            calls = [work.calls for work in self.every if work.calls is not None]
+            for each in calls:
+                each.drain()
+            while not all(each.drained for each in calls) and self._host.now() < give_up:
+                self._news.wait(LOOK_S / 10)
+                self._news.clear()
+            ended = [delivery for each in calls for delivery in each.ready()]
+            for source, those in _by_partition(ended):
+                self._process(source, those)
+            self._acknowledge()
+            if left := list(self.held.values()):
+                self._release(left)
+                log.info("share thread %d: %d records are left to other members", self.number, len(left))
+        except LogError as error:
+            log.warning("share thread %d: what it has is delivered again: %s", self.number, error)
+        finally:
+            self._client = None
+            self.held = {}
+            self._metrics.acquired(self.number, 0)
+            self._ready, self._later, self._done = [], [], []
+            for work in self.every:
+                work.close()
+                work.count()
+            client.close()
+
+
+def _by_partition(deliveries: Iterable[Delivery]) -> list[tuple[TopicPartition, list[Delivery]]]:
+    """Return the records of each partition, in the order of their offsets."""
+    ordered = sorted(deliveries, key=_place)
+    return [(source, list(those)) for source, those in groupby(ordered, attrgetter("source"))]
+
+
+def _place(delivery: Delivery) -> tuple[str, int, int]:
+    return delivery.record.id

@@ -1,0 +1,219 @@
+"""Share threads: each record is acknowledged after its results are in the log, whatever its function and its members
+do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from datetime import timedelta
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coopstreams import Retry, StreamsBuilder, serdes
+from coopstreams.log import time_marks
+from coopstreams.topology.errors import ProcessingError
+from coopstreams.topology.failures import Failure
+from coopstreams.topology.graph.topology import Topology
+from tests.sharing.dealing import Instance, Member, ShareGroup, running, until
+
+
+def mapping(function: Any, **how: Any) -> Topology:
+    builder = StreamsBuilder("app")
+    stream = builder.stream("in", key=serdes.raw, value=serdes.int64, order="none")
+    if how:
+        stream.map_values_async(function, value=serdes.int64, order="none", **how).to("out")
+    else:
+        stream.map_values(function, value=serdes.int64).to("out")
+    return builder.build()
+
+
+def encoded(*values: int) -> list[bytes]:
+    return [serdes.int64.encode(value) for value in values]
+
+
+def results(*instances: Instance) -> Counter[int]:
+    return Counter(serdes.int64.decode(value) for each in instances for value, _ in each.read("out") if value)
+
+
+def settled(group: ShareGroup) -> bool:
+    return all(group.over)
+
+
+@given(breaks=st.lists(st.integers(0, 5), max_size=4), waits=st.booleans(), threads=st.integers(1, 3))
+@settings(max_examples=20)
+def test_nothing_is_lost_whenever_members_break(breaks: list[int], waits: bool, threads: int) -> None:
+    """One instance after the other loses its broker at an answer, with all that it has; as often as a record is dealt
+    at most.
+    """
+    group = ShareGroup(most=7)
+    group.write("in", *encoded(*range(60)))
+
+    async def later(value: int) -> int:
+        await asyncio.sleep(0.001)
+        return -value
+
+    topology = mapping(later, max_in_flight=50) if waits else mapping(lambda value: -value)
+    made = []
+    for at in [*breaks, None]:
+
+        def connect(at: int | None = at) -> Member:
+            member = group.member()
+            member.breaks_at = at
+            return member
+
+        one = Instance(topology, group, threads=threads, connect=connect)
+        made.append(one)
+        with running(one):
+            until(lambda one=one: settled(group) or not one.events.empty())  # type: ignore[misc]
+    assert set(group.over) == {"done"}
+    assert results(*made).keys() == {-value for value in range(60)}
+
+
+def test_it_joins_again_when_the_brokers_are_back() -> None:
+    group = ShareGroup()
+    group.write("in", *encoded(*range(3)))
+
+    def connect() -> Member:
+        member = group.member()
+        member.breaks_at, member.heals = (0 if group.members == 1 else None), True
+        return member
+
+    made = Instance(mapping(lambda value: value), group, connect=connect)
+    with running(made):
+        until(lambda: settled(group))
+    assert results(made).keys() == {0, 1, 2}
+    assert group.members == 2
+    assert made.members.status()[0].redelivered == 3
+
+
+def test_what_fails_is_tried_again_dropped_or_sent_away_and_the_rest_passes_once() -> None:
+    group = ShareGroup()
+    group.write("in", *encoded(*range(20)))
+    attempts: Counter[int] = Counter()
+    told: dict[int, list[int]] = {3: [], 5: [], 7: []}
+
+    def work(value: int) -> int:
+        attempts[value] += 1
+        if value in (5, 7) or (value == 3 and len(told[3]) < 3):
+            raise ValueError(value)
+        return value
+
+    def handler(failure: Failure) -> Any:
+        value = serdes.int64.decode(failure.value or b"")
+        told[value].append(failure.attempt)
+        return {3: Retry(times=5, backoff=timedelta(milliseconds=1)), 5: "continue", 7: "dead-letter"}[value]
+
+    made = Instance(
+        mapping(work),
+        group,
+        processing_exception_handler=handler,
+        errors_dead_letter_queue_topic_name="letters",
+    )
+    with running(made):
+        until(lambda: settled(group))
+    assert results(made) == Counter(set(range(20)) - {5, 7})
+    ((letter, headers),) = made.read("letters")
+    assert letter == encoded(7)[0]
+    assert headers["__coopstreams.errors.topic"] == b"in"
+    assert headers["__coopstreams.errors.offset"] == b"7"
+    assert headers["__coopstreams.errors.task"] == b"0_0[0..255]"
+    assert max(told[3]) == 2
+    (status,) = made.members.status()
+    assert (status.acquired, status.redelivered, status.dead_letters, status.waits) == (0, 0, 1, "")
+
+
+def test_a_failure_that_ends_the_thread_leaves_the_rest_to_others_and_keeps_what_is_done() -> None:
+    group = ShareGroup()
+    group.write("in", *encoded(*range(10)))
+
+    def work(value: int) -> int:
+        if value == 6 and not mended:
+            raise ValueError(value)
+        return value
+
+    mended: list[bool] = []
+    first = Instance(mapping(work), group)
+    with running(first):
+        error = first.failure()
+    assert isinstance(error, ProcessingError)
+    assert '"in" partition 0 offset 6' in str(error)
+    assert results(first) == Counter(range(6))
+    assert group.over == ["done"] * 6 + [""] * 4
+    mended.append(True)
+    second = Instance(mapping(work), group)
+    with running(second):
+        until(lambda: settled(group))
+    assert results(second) == Counter(range(6, 10))
+
+
+def test_a_record_that_fails_for_long_is_released_once_and_then_kept() -> None:
+    """Were it released each time, the broker would give it up after five deliveries."""
+    group = ShareGroup(lock_s=0.05, locks_end=False)
+    group.write("in", *encoded(1))
+    (dealt,) = group.dealt.values()
+    tried: list[int] = []
+
+    def work(value: int) -> int:
+        tried.append(dealt.deliveries)
+        if tried.count(2) < 12:
+            raise ValueError(value)
+        return value
+
+    pause = timedelta(milliseconds=10)  # far shorter than all of them together
+    made = Instance(
+        mapping(work),
+        group,
+        processing_exception_handler=lambda _: Retry(times=100, backoff=pause, longest=pause, jitter=0.0),
+    )
+    with running(made):
+        until(lambda: settled(group))
+    assert results(made) == {1: 1}
+    assert set(tried) == {1, 2}
+
+
+def test_calls_under_way_end_and_the_rest_is_released_when_it_stops() -> None:
+    group = ShareGroup(most=10)
+    group.write("in", *encoded(*range(10)))
+    begun: list[int] = []
+
+    async def later(value: int) -> int:
+        begun.append(value)
+        await asyncio.sleep(0.05)
+        return value
+
+    made = Instance(mapping(later, max_in_flight=4), group)
+    with running(made):
+        until(lambda: len(begun) == 4)
+    done = [index for index, over in enumerate(group.over) if over]
+    assert results(made) == Counter(done)
+    assert len(done) >= 4
+    assert all(each.holder is None for each in group.dealt.values() if not each.over)
+
+
+def test_time_marks_of_others_are_no_records() -> None:
+    group = ShareGroup()
+    group.write("in", *encoded(1))
+    group.dealt["in", 0, 1] = type(group.dealt["in", 0, 0])((None, None, 5, time_marks.headers_of(3)))
+    made = Instance(mapping(lambda value: value), group)
+    with running(made):
+        until(lambda: settled(group))
+    assert [value for value, _ in made.read("out")] == encoded(1)
+
+
+def test_it_takes_no_records_while_it_may_not_and_says_why() -> None:
+    group = ShareGroup()
+    group.write("in", *encoded(1))
+    why = ["the cluster has accept.individual.commit=false"]
+    made = Instance(mapping(lambda value: value), group, holds=lambda: "".join(why))
+    with running(made):
+        until(lambda: made.members.status()[0].waits == why[0])
+        (reason,) = made.members.reasons()[1]
+        assert reason.code == "share-group"
+        assert reason.message == f"share thread 0 takes no records: {why[0]}"
+        assert made.members.waiting
+        why.clear()
+        until(lambda: settled(group))
+    assert group.members == 1
