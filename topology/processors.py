@@ -40,6 +40,7 @@ from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeV
 from coopstreams.topology.columns import Headers
 from coopstreams.topology.durations import Duration, checked_ms, duration_ms
 from coopstreams.topology.errors import ProcessingError, TopologyError
+from coopstreams.topology.kept_headers import with_headers
 from coopstreams.topology.naming import check_name
 from coopstreams.topology.records import Record
 from coopstreams.topology.serdes import Serde, session_windowed, windowed
@@ -290,18 +291,21 @@ def key_value_store(
     logged: bool = True,
     store_type: str | None = None,
     ttl: Duration | None = None,
+    headers: bool = False,
 ) -> StoreSpec:
     """Return a store for `process(stores=[...])`, which the processor gets as a `KeyValueStore`.
 
     Without `logged`, its rows are lost when the task moves. `store_type`: as in `Materialized`. `ttl`: so long after
-    its last `put`, in stream time, a row is no longer found; the processor is not told.
+    its last `put`, in stream time, a row is no longer found; the processor is not told. `headers=True`: each row keeps
+    the headers of the record that wrote it, for `KeyValueStore.headers`, queries and the changelog.
 
     Raises:
         TopologyError: a time to live below 1 ms, or a name or store type that is not legal.
     """
     _check(name, store_type)
     ttl_ms = None if ttl is None else checked_ms(ttl, f'store "{name}": ttl', 1)
-    return StoreSpec(name, "key_value", key, value, logged=logged, store_type=store_type, ttl_ms=ttl_ms)
+    kept = with_headers(value) if headers else value
+    return StoreSpec(name, "key_value", key, kept, logged=logged, store_type=store_type, ttl_ms=ttl_ms)
 
 
 def window_store(

@@ -13,6 +13,7 @@ from coopstreams.query.backend import Backend, StoreInfo
 from coopstreams.query.local import LocalReader, decided
 from coopstreams.query.problems import bad_request
 from coopstreams.query.router import locate
+from coopstreams.topology.kept_headers import split_headers
 from coopstreams.topology.serdes import Windowed
 from coopstreams.topology.stores import session_key, window_key
 from coopstreams.topology.versions import latest_value, versions_of
@@ -46,6 +47,8 @@ class ReadOnlyStore:
             return None
         if self._store.kind == "versioned":
             return latest_value(versions_of(self._store.value).deserialize(row[0]))
+        if self._store.headers:
+            return self._store.value.deserialize(split_headers(row[0])[1])
         return self._store.value.deserialize(row[0])
 
     def fetch(self, key: Any, start_ms: int = 0, end_ms: int = FAR) -> list[tuple[Windowed[Any], Any]]:

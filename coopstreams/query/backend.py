@@ -58,6 +58,8 @@ class StoreInfo:
     window_ms: int | None = None
     row_key: Serde[Windowed[Any]] | None = None
     history: History | None = None
+    headers: bool = False
+    """Whether its rows have headers, in front of their values."""
 
 
 @dataclass(frozen=True, slots=True)

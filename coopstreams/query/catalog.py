@@ -11,6 +11,7 @@ from typing import Any
 from coopstreams.query.backend import History, Kind, StoreInfo
 from coopstreams.topology.graph.nodes import Source, SubTopology, TableSource
 from coopstreams.topology.graph.topology import Topology
+from coopstreams.topology.kept_headers import KeptHeaders
 from coopstreams.topology.serdes import Serde, Windowed, windowed
 from coopstreams.topology.stores import StoreKind, StoreSpec
 from coopstreams.topology.versions import Histories
@@ -37,6 +38,8 @@ def _store(subtopology: SubTopology, spec: StoreSpec, partitions: int) -> StoreI
         assert isinstance(spec.value, Histories)
         history = History(_topics_of(subtopology, spec.name), spec.history_ms)
         return StoreInfo(spec.name, "versioned", subtopology.id, partitions, spec.key, spec.value.one, history=history)
+    if isinstance(spec.value, KeptHeaders):
+        return StoreInfo(spec.name, "key_value", subtopology.id, partitions, spec.key, spec.value.one, headers=True)
     return StoreInfo(
         spec.name, _KINDS[spec.kind], subtopology.id, partitions, spec.key, spec.value, spec.window_ms, _row_key(spec)
     )

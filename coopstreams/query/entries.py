@@ -8,12 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 from coopstreams.query.backend import StoreInfo
-from coopstreams.query.formats import show_key, show_value, to_json
+from coopstreams.query.formats import show_headers, show_key, show_value, to_json
 from coopstreams.query.problems import unreadable
 from coopstreams.query.scan import plain_key
 from coopstreams.state.views import StoredRow
 from coopstreams.topology import serdes
 from coopstreams.topology.errors import SerdeError
+from coopstreams.topology.kept_headers import split_headers
 from coopstreams.topology.versions import Version, latest_value, versions_of
 from coopstreams.topology.windows import FOREVER_MS
 
@@ -32,6 +33,7 @@ def shown(store: StoreInfo, row: StoredRow, partition: int) -> bytes | None:
     entry = {
         "key": key,
         "value": value[0],
+        **row_headers(store, row.value),
         "timestamp": row.timestamp,
         "partition": None if store.kind == "global" else partition,
     }
@@ -45,10 +47,17 @@ def row_value(store: StoreInfo, data: bytes, where: str) -> tuple[Any] | None:
 
     Of a versioned store it is the latest version's; None if that is a deletion.
     """
+    if store.headers:
+        return (show_value(store.value, split_headers(data)[1], where),)
     if store.kind != "versioned":
         return (show_value(store.value, data, where),)
     latest = latest_value(history_of(data, where))
     return None if latest is None else (show_value(store.value, latest, where),)
+
+
+def row_headers(store: StoreInfo, data: bytes) -> dict[str, Any]:
+    """Return the field of a row's headers; empty if the store keeps none."""
+    return {"headers": show_headers(split_headers(data)[0])} if store.headers else {}
 
 
 def history_of(data: bytes, where: str) -> list[Version]:

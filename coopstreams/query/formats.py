@@ -23,6 +23,7 @@ import orjson
 
 from coopstreams.query.problems import bad_request, unreadable
 from coopstreams.topology import serdes
+from coopstreams.topology.columns import Headers
 from coopstreams.topology.errors import QueryError, SerdeError
 from coopstreams.topology.schemas import SchemaSerde
 from coopstreams.topology.serdes import Serde
@@ -89,6 +90,11 @@ def show_value(value: Serde[Any], data: bytes, where: str) -> Any:
         QueryError: UNREADABLE: the serde cannot read the bytes.
     """
     return _shown(value, data, where)
+
+
+def show_headers(headers: Headers) -> list[dict[str, str | None]]:
+    """Return headers for JSON: values as text, or in base64 where they are none."""
+    return [{"name": name, "value": None if value is None else _as_text(value)} for name, value in headers]
 
 
 def to_json(value: Any, where: str) -> bytes:

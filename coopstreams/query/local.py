@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, TypeAlias
 
 from coopstreams.query.backend import Backend, NotOpen, OpenView, Placement, StoreInfo
-from coopstreams.query.entries import history_of, row_value, shown, window_of
+from coopstreams.query.entries import history_of, row_headers, row_value, shown, window_of
 from coopstreams.query.formats import show_key, show_value, to_json
 from coopstreams.query.pages import Cover, Entry, PartialPage, Query, in_order
 from coopstreams.query.problems import forgotten, key_not_found, moving, not_owner, timed_out
@@ -157,7 +157,9 @@ class LocalReader:
                 about = self._about(view)
         value = None if found is None else row_value(store, found[0], _where(store, text))
         fields = {"key": show_key(store.key, key)} | about
-        return fields, None if found is None or value is None else {"value": value[0], "timestamp": found[1]}
+        if found is None or value is None:
+            return fields, None
+        return fields, {"value": value[0], **row_headers(store, found[0]), "timestamp": found[1]}
 
     def global_table(self, store: StoreInfo) -> GlobalView:
         """Return a global table.

@@ -229,6 +229,12 @@ def _schemas() -> Schema:
         "lag": _MAYBE_WHOLE,
     }
     entry = {"key": {}, "value": {}, "timestamp": _WHOLE}
+    headers = {
+        "headers": {
+            **_list(_object({"name": _STRING, "value": _MAYBE_STRING})),
+            "description": "Of the record that wrote the row, if the store keeps headers.",
+        }
+    }
     window = {
         "start": _WHOLE,
         "end": {**_MAYBE_WHOLE, "description": "Outside of a window, inside of a session; null: it never ends."},
@@ -239,13 +245,13 @@ def _schemas() -> Schema:
         "until": {**_MAYBE_WHOLE, "description": "The first moment at which it did not hold; null: it holds."},
         "value": {},
     }
-    one_of_many = _object({"key": {}, "found": _BOOLEAN, **about}, {"value": {}, "timestamp": _WHOLE})
+    one_of_many = _object({"key": {}, "found": _BOOLEAN, **about}, {"value": {}, "timestamp": _WHOLE, **headers})
     error = {"error": _STRING, "message": _STRING, "retryable": _BOOLEAN}
     return {
         "Where": _object(where),
-        "Found": _object({"store": _STRING, **entry, **about}),
+        "Found": _object({"store": _STRING, **entry, **about}, headers),
         "FoundMany": _object({"store": _STRING, "entries": _list(one_of_many)}),
-        "Entry": _object({**entry, "partition": _MAYBE_WHOLE}, {"window": _object(window)}),
+        "Entry": _object({**entry, "partition": _MAYBE_WHOLE}, {"window": _object(window), **headers}),
         "Range": _object(
             {"store": _STRING, "entries": _list(_ref("Entry")), "cursor": _MAYBE_STRING, "ranges": _list(_ref("Where"))}
         ),

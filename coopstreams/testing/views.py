@@ -8,9 +8,10 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from coopstreams.state.layout import after, prefix_end
 from coopstreams.topology.columns import Headers
+from coopstreams.topology.kept_headers import Headed
 from coopstreams.topology.keys import KeyRange, key_hash, partition_of
 from coopstreams.topology.serdes import Serde, Windowed, windowed
-from coopstreams.topology.stores import StoreSpec, TableStore, window_key
+from coopstreams.topology.stores import Entry, StoreSpec, TableStore, window_key
 from coopstreams.topology.versions import latest_value, version_at
 
 K = TypeVar("K")
@@ -39,6 +40,8 @@ class Row(Generic[K, V]):
     key: K
     value: V
     timestamp: int
+    headers: Headers | None = None
+    """Those of the record that wrote the row; None: the store keeps none."""
 
 
 class Send(Protocol):
@@ -129,7 +132,7 @@ class StoreView:
         entry = self._table(data).load(self._row_key.serialize(key))
         if self._spec.history_ms is not None:
             return None if latest_value(entry.value) is None else Row(key, latest_value(entry.value), entry.timestamp)
-        return None if entry.value is None else Row(key, entry.value, entry.timestamp)
+        return None if entry.value is None else _row(key, entry)
 
     def as_of(self, key: Any, timestamp: int) -> Row[Any, Any] | None:
         """Return the version of a versioned table's row at a moment, None if there was none.
@@ -189,7 +192,7 @@ class StoreView:
         if self._spec.history_ms is not None:
             latest = [(key, latest_value(entry.value), entry.timestamp) for key, entry in found]
             return [Row(self._key(key), value, timestamp) for key, value, timestamp in latest if value is not None]
-        return [Row(self._key(key), entry.value, entry.timestamp) for key, entry in found]
+        return [_row(self._key(key), entry) for key, entry in found]
 
     def _sessions(self, data: bytes, earliest_end: int, latest_start: int, *, reverse: bool) -> list[Row[Any, Any]]:
         """Return the sessions of a key that end and start within these times, in the order of their ends."""
@@ -216,3 +219,9 @@ class StoreView:
         hash_ = key_hash(key)
         siblings = self._partitions[partition_of(key, len(self._partitions))]
         return next(table for key_range, table in siblings if hash_ in key_range)
+
+
+def _row(key: Any, entry: Entry) -> Row[Any, Any]:
+    if isinstance(entry.value, Headed):
+        return Row(key, entry.value.value, entry.timestamp, entry.value.headers)
+    return Row(key, entry.value, entry.timestamp)

@@ -48,7 +48,9 @@ from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.graph.nodes import Structure
 from coopstreams.topology.graph.topology import Topology
+from coopstreams.topology.kept_headers import KeptHeaders
 from coopstreams.topology.keys import KeyRange, key_hash, partition_of
+from coopstreams.topology.processors import key_value_store
 from coopstreams.topology.serdes import session_windowed, windowed, windowed_by
 from coopstreams.topology.stores import StoreSpec, session_key, window_key
 from coopstreams.topology.task_id import TaskId
@@ -73,6 +75,7 @@ STORES = {
     "blobs": StoreSpec("blobs", "key_value", serdes.raw, serdes.raw),
     "numbers": StoreSpec("numbers", "key_value", serdes.int64, serdes.json),
     "points": StoreSpec("points", "key_value", serdes.json, serdes.json),
+    "traced": key_value_store("traced", key=serdes.text, value=serdes.raw, headers=True),
     "hours": StoreSpec("hours", "window", serdes.text, serdes.json, window_ms=HOUR, retention_ms=1000 * HOUR),
     "ever": StoreSpec(
         "ever",
@@ -126,6 +129,8 @@ def tasks(ranges: int, partitions: Sequence[int] = range(PARTITIONS)) -> list[Ta
 
 
 def _info(spec: StoreSpec) -> StoreInfo:
+    if isinstance(spec.value, KeptHeaders):
+        return StoreInfo(spec.name, "key_value", 0, PARTITIONS, spec.key, spec.value.one, headers=True)
     if spec.kind == "key_value":
         return StoreInfo(spec.name, "key_value", 0, PARTITIONS, spec.key, spec.value)
     assert spec.kind in ("window", "session")

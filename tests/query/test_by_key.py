@@ -16,6 +16,7 @@ import pytest
 
 from coopstreams.query.asked import RequestLimits
 from coopstreams.query.peers import APPLICATION, FORWARDED, GENERATION, TARGET
+from coopstreams.topology.kept_headers import Headed
 from tests.query.cluster import LIMITS, Cluster, Data, Node
 
 COUNTS = {f"word-{i}": (i, 1000 + i) for i in range(200)} | {
@@ -30,6 +31,10 @@ DATA: Data = {
     "blobs": {b"\xff\x00": (b"\xfe", 1), b"plain": (b"text", 2), b"base64:x": (b"base64:y", 3)},
     "numbers": {-(2**63): ({"least": True}, 1), 0: ([], 2), 42: ({"a": [1, None, "x"]}, 3)},
     "points": {"a": (1, 1), 7: (2, 2)},
+    "traced": {
+        "a": (Headed(b"x", [("trace", b"7"), ("none", None), ("bytes", b"\xff")]), 1),
+        "b": (Headed(b"y", []), 2),
+    },
 }
 
 
@@ -46,6 +51,21 @@ def ask(node: Node, path: str, **headers: str) -> httpx.Response:
 
 def key_path(store: str, text: str) -> str:
     return f"/v1/stores/{store}/keys/{quote(text, safe='').replace('.', '%2E')}"
+
+
+def test_rows_show_their_headers(cluster: Cluster) -> None:
+    headers = [
+        {"name": "trace", "value": "7"},
+        {"name": "none", "value": None},
+        {"name": "bytes", "value": "base64:/w=="},
+    ]
+    for node in cluster.nodes:
+        found = ask(node, key_path("traced", "a")).json()
+        assert (found["value"], found["headers"]) == ("x", headers)
+        entries = ask(node, "/v1/stores/traced/range").json()["entries"]
+        assert [(entry["value"], entry["headers"]) for entry in entries] == [("x", headers), ("y", [])]
+        assert ask(node, "/v1/stores/traced/keys?key=a").json()["entries"][0]["headers"] == headers
+        assert "headers" not in ask(node, key_path("counts", "word-1")).json()
 
 
 def as_forwarded(cluster: Cluster, to: Node) -> dict[str, str]:
@@ -161,7 +181,7 @@ def test_several_keys_come_in_the_order_asked(cluster: Cluster) -> None:
             "/v1/stores/nope/keys/a",
             404,
             "UNKNOWN_STORE",
-            "blobs, counts, ever, hours, names, numbers, points, prices, visits",
+            "blobs, counts, ever, hours, names, numbers, points, prices, traced, visits",
         ),
         ("/v1/stores/nope/range", 404, "UNKNOWN_STORE", "nope"),
         ("/v1/store", 404, "UNKNOWN_PATH", "/openapi.json"),

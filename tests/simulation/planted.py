@@ -382,7 +382,7 @@ PLANTED: dict[str, Planted] = {
     "one question for all offsets": Planted(_one_question, None, "a join with a table"),
     "one version for all": Planted(_one_version, 11, "a count behind a repartition"),
     "beside an unreadable record": Planted(_unreadable_skipped, 0, "a count"),
-    "commits come back to life": Planted(_back_to_life, None, "a table"),
+    "commits come back to life": Planted(_back_to_life, 291, "a table"),
     "a checkpoint of any changelog": Planted(_any_changelog, 15, "a join of streams"),
     "a hunt of before": Planted(_hunt_of_before),
     "a hunt of everybody": Planted(_hunt_of_all, 7, "a count"),

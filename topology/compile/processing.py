@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeAlias
 from coopstreams.topology.columns import Headers
 from coopstreams.topology.compile.processor_stores import (
     ExpiringKeyValueStore,
+    HeadedKeyValueStore,
     KeyValueStore,
     SessionStore,
     VersionedStore,
@@ -26,6 +27,7 @@ from coopstreams.topology.compile.punctuations import PunctuationQueue, Schedule
 from coopstreams.topology.durations import Duration, duration_ms
 from coopstreams.topology.errors import ProcessingError, TopologyError
 from coopstreams.topology.graph.nodes import Processing
+from coopstreams.topology.kept_headers import KeptHeaders
 from coopstreams.topology.processors import Effect, Processor, Punctuation, PunctuationType, Put, RecordMetadata
 from coopstreams.topology.records import Record
 from coopstreams.topology.stores import TableStore
@@ -158,11 +160,8 @@ class Work:
         table = self._stores[name]
         if table.spec.history_ms is not None:
             return VersionedStore(table, self._around.task_time)
-        if table.spec.ttl_ms is not None:
-            expiring: Any = table
-            return ExpiringKeyValueStore(expiring, lambda: self._timestamp, self._around.task_time)
         kinds: dict[str, Callable[[Any], Any]] = {
-            "key_value": lambda table: KeyValueStore(table, lambda: self._timestamp),
+            "key_value": self._key_value_store,
             "window": lambda table: WindowStore(table, lambda: self._timestamp),
             "session": SessionStore,
         }
@@ -171,6 +170,16 @@ class Work:
                 f'"{self._node.name}": store "{name}" is a {table.spec.kind} store, which processors cannot use'
             )
         return kinds[table.spec.kind](table)
+
+    def _key_value_store(self, table: Any) -> KeyValueStore[Any, Any]:
+        rows: KeyValueStore[Any, Any] = (
+            KeyValueStore(table, lambda: self._timestamp)
+            if table.spec.ttl_ms is None
+            else ExpiringKeyValueStore(table, lambda: self._timestamp, self._around.task_time)
+        )
+        if isinstance(table.spec.value, KeptHeaders):
+            return HeadedKeyValueStore(rows, lambda: self._around.headers)
+        return rows
 
     def schedule(self, interval: Duration, type_: PunctuationType, function: Callable[[int], object]) -> Punctuation:
         """Call a function at intervals."""

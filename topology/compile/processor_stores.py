@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
+from coopstreams.topology.columns import Headers
+from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.kept_headers import Headed
 from coopstreams.topology.stores import (
     ExpiringTableStore,
     SessionTableStore,
@@ -47,6 +50,16 @@ class KeyValueStore(Generic[K, V]):
     def put(self, key: K, value: V | None) -> None:
         """Set the value of a key; None deletes it."""
         put_row(self._table, self._write(key), value, self._now())
+
+    def headers(self, key: K) -> Headers | None:
+        """Return the headers of the record that wrote the row of a key, None if it has no value.
+
+        Raises:
+            TopologyError: the store keeps none.
+        """
+        raise TopologyError(
+            f'store "{self._table.spec.name}" keeps no headers ({key!r}): make it with key_value_store(…, headers=True)'
+        )
 
     def put_if_absent(self, key: K, value: V) -> V | None:
         """Set the value of a key if it has none; return the value it had, or None."""
@@ -114,6 +127,38 @@ class ExpiringKeyValueStore(KeyValueStore[K, V]):
     ) -> Iterator[tuple[K, V]]:
         found = super()._scan(start, end, reverse=reverse, prefix=prefix)
         return iter([(key, value) for key, value in found if self.timestamp(key) is not None])
+
+
+class HeadedKeyValueStore(KeyValueStore[K, V]):
+    """A store whose rows have the headers of the record that wrote them. `at_hand()`: those of the record at hand."""
+
+    def __init__(self, rows: KeyValueStore[K, Headed], at_hand: Callable[[], Headers | None]) -> None:
+        super().__init__(rows._table, rows._now)
+        self._rows, self._at_hand = rows, at_hand
+
+    def get(self, key: K) -> V | None:
+        """Return the value of a key, None if there is none."""
+        row = self._rows.get(key)
+        return None if row is None else row.value
+
+    def timestamp(self, key: K) -> int | None:
+        """Return the timestamp of a key's latest change, None if it has no value."""
+        return self._rows.timestamp(key)
+
+    def headers(self, key: K) -> Headers | None:
+        """Return the headers of the record that wrote the row of a key, None if it has no value."""
+        row = self._rows.get(key)
+        return None if row is None else list(row.headers)
+
+    def put(self, key: K, value: V | None) -> None:
+        """Set the value of a key, with the headers of the record at hand; None deletes it."""
+        self._rows.put(key, None if value is None else Headed(value, list(self._at_hand() or ())))
+
+    def _scan(
+        self, start: bytes | None, end: bytes | None, *, reverse: bool, prefix: bytes = b""
+    ) -> Iterator[tuple[K, V]]:
+        found = self._rows._scan(start, end, reverse=reverse, prefix=prefix)
+        return ((key, row.value) for key, row in found)
 
 
 class WindowStore(Generic[K, V]):

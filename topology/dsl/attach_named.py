@@ -45,6 +45,7 @@ from coopstreams.topology.graph.nodes import (
     StreamTableJoin,
     ToStream,
 )
+from coopstreams.topology.kept_headers import KeptHeaders
 from coopstreams.topology.naming import check_name
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
@@ -217,6 +218,11 @@ def global_store(
             f'add_global_store(): "{store.name}" must be a key_value_store(…): each row is the latest record of its key'
         )
     check_name(topic, "the topic")
+    if isinstance(store.value, KeptHeaders):
+        raise TopologyError(
+            f'add_global_store(): "{store.name}" cannot keep headers: its rows are those of its topic. Leave out '
+            "headers=; a processor that fills it sees the headers of each record."
+        )
     if store.ttl_ms is not None:
         raise TopologyError(
             f'add_global_store(): the rows of "{store.name}" cannot expire: each instance reads the topic at its own '

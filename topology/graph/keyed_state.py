@@ -35,6 +35,7 @@ from coopstreams.topology.graph.nodes import (
     TableSource,
     ToStream,
 )
+from coopstreams.topology.kept_headers import KeptHeaders
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
 
@@ -110,7 +111,7 @@ def check_processors(nodes: list[Node], kept: Mapping[str, StoreSpec]) -> None:
                 )
         if isinstance(node, AsyncProcessing):
             _check_own_stores(node, nodes)
-            _check_no_ttl(node)
+            _check_plain_stores(node)
         if node.by_key:
             _check_state_by_key(node, common_key(keys[parent] for parent in node.parents))
 
@@ -136,8 +137,13 @@ def _check_own_stores(node: AsyncProcessing, nodes: Iterable[Node]) -> None:
                 )
 
 
-def _check_no_ttl(node: AsyncProcessing) -> None:
+def _check_plain_stores(node: AsyncProcessing) -> None:
     for store in node.stores:
+        if isinstance(store.value, KeptHeaders):
+            raise TopologyError(
+                f'"{node.name}" is asynchronous, and its store "{store.name}" keeps headers. Leave out headers=, and '
+                "put what you need of them into the value; or use process()."
+            )
         if store.ttl_ms is not None:
             raise TopologyError(
                 f'"{node.name}" is asynchronous: a row of its store "{store.name}" might expire while a call that has '

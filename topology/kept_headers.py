@@ -1,0 +1,77 @@
+"""Headers kept in a store: the serde of rows that have the headers of the record that wrote them.
+
+They lie in front of the value, in the store and in the changelog. So whatever moves rows (restores, snapshots, a
+backfill, queries) moves their headers, and nothing else had to learn of them.
+
+Turned down: the headers of changelog records, as in Kafka Streams. All that writes and reads changelogs would carry one
+more column for each row of each store, and the database would need a second layout.
+Source: Kafka Streams `ValueTimestampHeaders`, KIP-1271.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from struct import Struct
+from typing import Any, NamedTuple
+
+from coopstreams.topology.columns import Headers
+from coopstreams.topology.serdes import Serde
+
+
+class Headed(NamedTuple):
+    """A value, and the headers of the record that wrote it."""
+
+    value: Any
+    headers: Headers
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class KeptHeaders(Serde[Headed]):
+    """The serde of such rows. `one` is the serde of the value."""
+
+    one: Serde[Any]
+
+
+_LENGTH = Struct(">i")
+_NULL = -1
+
+
+@cache
+def with_headers(inner: Serde[Any]) -> KeptHeaders:
+    """Return the serde of rows that have headers.
+
+    Shape: the number of headers (4 bytes big-endian); of each the length of its name (4), the name, the length of its
+    value (4; -1 for null), the value; then the row's value.
+    """
+
+    def encode(row: Headed) -> bytes:
+        parts = [_LENGTH.pack(len(row.headers))]
+        for name, value in row.headers:
+            data = name.encode()
+            parts += [_LENGTH.pack(len(data)), data, _LENGTH.pack(_NULL if value is None else len(value)), value or b""]
+        return b"".join([*parts, inner.encode(row.value)])
+
+    def decode(data: bytes) -> Headed:
+        headers, value = split_headers(data)
+        return Headed(inner.decode(value), headers)
+
+    return KeptHeaders(f"headers({inner.name})", encode, decode, inner, parts=(inner,))
+
+
+def split_headers(data: bytes) -> tuple[Headers, bytes]:
+    """Return the headers of a serialised row, and its serialised value."""
+    headers: Headers = []
+    (count,) = _LENGTH.unpack_from(data)
+    at = _LENGTH.size
+    for _ in range(count):
+        name, at = _part(data, at)
+        value, at = _part(data, at)
+        headers.append(((name or b"").decode(), value))
+    return headers, data[at:]
+
+
+def _part(data: bytes, at: int) -> tuple[bytes | None, int]:
+    (length,) = _LENGTH.unpack_from(data, at)
+    begin = at + _LENGTH.size
+    return (None, begin) if length == _NULL else (data[begin : begin + length], begin + length)
