@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -37,9 +37,7 @@ from coopstreams.opening.globals import Globals
 from coopstreams.opening.opener import Opener
 from coopstreams.opening.restoring import Restoring
 from coopstreams.opening.sinks import SinkOpenings
-from coopstreams.sharing.group import ShareMembers, check_share_group, share_group
-from coopstreams.sharing.thread import ShareThread
-from coopstreams.sharing.work import SharedWork
+from coopstreams.sharing.group import check_share_group
 from coopstreams.state.directory import Databases, StateDirectory
 from coopstreams.state.engines import check_store_types
 from coopstreams.state.snapshot_restore import Snapshots
@@ -129,9 +127,9 @@ class Components:
                 config["state.dir"], application, config["instance"], store_type=config["default.dsl.store"]
             )
             closing.callback(directory.close)
-            cluster = wiring.cluster(_client(config), config["connect.timeout.ms"] / 1000)
+            cluster = wiring.cluster(client_settings(config), config["connect.timeout.ms"] / 1000)
             closing.callback(cluster.close)
-            watching = wiring.cluster(_client(config), WATCHING_S)
+            watching = wiring.cluster(client_settings(config), WATCHING_S)
             closing.callback(watching.close)
             deployed = Deployed(cluster, config, host)
             deployed.check(as_it_runs(topology, cluster.partitions(), config))
@@ -314,54 +312,14 @@ class Components:
             self.config,
             self.transactional_id(number),
             self.changelog,
-            self._written,
+            self.written,
             self.metrics,
             self.refusals,
             self.host,
         )
         return StreamThread(number, committer, emit, self.config.commit_interval_s, self.outlasting, host=self.host)
 
-    def share_members(self, emit: Callable[[Event], None], holds: Callable[[], str]) -> ShareMembers:
-        """Return the share threads, not yet started. `holds`: as of `ShareThread`."""
-        programs = [program for program in self.programs.values() if program.subtopology.unordered]
-        count = self.config["num.stream.threads"] if programs else 0
-        threads = [self._share_thread(number, programs, emit, holds) for number in range(count)]
-        return ShareMembers(share_group(self.application), threads, self.host)
-
-    def _share_thread(
-        self, number: int, programs: Sequence[Program], emit: Callable[[Event], None], holds: Callable[[], str]
-    ) -> ShareThread:
-        config, writer = self.config, self.log.writer(None, self._written)
-        lock_ms = config["share.record.lock.duration.ms"]
-        settings = {
-            "share.auto.offset.reset": config["auto.offset.reset"],
-            "share.isolation.level": "read_committed",
-            "share.record.lock.duration.ms": str(lock_ms),
-        }
-        shared = config, self.metrics, self.tallies, self.sayings, self.refusals, cache(self._partitions)
-        tables, letters = self.globals.rows, self.topology.dead_letter_topics
-        return ShareThread(
-            number,
-            lambda: self.wiring.share(_client(config), share_group(self.application), settings),
-            [SharedWork(number, program, writer, *shared, tables, letters, self.host) for program in programs],
-            writer,
-            self.refusals,
-            lambda: holds() or self._forbidden(programs),
-            emit,
-            self.metrics,
-            acknowledge_every_s=config.commit_interval_s,
-            lock_s=lock_ms / 1000,
-            timeout_s=config["transaction.timeout.ms"] / 1000,
-            host=self.host,
-        )
-
-    def _forbidden(self, programs: Iterable[Program]) -> str:
-        """Return what the policy has against an order of the broker's, in words; empty: nothing."""
-        topics = [topic for program in programs for topic in program.subtopology.topics]
-        reason = self.restrictions.policy.forbids_ranges(topics)
-        return reason and f"{reason} (`coopstreams policy get`)"
-
-    def _written(self) -> frozenset[str]:
+    def written(self) -> frozenset[str]:
         """Return all topics that the application writes to."""
         internal = {plan.name for plan in self.topics.internal}
         return frozenset(
@@ -403,7 +361,7 @@ class Components:
             restoring,
             self.databases,
             lambda name: form.fullmatch(name) is not None,
-            lambda dead: self.log.settle(dead, self._written()),
+            lambda dead: self.log.settle(dead, self.written()),
             lambda: self.deployed.take_over(self.topology),
             emit,
             moved,
@@ -454,14 +412,14 @@ class Components:
             caching=caching,
             by_key=self.restrictions.policy.accepts_individual_commit,
             latency=partial(self.metrics.latency, opened.id.subtopology),
-            partitions=cache(self._partitions),
+            partitions=cache(self.partitions),
             max_idle_ms=self.config["max.task.idle.ms"],
             global_tables=self.globals.rows,
             host=self.host,
             spans=None if self.tracing is None else self.tracing(opened.id),
         )
 
-    def _partitions(self, topic: str) -> int:
+    def partitions(self, topic: str) -> int:
         """Return the partition count of a topic that the application writes to.
 
         Raises:
@@ -492,7 +450,7 @@ def _tracing(config: Config) -> Callable[[TaskId], RecordSpans] | None:
     return partial(RecordSpans, get_tracer("coopstreams"), ratio, config["application.id"])
 
 
-def _client(config: Config) -> dict[str, Any]:
+def client_settings(config: Config) -> dict[str, Any]:
     """Return the settings of the Kafka clients, with time-outs that match those of the group."""
     own = {
         "producer.transaction.timeout.ms": config["transaction.timeout.ms"],

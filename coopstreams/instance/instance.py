@@ -21,6 +21,7 @@ from coopstreams.group.holdings import Assigned, Lost, Refused
 from coopstreams.group.members import Cluster
 from coopstreams.instance.components import Components
 from coopstreams.instance.dispatch import Dispatcher
+from coopstreams.instance.share_threads import share_members
 from coopstreams.instance.stream_threads import StreamThreads
 from coopstreams.instance.task_registry import Action, Do, State, TaskRegistry
 from coopstreams.tasks.doubt import Doubts
@@ -100,7 +101,7 @@ class Instance:
             components.metrics,
             self._host,
         )
-        self.share = components.share_members(self._tell, self._why_none_dealt)
+        self.share = share_members(components, self._tell, self._why_none_dealt)
         self._subscription = components.subscription(self._tell)
         self._watcher = components.watcher(self.registry, self.tasks, self._tell, lambda: self.paused)
         self.stall_detector = self._watcher.stall_detector

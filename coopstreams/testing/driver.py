@@ -41,7 +41,7 @@ from coopstreams.tasks.tally import Tally
 from coopstreams.tasks.task import Incarnation, Task
 from coopstreams.testing.held_calls import HeldCalls
 from coopstreams.testing.memory_sink import Sinks
-from coopstreams.testing.ordered import ordered
+from coopstreams.testing.ordered import ordered, taken
 from coopstreams.testing.programs import Identity, compiled
 from coopstreams.testing.silences import Silences
 from coopstreams.testing.topic_serdes import decoded, one_of, read_with, written_with
@@ -51,7 +51,7 @@ from coopstreams.topology.compile.outputs import ANY_PARTITION, Output
 from coopstreams.topology.compile.program import Program
 from coopstreams.topology.durations import Duration, duration_ms
 from coopstreams.topology.failures import Failure, OnFailure
-from coopstreams.topology.graph.nodes import Sink, SubTopology
+from coopstreams.topology.graph.nodes import SubTopology
 from coopstreams.topology.graph.partitions import check_partitions
 from coopstreams.topology.graph.patterns import matched
 from coopstreams.topology.graph.topology import Topology
@@ -154,10 +154,7 @@ class TopologyTestDriver:
         self._work()
 
     def settle(self) -> None:
-        """Have the calls under way end, one after the other, in the order that `calls_seed` chooses.
-
-        Those that begin meanwhile end, too. Without a seed there are none.
-        """
+        """Have the calls under way end, and those that begin meanwhile, one by one in the order of `calls_seed`."""
         while self._held is not None and (task := self._held.tell_one()) is not None:
             try:
                 while task.step(single=True):
@@ -309,13 +306,7 @@ class TopologyTestDriver:
 
     def _create_topics(self, more: Sequence[str]) -> tuple[int, ...]:
         """Return the partition count of each sub-topology."""
-        sinks = [
-            node.topic
-            for part in self._built.subtopologies
-            for node in part.nodes
-            if isinstance(node, Sink) and not node.internal
-        ]
-        named = [*sinks, *self._dead_letters, *more]
+        named = [*self._built.sink_topics, *self._dead_letters, *more]
         self.topology = matched(self._built, [*named, *self._partitions]).optimized(
             self._config["topology.optimization"]
         )
@@ -356,20 +347,18 @@ class TopologyTestDriver:
             }
             tasks = [
                 self._task(TaskId(part.id, partition, key_range), positions, self._database(part, partition))
-                for key_range in self._ranges_of(part)
+                for key_range in (self._ranges if part.divisible else KeyRange.split(1))
             ]
             self._parts[part.id].append(tasks)
             self._tasks |= dict.fromkeys(sources, tasks)
 
     def _database(self, part: SubTopology, partition: int) -> Database:
         if (part.id, partition) not in self._databases:
-            where = (
-                None if self._state_dir is None else partial(open_engine, self._state_dir / f"{part.id}_{partition}")
-            )
-            default = self._config["default.dsl.store"]
-            self._databases[part.id, partition] = (
-                open_database(part.stores, default, where) if where else Database(Memory(), part.stores)
-            )
+            made = Database(Memory(), part.stores)
+            if (folder := self._state_dir) is not None:
+                where = partial(open_engine, folder / f"{part.id}_{partition}")
+                made = open_database(part.stores, self._config["default.dsl.store"], where)
+            self._databases[part.id, partition] = made
         return self._databases[part.id, partition]
 
     def _task(self, task_id: TaskId, positions: Mapping[TopicPartition, Position], database: Database) -> Task:
@@ -396,9 +385,9 @@ class TopologyTestDriver:
             host=self._host,
             by_key=self._held is not None,
         )
-        overtaken = self._held is not None and task.calls is not None and program.keys_suffice
-        task.program.elsewhere = bool(program.idle_ms) or overtaken
+        task.program.elsewhere = bool(program.idle_ms)
         if self._held is not None:
+            task.program.elsewhere |= task.calls is not None and program.keys_suffice
             self._held.watch(task)
         return task
 
@@ -411,9 +400,6 @@ class TopologyTestDriver:
             self.failures.append(failure)
 
         return on_failure
-
-    def _ranges_of(self, part: SubTopology) -> list[KeyRange]:
-        return self._ranges if part.divisible else KeyRange.split(1)
 
     def _route(self, source: TopicPartition) -> None:
         program = self._programs[self._tasks[source][0].id.subtopology]
@@ -455,7 +441,11 @@ class TopologyTestDriver:
         until = self._at_hand[source].offset
         # First the task that has the record; the others only advance their stream time.
         tasks = sorted(self._tasks[source], key=lambda task: not task.queues.waiting(source))
-        before = [_got(task, source) for task in tasks]
+
+        def got() -> list[object]:
+            return [(task.processed, task.progress.position(source), task.queues.waiting(source)) for task in tasks]
+
+        before = got()
         try:
             for task in tasks:
                 while task.progress.position(source).offset < until:
@@ -465,25 +455,12 @@ class TopologyTestDriver:
         finally:
             self._fetch()  # of two records with the same time, the existing one goes before one that is written now
             self._collect()
-        return [_got(task, source) for task in tasks] != before
+        return got() != before
 
     def _collect(self) -> None:
         """Append the records that a task wrote to the log, in the order in which they were forwarded."""
-        taken: Counter[Output] = Counter()
-        for output in self._order:
-            i, headers, partitions = taken[output], output.headers, output.partitions
-            taken[output] += 1
-            self._forward(
-                output.topic,
-                output.keys[i],
-                output.values[i],
-                output.timestamps[i],
-                headers[i] if headers is not None else None,
-                partitions[i] if partitions is not None else ANY_PARTITION,
-            )
-        for output in taken:
-            output.clear()
-        self._order.clear()
+        for record in taken(self._order):
+            self._forward(*record)
 
     def _forward(
         self,
@@ -520,8 +497,3 @@ class TopologyTestDriver:
             )
             checkpoints[batch.store] = self._writer.delivered_to(changelog)
         task.commit(checkpoints)
-
-
-def _got(task: Task, source: TopicPartition) -> tuple[object, ...]:
-    """Return how far a task is in a partition: processed, done, and taken in."""
-    return task.processed, task.progress.position(source), task.queues.waiting(source)

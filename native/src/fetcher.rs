@@ -4,6 +4,7 @@
 //! records that are in a range. Records of a partition that is held are kept here.
 //!
 //! Invariant: records of a partition have growing offsets from its position on, each once.
+//! Invariant: a fetch that fails after records were taken is the last one: none is left out silently.
 //! Invariant: no lock of ours is held while the interpreter's is waited for.
 
 use crate::consumer::{Consumer, Error, Gone, take_made};
@@ -42,6 +43,8 @@ struct State {
     spares: Vec<Pile>,
     /// When queues are forwarded again, and how long it is until then the next time; None: something came of each.
     look: Option<(Instant, Duration)>,
+    /// Whether records were taken from their piles and no objects were made of them: there is no memory, say.
+    lost: bool,
 }
 
 /// One partition that is read.
@@ -205,23 +208,27 @@ impl Fetcher {
     /// Columns are keys, values, timestamps, offsets, stream times, and headers or None. An event is the code, the text,
     /// the offset, and the offset after the record before it or None.
     fn fetch<'py>(&self, py: Python<'py>, most: usize, timeout_ms: c_int) -> PyResult<(Bound<'py, PyList>, Ids)> {
-        let (parts, kept) = py
-            .detach(|| {
-                let mut state = self.locked();
-                let kept = if state.readings.iter().flatten().any(Reading::is_ready) {
-                    Ids::new()
-                } else {
-                    state.receive(most, timeout_ms)?
-                };
-                Ok((state.take(most), kept))
-            })
-            .map_err(gone)?;
+        let (parts, kept) = py.detach(|| {
+            let mut state = self.locked();
+            if state.lost {
+                return Err(PyRuntimeError::new_err("records were lost when a fetch failed"));
+            }
+            let kept = if state.readings.iter().flatten().any(Reading::is_ready) {
+                Ids::new()
+            } else {
+                state.receive(most, timeout_ms).map_err(gone)?
+            };
+            let parts = state.take(most);
+            state.lost = !parts.is_empty();
+            Ok((parts, kept))
+        })?;
         let columns = PyList::empty(py);
         for part in &parts {
             columns.append(part.to_python(py)?)?;
         }
         py.detach(|| {
             let mut state = self.locked();
+            state.lost = false;
             let room = SPARES.saturating_sub(state.spares.len());
             state
                 .spares

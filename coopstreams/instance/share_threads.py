@@ -1,0 +1,60 @@
+"""The share threads of an instance, made of its components."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+
+from coopstreams.instance.components import Components, client_settings
+from coopstreams.sharing.group import ShareMembers, share_group
+from coopstreams.sharing.thread import ShareThread
+from coopstreams.sharing.work import SharedWork
+from coopstreams.tasks.events import Event
+from coopstreams.topology.compile.program import Program
+
+
+def share_members(components: Components, emit: Callable[[Event], None], holds: Callable[[], str]) -> ShareMembers:
+    """Return the share threads, not yet started; none, if all records have an order. `holds`: as of `ShareThread`."""
+    programs = [program for program in components.programs.values() if program.subtopology.unordered]
+    count = components.config["num.stream.threads"] if programs else 0
+    threads = [_thread(components, number, programs, emit, holds) for number in range(count)]
+    return ShareMembers(share_group(components.application), threads, components.host)
+
+
+def _thread(
+    made: Components,
+    number: int,
+    programs: Sequence[Program],
+    emit: Callable[[Event], None],
+    holds: Callable[[], str],
+) -> ShareThread:
+    config, writer = made.config, made.log.writer(None, made.written)
+    lock_ms = config["share.record.lock.duration.ms"]
+    settings = {
+        "share.auto.offset.reset": config["auto.offset.reset"],
+        "share.isolation.level": "read_committed",
+        "share.record.lock.duration.ms": str(lock_ms),
+    }
+    shared = config, made.metrics, made.tallies, made.sayings, made.refusals, cache(made.partitions)
+    tables, letters = made.globals.rows, made.topology.dead_letter_topics
+    return ShareThread(
+        number,
+        lambda: made.wiring.share(client_settings(config), share_group(made.application), settings),
+        [SharedWork(number, program, writer, *shared, tables, letters, made.host) for program in programs],
+        writer,
+        made.refusals,
+        lambda: holds() or _forbidden(made, programs),
+        emit,
+        made.metrics,
+        acknowledge_every_s=config.commit_interval_s,
+        lock_s=lock_ms / 1000,
+        timeout_s=config["transaction.timeout.ms"] / 1000,
+        host=made.host,
+    )
+
+
+def _forbidden(made: Components, programs: Iterable[Program]) -> str:
+    """Return what the policy has against an order of the broker's, in words; empty: nothing."""
+    topics = [topic for program in programs for topic in program.subtopology.topics]
+    reason = made.restrictions.policy.forbids_ranges(topics)
+    return reason and f"{reason} (`coopstreams policy get`)"
