@@ -136,8 +136,8 @@ class Positions:
 
         Any thread may look.
         """
-        self._awaited: dict[tuple[TaskId, TopicPartition], float] = {}
-        """The first positions that tasks wait for, and when they were last asked for."""
+        self._awaited: dict[tuple[TaskId, TopicPartition], tuple[float, bool]] = {}
+        """The plain offsets that tasks ask for again: when last, and whether individual commits were known by then."""
         self._checked = False
         self._doubted_at: float | None = None
 
@@ -153,7 +153,7 @@ class Positions:
         self._learn(asking)
         ready = [one for one in asking if one.plain.keys() >= set(self.sources(one.id))]
         author = Author(self._follower.group, generation, self._author, self._alone)
-        ready = [one for one in ready if not self._waits_for_first(one)]
+        ready = [one for one in ready if not self._asks_again(one)]
         read = {source for one in ready for source in self.sources(one.id)}
         # Only a task that knows no plain offset begins anew.
         beginning = {source for one in ready for source in self.sources(one.id) if one.plain[source] is None}
@@ -196,32 +196,37 @@ class Positions:
             return False
         return True
 
-    def _waits_for_first(self, one: Opening) -> bool:
-        """Return whether a task waits for another one to begin one of its partitions; its plain offset is asked again.
+    def _asks_again(self, one: Opening) -> bool:
+        """Return whether a task asks for a plain offset again, of which it heard that there is none.
 
-        It does not if the partition has individual commits: then it has begun, and the plain offset was lost.
+        It does until another task has begun the partition, if that one chooses where. And it does once if individual
+        commits are known: a sibling may have begun between the answer and them. If there is still none, it was lost.
         """
-        if self._begun is None or not one.id.key_range.start:
+        if self._begun is None:
             return False
-        now, waits = self._host.now(), False
+        now, again = self._host.now(), False
         for source in self.sources(one.id):
-            asked_at = self._awaited.pop((one.id, source), None)
-            if one.plain[source] is not None or self._resets(source.topic) == EARLIEST:
+            asked_at, knew = self._awaited.pop((one.id, source), (None, False))
+            if one.plain[source] is not None or knew:
                 continue
-            if asked_at is not None and self._follower.open(source, WHOLE, None, Position(0)).term > 1:
-                continue  # asked for again, so the commits that are known are not newer than the answer
-            waits = True
-            if asked_at is None or now - asked_at >= FIRST_LOOK_S:
+            known = self._follower.open(source, WHOLE, None, Position(0)).term > 1
+            chosen_by_another = one.id.key_range.start > 0 and self._resets(source.topic) != EARLIEST
+            if not known and not chosen_by_another:
+                continue
+            again = True
+            if asked_at is None or known or now - asked_at >= FIRST_LOOK_S:
                 asked_at = now
                 del one.plain[source]
-            self._awaited[one.id, source] = asked_at
-        return waits
+            self._awaited[one.id, source] = asked_at, known
+        return again
 
     def waits_for(self, task: TaskId) -> str:
         """Return, in words, why the positions of a task behind its barrier are not known yet. Any thread."""
         unstable = dict(self.unstable)
         now = self._host.now()
-        if first := [str(source) for id_, source in list(self._awaited) if id_ == task]:
+        if first := [
+            str(source) for (id_, source), (_, known) in list(self._awaited.items()) if id_ == task and not known
+        ]:
             return f"the task with the first key range to choose where {', '.join(first)} begins"
         kept = [f"{source} for {now - unstable[source]:.0f} s" for source in self.sources(task) if source in unstable]
         return "the group's plain offsets" + (

@@ -191,6 +191,23 @@ def test_a_key_range_that_waits_does_not_ask_all_the_time() -> None:
     assert group.asked in range(9, 13)
 
 
+def test_a_sibling_that_begins_between_the_answer_and_its_individual_commit_has_lost_nothing() -> None:
+    group = Group()
+    log, positions = beginning("latest", group)
+    left, right = KeyRange.split(2)
+    one = Opening(TaskId(0, 0, right), epoch=0, barrier=0)
+    assert positions.resolve([one], 1) == {}
+    assert positions.resolve([one], 1) == {}, "there is no plain offset yet"
+    group.offsets[orders(one.id)] = 5, Committed(5, -1, 0).metadata
+    follower = Follower(log, "g")
+    sibling = CommitKey("g", "orders", 0, left, 2, 1)
+    value = encode_value(CommitValue("sibling", (Segment(left, 7),)))
+    log.writer().append(COMMIT_TOPIC, [encode_key(sibling)], [value], [1], partitions=follower.partition.partition)
+    positions._follower.poll(0.0)
+    assert positions.resolve([one], 1) == {}, "it asks again, because what it knows is newer than the answer"
+    assert positions.resolve([one], 1)[one.id].position(orders(one.id)).offset == 5
+
+
 def test_earliest_waits_for_nobody() -> None:
     _, positions = beginning("earliest", Group())
     right = TaskId(0, 0, KeyRange.split(2)[1])

@@ -30,6 +30,7 @@ def test_every_example_is_executed_here_or_by_the_pages_of_the_guide() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.py") if not path.stem.startswith("consumer_")} == {
         "flights",
         "machines",
+        "payments",
         "prices",
         "word_count",
     } | of_the_guide

@@ -109,7 +109,7 @@ def test_it_leaves_rows_that_expire_to_python() -> None:
     stream = builder.stream("in", key=serdes.raw, value=serdes.raw)
     stream.group_by_key().count(store=Materialized("lasting", ttl=ms(7000)))
     (part,) = builder.build().subtopologies
-    assert translated(part) == "KSTREAM-AGGREGATE-0000000002 has rows that expire"
+    assert translated(part) == "KSTREAM-AGGREGATE-0000000001 has rows that expire"
 
 
 def test_the_keys_lie_in_several_ranges() -> None:

@@ -262,6 +262,7 @@ def json_of(flow: str) -> st.SearchStrategy[bytes | None]:
     return st.one_of(usual.map(serdes.json.encode), usual.map(serdes.json.encode), other, large)
 
 
+@cache  # made anew, a strategy may draw otherwise: Hypothesis takes equal branches for one while its cache has them
 def steps_of(flow: str) -> st.SearchStrategy[list[Step]]:
     keys = st.sampled_from([None, b"", b"a", b"b", b"c", b"a much longer key than all of the others have"])
     headers = st.sampled_from([None] * 9 + [[("h", b"1")], [("h", b"2"), ("i", None)]])
