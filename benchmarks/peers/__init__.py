@@ -47,7 +47,7 @@ JVM = Peer(
     "Kafka Streams",
     ("org.apache.kafka:kafka-streams:4.2.1", "org.slf4j:slf4j-simple:1.7.36"),
     ("-cp", "{folder}/jars/*:{folder}/classes", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error", "Peer"),
-    ("stateless", "stateless typed", "count", "count uncached", "count exactly-once", "windowed sum"),
+    ("stateless", "stateless typed", "count", "count uncached", "count exactly-once", "windowed sum", "windowed field"),
 )
 PYTHON = (
     Peer(
