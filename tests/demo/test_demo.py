@@ -235,7 +235,7 @@ def test_the_pictures_in_the_readme_are_those_of_the_demo() -> None:
     root = Path(__file__).resolve().parents[2]
     shown = re.findall(r"docs/images/(\w+)\.png", (root / "README.md").read_text())
     assert set(shown) <= PICTURES.keys()
-    assert {file.stem for file in (root / "docs" / "images").iterdir()} == PICTURES.keys()
+    assert {file.stem for file in (root / "docs" / "images").glob("*.png")} == PICTURES.keys()
     for name in PICTURES:
         assert_is_a_small_picture(root / "docs" / "images" / f"{name}.png")
 
