@@ -102,8 +102,12 @@ class Task:
         output: Callable[[str], Output] = Output,
         host: Host = SYSTEM,
         spans: RecordSpans | None = None,
+        first_step: int = FIRST_STEP,
     ) -> None:
-        """`by_key`: records may pass others that wait for calls, where the order of each key suffices."""
+        """`by_key`: records may pass others that wait for calls, where the order of each key suffices.
+
+        `first_step`: the records of the first step. An owner that nothing waits for needs no small one.
+        """
         by_key = by_key and program.keys_suffice
         self._spans = spans
         if spans is not None:
@@ -150,7 +154,7 @@ class Task:
         self.closed = False
         self.leaving = False
         self.processed = 0
-        self._most = FIRST_STEP
+        self._most = first_step
         self._latency = latency
         self.tally = tally
         self.heat = Heat(len(opened.id.key_range.groups.numbers))
