@@ -32,7 +32,7 @@ from coopstreams.sharing.work import SharedWork
 from coopstreams.tasks.draining import DRAIN_S
 from coopstreams.tasks.events import Event, Failed
 from coopstreams.tasks.outlasting import InVain
-from coopstreams.tasks.pace import STEP_S, Pace
+from coopstreams.tasks.queues import STEP_S, Pace
 from coopstreams.tasks.refusals import Refusals
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import DeliveryError, LogError, RefusedError

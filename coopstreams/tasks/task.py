@@ -24,9 +24,8 @@ from coopstreams.log.log import NO_STREAM_TIME, RecordBatch
 from coopstreams.state.checkpoints import NEVER_TRUE
 from coopstreams.state.task_state import ChangelogBatch, TaskState
 from coopstreams.tasks.heat import Heat
-from coopstreams.tasks.pace import FIRST_STEP, STEP_S, Pace
 from coopstreams.tasks.pending_calls import PendingCalls
-from coopstreams.tasks.queues import SourceQueues, Step
+from coopstreams.tasks.queues import FIRST_STEP, STEP_S, Pace, SourceQueues, Step
 from coopstreams.tasks.tally import Tally
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.outputs import Output
