@@ -69,12 +69,13 @@ $(LIGHT): pyproject.toml
 $(SITE): pyproject.toml
 	@$(call install,site,what builds the documentation site (the first time this downloads about 140 MB))
 
-check: setup ## format, lint, types, import rules
+check: setup ## format, lint, types, import rules, a simulated group of each program
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pyright
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m tests.simulation --seeds 0..24
 	@if cargo clippy --version >/dev/null 2>&1 && $(BIN)/python -c 'import coopstreams_native' 2>/dev/null; then \
 		cd native && cargo fmt --check && cargo clippy --quiet --locked -- -D warnings; \
 	else \
