@@ -102,6 +102,27 @@ def test_the_coordinator_takes_a_live_member_and_refuses_a_stale_one(
     assert committed.offset == 44
 
 
+def test_offsets_of_a_topic_that_is_gone_are_said_to_be_so_and_the_writer_goes_on(
+    kafka: Kafka, log: KafkaLog, member: tuple[GroupFence, bytes, Consumer]
+) -> None:
+    """No record was refused, so whoever reads the topic by a pattern may go on without it."""
+    fence, _, _ = member
+    there, gone = TopicPartition(kafka.topic(), 0), TopicPartition(kafka.unique("gone"), 0)
+    writer = log.writer(kafka.unique("tx"))
+    for value, offsets in (("1", {there: (1, ""), gone: (1, "")}), ("2", {there: (2, "")})):
+        writer.begin()
+        write(writer, there, [value])
+        writer.flush(PATIENCE_S)
+        if gone in offsets:
+            with pytest.raises(UnknownTopicError, match=gone.topic):
+                writer.send_offsets(offsets, fence)
+            writer.abort()
+        else:
+            writer.send_offsets(offsets, fence)
+            writer.commit(PATIENCE_S)
+    arrives(log, there, ["2"])
+
+
 def test_a_group_with_another_coordinator_gets_its_offsets_from_another_producer(
     kafka: Kafka, log: KafkaLog, member: tuple[GroupFence, bytes, Consumer]
 ) -> None:
