@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from coopstreams.log.kafka import native
 from coopstreams.query.access import Access
-from coopstreams.query.front.answers import KeyAnswers
-from coopstreams.query.server import QueryServer
+from coopstreams.query.serving.key_answers import KeyAnswers
+from coopstreams.query.serving.server import QueryServer
 from tests.query.cluster import LIMITS, Cluster, Data, Node
 
 pytestmark = pytest.mark.skipif(native.data_plane() != "native", reason="the extension is not installed")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from coopstreams.common.metrics import Metrics
     from coopstreams.query.app import QueryApp
     from coopstreams.query.asked import RequestLimits
-    from coopstreams.query.front.threads import FrontThreads
+    from coopstreams.query.serving.front import FrontThreads
 
 log = logging.getLogger(__name__)
 
@@ -72,9 +72,9 @@ class QueryServer:
         from coopstreams.log.kafka.native import front
         from coopstreams.query.app import QueryApp
         from coopstreams.query.asked import RequestLimits
-        from coopstreams.query.connections import limited
-        from coopstreams.query.front.answers import KeyAnswers
-        from coopstreams.query.front.threads import FrontThreads
+        from coopstreams.query.serving.connections import limited
+        from coopstreams.query.serving.front import FrontThreads
+        from coopstreams.query.serving.key_answers import KeyAnswers
 
         limits = limits or RequestLimits()
         app = QueryApp(backend, metrics, limits, self._access)

@@ -24,8 +24,8 @@ from typing import Any, Protocol
 
 from coopstreams.common.budget import CpuBudget
 from coopstreams.query.asked import RequestLimits
-from coopstreams.query.connections import SAY_EVERY_S, refusal
-from coopstreams.query.front.answers import KeyAnswers, KeyRequest
+from coopstreams.query.serving.connections import SAY_EVERY_S, refusal
+from coopstreams.query.serving.key_answers import KeyAnswers, KeyRequest
 from coopstreams.topology.errors import ConfigError
 
 log = logging.getLogger(__name__)
