@@ -25,6 +25,14 @@ from dataclasses import dataclass, field
 from coopstreams.log.log import Position, RecordBatch
 from coopstreams.topology.columns import Columns, TopicPartition
 
+STEP_S = 0.05
+"""How long a step works before its thread checks the clock.
+
+It is far below a commit interval and far above the cost of the check.
+"""
+FIRST_STEP = 1
+"""Records of the first step, before the functions' speed is known; doubled while a step fits into the time."""
+
 
 @dataclass(slots=True)
 class _Source:
@@ -186,3 +194,21 @@ class SourceQueues:
         source.records -= count
         source.stream_time = taken.stream_times[-1]
         return Step(name, taken, rest.offsets[0] if len(rest) else taken.offsets[-1] + 1, source.stream_time)
+
+
+class Pace:
+    """How many records the next step takes: as many as fit into `STEP_S`, whatever the functions cost.
+
+    `bound`: a step of as many records does not grow; None: any grows.
+    """
+
+    def __init__(self, bound: int | None = None) -> None:
+        self.most = FIRST_STEP
+        self._bound = bound
+
+    def took(self, records: int, seconds: float) -> None:
+        """Adjust the size to what a step took."""
+        if seconds > STEP_S:
+            self.most = max(1, int(records * STEP_S / seconds))
+        elif records >= self.most and (self._bound is None or self.most < self._bound):
+            self.most *= 2
