@@ -375,7 +375,8 @@ def test_stopping_finishes_what_is_being_answered_and_leaves_no_thread(monkeypat
 
 
 def test_importing_the_rooms_entrance_loads_no_web_server() -> None:
-    code = "import coopstreams.query.serving.server, coopstreams.query.backend, coopstreams.query.router, sys; print(*sys.modules)"
+    rooms = ("serving.server", "backend", "router")
+    code = "; ".join(["import sys", *(f"import coopstreams.query.{room}" for room in rooms), "print(*sys.modules)"])
     loaded = set(
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     )
