@@ -14,12 +14,11 @@ import subprocess
 import venv
 from pathlib import Path
 
-from jgo.maven import MavenContext
 from rich.console import Console
 
 from benchmarks.peers import HERE, JVM, PEERS, Peer
 from coopstreams.common.java import find_java
-from coopstreams.dev.jars import REPOSITORY
+from coopstreams.dev.jars import REPOSITORY, maven
 
 
 def install(peer: Peer) -> None:
@@ -39,11 +38,9 @@ def install(peer: Peer) -> None:
 
 
 def _jars(peer: Peer) -> Path:
-    repository = os.environ.get(REPOSITORY)
-    remote = {"repository": repository.rstrip("/")} if repository else None
     jars = peer.folder / "jars"
     jars.mkdir()
-    context = MavenContext(repo_cache=peer.folder / "maven", local_repos=[], remote_repos=remote, timeout=30)
+    context = maven(peer.folder / "maven", os.environ.get(REPOSITORY))
     asked, transitive = context.resolver.resolve([context.create_dependency(each) for each in peer.packages])
     for dependency in (*asked, *transitive):
         path = dependency.artifact.resolve()

@@ -22,7 +22,7 @@ from pathlib import Path
 from coopstreams.admin.group_reset import never_committed, reset_offsets
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.log import Log
-from coopstreams.sharing.group import dealt_topics, share_group
+from coopstreams.sharing.group import share_group
 from coopstreams.state.directory import delete_folder
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import GroupError
@@ -59,7 +59,7 @@ def plan_reset(topology: Topology, counts: Mapping[str, int]) -> Reset:
 
     application = topology.application_id
     internal = {topic.name: topic.kind for topic in topology.internal_topics}
-    unplaced = {table.topic for table in topology.global_tables} | {*dealt_topics(topology)}
+    unplaced = {table.topic for table in topology.global_tables} | {*topology.unordered_topics}
     own = [*internal, topology_topic(application)]
     return Reset(
         (
@@ -69,7 +69,7 @@ def plan_reset(topology: Topology, counts: Mapping[str, int]) -> Reset:
         partitions([topic for topic in topology.source_topics if topic not in unplaced]),
         partitions([name for name, kind in internal.items() if kind == "repartition"]),
         tuple(name for name in sorted(counts) if looks_internal(topology, name) and name not in internal),
-        share_group(application) if dealt_topics(topology) else None,
+        share_group(application) if topology.unordered_topics else None,
     )
 
 

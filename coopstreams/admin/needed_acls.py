@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from coopstreams.commit import policy
 from coopstreams.common.acls import Acl
 from coopstreams.common.config import Config
-from coopstreams.sharing.group import dealt_topics, share_group
+from coopstreams.sharing.group import share_group
 from coopstreams.tasks.failures import dead_letter_topics
 from coopstreams.topology.graph.nodes import DynamicSink, Source, Structure
 from coopstreams.topology.naming import COMMIT_TOPIC
@@ -60,7 +60,7 @@ def needed(topology: Structure, config: Config) -> list[Acl]:
         "<application>-": (f"{config['application.id']}-",),
         "<application>-share": (share_group(config["application.id"]),),
     }
-    dealt = bool(dealt_topics(topology))
+    dealt = bool(topology.unordered_topics)
     acls = (
         Acl(rule.kind, name, operation, rule.prefixed)
         for rule in RULES

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import closing
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -17,9 +16,7 @@ from coopstreams.commands.loading import load_topology
 from coopstreams.commands.settings import Brokers, ConfigFile, Pairs, cluster, configure_logging, flags
 from coopstreams.common.config import Config, settings_of
 from coopstreams.group.admin import GroupAdmin
-from coopstreams.log.kafka.offsets import KafkaOffsets
 from coopstreams.log.kafka.share import delete_share_group
-from coopstreams.log.log import Log
 from coopstreams.state.directory import instance_folders
 from coopstreams.tasks.resolved_topology import as_it_runs
 from coopstreams.tasks.topics import reset_of_topic
@@ -63,7 +60,7 @@ def reset(
         if time_ms is None:
             offsets = {at: log.start_offset(at) if to == "earliest" else log.end_offset(at) for at in plan.sources}
         else:
-            offsets = _offsets_at(log, settings, plan.sources, time_ms)
+            offsets = {at: log.offset_at(at, time_ms) for at in plan.sources}
         if plan.share_group is not None and to != settings["auto.offset.reset"]:
             raise ConfigError(
                 f"--to {to}: share group {plan.share_group} is deleted, and begins anew at auto.offset.reset="
@@ -108,15 +105,6 @@ def _time_ms(to: str) -> int | None:
     if moment.tzinfo is None:
         raise ConfigError(f"--to {to}: in which time zone? Add Z for UTC, or an offset as +01:00")
     return round(moment.timestamp() * 1000)
-
-
-def _offsets_at(
-    log: Log, settings: Config, partitions: Sequence[TopicPartition], time_ms: int
-) -> dict[TopicPartition, int]:
-    """Return the first offset at or after that time; without one, the end."""
-    with closing(KafkaOffsets(settings.client, settings["application.id"])) as offsets:
-        found = offsets.at_time(partitions, time_ms)
-    return {at: log.end_offset(at) if offset is None else offset for at, offset in found.items()}
 
 
 def _print(application: str, plan: Reset, offsets: dict[TopicPartition, int], folders: Sequence[Path]) -> None:

@@ -103,7 +103,7 @@ class _Download:
         self._where = repository or "Maven Central"
         self._progress = progress
         self._stopped = threading.Event()
-        self._maven = _maven(cache, repository, self._reported)
+        self._maven = maven(cache, repository, self._reported)
 
     def run(self, files: list[Pin]) -> None:
         """Fetch files; return when the folder has all of them.
@@ -170,8 +170,12 @@ def _wait(futures: list[Future[None]], until: str) -> set[Future[None]]:
             return done
 
 
-def _maven(cache: Path, repository: str | None, reported: Reported) -> MavenContext:
-    """Return a client that keeps downloads in `cache`, and does not use the machine's own Maven repository."""
+def maven(cache: Path, repository: str | None, reported: Reported | None = None) -> MavenContext:
+    """Return a client that keeps downloads in `cache`, and does not use the machine's own Maven repository.
+
+    Raises:
+        DevError: jgo is not installed.
+    """
     try:
         from jgo.maven import MavenContext, PythonResolver
     except ImportError as error:

@@ -289,9 +289,10 @@ class Components:
 
         The commit topic is among them: brokers expire the offsets of topics to which no member subscribes.
         """
-        dealt = {topic for part in self.topology.subtopologies if part.unordered for topic in part.topics}
         read = {topic for topics in self.source_topics.values() for topic in topics}
-        return sorted({*self.topology.source_topics, *read, self.follower.partition.topic} - dealt)
+        return sorted(
+            {*self.topology.source_topics, *read, self.follower.partition.topic} - {*self.topology.unordered_topics}
+        )
 
     @property
     def source_topics(self) -> dict[int, tuple[str, ...]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 from coopstreams.instance.components import Components, client_settings
@@ -43,7 +43,7 @@ def _thread(
         [SharedWork(number, program, writer, *shared, tables, letters, made.host) for program in programs],
         writer,
         made.refusals,
-        lambda: holds() or _forbidden(made, programs),
+        lambda: holds() or _forbidden(made),
         emit,
         made.metrics,
         acknowledge_every_s=config.commit_interval_s,
@@ -53,8 +53,7 @@ def _thread(
     )
 
 
-def _forbidden(made: Components, programs: Iterable[Program]) -> str:
+def _forbidden(made: Components) -> str:
     """Return what the policy has against an order of the broker's, in words; empty: nothing."""
-    topics = [topic for program in programs for topic in program.subtopology.topics]
-    reason = made.restrictions.policy.forbids_ranges(topics)
+    reason = made.restrictions.policy.forbids_ranges(made.topology.unordered_topics)
     return reason and f"{reason} (`coopstreams policy get`)"

@@ -33,18 +33,13 @@ def share_group(application: str) -> str:
     return f"{application}-share"
 
 
-def dealt_topics(topology: Structure) -> list[str]:
-    """Return the topics whose records the share group deals."""
-    return [topic for part in topology.subtopologies if part.unordered for topic in part.topics]
-
-
 def check_share_group(topology: Structure, config: Config) -> None:
     """Check that the settings allow what the topology says of order.
 
     Raises:
         ConfigError: under exactly-once nothing may be dealt by a share group.
     """
-    if config.exactly_once and (topics := dealt_topics(topology)):
+    if config.exactly_once and (topics := topology.unordered_topics):
         raise ConfigError(
             f'"{topics[0]}" is read with order="none", but processing.guarantee={config["processing.guarantee"]}: a '
             "share group acknowledges records outside of transactions, so that results and progress cannot count "

@@ -31,9 +31,9 @@ from coopstreams.sharing.delivery import Deliverer, Delivery, columns_of
 from coopstreams.sharing.work import SharedWork
 from coopstreams.tasks.draining import DRAIN_S
 from coopstreams.tasks.events import Event, Failed
+from coopstreams.tasks.outlasting import InVain
+from coopstreams.tasks.queues import STEP_S, Pace
 from coopstreams.tasks.refusals import Refusals
-from coopstreams.tasks.task import FIRST_STEP, STEP_S
-from coopstreams.tasks.thread import IN_VAIN_S, MOST_IN_VAIN
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import DeliveryError, LogError, RefusedError
 
@@ -94,8 +94,8 @@ class ShareThread:
         self._done: list[Delivery] = []
         """Processed, and not acknowledged yet."""
         self._acknowledge_at = 0.0
-        self._most = FIRST_STEP
-        self._in_vain: list[float] = []
+        self._pace = Pace()
+        self._in_vain = InVain()
         self._stopping = False
         self._news = host.signal()
         self._thread = host.thread(self._run, f"share-{number}")
@@ -236,9 +236,9 @@ class ShareThread:
         ready, self._ready = self._ready, []
         for source, those in _by_partition(ready):
             while those and (now := self._host.now()) < give_up and not self._stopping:
-                some, those = those[: self._most], those[self._most :]
+                some, those = those[: self._pace.most], those[self._pace.most :]
                 self._process(source, some)
-                self._pace(len(some), self._host.now() - now)
+                self._pace.took(len(some), self._host.now() - now)
             self._ready += those
 
     def _process(self, source: TopicPartition, deliveries: Sequence[Delivery]) -> None:
@@ -258,12 +258,6 @@ class ShareThread:
         if failed is not None:
             self._acknowledge()
             raise failed
-
-    def _pace(self, records: int, seconds: float) -> None:
-        if seconds > STEP_S:
-            self._most = max(1, int(records * STEP_S / seconds))
-        elif records >= self._most:
-            self._most *= 2
 
     def _acknowledge(self) -> None:
         """Have the results in the log, and acknowledge the records that they are of."""
@@ -299,11 +293,9 @@ class ShareThread:
         Raises:
             LogError: repetition does not cure the error.
         """
-        now = self._host.now()
         if not error.retryable:
-            self._in_vain = [at for at in self._in_vain if at > now - IN_VAIN_S] + [now]
             hopeless = isinstance(error, DeliveryError) and not isinstance(error, RefusedError)
-            if hopeless or len(self._in_vain) >= MOST_IN_VAIN:
+            if self._in_vain.again(self._host.now()) or hopeless:
                 raise error
         log.warning("share thread %d: records are processed again: %s", self.number, error)
         self._ready += self._done

@@ -194,17 +194,14 @@ class SharedWork:
     def _leave_out_refused(self, record: AcquiredRecord) -> None:
         """Hand the results of a record that their topics refuse to the failure handler; leave the rest."""
         for output in self.program.outputs.values():
-            rows = zip(
-                output.keys, output.values, output.headers or [None] * len(output), output.timestamps, strict=True
-            )
-            reasons = [self._refusals.reason(output.topic, *row) for row in rows]
-            for reason in filter(None, reasons):
-                node = self._sinks.get(output.topic, output.topic)
-                source = TopicPartition(record.topic, record.partition)
-                body = record.offset, record.key, record.value, record.timestamp, record.headers
-                self._on_failure(Failure("production", node, DeliveryError(reason), source, *body))
-            if any(reasons):
-                output.keep([row for row, reason in enumerate(reasons) if not reason])
+            self._refusals.leave_out(output, partial(self._refused, record, output.topic))
+
+    def _refused(
+        self, record: AcquiredRecord, topic: str, _key: bytes | None, _timestamp: int, error: DeliveryError
+    ) -> None:
+        source = TopicPartition(record.topic, record.partition)
+        body = record.offset, record.key, record.value, record.timestamp, record.headers
+        self._on_failure(Failure("production", self._sinks.get(topic, topic), error, source, *body))
 
     def _write(self) -> None:
         for output in self.program.outputs.values():

@@ -11,20 +11,18 @@ against its type, Spark would not), floats (their sum depends on its order).
 from __future__ import annotations
 
 import math
-import operator
 import re
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from coopstreams.topology import serdes
 from coopstreams.topology.fields import Both, Comparing, Comparison, Condition, Either, Not, field
+from coopstreams.topology.graph.folding import Kind, known_kind
 from coopstreams.topology.graph.nodes import Aggregate, Filter, MapValues, Node, Sink, Source, SubTopology, ToStream
 from coopstreams.topology.windows import TimeWindows
 
-Fold = Literal["count", "sum", "min", "max"]
 Values = Literal["any", "int64", "json"]
 
-_REDUCERS: Final[tuple[tuple[Any, Fold], ...]] = ((operator.add, "sum"), (min, "min"), (max, "max"))
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _NAME = re.compile(r'[^"\\\x00-\x1f\ud800-\udfff]+')
 
@@ -40,7 +38,7 @@ class Aggregation:
 
     node: str
     store: str
-    fold: Fold
+    fold: Kind
     values: Values
     field: str | None
     drops_null_values: bool
@@ -162,7 +160,7 @@ def _passes(node: Sink, nodes: dict[str, Node]) -> bool:
 
 
 def _aggregation(node: Aggregate, nodes: dict[str, Node]) -> Aggregation | str:
-    store, fold, windows = node.store, _fold(node), node.windows
+    store, fold, windows = node.store, known_kind(node), node.windows
     if fold is None:
         return "calls a Python function; reduce(operator.add), reduce(min), reduce(max) and count() could be read"
     way = _way(nodes[node.parents[0]], nodes)
@@ -213,15 +211,7 @@ def _way(above: Node, nodes: dict[str, Node]) -> tuple[Source, Condition | None,
     return (above, where, part) if isinstance(above, Source) else None
 
 
-def _fold(node: Aggregate) -> Fold | None:
-    if node.aggregator is None:
-        return "count"
-    return next(
-        (fold for function, fold in _REDUCERS if node.aggregator is function and node.initializer is None), None
-    )
-
-
-def _values(source: Source, where: Condition | None, part: field | None, fold: Fold) -> Values | None:
+def _values(source: Source, where: Condition | None, part: field | None, fold: Kind) -> Values | None:
     if (where is not None or part is not None) and source.value != serdes.json:
         return None
     if part is not None:

@@ -190,7 +190,7 @@ def check(topology: Topology) -> None:
             "history. Backfill the program without to_sink, with its results in a topic or table, and load them there; "
             "or start the application live"
         )
-    if topics := [topic for part in topology.subtopologies if part.unordered for topic in part.topics]:
+    if topics := topology.unordered_topics:
         raise TopologyError(
             f'a backfill leaves positions behind, and "{topics[0]}" is read with order="none": a share group has none '
             "that could be set to the cut. Start the application live, with auto.offset.reset=earliest: its instances "

@@ -23,6 +23,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Protocol
 
 from coopstreams.commit.follower import Follower
@@ -36,7 +37,6 @@ from coopstreams.state.task_state import ChangelogBatch
 from coopstreams.tasks.refusals import Refusals
 from coopstreams.tasks.task import Task
 from coopstreams.topology.columns import Headers, Int64s, TopicPartition
-from coopstreams.topology.compile.outputs import Output
 from coopstreams.topology.errors import DeliveryError, FencedError, LogError, MembershipLostError, UnknownTopicError
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.stores import StoreSpec
@@ -182,7 +182,7 @@ class Committer:
         """
         for output in task.program.outputs.values():
             if self.careful and len(output):
-                self._leave_out_refused(task, output)
+                self._refusals.leave_out(output, partial(task.refused, output.topic))
             if len(output):
                 self._check_sure(task.epoch)
                 self._append(
@@ -391,19 +391,6 @@ class Committer:
         self._refusals.append(
             self._writer, self._timeout_s, topic, keys, values, timestamps, partitions=partitions, headers=headers
         )
-
-    def _leave_out_refused(self, task: Task, output: Output) -> None:
-        """Hand outputs that Kafka would refuse to the failure handler; leave the rest in the output."""
-        columns = zip(
-            output.keys, output.values, output.headers or [None] * len(output), output.timestamps, strict=True
-        )
-        reasons = [self._refusals.reason(output.topic, *row) for row in columns]
-        if not any(reasons):
-            return
-        for key, timestamp, reason in zip(output.keys, output.timestamps, reasons, strict=True):
-            if reason:
-                task.refused(output.topic, key, timestamp, DeliveryError(reason))
-        output.keep([row for row, reason in enumerate(reasons) if not reason])
 
     def _check_taken(
         self, topic: str, key: bytes | None, value: bytes | None, headers: Headers | None, timestamp: int, what: str

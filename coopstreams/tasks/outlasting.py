@@ -1,8 +1,8 @@
-"""Calls that outlast a time-out of the transaction or of the group: the third time, an error names the call.
+"""When repetition is no cure: the same call outlasts a time-out each time, or errors come again and again.
 
 The broker aborts a transaction that is open for longer than `transaction.timeout.ms`, and a process leaves the group
 when a thread has not moved for `max.poll.interval.ms`. The work is void then and is repeated, and the same call takes
-as long again, for ever.
+as long again, for ever. The third time, an error names the call.
 
 Invariant: only the same call counts: records by topic, partition and offset. A process that was stopped, or a service
 that did not answer for a while, makes another call slow the next time.
@@ -19,6 +19,11 @@ from coopstreams.common.config import Config
 MOST_TIMES = 3
 FORGOTTEN_AFTER_S = 3600.0
 """The least time without a slow call after which its count begins again; three times the call's duration, if longer."""
+
+
+MOST_IN_VAIN = 5
+"""Failures within `IN_VAIN_S`, with errors that are not retryable, after which a thread gives up."""
+IN_VAIN_S = 60.0
 
 
 @dataclass(slots=True)
@@ -61,3 +66,15 @@ class Outlasting:
             f"times, and would be each time. Raise {' and '.join(name.partition(' ')[0] for name in exceeded)} above "
             "that, or make the function faster or give up sooner"
         )
+
+
+class InVain:
+    """The errors of a thread within the last `IN_VAIN_S`."""
+
+    def __init__(self) -> None:
+        self._at: list[float] = []
+
+    def again(self, now: float) -> bool:
+        """Count an error; return whether there were too many. `now`: `Host.now`."""
+        self._at = [at for at in self._at if at > now - IN_VAIN_S] + [now]
+        return len(self._at) >= MOST_IN_VAIN

@@ -16,13 +16,15 @@ Source: Kafka `LogValidator`, `DefaultRecordBatch` (the sizes); librdkafka `rd_k
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from coopstreams.common.config import Config
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.log.log import Log, Writer
 from coopstreams.topology.columns import Headers, Int64s
+from coopstreams.topology.compile.outputs import Output
+from coopstreams.topology.errors import DeliveryError
 
 CAREFUL_S = 60.0
 """How long outputs are checked one by one after the last refusal."""
@@ -161,6 +163,22 @@ class Refusals:
             self._until = self._host.now() + CAREFUL_S
             return f'topic "{topic}" does not take the record with key {shown(key)} and timestamp {timestamp}: {why}'
         return None
+
+    def leave_out(self, output: Output, on_refused: Callable[[bytes | None, int, DeliveryError], None]) -> None:
+        """Tell what its topic would refuse of an output, by key and timestamp; leave the rest in it.
+
+        Raises:
+            LogError: the topic's settings cannot be fetched.
+        """
+        headers = output.headers or [None] * len(output)
+        rows = zip(output.keys, output.values, headers, output.timestamps, strict=True)
+        reasons = [self.reason(output.topic, *row) for row in rows]
+        if not any(reasons):
+            return
+        for key, timestamp, reason in zip(output.keys, output.timestamps, reasons, strict=True):
+            if reason:
+                on_refused(key, timestamp, DeliveryError(reason))
+        output.keep([row for row, reason in enumerate(reasons) if not reason])
 
 
 def batches(sizes: Sequence[int], most_bytes: int) -> Iterator[slice]:

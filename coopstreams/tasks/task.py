@@ -25,7 +25,7 @@ from coopstreams.state.checkpoints import NEVER_TRUE
 from coopstreams.state.task_state import ChangelogBatch, TaskState
 from coopstreams.tasks.heat import Heat
 from coopstreams.tasks.pending_calls import PendingCalls
-from coopstreams.tasks.queues import SourceQueues, Step
+from coopstreams.tasks.queues import FIRST_STEP, MOST_AT_ONCE, STEP_S, Pace, SourceQueues, Step
 from coopstreams.tasks.tally import Tally
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.outputs import Output
@@ -40,19 +40,8 @@ from coopstreams.topology.task_id import TaskId
 if TYPE_CHECKING:
     from coopstreams.tasks.spans import RecordSpans
 
-STEP_S = 0.05
-"""How long a step works before its thread checks the clock.
-
-It is far below a commit interval and far above the cost of the check.
-"""
 MOST_TAKEN = 1000
 """Records whose calls are begun at once: the bytes of those that wait are looked at in between."""
-MOST_AT_ONCE = 2000
-"""Records after which the outputs are taken: few enough that they are still in the processor's cache then. With 10 000, a
-record of the stateless benchmark cost a fifth more (measured).
-"""
-FIRST_STEP = 1
-"""Records of the first step, before the functions' speed is known; doubled while a step fits into the time."""
 
 log = logging.getLogger(__name__)
 
@@ -154,7 +143,6 @@ class Task:
         self.closed = False
         self.leaving = False
         self.processed = 0
-        self._most = FIRST_STEP
         self._latency = latency
         self.tally = tally
         self.heat = Heat(len(opened.id.key_range.groups.numbers))
@@ -163,6 +151,7 @@ class Task:
         """What applies its records to a place outside of Kafka; None: it has no such sink."""
         if opened.sink is not None and (sink := program.subtopology.applies_to) is not None:
             self.applying = Applying(opened.sink, sink.name, opened.sources[0], opened.progress, on_failure)
+        self._pace = Pace(None if self.applying is None else MOST_APPLIED)
         self.idle_ms = program.idle_ms
         self._sinks = {node.topic: node.name for node in program.subtopology.nodes if isinstance(node, Sink)}
         self._singles: deque[Step] = deque()
@@ -200,7 +189,7 @@ class Task:
                 for reached in self.calls.passed(len(columns)):
                     self.program.advance(*reached)
             before, now = now, self._host.now()
-            self._pace(len(step.columns), now - before)
+            self._pace.took(len(step.columns), now - before)
             done += len(step.columns)
             if single or done >= MOST_AT_ONCE or now - began > STEP_S or len(self.program.applied) >= MOST_APPLIED:
                 more = True
@@ -212,7 +201,7 @@ class Task:
     def _steps(self, now: float, *, single: bool) -> Iterator[Step]:
         """Yield the steps that may be processed now, in order; first the single-record steps that are left."""
         yield from self._left()
-        most = FIRST_STEP if single else self._most
+        most = FIRST_STEP if single else self._pace.most
         for step in self.queues.steps(most, now) if self.calls is None else self._called(self.calls, most, now):
             if single:
                 self._singles.extend(step.singles())
@@ -309,13 +298,6 @@ class Task:
             for source, start, end in between
             if start < end
         )
-
-    def _pace(self, records: int, seconds: float) -> None:
-        """Adjust the number of records in a step to `STEP_S`."""
-        if seconds > STEP_S:
-            self._most = max(1, int(records * STEP_S / seconds))
-        elif records >= self._most and (self.applying is None or self._most < MOST_APPLIED):
-            self._most = min(2 * self._most, MOST_AT_ONCE)
 
     def punctuate(self, now_ms: int) -> None:
         """Run the wall-clock punctuations that are due. Outputs wait in `program.outputs`."""

@@ -22,7 +22,7 @@ from coopstreams.log.log import RecordBatch
 from coopstreams.tasks.committer import Committer
 from coopstreams.tasks.draining import Draining
 from coopstreams.tasks.events import Aborted, Closed, Event, Failed, ThreadEnded
-from coopstreams.tasks.outlasting import Outlasting
+from coopstreams.tasks.outlasting import InVain, Outlasting
 from coopstreams.tasks.task import Task
 from coopstreams.tasks.tries import Held, TriedLaterError
 from coopstreams.topology.columns import TopicPartition
@@ -38,9 +38,6 @@ from coopstreams.topology.errors import (
 
 log = logging.getLogger(__name__)
 
-MOST_IN_VAIN = 5
-"""Failed commits within `IN_VAIN_S`, with errors that are not retryable, after which the thread fails."""
-IN_VAIN_S = 60.0
 ALIVE_S = 1.0
 """How often a resting thread updates `moved_at`."""
 IDLE_S = 1.0
@@ -132,7 +129,7 @@ class StreamThread:
         """When the next commit is due: `Host.now`."""
         self._idle = False
         """Whether the last commit that was due had nothing to commit, and nothing has come since."""
-        self._in_vain: list[float] = []
+        self._in_vain = InVain()
         self._outlasting = outlasting
         self._idle_s = min(IDLE_S, outlasting.least_s / 3)
         self._draining = Draining(outlasting.least_s / 3, host)
@@ -434,14 +431,13 @@ class StreamThread:
             raise ProcessingError(f"{hopeless}.") from error
         if not isinstance(error, LogError) or isinstance(error, FencedError) or error.retryable:
             return
-        now = self._host.now()
-        self._in_vain = [at for at in self._in_vain if at > now - IN_VAIN_S] + [now]
+        too_often = self._in_vain.again(self._host.now())
         if isinstance(error, RefusedError):
-            if len(self._in_vain) >= MOST_IN_VAIN:
+            if too_often:
                 raise RefusedError(
                     f"{error} The settings of the topics do not explain it. It was made from {self._uncommitted()}."
                 ) from error
-        elif isinstance(error, (AccessDeniedError, DeliveryError)) or len(self._in_vain) >= MOST_IN_VAIN:
+        elif too_often or isinstance(error, (AccessDeniedError, DeliveryError)):
             raise error
 
     def _uncommitted(self) -> str:

@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 
 from coopstreams import CoopStreams, StreamsBuilder, serdes
 from coopstreams.dev.broker import KafkaBroker
-from coopstreams.tasks.task import STEP_S
+from coopstreams.tasks.queues import STEP_S
 from coopstreams.topology.errors import ProcessingError
 from tests.broker.counting import failure_of
 from tests.broker.reading import read_topic

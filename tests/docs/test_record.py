@@ -11,14 +11,19 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pytest
+
 from coopstreams.commands.loading import load_topology
+from coopstreams.common.config import Config
+from coopstreams.log.kafka.native import SETTING, native_tables
 from coopstreams.state.database import Database
 from coopstreams.state.memory import Memory
-from coopstreams.state.task_state import TaskState
+from coopstreams.state.task_state import NO_TABLES, TaskState
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.compile.program import BoundProgram
 from coopstreams.topology.keys import WHOLE
+from tests.conftest import needs_native
 from tests.docs.pages import ROOT, blocks, links, prose
 
 RECORD = ROOT / "docs" / "record.md"
@@ -82,15 +87,35 @@ def calls(program: BoundProgram, source: TopicPartition, keys: list[bytes | None
     return called, by_loop
 
 
-def test_a_record_costs_two_calls_at_most_and_none_if_its_row_has_changed_before() -> None:
+def bound(*, native: bool) -> tuple[BoundProgram, TopicPartition]:
+    """Return the second half of the example, and its source."""
     topology = load_topology(str(EXAMPLE))
     part = topology.subtopologies[1]
-    state = TaskState(Database(Memory(), part.stores), part.stores, WHOLE, 1 << 30)
+    config = Config.of({"bootstrap.servers": "nowhere:1"}, topology.application_id)
+    tables = native_tables(part, config, caching=True) if native else NO_TABLES
+    assert bool(tables) == native
+    state = TaskState(Database(Memory(), part.stores), part.stores, WHOLE, 1 << 30, tables)
     program = compile_subtopology(topology, part).bind(state.stores, lambda failure: None, caching=True)
-    source = TopicPartition(part.topics[0], 0)
-    keys: list[bytes | None] = [b"%d" % number for number in range(RECORDS)]
-    _, by_loop = calls(program, source, keys)
+    return program, TopicPartition(part.topics[0], 0)
+
+
+KEYS: list[bytes | None] = [b"%d" % number for number in range(RECORDS)]
+
+
+def test_a_record_costs_two_calls_at_most_and_none_if_its_row_has_changed_before() -> None:
+    program, source = bound(native=False)
+    _, by_loop = calls(program, source, KEYS)
     assert by_loop == {"Table.load": RECORDS, "Table.touch": RECORDS}
-    called, by_loop = calls(program, source, keys)
+    called, by_loop = calls(program, source, KEYS)
     assert not by_loop
+    assert max(called.values()) < RECORDS / 10, "as often for any number of records"
+
+
+@needs_native
+def test_on_the_native_plane_a_record_that_comes_again_costs_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SETTING, "1")
+    program, source = bound(native=True)
+    calls(program, source, KEYS)
+    called, by_loop = calls(program, source, KEYS)
+    assert by_loop["NativeTable.add"] == 1
     assert max(called.values()) < RECORDS / 10, "as often for any number of records"

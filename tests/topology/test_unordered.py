@@ -11,7 +11,7 @@ import pytest
 
 from coopstreams import StreamsBuilder, TimeWindows, key_value_store, serdes
 from coopstreams.common.config import Config
-from coopstreams.sharing.group import check_share_group, dealt_topics
+from coopstreams.sharing.group import check_share_group
 from coopstreams.topology.errors import ConfigError, TopologyError
 from coopstreams.topology.graph.changes import Verdict, changes
 from coopstreams.topology.graph.fingerprint import fingerprints
@@ -99,7 +99,7 @@ def test_operators_without_state_may_follow(name: str) -> None:
     first, *others = topology.subtopologies
     assert first.unordered
     assert not any(part.unordered for part in others)
-    assert "in" in dealt_topics(topology)
+    assert "in" in topology.unordered_topics
     assert '"Sub-topology 0 (no tasks: a share group deals its records' in topology.describe("mermaid")
 
 

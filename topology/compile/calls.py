@@ -14,16 +14,13 @@ from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.aggregate_nodes import TableGroup
 from coopstreams.topology.graph.join_nodes import StreamGlobalJoin, TableTableJoin
 from coopstreams.topology.graph.nodes import (
+    RECORD_BY_RECORD,
     Aggregate,
     Asynchronous,
     AsyncMap,
     AsyncProcessing,
     Branch,
-    DropNullKeys,
     DynamicSink,
-    Filter,
-    FlatMap,
-    FlatMapValues,
     Late,
     Map,
     MapValues,
@@ -33,7 +30,6 @@ from coopstreams.topology.graph.nodes import (
     SelectKey,
     Sink,
     Source,
-    Split,
     StreamTableJoin,
     SubTopology,
     TableSource,
@@ -44,8 +40,8 @@ from coopstreams.topology.windows import TimeWindows
 
 _BY_KEY = frozenset(
     {
-        *(Aggregate, AsyncMap, AsyncProcessing, Branch, DropNullKeys, DynamicSink, Filter, FlatMap, FlatMapValues),
-        *(Late, Map, MapValues, Merge, Peek, SelectKey, Sink, Source, Split, StreamGlobalJoin, StreamTableJoin),
+        *RECORD_BY_RECORD,
+        *(Aggregate, AsyncMap, AsyncProcessing, DynamicSink, Late, Sink, StreamGlobalJoin, StreamTableJoin),
         *(TableGroup, TableSource, TableTableJoin, ToStream),
     }
 )

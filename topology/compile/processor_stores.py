@@ -14,6 +14,7 @@ from coopstreams.topology.columns import Headers
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.kept_headers import Headed
 from coopstreams.topology.stores import (
+    Entry,
     ExpiringTableStore,
     SessionTableStore,
     TableStore,
@@ -94,8 +95,13 @@ class KeyValueStore(Generic[K, V]):
         for key, entry in self._table.scan(start, end):
             if not key.startswith(prefix):
                 break
-            found.append((self._read(key), entry.value))
+            if self._lives(entry):
+                found.append((self._read(key), entry.value))
         return iter(found[::-1] if reverse else found)
+
+    def _lives(self, entry: Entry) -> bool:
+        """Whether a row has a value."""
+        return entry.value is not None
 
 
 class ExpiringKeyValueStore(KeyValueStore[K, V]):
@@ -108,25 +114,22 @@ class ExpiringKeyValueStore(KeyValueStore[K, V]):
 
     def get(self, key: K) -> V | None:
         """Return the value of a key, None if there is none."""
-        value: V | None = self._table.load(self._write(key)).value
-        return None if self.timestamp(key) is None else value
+        entry = self._table.load(self._write(key))
+        value: V | None = entry.value
+        return value if self._lives(entry) else None
 
     def timestamp(self, key: K) -> int | None:
         """Return the timestamp of a key's latest change, None if it has no value."""
-        timestamp = super().timestamp(key)
-        return None if timestamp is None or timestamp + self._ttl_ms <= self._stream_time() else timestamp
+        entry = self._table.load(self._write(key))
+        return entry.timestamp if self._lives(entry) else None
 
     def put(self, key: K, value: V | None) -> None:
         """Set the value of a key; None deletes it."""
-        super().put(key, value)
         data = self._write(key)
-        self._expiring.note(data, self._table.load(data))
+        self._expiring.note(data, put_row(self._table, data, value, self._now()))
 
-    def _scan(
-        self, start: bytes | None, end: bytes | None, *, reverse: bool, prefix: bytes = b""
-    ) -> Iterator[tuple[K, V]]:
-        found = super()._scan(start, end, reverse=reverse, prefix=prefix)
-        return iter([(key, value) for key, value in found if self.timestamp(key) is not None])
+    def _lives(self, entry: Entry) -> bool:
+        return entry.value is not None and entry.timestamp + self._ttl_ms > self._stream_time()
 
 
 class HeadedKeyValueStore(KeyValueStore[K, V]):
@@ -267,9 +270,10 @@ class VersionedStore(Generic[K, V]):
         return self._now() - self._history_ms
 
 
-def put_row(table: TableStore, key: bytes, value: object, timestamp: int) -> None:
-    """Set the value of a row; None deletes it."""
+def put_row(table: TableStore, key: bytes, value: object, timestamp: int) -> Entry:
+    """Set the value of a row, and return the row; None deletes it."""
     entry = table.load(key)
     if not entry.dirty:
         table.touch(key, entry)  # before the change: a global table raises here, and its rows are shared
     entry.value, entry.timestamp = value, timestamp
+    return entry

@@ -17,23 +17,12 @@ from typing import Any, Final, Literal, TypeAlias
 
 from coopstreams.topology import serdes
 from coopstreams.topology.graph.nodes import (
+    RECORD_BY_RECORD,
     Aggregate,
-    Branch,
-    DropNullKeys,
     DynamicSink,
-    Filter,
-    FlatMap,
-    FlatMapValues,
-    Map,
-    MapValues,
-    Merge,
     Node,
-    Peek,
     Processing,
-    SelectKey,
     Sink,
-    Source,
-    Split,
     SubTopology,
     ToStream,
 )
@@ -45,21 +34,6 @@ Number: TypeAlias = Literal["int64", "float64"]
 
 _REDUCERS: Final[tuple[tuple[Any, Kind], ...]] = ((operator.add, "sum"), (min, "min"), (max, "max"))
 _NUMBERS: Final[tuple[tuple[Any, Number], ...]] = ((serdes.int64, "int64"), (serdes.float64, "float64"))
-_RECORD_BY_RECORD = (
-    Source,
-    Filter,
-    MapValues,
-    FlatMapValues,
-    FlatMap,
-    Map,
-    SelectKey,
-    Peek,
-    Merge,
-    Split,
-    Branch,
-    DropNullKeys,
-)
-"""Nodes that forward nothing but what a record of theirs becomes, while it is at hand."""
 _MOST_MS = 1 << 62
 
 
@@ -91,6 +65,15 @@ def folds(part: SubTopology, *, caching: bool) -> dict[str, Fold]:
     }
 
 
+def known_kind(node: Aggregate) -> Kind | None:
+    """Return what an aggregation does, by its functions; None: they are unknown."""
+    if node.aggregator is None:
+        return "count"
+    if node.initializer is not None:
+        return None
+    return next((kind for function, kind in _REDUCERS if function is node.aggregator), None)
+
+
 def plain_sinks(node: Aggregate, nodes: Sequence[Node]) -> list[Sink] | None:
     """Return the sinks that write the updates of a table as they are; None: something else receives them, too.
 
@@ -113,7 +96,7 @@ def plain_sinks(node: Aggregate, nodes: Sequence[Node]) -> list[Sink] | None:
 
 def is_only_state(node: Aggregate, nodes: Sequence[Node]) -> bool:
     """Whether no other node of a sub-topology has state, or a stream time of its own."""
-    return all(other is node or isinstance(other, (*_RECORD_BY_RECORD, ToStream, Sink)) for other in nodes)
+    return all(other is node or isinstance(other, (*RECORD_BY_RECORD, ToStream, Sink)) for other in nodes)
 
 
 def _fold(node: Aggregate) -> Fold | None:
@@ -128,9 +111,7 @@ def _fold(node: Aggregate) -> Fold | None:
     if windows is not None and (store.kind != "window" or not store.step_ms):
         return None
     number = next((name for serde, name in _NUMBERS if serde == store.value), None)
-    kind: Kind | None = "count" if node.aggregator is None else None
-    if node.initializer is None and node.aggregator is not None:
-        kind = next((name for function, name in _REDUCERS if function is node.aggregator), None)
+    kind = known_kind(node)
     if kind is None or number is None or (kind == "count" and number != "int64"):
         return None
     if windows is None:
@@ -153,7 +134,7 @@ def _alone(node: Aggregate, nodes: Sequence[Node]) -> bool:
 def _comes_at_hand(node: Node, nodes: Mapping[str, Node]) -> bool:
     """Whether every record that comes to a node comes of one that its task is given, while that is at hand."""
     return all(
-        isinstance(nodes[parent], _RECORD_BY_RECORD)
+        isinstance(nodes[parent], RECORD_BY_RECORD)
         and not getattr(nodes[parent], "table", False)
         and _comes_at_hand(nodes[parent], nodes)
         for parent in node.parents

@@ -227,6 +227,12 @@ class DropNullKeys(Node):
     """Drops records without a key, before the repartition topic of an aggregation or of an inner join."""
 
 
+RECORD_BY_RECORD = (
+    *(Source, Filter, MapValues, FlatMapValues, FlatMap, Map, SelectKey, Peek, Merge, Split, Branch, DropNullKeys),
+)
+"""Nodes that forward nothing but what a record of theirs becomes, while it is at hand."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aggregate(Node):
     """A table from a stream: `aggregator(key, value, aggregate)`, starting from `initializer()`.
@@ -381,6 +387,11 @@ class Structure:
         nodes = (node for subtopology in self.subtopologies for node in subtopology.nodes)
         topics = [topic for node in nodes if isinstance(node, Source) and not node.internal for topic in node.topics]
         return tuple(dict.fromkeys([*topics, *(table.topic for table in self.global_tables)]))
+
+    @property
+    def unordered_topics(self) -> tuple[str, ...]:
+        """The topics whose records a share group deals."""
+        return tuple(topic for part in self.subtopologies if part.unordered for topic in part.topics)
 
     @property
     def sink_topics(self) -> tuple[str, ...]:

@@ -13,31 +13,16 @@ from __future__ import annotations
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.join_nodes import StreamGlobalJoin
 from coopstreams.topology.graph.nodes import (
+    RECORD_BY_RECORD,
     AsyncMap,
-    Branch,
-    DropNullKeys,
     DynamicSink,
-    Filter,
-    FlatMap,
-    FlatMapValues,
-    Map,
-    MapValues,
-    Merge,
     Node,
-    Peek,
-    SelectKey,
     Sink,
     Source,
-    Split,
     SubTopology,
 )
 
-_ALLOWED = frozenset(
-    {
-        *(AsyncMap, Branch, DropNullKeys, DynamicSink, Filter, FlatMap, FlatMapValues, Map, MapValues, Merge, Peek),
-        *(SelectKey, Sink, Source, Split, StreamGlobalJoin),
-    }
-)
+_ALLOWED = frozenset({*RECORD_BY_RECORD, AsyncMap, DynamicSink, Sink, StreamGlobalJoin})
 
 
 def check_unordered(subtopology: SubTopology) -> None:

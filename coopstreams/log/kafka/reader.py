@@ -119,9 +119,10 @@ class KafkaReader:
         operator_times: OperatorTimeColumns | None = None,
         *,
         time_marks: bool = False,
+        suffix: int = 0,
     ) -> None:
         """Give each record to the slot of its key range."""
-        routes = Routes(ranges, timestamps, operator_times, time_marks=time_marks, router=router())
+        routes = Routes(ranges, timestamps, operator_times, time_marks=time_marks, suffix=suffix, router=router())
         self._routes[partition] = routes
         if partition in self._readings:
             self._buffer.route(partition, routes)
