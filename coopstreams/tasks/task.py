@@ -95,8 +95,12 @@ class Task:
         output: Callable[[str], Output] = Output,
         host: Host = SYSTEM,
         spans: RecordSpans | None = None,
+        first_step: int = FIRST_STEP,
     ) -> None:
-        """`by_key`: records may pass others that wait for calls, where the order of each key suffices."""
+        """`by_key`: records may pass others that wait for calls, where the order of each key suffices.
+
+        `first_step`: the records of the first step. An owner that nothing waits for needs no small one.
+        """
         by_key = by_key and program.keys_suffice
         self._spans = spans
         if spans is not None:
@@ -151,7 +155,7 @@ class Task:
         """What applies its records to a place outside of Kafka; None: it has no such sink."""
         if opened.sink is not None and (sink := program.subtopology.applies_to) is not None:
             self.applying = Applying(opened.sink, sink.name, opened.sources[0], opened.progress, on_failure)
-        self._pace = Pace(None if self.applying is None else MOST_APPLIED)
+        self._pace = Pace(None if self.applying is None else MOST_APPLIED, first_step)
         self.idle_ms = program.idle_ms
         self._sinks = {node.topic: node.name for node in program.subtopology.nodes if isinstance(node, Sink)}
         self._singles: deque[Step] = deque()
