@@ -232,6 +232,25 @@ def test_a_held_partition_is_bounded_and_loses_nothing(
 
 
 @pytest.mark.usefixtures("plane")
+def test_while_all_partitions_are_held_what_the_client_has_fetched_is_not_discarded(
+    kafka: Kafka, log: KafkaLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_reader, "HELD_RECORDS", 100)
+    partition = TopicPartition(kafka.topic(), 0)
+    fill(log, partition, numbers(2000))
+    reader = log.reader()
+    reader.assign({partition: Position(0)})
+    seen = fetch_until(reader, lambda batches: len(records(batches)) > 0, max_records=10)
+    reader.hold(partition, held=True)
+    for _ in range(20):
+        assert reader.fetch(500, 0.001) == []
+    assert reader._readings[partition].taken, "unassigned, it would be fetched again"
+    reader.hold(partition, held=False)
+    seen += to_end(reader, partition, max_records=500)
+    assert values(records(seen)) == numbers(2000)
+
+
+@pytest.mark.usefixtures("plane")
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_random_assigning_seeking_and_holding_reads_each_record_once(
     kafka: Kafka, log: KafkaLog, monkeypatch: pytest.MonkeyPatch, seed: int
