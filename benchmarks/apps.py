@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import msgspec
 
-from coopstreams import SessionWindows, StreamsBuilder, TimeWindows, field, serdes
+from coopstreams import Materialized, SessionWindows, StreamsBuilder, TimeWindows, field, serdes
 
 NAME = os.environ.get("BENCH_APPLICATION", "bench")
 SOURCE, SINK = os.environ.get("BENCH_SOURCE", "bench-in"), os.environ.get("BENCH_SINK", "bench-out")
@@ -87,3 +87,13 @@ _sessions = StreamsBuilder(NAME)
     .to(SINK)
 )
 sessions = _sessions.build()
+
+_churn = StreamsBuilder(NAME)
+_coming = _churn.stream(SOURCE, key=serdes.text, value=serdes.json).group_by_key()
+_coming.count(store=Materialized("expiring", ttl=timedelta(seconds=30)))
+_coming.aggregate(
+    lambda: 0, lambda _, value, count: None if value["leaves"] else count + 1, value=serdes.int64, store="deleted"
+)
+_coming.windowed_by(TimeWindows(seconds=10)).count(store="windowed", retention=timedelta(minutes=2))
+churn = _churn.build()
+"""Rows that come and go in three ways: they expire, they are deleted, their window is over."""

@@ -90,6 +90,11 @@ def suffix_bytes(spec: StoreSpec) -> int:
     return START_BYTES if spec.kind == "window" else SESSION_BYTES if spec.kind == "session" else spec.suffix_bytes
 
 
+def changelog_suffix_bytes(spec: StoreSpec) -> int:
+    """Return how many bytes at the end of a changelog key are not part of the plain key."""
+    return suffix_bytes(spec) + len(changelog_key(spec.kind, b""))
+
+
 def plain_key(spec: StoreSpec, store_key: bytes) -> bytes:
     """Return the plain key within a store key."""
     suffix = suffix_bytes(spec)

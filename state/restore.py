@@ -123,11 +123,12 @@ def lacking(known: Checkpoints, key_range: KeyRange, bounds: Bounds) -> list[int
 class RestoreProgress:
     """How far a restore is.
 
-    Units: `read` and `kept` in records, `remaining` in offsets, `rate` in records read per second; `eta_s` None: not
-    known yet.
+    Units: `passed` and `remaining` in offsets, `rate` in offsets per second; `read` and `kept` in records, of which
+    those of other key ranges may have been left out; `eta_s` None: not known yet.
     """
 
     store: str
+    passed: int
     read: int
     kept: int
     position: int
@@ -215,6 +216,8 @@ class Restore:
     def feed(self, columns: Columns, next_offset: int) -> None:
         """Apply the records that were read from `position` to `next_offset`; skip those that no restored group needs.
 
+        Shape: the records of a key in offset order. Those of other key groups may have been left out.
+
         Raises:
             StateError: nothing of it was written.
         """
@@ -234,9 +237,17 @@ class Restore:
         seconds = self._clock() - self._began
         remaining = max(0, self.bounds.target - self._position)
         eta_s = remaining * seconds / self._moved if self._moved and seconds > 0 else None if remaining else 0.0
-        rate = self._read / seconds if seconds > 0 else 0.0
+        rate = self._moved / seconds if seconds > 0 else 0.0
         return RestoreProgress(
-            self.spec.name, self._read, self._kept, self._position, self.bounds.target, remaining, rate, eta_s
+            self.spec.name,
+            self._moved,
+            self._read,
+            self._kept,
+            self._position,
+            self.bounds.target,
+            remaining,
+            rate,
+            eta_s,
         )
 
     def _move(self) -> None:

@@ -55,6 +55,11 @@ def key_hashes(keys: Sequence[bytes | None], offsets: Sequence[int]) -> list[int
         ]
 
 
+def without_suffix(keys: Sequence[bytes | None], suffix: int) -> Sequence[bytes | None]:
+    """Return the keys without so many bytes at the end of each."""
+    return [None if key is None else key[:-suffix] for key in keys] if suffix else keys
+
+
 def key_group(hash_: int) -> int:
     """Return the key group (0..255) of a key hash."""
     return hash_ >> _GROUP_SHIFT

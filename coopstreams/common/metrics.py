@@ -136,7 +136,10 @@ class Metrics:
             "oldest_call_seconds", "How long the first of these records has waited.", "task"
         )
         self._restored = self._counter(
-            "restored_records", "Changelog records read to restore a store.", "subtopology", "store"
+            "restored_records",
+            "Changelog records of a task's key range that were read to restore a store.",
+            "subtopology",
+            "store",
         )
         self._fetched = self._counter("fetched_bytes", "Bytes of snapshots that have come.", "subtopology", "store")
         self._to_fetch = self._gauge(

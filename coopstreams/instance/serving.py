@@ -275,7 +275,7 @@ class Serving:
         }[state]  # type: ignore[assignment]
         task, sample = self._instance.tasks.get(id_), self._instance.stall_detector.samples.get(id_)
         waits = self._instance.opener.waits_for(id_) if state is State.OPENING else TaskWait("")
-        restore = tuple(RestoreStatus(r.store, r.read, r.remaining, r.rate, r.eta_s) for r in waits.restores)
+        restore = tuple(RestoreStatus(r.store, r.passed, r.remaining, r.rate, r.eta_s) for r in waits.restores)
         download = tuple(
             DownloadStatus(p.store, p.fetched_bytes, p.total_bytes, p.rate, p.eta_s) for p in waits.downloads
         )

@@ -22,7 +22,7 @@ from coopstreams.log.time_marks import marks_in
 from coopstreams.topology.columns import NO_RECORDS, Columns, Headers, Int64s, TopicPartition, joined
 from coopstreams.topology.compile.operator_time import OperatorTimeColumns, before_and_after
 from coopstreams.topology.compile.program import TimestampColumn
-from coopstreams.topology.keys import GROUPS, HASH_BITS, KeyRange, key_hashes
+from coopstreams.topology.keys import GROUPS, HASH_BITS, KeyRange, key_hashes, without_suffix
 
 _GROUP_SHIFT = HASH_BITS - (GROUPS - 1).bit_length()
 
@@ -35,8 +35,8 @@ class Router(Protocol):
         ...
 
 
-MakeRouter: TypeAlias = Callable[[list[int], list[int], int], Router]
-"""Makes a router of where the slot changes, of the slots, and of their number; see `_bounds`."""
+MakeRouter: TypeAlias = Callable[[list[int], list[int], int, int], Router]
+"""Makes a router of where the slot changes, of the slots, of their number (see `_bounds`), and of the suffix."""
 
 
 class Routes:
@@ -52,6 +52,7 @@ class Routes:
         "_operator_times",
         "_ranges",
         "_router",
+        "_suffix",
         "now",
         "time_marks",
         "timestamps",
@@ -65,9 +66,12 @@ class Routes:
         operator_times: OperatorTimeColumns | None = None,
         *,
         time_marks: bool = False,
+        suffix: int = 0,
         router: MakeRouter | None = None,
     ) -> None:
         """Cut the hash space. `time_marks`: they advance time. `router`: what cuts batches; None: pure Python.
+
+        `suffix`: so many bytes at the end of each key are not hashed.
 
         Raises:
             ValueError: no ranges at all, or two that overlap.
@@ -84,7 +88,8 @@ class Routes:
         self._operator_times = operator_times
         self._ranges = list(ranges)
         self._bounds, self._by_bound = _bounds(self._ranges)
-        self._router = None if router is None else router(self._bounds, self._by_bound, len(self._ranges))
+        self._suffix = suffix
+        self._router = None if router is None else router(self._bounds, self._by_bound, len(self._ranges), suffix)
         self._by_group: list[int] | None = None
         if all(key_range.is_cut_at_groups for key_range in ranges):
             self._by_group = [
@@ -106,7 +111,7 @@ class Routes:
         if self._router is not None:
             indexes = self._router.split(columns.keys, columns.offsets)
         else:
-            indexes = self._indexes(key_hashes(columns.keys, columns.offsets))
+            indexes = self._indexes(key_hashes(without_suffix(columns.keys, self._suffix), columns.offsets))
         return [columns.pick(part) for part in indexes]
 
     def tell_time(self, columns: Columns) -> None:

@@ -88,6 +88,7 @@ class Reader(Protocol):
         operator_times: OperatorTimeColumns | None = None,
         *,
         time_marks: bool = False,
+        suffix: int = 0,
     ) -> None:
         """Give each record to the slot (index) of the range with its key hash; drop records outside of all ranges.
 
@@ -95,7 +96,8 @@ class Reader(Protocol):
         without a key has the hash of its offset. May be called before the partition is assigned. `timestamps` replaces
         the timestamps of ALL records, before any is dropped and before stream times are computed from them.
         `operator_times` is called with ALL records, too: the columns of a slot have the operator times before each of
-        its records. Time marks are dropped; with `time_marks` they advance stream time and all operator times.
+        its records. Time marks are dropped; with `time_marks` they advance stream time and all operator times. The last
+        `suffix` bytes of each key are not hashed: those of a changelog that a store adds to the plain key.
         """
 
     def fetch(self, max_records: int, timeout_s: float) -> list[RecordBatch]:

@@ -1,7 +1,8 @@
 """Restores the state of tasks that open from their changelogs, while other tasks run.
 
-A changelog partition is read once for all tasks of an instance that restore from it; a task that opens later joins the
-restore. A restore begins with the slices of a published snapshot and reads the changelog from where they end.
+A changelog partition is read once for all tasks of an instance that restore from it, and only the records of their key
+ranges; a task that opens later joins the restore. A restore begins with the slices of a published snapshot and reads
+the changelog from where they end.
 
 Invariant: a task is finished when each of its stores is at the end that its changelog had when the task was added:
 every commit of an earlier owner lies below that (the caller has passed the barrier of the commit topic before). A store
@@ -15,19 +16,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Protocol
 
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.log.log import Log, Position, RecordBatch
 from coopstreams.opening.changelogs import Changelogs
+from coopstreams.state import layout
 from coopstreams.state.database import Database
 from coopstreams.state.restore import NO_STOPS, Bounds, Restore, RestoreProgress, lacking
 from coopstreams.state.snapshot_download import DownloadProgress, Downloads, SnapshotDownload
 from coopstreams.state.snapshot_restore import Changelog, Snapshots
 from coopstreams.tasks.lifecycle import RestoreListener
-from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.columns import TopicPartition, joined
 from coopstreams.topology.errors import OffsetOutOfRangeError
-from coopstreams.topology.keys import KeyRange
+from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.task_id import TaskId
 
@@ -209,19 +212,21 @@ class Restoring:
         return bool(self._jobs or self._snapshot_restores)
 
     def _read(self) -> None:
-        for batch in self._fetch():
-            job = self._jobs.get(batch.partition)
+        for changelog, slots in groupby(self._fetch(), key=lambda batch: batch.partition):
+            job = self._jobs.get(changelog)
             if job is None:
                 continue
+            batches = list(slots)
+            columns = joined(batch.columns for batch in batches)
             before = job.restore.position
-            job.restore.feed(batch.columns, batch.next_offset)
+            job.restore.feed(columns, batches[-1].next_offset)
             if job.restore.position > before:
                 job.moved_at = self._host.now()
             progress = job.restore.progress()
-            if len(batch.columns):
-                self._listener.on_batch_restored(batch.partition, progress.store, progress.position, len(batch.columns))
+            if len(columns):
+                self._listener.on_batch_restored(changelog, progress.store, progress.position, len(columns))
             for task in job.tasks:
-                self._counts.restored(task, progress.store, len(batch.columns), progress.remaining)
+                self._counts.restored(task, progress.store, len(columns), progress.remaining)
         self._complete()
 
     def _fetch(self) -> list[RecordBatch]:
@@ -355,6 +360,11 @@ class Restoring:
             self._finish(task)
 
     def _place(self) -> None:
+        """Have the reader read the changelogs of all jobs, of each only the key ranges that are restored."""
+        for changelog, job in self._jobs.items():
+            # Without seams between neighbours: all ranges together are the whole partition, of which nothing is hashed.
+            ranges = WHOLE.minus(WHOLE.minus(job.ranges))
+            self._reader.route(changelog, ranges, suffix=layout.changelog_suffix_bytes(job.restore.spec))
         self._reader.assign({changelog: Position(job.restore.position) for changelog, job in self._jobs.items()})
 
     def _complete(self) -> None:

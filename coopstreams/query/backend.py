@@ -203,7 +203,7 @@ class SourceStatus:
 
 @dataclass(frozen=True, slots=True)
 class RestoreStatus:
-    """The progress of a store's restore. Units: records, records/s, seconds."""
+    """The progress of a store's restore. Units: offsets of the changelog, offsets/s, seconds."""
 
     store: str
     restored: int

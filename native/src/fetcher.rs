@@ -389,9 +389,8 @@ impl Part {
         // Time marks advance stream time, are dropped, and are told from records in Python.
         let slots = router.filter(|_| !pile.rows().iter().any(Pile::is_bare)).map(|router| {
             let rows = pile.rows().iter();
-            router
-                .get()
-                .deal(rows.map(|row| Router::hash(pile.key(row), || row.offset)))
+            let router = router.get();
+            router.deal(rows.map(|row| router.hash(pile.key(row), || row.offset)))
         });
         Self {
             id,

@@ -14,20 +14,26 @@ pub struct Router {
     bounds: Vec<u64>,
     slots: Vec<usize>,
     count: usize,
+    suffix: usize,
 }
 
 #[pymethods]
 impl Router {
     /// `bounds`: where the slot changes. `slots`: the slot before the first bound and from each bound on; `count`, which
-    /// is how many slots there are, stands for none.
+    /// is how many slots there are, stands for none. `suffix`: so many bytes at the end of each key are not hashed.
     #[new]
-    fn new(bounds: Vec<u64>, slots: Vec<usize>, count: usize) -> PyResult<Self> {
+    fn new(bounds: Vec<u64>, slots: Vec<usize>, count: usize, suffix: usize) -> PyResult<Self> {
         if slots.len() != bounds.len() + 1 || slots.iter().any(|&slot| slot > count) {
             return Err(PyTypeError::new_err(
                 "one slot before the first bound and one from each bound on",
             ));
         }
-        Ok(Self { bounds, slots, count })
+        Ok(Self {
+            bounds,
+            slots,
+            count,
+            suffix,
+        })
     }
 
     /// Return the indexes of each slot's records, ascending; a record without a key has the hash of its offset.
@@ -36,9 +42,9 @@ impl Router {
         for (i, key) in keys.iter().enumerate() {
             hashes.push(if key.is_none() {
                 let offset = offsets.get_item(i)?.extract::<i64>()?;
-                Self::hash(None, || offset)
+                self.hash(None, || offset)
             } else {
-                Self::hash(Some(key.cast::<PyBytes>()?.as_bytes()), || 0)
+                self.hash(Some(key.cast::<PyBytes>()?.as_bytes()), || 0)
             });
         }
         Ok(self.deal(hashes.into_iter()))
@@ -47,8 +53,11 @@ impl Router {
 
 impl Router {
     /// The hash of a key, or without one of the record's offset.
-    pub fn hash(key: Option<&[u8]>, offset: impl FnOnce() -> i64) -> u64 {
-        key.map_or_else(|| xxh64(&offset().to_be_bytes(), SEED), |key| xxh64(key, SEED)) >> 1
+    pub fn hash(&self, key: Option<&[u8]>, offset: impl FnOnce() -> i64) -> u64 {
+        key.map_or_else(
+            || xxh64(&offset().to_be_bytes(), SEED),
+            |key| xxh64(&key[..key.len().saturating_sub(self.suffix)], SEED),
+        ) >> 1
     }
 
     /// The indexes of each slot's hashes, ascending.

@@ -61,7 +61,9 @@ def test_the_extension_cuts_as_pure_python_does(
     assert router is not None
     ranges = data.draw(st.lists(st.sampled_from(tiles(bounds)), min_size=1, unique=True))
     columns = columns_of(names)
-    assert Routes(ranges, router=router).split(columns) == Routes(ranges).split(columns)
+    for suffix in (0, 3):
+        native_ones = Routes(ranges, suffix=suffix, router=router).split(columns)
+        assert native_ones == Routes(ranges, suffix=suffix).split(columns)
 
 
 @given(keys, cuts, st.data())

@@ -180,6 +180,24 @@ def test_a_record_without_a_key_has_the_hash_of_its_offset(log: Log, topic: Make
         assert [record.offset for record in records(batches, slot)] == expected
 
 
+def test_the_end_of_keys_is_left_out_of_their_hash_where_a_suffix_is_given(log: Log, topic: MakeTopic) -> None:
+    partition = topic()
+    writer = log.writer()
+    names = [b"key-%d" % number for number in range(50)]
+    keys = [*(name + bytes([number] * 12) for number, name in enumerate(names)), b"", b"short", None]
+    writer.append(partition.topic, keys, [b"v"] * 53, range(53))
+    writer.flush(PATIENCE_S)
+    hashes = [*map(key_hash, names), key_hash(b""), key_hash(b""), offset_hash(52)]
+    ranges = KeyRange.split(5)[1:4]
+    reader = log.reader()
+    reader.assign({partition: Position(0)})
+    reader.route(partition, ranges, suffix=12)
+    batches = to_end(reader, partition)
+    for slot, piece in enumerate(ranges):
+        expected = [offset for offset, hash_ in enumerate(hashes) if hash_ in piece]
+        assert [record.offset for record in records(batches, slot)] == expected
+
+
 def test_a_new_route_counts_from_the_next_fetch(log: Log, topic: MakeTopic) -> None:
     partition = topic()
     fill(log, partition, numbers(100))

@@ -4,6 +4,7 @@ topic.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from unittest.mock import patch
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from coopstreams.log.log import TopicSpec
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.opening import restoring as restoring_module
-from coopstreams.opening.restoring import Restoring
+from coopstreams.opening.restoring import Restoring, Uncounted
 from coopstreams.state import layout
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Engine
@@ -33,6 +34,12 @@ from tests.state.sqlite_engine import Sqlite
 TABLE = StoreSpec("table", "key_value", text, text, logged=False, source="people")
 COUNTS = StoreSpec("counts", "key_value", text, text)
 STORES = (TABLE, COUNTS)
+OF_EACH_KIND = [
+    StoreSpec("all", "key_value", text, text),
+    StoreSpec("all", "window", text, text, window_ms=1, retention_ms=1 << 40),
+    StoreSpec("all", "session", text, text, retention_ms=1 << 40),
+    StoreSpec("all", "buffer", text, text, suffix_bytes=8),
+]
 KEYS = [b"key-%d" % number for number in range(30)]
 Stand = Mapping[str, Mapping[KeyRange, int]]
 
@@ -102,6 +109,46 @@ def test_each_task_gets_the_end_of_its_changelog_and_its_own_position_of_the_sou
         assert rows(database, "counts", parts[number]) == fold(records, parts[number])
         assert database.checkpoint("table", layout.groups_of(parts[number])) == positions[number]
     reading.close()
+
+
+class Counted(Uncounted):
+    """Counts the records that came to the restores of each task."""
+
+    def __init__(self) -> None:
+        self.records: Counter[TaskId] = Counter()
+
+    def restored(self, task: TaskId, store: str, records: int, remaining: int | None = None) -> None:
+        self.records[task] += records
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(OF_EACH_KIND),
+    st.lists(st.integers(0, 40), max_size=80),
+    st.sets(st.integers(0, 4), min_size=1),
+)
+def test_only_the_records_of_the_key_ranges_that_are_restored_come_from_a_changelog(
+    spec: StoreSpec, numbers: list[int], wanted: set[int]
+) -> None:
+    """The hash is that of the plain key, whatever the store adds to it in the changelog."""
+    log = MemoryLog()
+    log.create_topics([TopicSpec("all-log", 1)])
+    plain = [b"key-%d" % number for number in numbers]
+    suffix = layout.changelog_suffix_bytes(spec)
+    log.writer().append("all-log", [key + bytes(suffix) for key in plain], [b"v"] * len(plain), range(len(plain)))
+    database, counted = Database(Memory(), [spec]), Counted()
+    reading = Restoring(log, lambda spec: f"{spec.name}-log", counts=counted)
+    parts = KeyRange.split(5)
+    for number in wanted:
+        reading.add(TaskId(0, 0, parts[number]), [spec], database, {})
+    run(reading)
+    reading.close()
+    for number in range(5):
+        here = {key for key in plain if key_hash(key) in parts[number] and number in wanted}
+        stored = database.scan(spec.name, layout.groups_of(parts[number]).numbers, None, None)
+        assert {key[: len(key) - layout.suffix_bytes(spec)] for key, _ in stored} == here
+    restored = sum(key_hash(key) in parts[number] for key in plain for number in wanted)
+    assert set(counted.records.values()) <= {restored}, "each task counts the records of all that restore with it"
 
 
 def test_a_task_with_parts_at_several_positions_gets_each_as_it_stood() -> None:

@@ -9,7 +9,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from coopstreams.common.config import Config
@@ -18,6 +20,7 @@ from coopstreams.common.metrics import Metrics
 from coopstreams.log.kafka.share import AcquiredRecord
 from coopstreams.log.log import Position, TopicSpec
 from coopstreams.log.memory.log import MemoryLog
+from coopstreams.log.memory.writer import MemoryWriter
 from coopstreams.sharing.group import ShareMembers, share_group
 from coopstreams.sharing.thread import ShareThread
 from coopstreams.sharing.work import SharedWork
@@ -150,6 +153,34 @@ class Member:
                     each.holder = None
 
 
+class LateWriter(MemoryWriter):
+    """A writer whose records are in the log once it has flushed them, as those of Kafka's client.
+
+    `flushes`: whether each flush succeeds; afterwards all do. One that fails has some of its records in the log.
+    """
+
+    def __init__(self, log: MemoryLog, flushes: Iterator[bool]) -> None:
+        super().__init__(log._state, None)
+        self._flushes = flushes
+        self._waiting: list[Callable[[], None]] = []
+
+    def append(self, *columns: Any, **more: Any) -> None:
+        self._waiting.append(partial(super().append, *deepcopy(columns), **deepcopy(more)))
+
+    def flush(self, timeout_s: float) -> None:
+        succeeds = next(self._flushes, True)
+        for write in self._waiting[: None if succeeds else len(self._waiting) // 2]:
+            write()
+        if not succeeds:
+            raise LogError("not all was delivered", retryable=True)
+        self._waiting.clear()
+        super().flush(timeout_s)
+
+    def abort(self) -> None:
+        self._waiting.clear()
+        super().abort()
+
+
 class Instance:
     """Share threads of one process; `log` has their results."""
 
@@ -159,6 +190,7 @@ class Instance:
         group: ShareGroup,
         *,
         threads: int = 1,
+        flushes: Sequence[bool] = (),
         connect: Callable[[], Member] | None = None,
         holds: Callable[[], str] = lambda: "",
         **settings: Any,
@@ -175,9 +207,9 @@ class Instance:
         refusals = Refusals(self.log, config)
         tables: dict[str, TableStore] = {}
         shared = config, self.metrics, Tallies(self.metrics), Sayings(), refusals, lambda _: 1, tables
-        made = []
+        made, outcomes = [], iter(flushes)
         for number in range(threads):
-            writer = self.log.writer()
+            writer = LateWriter(self.log, outcomes)
             works = [
                 SharedWork(number, program, writer, *shared, topology.dead_letter_topics, SYSTEM)
                 for program in programs

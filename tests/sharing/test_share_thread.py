@@ -5,6 +5,7 @@ do.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from datetime import timedelta
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from coopstreams import Retry, StreamsBuilder, serdes
 from coopstreams.log import time_marks
+from coopstreams.tasks.queues import STEP_S
 from coopstreams.topology.errors import ProcessingError
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.graph.topology import Topology
@@ -70,6 +72,34 @@ def test_nothing_is_lost_whenever_members_break(breaks: list[int], waits: bool, 
             until(lambda one=one: settled(group) or not one.events.empty())  # type: ignore[misc]
     assert set(group.over) == {"done"}
     assert results(*made).keys() == {-value for value in range(60)}
+
+
+@given(flushes=st.lists(st.booleans(), max_size=8), threads=st.integers(1, 2))
+@settings(max_examples=20)
+def test_nothing_is_lost_whenever_the_log_does_not_take_results(flushes: list[bool], threads: int) -> None:
+    group = ShareGroup(most=7)
+    for partition in range(2):
+        group.write("in", *encoded(*range(partition, 40, 2)), partition=partition)
+    made = Instance(mapping(lambda value: -value), group, threads=threads, flushes=flushes)
+    with running(made):
+        until(lambda: settled(group))
+    assert results(made).keys() == {-value for value in range(40)}
+
+
+def test_records_that_a_slow_one_leaves_to_the_next_step_are_processed() -> None:
+    group = ShareGroup()
+    for partition in range(2):
+        group.write("in", *encoded(*range(partition, 8, 2)), partition=partition)
+
+    def work(value: int) -> int:
+        if value == 0:
+            time.sleep(1.2 * STEP_S)
+        return value
+
+    made = Instance(mapping(work), group)
+    with running(made):
+        until(lambda: settled(group))
+    assert results(made) == Counter(range(8))
 
 
 def test_it_joins_again_when_the_brokers_are_back() -> None:

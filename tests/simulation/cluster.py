@@ -29,6 +29,10 @@ T = TypeVar("T")
 
 ANSWER_S = 5.0
 """How long a client waits for an answer before it asks again, or says that there is none."""
+KEPT_S = 10.0
+"""`message.timeout.ms`, under at-least-once that of a session: what a process that stood still has not sent by then
+would cover what others have written.
+"""
 MIN_ISR = 2
 """`min.insync.replicas` of all topics; each broker has a replica of each."""
 PATIENCE_S = 30.0
@@ -224,7 +228,7 @@ class MachineLog(SimulatedLog):
     """The `Log` of a machine: patient, as `KafkaLog` is."""
 
     def __init__(self, client: MachineClient) -> None:
-        super().__init__(client, timeout_s=ANSWER_S)
+        super().__init__(client, timeout_s=ANSWER_S, kept_s=KEPT_S)
         self._machine_client = client
 
     def reader(self, *, committed_only: bool = True) -> MachineReader:

@@ -59,9 +59,10 @@ class MemoryReader:
         operator_times: OperatorTimeColumns | None = None,
         *,
         time_marks: bool = False,
+        suffix: int = 0,
     ) -> None:
         """Give each record to the slot of its key range."""
-        self._routes[partition] = Routes(ranges, timestamps, operator_times, time_marks=time_marks)
+        self._routes[partition] = Routes(ranges, timestamps, operator_times, time_marks=time_marks, suffix=suffix)
 
     def hold(self, partition: TopicPartition, held: bool) -> None:
         """Stop or resume returning a partition's records."""

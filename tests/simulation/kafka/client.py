@@ -25,6 +25,10 @@ class Client:
         self.by = by
         self._machine = machine or cluster.clock
 
+    def now(self) -> float:
+        """Return the time of the machine."""
+        return self._machine.now()
+
     def ask(self, kind: Kind, where: Where, effect: Callable[[], T], seconds: float) -> T:
         """Return the answer to a request.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from math import inf
 from typing import TypeVar
 
 from coopstreams.group.requests import FetchedOffset
@@ -22,14 +23,15 @@ class SimulatedLog:
     """The cluster as a process sees it.
 
     `settles`: whether writers finish what hangs of the last transaction under their id, as `KafkaWriter` does.
+    `kept_s`: how long records of no transaction wait to be sent.
     """
 
-    def __init__(self, client: Client, *, timeout_s: float = 30.0, settles: bool = True) -> None:
+    def __init__(self, client: Client, *, timeout_s: float = 30.0, settles: bool = True, kept_s: float = inf) -> None:
         self._client = client
         self._cluster = client.cluster
         self._state = client.cluster.state
         self.timeout_s = timeout_s
-        self._settles = settles
+        self._settles, self._kept_s = settles, kept_s
 
     def reader(self, *, committed_only: bool = True) -> SimulatedReader:
         """Return a reader of committed records only, or of all."""
@@ -40,7 +42,7 @@ class SimulatedLog:
     ) -> SimulatedWriter:
         """Return a writer; a transactional one takes over its id."""
         looks = (written or self.partitions) if self._settles else None
-        return SimulatedWriter(self._client, transactional_id, self.end_offset, self.timeout_s, looks)
+        return SimulatedWriter(self._client, transactional_id, self.end_offset, self.timeout_s, looks, self._kept_s)
 
     def settle(self, dead: Callable[[str], bool], written: Collection[str]) -> None:
         """End what transactions of ids that nobody uses any more left open in these topics although they have ended."""

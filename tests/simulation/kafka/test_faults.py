@@ -383,6 +383,18 @@ def test_records_that_are_not_acknowledged_are_there_or_not_or_come_when_others_
     assert values(read_all(setting.log, A)) == ["old"] * now + ["new"] + ["old"] * (later - now)
 
 
+def test_records_that_waited_with_a_client_that_stood_still_are_given_up() -> None:
+    setting = Setting()
+    zombie = SimulatedLog(Client(setting.cluster, "zombie"), kept_s=10.0).writer()
+    write(zombie, A, ["old"])
+    setting.pass_time(11.0)
+    with pytest.raises(DeliveryError, match="waited for too long"):
+        zombie.flush(1)
+    write(zombie, A, ["new"])
+    zombie.flush(1)
+    assert values(read_all(setting.log, A)) == ["new"]
+
+
 @pytest.mark.parametrize(
     ("rules", "there"),
     [((), []), ((On("append", Early(), where=B),), ["b"]), ((On("append", Early(), where=A),), ["a"])],

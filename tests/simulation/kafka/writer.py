@@ -30,13 +30,16 @@ class _Batch(NamedTuple):
     values: Sequence[bytes | None]
     timestamps: Int64s
     headers: Sequence[Headers | None] | None
+    since: float
+    """When they were taken."""
 
 
 class SimulatedWriter:
     """Writes to a simulated cluster. One thread.
 
     `end_offset`: asked where a partition ends in which this writer does not know its last record. `written`: the topics
-    that are looked through for what hangs; None: nobody looks, as no other client does.
+    that are looked through for what hangs; None: nobody looks, as no other client does. `kept_s`: records of no
+    transaction that wait longer to be sent are given up, as by `message.timeout.ms`.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class SimulatedWriter:
         end_offset: Callable[[TopicPartition], int],
         timeout_s: float,
         written: Callable[[], Collection[str]] | None,
+        kept_s: float,
     ) -> None:
         self._client = client
         self._cluster = client.cluster
@@ -53,6 +57,7 @@ class SimulatedWriter:
         self._end_offset = end_offset
         self._timeout_s = timeout_s
         self._written = written
+        self._kept_s = kept_s
         self._queue: dict[TopicPartition, list[_Batch]] = {}
         self._delivered: dict[TopicPartition, int] = {}
         self._failure: LogError | None = None
@@ -99,6 +104,7 @@ class SimulatedWriter:
                 [values[i] for i in rows],
                 [timestamps[i] for i in rows],
                 None if headers is None else [headers[i] for i in rows],
+                self._client.now(),
             )
             self._queue.setdefault(partition, []).append(batch)
             if self._cluster.heed(Call("append", partition, self._client.by)) == Early() and self._failure is None:
@@ -228,6 +234,8 @@ class SimulatedWriter:
     def _send(self, partition: TopicPartition, timeout_s: float) -> None:
         """Send what waits for one partition, as one request."""
         batches, session, state = self._queue.pop(partition), self._session, self._cluster.state
+        if self._id is None and self._client.now() - batches[0].since > self._kept_s:
+            raise DeliveryError(f"records for {partition} have waited for too long", retryable=True)
 
         def effect() -> int:
             topic = state.topics.get(partition.topic)
@@ -239,7 +247,7 @@ class SimulatedWriter:
                 self._enter(session)
             stored = state.partition(partition)
             for batch in batches:
-                state.append(stored, *batch, session)
+                state.append(stored, *batch[:4], session)
             state.changed.notify_all()
             return stored.end
 
