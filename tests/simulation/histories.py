@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack
 from itertools import count
@@ -76,7 +77,8 @@ def play(history: History, only: Collection[int] | None = None) -> tuple[World, 
     world = World(history.seed, PROGRAMS[history.program], exactly_once=history.guarantee == EXACTLY_ONCE)
     try:
         with ExitStack() as stack:
-            for where, name, stands_in in [*_MADE, *IN_PLACE]:
+            # temporary folders, too, are in memory: a history makes a dozen of them
+            for where, name, stands_in in [*_MADE, *IN_PLACE, (tempfile, "tempdir", str(world.folder))]:
                 stack.enter_context(patch.object(where, name, stands_in))
             world.run(STEPS, only)
     except ViolationError as violation:
