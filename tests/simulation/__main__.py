@@ -111,11 +111,12 @@ def _end(interrupted: Event, *_: object) -> None:
 
 
 def _find_again(name: str, planted: Planted) -> int:
-    """Put a bug in, and return 0 if the seed that found it, or one of the next, does so again."""
+    """Put a bug in, and return 0 if the seed by which its oracle found it, or one of the next, finds it again."""
     assert planted.seed is not None
     with planted.put_in():
         for history in histories(range(planted.seed, planted.seed + WITHIN), planted.guarantee, planted.program):
-            if wrong := play(history)[1]:
+            wrong = play(history)[1]
+            if wrong is not None and wrong.oracle == planted.oracle:
                 print(f"{name}: found, {history}: {str(wrong)[:100]}", flush=True)
                 return 0
     print(f"{name}: not found", flush=True)
