@@ -68,8 +68,10 @@ COLLECTED = 16
 _PLAYED = count()
 
 
-def play(history: History, only: Collection[int] | None = None) -> tuple[World, ViolationError | None]:
-    """Return the world of a history at its end, and what was wrong in it. `only`: see `World.run`."""
+def play(
+    history: History, only: Collection[int] | None = None, steps: int = STEPS
+) -> tuple[World, ViolationError | None]:
+    """Return the world of a history of so many steps at its end, and what was wrong in it. `only`: see `World.run`."""
     gc.disable()
     if next(_PLAYED) % COLLECTED == 0:
         gc.collect()
@@ -80,7 +82,7 @@ def play(history: History, only: Collection[int] | None = None) -> tuple[World, 
             # temporary folders, too, are in memory: a history makes a dozen of them
             for where, name, stands_in in [*_MADE, *IN_PLACE, (tempfile, "tempdir", str(world.folder))]:
                 stack.enter_context(patch.object(where, name, stands_in))
-            world.run(STEPS, only)
+            world.run(steps, only)
     except ViolationError as violation:
         return world, violation
     finally:

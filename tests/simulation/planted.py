@@ -436,7 +436,7 @@ PLANTED: dict[str, Planted] = {
     "results beside changelogs": Planted(_told_in_state_only, None, "windows that close", AT_LEAST_ONCE),
     "a cancel that nobody hears": Planted(_silent_opener, 9, "a table on its source", oracle="progress"),
     "whoever wakes is sure": Planted(_always_sure, 76, "a join with a table", oracle="answers"),
-    "an error of before counts": Planted(_hasty),
+    "an error of before counts": Planted(_hasty, 76, "a count behind a repartition", oracle="errors"),
     "one question for all offsets": Planted(_one_question, None, "a join with a table"),
     "one version for all": Planted(_one_version, 11, "a count behind a repartition", oracle="progress"),
     "beside an unreadable record": Planted(_unreadable_skipped, 0, "a count", oracle="progress"),
