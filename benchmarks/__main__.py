@@ -1,4 +1,4 @@
-"""Records per second of one process, next to a bare loop with the same parts: `python -m benchmarks [--records N]`.
+"""Records per second of one process, next to bare loops with the same parts: `python -m benchmarks [--records N]`.
 
 Each case runs in a process of its own, on a fresh group, against one real broker on this machine. Compare the ratios
 within one run: machines differ, and are noisy. Where the extension `coopstreams-native` is installed, each case runs in
@@ -11,6 +11,7 @@ pure Python and natively, by turns; and so do other frameworks that `python -m b
     windowed sum     a sum for each key and minute by a function, record cache on
     windowed field   the same sum by what a native plane knows: a field of the value, and operator.add
     bare loop        consume -> dict -> changelog and output and RocksDB at each commit, by hand, without a framework
+    bare stateless   the first case by hand
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from coopstreams.common.java import find_java
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.log.kafka.native import SETTING, data_plane
 
-BARE = "bare loop"
+BARE = {"bare loop": "bare_loop.py", "bare stateless": "bare_stateless.py"}
+"""The loops without a framework."""
 SOURCE = "bench-in"
 HERE = Path(__file__).parent
 DOCUMENT = HERE.parent / "docs" / "performance.md"
@@ -72,8 +74,9 @@ def entries(
         command = [*run, f"{HERE / 'apps.py'}:{topology}", *common, "--http", "", *flags]
         found += [(plane, Case(name, command, {**environment, SETTING: PLANES[plane]})) for plane in wanted_planes]
         found += [(peer.name, case) for peer, case in others if case.name == name]
-    if wanted in BARE:
-        found.append((BARE, Case(BARE, [sys.executable, str(HERE / "bare_loop.py")], environment)))
+    for name, script in BARE.items():
+        if wanted in name:
+            found.append((name, Case(name, [sys.executable, str(HERE / script)], environment)))
     return found
 
 
@@ -84,7 +87,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1, help="a figure is the median of so many turns")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--planes", nargs="+", choices=PLANES, default=planes(), help="data planes, by turns")
-    parser.add_argument("--no-peers", action="store_true", help="only coopstreams and the bare loop")
+    parser.add_argument("--no-peers", action="store_true", help="only coopstreams and the bare loops")
     parser.add_argument(
         "--limit", type=float, default=90.0, metavar="S", help="so long at most each time: slow ones do fewer records"
     )
@@ -105,7 +108,7 @@ def main() -> None:
                     try:
                         found = _measured(admin, offsets, case, f"{case.name}-{who}-{round_}", arguments)
                     except MeasurementError as error:
-                        if who in PLANES or who == BARE:
+                        if who in PLANES or who in BARE:
                             raise SystemExit(str(error)) from None
                         console.print(f"{who} is left out: {error}")
                         continue

@@ -12,6 +12,7 @@ lower priority (the interpreter's lock knows none).
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -25,7 +26,7 @@ LOOK_S = 0.1
 
 
 class CpuBudget:
-    """The CPU time of one event loop, and of the functions that it has `counted`. `share` of a core; None: no bound."""
+    """The CPU time of one event loop, and of functions on other threads. `share` of a core; None: no bound."""
 
     def __init__(
         self,
@@ -38,6 +39,10 @@ class CpuBudget:
         self._share, self._busy, self._now, self._cpu = share, busy, now, cpu
         self._elsewhere = 0.0
         """CPU time of counted functions, on other threads."""
+        self._here = 0.0
+        self._seen: float | None = None
+        """CPU time of the loop's thread, since it was first seen; what its clock showed then."""
+        self._guard = threading.Lock()
         self._left = BURST_S
         self._at: tuple[float, float] | None = None
         self._line = asyncio.Lock()
@@ -51,14 +56,25 @@ class CpuBudget:
                 await asyncio.sleep(min(wait_s, LOOK_S))
 
     def wait_s(self, share: float) -> float:
-        """Return how long until something may be spent; 0: now."""
-        now, used = self._now(), self._cpu() + self._elsewhere
-        if self._at is not None:
-            self._left = min(BURST_S, self._left + share * (now - self._at[0]) - (used - self._at[1]))
-        self._at = now, used
-        if not self._busy():
-            self._left = BURST_S
-        return 0.0 if self._left > 0 else 0.001 - self._left / share
+        """Return how long until something may be spent; 0: now. On the loop's thread."""
+        cpu = self._cpu()
+        self._here += 0.0 if self._seen is None else cpu - self._seen
+        self._seen = cpu
+        return self._wait_s(share)
+
+    def wait_elsewhere_s(self) -> float:
+        """Return the same, on another thread."""
+        return 0.0 if self._share is None else min(LOOK_S, self._wait_s(self._share))
+
+    def _wait_s(self, share: float) -> float:
+        with self._guard:
+            now, used = self._now(), self._here + self._elsewhere
+            if self._at is not None:
+                self._left = min(BURST_S, self._left + share * (now - self._at[0]) - (used - self._at[1]))
+            self._at = now, used
+            if not self._busy():
+                self._left = BURST_S
+            return 0.0 if self._left > 0 else 0.001 - self._left / share
 
     def counted(self, function: Callable[[], T]) -> Callable[[], T]:
         """Return a function for another thread, whose CPU time counts."""

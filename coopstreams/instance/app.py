@@ -23,7 +23,7 @@ from coopstreams.query import reports
 from coopstreams.query.access import Access
 from coopstreams.query.asked import RequestLimits
 from coopstreams.query.problems import moving, unknown_store
-from coopstreams.query.server import QueryServer, url_of
+from coopstreams.query.serving.server import QueryServer, url_of
 from coopstreams.tasks.lifecycle import (
     Lifecycle,
     RestoreListener,

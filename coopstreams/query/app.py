@@ -48,7 +48,7 @@ from coopstreams.query.feed import EVENTS, StatusFeed
 from coopstreams.query.openapi import description
 from coopstreams.query.pages import Page, Query
 from coopstreams.query.peers import FORWARDED, INSTANCE, PART_TYPE, Peers, check_hop
-from coopstreams.query.problems import body_of, moving, timed_out
+from coopstreams.query.problems import body_of, headers_of, internal, moving, timed_out
 from coopstreams.query.router import Asked
 from coopstreams.query.service import QueryService
 from coopstreams.topology.errors import ConfigError, QueryError
@@ -70,7 +70,7 @@ class QueryApp:
         self._limits = limits
         self._access = access
         self._service: QueryService
-        self._budget: CpuBudget
+        self.budget = CpuBudget(limits.cpu_share, backend.busy)
         self._feed: StatusFeed
 
     def starlette(self) -> Starlette:
@@ -108,8 +108,7 @@ class QueryApp:
     @asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         peers = Peers(self._backend, self._access, self._limits.connect_s)
-        self._budget = CpuBudget(self._limits.cpu_share, self._backend.busy)
-        self._service = QueryService(self._backend, peers, self._limits, self._budget)
+        self._service = QueryService(self._backend, peers, self._limits, self.budget)
         self._feed = StatusFeed(lambda: self._service.status("any"), self._limits.stream_every_s, self._limits.streams)
         certificates = self._access.certificates
         renewing = None if certificates is None else asyncio.create_task(_renew(certificates))
@@ -276,7 +275,7 @@ class QueryApp:
                 check_hop(request.headers, self._backend.placement(), self._backend.application)
             async with asyncio.timeout(self._limits.request_s):
                 if role == "read":  # how it stands, and whether it lives, is answered in any case
-                    await self._budget.turn()
+                    await self.budget.turn()
                 return await answer(request)
         except QueryError as error:
             return _failure(error)
@@ -284,7 +283,7 @@ class QueryApp:
             return _failure(timed_out(f"no answer within {self._limits.request_s:g} s"))
         except Exception as error:
             log.exception("%s %s failed", request.method, request.url.path)
-            return _failure(QueryError("INTERNAL", f"{type(error).__name__}: {error}", status=500))
+            return _failure(internal(error))
 
     async def _no_route(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
@@ -355,12 +354,7 @@ def _json(body: bytes, status: int = 200) -> Response:
 
 
 def _failure(error: QueryError) -> Response:
-    response = _json(body_of(error), error.status)
-    if error.retry_after_ms is not None:
-        response.headers["retry-after"] = str(max(1, -(-error.retry_after_ms // 1000)))
-    if error.code == "UNAUTHORIZED":
-        response.headers["www-authenticate"] = "Bearer"
-    return response
+    return Response(body_of(error), error.status, headers_of(error), media_type=JSON)
 
 
 def _parameters(request: Request, *known: str) -> Parameters:

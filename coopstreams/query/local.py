@@ -31,6 +31,12 @@ Lookup: TypeAlias = tuple[str, bytes, KeyLocation]
 Times: TypeAlias = tuple[int, int]
 """The first and the last moment (ms) of a request, both inclusive."""
 
+About: TypeAlias = dict[str, Any]
+"""The fields of an answer about the owner of its key."""
+
+Row: TypeAlias = tuple[bytes, int]
+"""The value and the timestamp of a row."""
+
 _Rows: TypeAlias = Iterable[tuple[bytes, int, StoredRow]]
 
 
@@ -46,18 +52,11 @@ class LocalReader:
         Raises:
             QueryError: KEY_NOT_FOUND, or TASK_MOVING if the range was not open all the time.
         """
-        fields, found = self._look_up(store, wanted)
-        if found is None:
-            raise key_not_found(store.name, wanted[0], {"store": store.name} | fields)
-        return to_json({"store": store.name} | fields | found, _where(store, wanted[0]))
+        return point_of(store, wanted, *self._row(store, wanted))
 
     def points(self, store: StoreInfo, wanted: Sequence[Lookup]) -> list[bytes]:
         """Return the JSON of several keys; a missing one has `found` false."""
-        entries = []
-        for one in wanted:
-            fields, found = self._look_up(store, one)
-            entries.append(to_json(fields | {"found": found is not None} | (found or {}), _where(store, one[0])))
-        return entries
+        return [entry_of(store, one, *self._row(store, one)) for one in wanted]
 
     def windows(self, store: StoreInfo, wanted: Lookup, times: Times, limit: int) -> bytes:
         """Return the JSON of a key's windows that start within `times`, ascending; `more`: the limit cut some off."""
@@ -139,27 +138,14 @@ class LocalReader:
                 sizes[name] = sum(view.store.approximate_count() for view in views)
         return sizes
 
-    def _look_up(self, store: StoreInfo, wanted: Lookup) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """Return the fields about key and owner, and those about value and timestamp, None if the key is missing."""
-        text, key, at = wanted
+    def _row(self, store: StoreInfo, wanted: Lookup) -> tuple[About, Row | None]:
+        """Return the fields about a key's owner, and its row."""
+        _, key, at = wanted
         if store.kind == "global":
-            found = self.global_table(store).get(key)
-            about: dict[str, Any] = {
-                "partition": None,
-                "key_range": None,
-                "owner": self._backend.placement().here,
-                "epoch": None,
-                "lag": None,
-            }
-        else:
-            with self.reading(store, at) as view:
-                found = view.store.get(key)
-                about = self._about(view)
-        value = None if found is None else row_value(store, found[0], _where(store, text))
-        fields = {"key": show_key(store.key, key)} | about
-        if found is None or value is None:
-            return fields, None
-        return fields, {"value": value[0], **row_headers(store, found[0]), "timestamp": found[1]}
+            return about_global(self._backend.placement().here), self.global_table(store).get(key)
+        with self.reading(store, at) as view:
+            row = view.store.get(key)
+            return self._about(view), row
 
     def global_table(self, store: StoreInfo) -> GlobalView:
         """Return a global table.
@@ -195,14 +181,8 @@ class LocalReader:
             with _owned_throughout(views):
                 yield views
 
-    def _about(self, view: OpenView) -> dict[str, Any]:
-        return {
-            "partition": view.task.partition,
-            "key_range": str(view.task.key_range),
-            "owner": self._backend.placement().here,
-            "epoch": view.epoch,
-            "lag": view.lag,
-        }
+    def _about(self, view: OpenView) -> About:
+        return about_of(view, self._backend.placement().here)
 
     def _cover(self, view: OpenView) -> Cover:
         task = view.task
@@ -214,6 +194,52 @@ class LocalReader:
             view.epoch,
             view.lag,
         )
+
+
+def about_of(view: OpenView, here: str) -> About:
+    """Return the fields about the owner of the keys of a view; `here` is this instance."""
+    return {
+        "partition": view.task.partition,
+        "key_range": str(view.task.key_range),
+        "owner": here,
+        "epoch": view.epoch,
+        "lag": view.lag,
+    }
+
+
+def about_global(here: str) -> About:
+    """Return these fields of a global table."""
+    return {"partition": None, "key_range": None, "owner": here, "epoch": None, "lag": None}
+
+
+def point_of(store: StoreInfo, wanted: Lookup, about: About, row: Row | None) -> bytes:
+    """Return the JSON of a key whose row was read here.
+
+    Raises:
+        QueryError: KEY_NOT_FOUND, or UNREADABLE.
+    """
+    fields, found = _fields_of(store, wanted, about, row)
+    if found is None:
+        raise key_not_found(store.name, wanted[0], {"store": store.name} | fields)
+    return to_json({"store": store.name} | fields | found, _where(store, wanted[0]))
+
+
+def entry_of(store: StoreInfo, wanted: Lookup, about: About, row: Row | None) -> bytes:
+    """Return the JSON of a key among several; if it is missing, `found` is false."""
+    fields, found = _fields_of(store, wanted, about, row)
+    return to_json(fields | {"found": found is not None} | (found or {}), _where(store, wanted[0]))
+
+
+def _fields_of(
+    store: StoreInfo, wanted: Lookup, about: About, row: Row | None
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Return the fields about key and owner, and those about value and timestamp, None if the key is missing."""
+    text, key, _ = wanted
+    value = None if row is None else row_value(store, row[0], _where(store, text))
+    fields = {"key": show_key(store.key, key)} | about
+    if row is None or value is None:
+        return fields, None
+    return fields, {"value": value[0], **row_headers(store, row[0]), "timestamp": row[1]}
 
 
 def decided(placement: Placement, store: StoreInfo, at: KeyLocation, asked: Asked) -> Here | There:

@@ -100,6 +100,21 @@ def body_of(error: QueryError) -> bytes:
     return orjson.dumps(body | dict(error.details))
 
 
+def headers_of(error: QueryError) -> dict[str, str]:
+    """Return the headers that go with the body of an error."""
+    headers = {}
+    if error.retry_after_ms is not None:
+        headers["retry-after"] = str(max(1, -(-error.retry_after_ms // 1000)))
+    if error.code == "UNAUTHORIZED":
+        headers["www-authenticate"] = "Bearer"
+    return headers
+
+
+def internal(error: Exception) -> QueryError:
+    """Return the error for an exception that nobody expected."""
+    return QueryError("INTERNAL", f"{type(error).__name__}: {error}", status=500)
+
+
 def error_of(status: int, body: bytes) -> QueryError:
     """Return the error that a body carries; INTERNAL if it carries none."""
     try:

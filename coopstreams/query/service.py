@@ -24,7 +24,7 @@ from coopstreams.query import reports
 from coopstreams.query.asked import RequestLimits
 from coopstreams.query.backend import Backend, Kind, Peer, StoreInfo
 from coopstreams.query.formats import parse_key
-from coopstreams.query.local import LocalReader, Times, decided
+from coopstreams.query.local import LocalReader, Lookup, Times, decided
 from coopstreams.query.pages import Page, PartialPage, Query, page_of
 from coopstreams.query.paths import key_batches, path_text, store_path
 from coopstreams.query.peers import Peers
@@ -71,14 +71,11 @@ class QueryService:
         Raises:
             QueryError: UNKNOWN_STORE.
         """
-        stores = self.backend.stores()
-        if name not in stores:
-            raise unknown_store(name, list(stores))
-        return stores[name]
+        return store_named(self.backend, name)
 
     async def point(self, store: StoreInfo, text: str, asked: Asked) -> bytes:
         """Return the JSON of one key."""
-        _expect(store, *WITH_VALUES)
+        expect(store, *WITH_VALUES)
         key = parse_key(store.key, text)
         path = store_path(store.name, f"keys/{path_text(text)}")
         at = locate(store, key)
@@ -86,7 +83,7 @@ class QueryService:
 
     async def windows(self, store: StoreInfo, text: str, times: Times, limit: int, asked: Asked) -> bytes:
         """Return the JSON of one key's windows."""
-        _expect(store, "window")
+        expect(store, "window")
         key = parse_key(store.key, text)
         path = store_path(store.name, f"windows/{path_text(text)}?from={times[0]}&to={times[1]}&limit={limit}")
         at = locate(store, key)
@@ -96,7 +93,7 @@ class QueryService:
 
     async def sessions(self, store: StoreInfo, text: str, times: Times, limit: int, asked: Asked) -> bytes:
         """Return the JSON of one key's sessions."""
-        _expect(store, "session")
+        expect(store, "session")
         key = parse_key(store.key, text)
         path = store_path(store.name, f"sessions/{path_text(text)}?from={times[0]}&to={times[1]}&limit={limit}")
         at = locate(store, key)
@@ -106,7 +103,7 @@ class QueryService:
 
     async def versions(self, store: StoreInfo, text: str, times: Times, asked: Asked) -> bytes:
         """Return the JSON of one key's versions."""
-        _expect(store, "versioned")
+        expect(store, "versioned")
         key = parse_key(store.key, text)
         path = store_path(store.name, f"versions/{path_text(text)}?from={times[0]}&to={times[1]}")
         at = locate(store, key)
@@ -114,13 +111,8 @@ class QueryService:
 
     async def points(self, store: StoreInfo, texts: Sequence[str], asked: Asked) -> bytes:
         """Return the JSON of several keys, in the order of the request; while one of them moves, the request fails."""
-        _expect(store, *WITH_VALUES)
-        if not 1 <= len(texts) <= self.limits.max_keys:
-            raise bad_request(
-                "BAD_PARAMETER", f"give 1 to {self.limits.max_keys} keys as ?key=a&key=b, not {len(texts)}"
-            )
-        keys = [parse_key(store.key, text) for text in texts]
-        locations = [locate(store, key) for key in keys]
+        wanted = keys_of(store, texts, self.limits.max_keys)
+        locations = [at for _, _, at in wanted]
 
         async def attempt() -> bytes:
             here, there = self._split(store, locations, asked)
@@ -130,8 +122,8 @@ class QueryService:
                 for index, entry in zip(indices, await found, strict=True):
                     entries[index] = orjson.Fragment(entry) if isinstance(entry, bytes) else entry
 
-            wanted = [(texts[i], keys[i], locations[i]) for i in here]
-            fills = [fill(here, self._run(self._gets, lambda: self._local.points(store, wanted)))] if here else []
+            mine = [wanted[i] for i in here]
+            fills = [fill(here, self._run(self._gets, lambda: self._local.points(store, mine)))] if here else []
             fills += [
                 fill(indices, self._ask_points(store, owner, [texts[i] for i in indices])) for owner, indices in there
             ]
@@ -309,7 +301,32 @@ def _part_path(store: StoreInfo, query: Query) -> str:
     return store_path(store.name, f"range?query={msgspec.msgpack.encode(query).hex()}")
 
 
-def _expect(store: StoreInfo, *kinds: Kind) -> None:
+def store_named(backend: Backend, name: str) -> StoreInfo:
+    """Return a store.
+
+    Raises:
+        QueryError: UNKNOWN_STORE.
+    """
+    stores = backend.stores()
+    if name not in stores:
+        raise unknown_store(name, list(stores))
+    return stores[name]
+
+
+def keys_of(store: StoreInfo, texts: Sequence[str], most: int) -> list[Lookup]:
+    """Return the keys of a request for several.
+
+    Raises:
+        QueryError: WRONG_KIND, BAD_PARAMETER: none, or too many; BAD_KEY.
+    """
+    expect(store, *WITH_VALUES)
+    if not 1 <= len(texts) <= most:
+        raise bad_request("BAD_PARAMETER", f"give 1 to {most} keys as ?key=a&key=b, not {len(texts)}")
+    keys = [parse_key(store.key, text) for text in texts]
+    return [(text, key, locate(store, key)) for text, key in zip(texts, keys, strict=True)]
+
+
+def expect(store: StoreInfo, *kinds: Kind) -> None:
     """Raise WRONG_KIND if the request does not fit the kind of the store; the message names one that does."""
     if store.kind not in kinds:
         kind = "global table" if store.kind == "global" else f"{store.kind.replace('_', '-')} store"

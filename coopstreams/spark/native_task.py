@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from coopstreams.spark.native_frames import Facts
 from coopstreams.spark.task import TaskAttempt, TaskWork, attempt
+from coopstreams.state.task_state import NO_TABLES
 from coopstreams.topology.stores import window_key
 
 
@@ -36,7 +37,7 @@ class _Folded(TaskAttempt):
     """One attempt of one task."""
 
     def __init__(self, work: TaskWork, number: int, closing: ExitStack, facts: Facts | None) -> None:
-        super().__init__(work, number, closing)
+        super().__init__(work, number, closing, tables=NO_TABLES)
         if facts is None:
             return  # its partition has no record
         (source,) = self._topics

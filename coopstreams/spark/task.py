@@ -30,6 +30,7 @@ import pyarrow as pa
 from coopstreams.commit.progress import Progress
 from coopstreams.common.config import Config
 from coopstreams.common.host import Timed
+from coopstreams.log.kafka.native import native_tables
 from coopstreams.log.log import Position, RecordBatch
 from coopstreams.spark.changelog_rows import record_of, visible
 from coopstreams.spark.history.global_tables import Cut, read_rows, tables_of
@@ -45,7 +46,7 @@ from coopstreams.state.database import Database
 from coopstreams.state.manifest import Slice
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.snapshot import SnapshotWriter
-from coopstreams.state.task_state import TaskState
+from coopstreams.state.task_state import MakeTable, TaskState
 from coopstreams.tasks.failures import FATES, Answer, dead_letter_topics, handler
 from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.tally import Tally
@@ -62,6 +63,9 @@ from coopstreams.topology.task_id import TaskId
 
 BUFFER_BYTES = 64 << 20
 """The size of a task's write buffers at which they are flushed to its database."""
+
+LARGEST_STEP = 10_000
+"""Records of a step: those of an Arrow batch. The clock stands still, so no step is ever found to be too large."""
 
 NOT_WRITTEN = "left out; no dead letter is written, because the run has outputs none"
 
@@ -154,7 +158,10 @@ def attempt(
 class TaskAttempt:
     """One attempt of one task."""
 
-    def __init__(self, work: TaskWork, number: int, closing: ExitStack) -> None:
+    def __init__(
+        self, work: TaskWork, number: int, closing: ExitStack, *, tables: Mapping[str, MakeTable] | None = None
+    ) -> None:
+        """`tables`: the stores that are made in another way than usual; None: known folds, natively where it can be."""
         topology = unship(work.shipped)
         round_ = round_of(topology, work.subtopology, work.round)
         program = compile_subtopology(topology, round_.part)
@@ -173,7 +180,12 @@ class TaskAttempt:
             Rocks(Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="coopstreams-backfill-")))), self._specs
         )
         closing.callback(self._database.close)
-        self._state = TaskState(self._database, self._specs, self.id.key_range, BUFFER_BYTES)
+        # With caching, a question or answer would wait for a flush, and meet other rows than those it is about.
+        caching = work.config["statestore.cache.max.bytes"] > 0 and not round_.placed
+        if tables is None:
+            # Their updates may follow the records of a batch, and a placed one has the time of its record.
+            tables = {} if round_.placed else native_tables(program.subtopology, work.config, caching=caching)
+        self._state = TaskState(self._database, self._specs, self.id.key_range, BUFFER_BYTES, tables)
         self._read, self._dropped = Counter[str](), Counter[str]()
         self._stream_times, self._times = dict[str, int](), dict[str, int]()
         self._now = -1
@@ -187,8 +199,6 @@ class TaskAttempt:
         on_failure = handler(
             self.id, work.config, tally.failure, self._dead_letter, self._sayings, fates, topics=topics
         )
-        # With caching, a question or answer would wait for a flush, and meet other rows than those it is about.
-        caching = work.config["statestore.cache.max.bytes"] > 0 and not round_.placed
         rows = read_rows(work.config.client, tables_of(topology, program.subtopology), work.global_tables, on_failure)
         for each in rows.values():
             closing.callback(each.close)
@@ -204,6 +214,7 @@ class TaskAttempt:
             global_tables=rows,
             output=lambda topic: PlacedOutput(topic, self._time) if topic in round_.placed else Output(topic),
             host=Timed(lambda: 0),
+            first_step=LARGEST_STEP,
         )
         closing.callback(self._task.close)
         self._counts = round_.is_last
@@ -284,11 +295,9 @@ class TaskAttempt:
         """Return records as a reader would return them."""
         columns = columns_of(rows, offsets)
         columns.stream_times = rows.column("stream_time").to_pylist()
-        operator_times = rows.column("operator_times")
-        if operator_times.null_count == 0:
-            columns.operator_times = [
-                list(operator_time) for operator_time in zip(*operator_times.to_pylist(), strict=True)
-            ]
+        operator_times = rows.column("operator_times").flatten().to_pylist()
+        width = len(operator_times) // len(columns)  # each record has as many
+        columns.operator_times = [operator_times[number::width] for number in range(width)]
         self._read[source.topic] += len(columns)
         return RecordBatch(source, 0, columns, offsets[-1] + 1, columns.stream_times[-1], at_end=False)
 

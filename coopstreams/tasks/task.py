@@ -25,7 +25,7 @@ from coopstreams.state.checkpoints import NEVER_TRUE
 from coopstreams.state.task_state import ChangelogBatch, TaskState
 from coopstreams.tasks.heat import Heat
 from coopstreams.tasks.pending_calls import PendingCalls
-from coopstreams.tasks.queues import FIRST_STEP, STEP_S, Pace, SourceQueues, Step
+from coopstreams.tasks.queues import FIRST_STEP, MOST_AT_ONCE, STEP_S, Pace, SourceQueues, Step
 from coopstreams.tasks.tally import Tally
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.outputs import Output
@@ -95,8 +95,12 @@ class Task:
         output: Callable[[str], Output] = Output,
         host: Host = SYSTEM,
         spans: RecordSpans | None = None,
+        first_step: int = FIRST_STEP,
     ) -> None:
-        """`by_key`: records may pass others that wait for calls, where the order of each key suffices."""
+        """`by_key`: records may pass others that wait for calls, where the order of each key suffices.
+
+        `first_step`: the records of the first step. An owner that nothing waits for needs no small one.
+        """
         by_key = by_key and program.keys_suffice
         self._spans = spans
         if spans is not None:
@@ -151,7 +155,7 @@ class Task:
         """What applies its records to a place outside of Kafka; None: it has no such sink."""
         if opened.sink is not None and (sink := program.subtopology.applies_to) is not None:
             self.applying = Applying(opened.sink, sink.name, opened.sources[0], opened.progress, on_failure)
-        self._pace = Pace(None if self.applying is None else MOST_APPLIED)
+        self._pace = Pace(None if self.applying is None else MOST_APPLIED, first_step)
         self.idle_ms = program.idle_ms
         self._sinks = {node.topic: node.name for node in program.subtopology.nodes if isinstance(node, Sink)}
         self._singles: deque[Step] = deque()
@@ -169,7 +173,7 @@ class Task:
         `single`: one record at most, so that `refused` knows the source record of an output.
         """
         began = now = self._host.now()
-        first_ms, more = -1, False
+        first_ms, more, done = -1, False, 0
         for step in self._steps(now, single=single):
             self._at = step
             columns = step.columns if self.calls is not None else self.progress.unseen(step.source, step.columns)
@@ -190,7 +194,8 @@ class Task:
                     self.program.advance(*reached)
             before, now = now, self._host.now()
             self._pace.took(len(step.columns), now - before)
-            if single or now - began > STEP_S or len(self.program.applied) >= MOST_APPLIED:
+            done += len(step.columns)
+            if single or done >= MOST_AT_ONCE or now - began > STEP_S or len(self.program.applied) >= MOST_APPLIED:
                 more = True
                 break
         if first_ms >= 0:  # once a batch: the clock and the histogram cost as much as a few records

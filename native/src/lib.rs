@@ -3,12 +3,16 @@
 //! `librdkafka`: its functions · `client`: a producer, seen from inside librdkafka · `appender`: columns of Python to
 //! records · `consumer`: a consumer, `pile`: what it has fetched of one partition, `fetcher`: that as columns of Python ·
 //! `router`: records to key ranges · `rows`: the write buffer of an aggregation. `docs/architecture.md` says where it plugs in, `coopstreams/log/kafka/native.py` when
-//! it is used.
+//! it is used. Apart from Kafka: `front`, the connections of the query server, one in `front_connection`, what it asks in
+//! `front_request`.
 
 mod appender;
 mod client;
 mod consumer;
 mod fetcher;
+mod front;
+mod front_connection;
+mod front_request;
 mod librdkafka;
 mod pile;
 mod router;
@@ -29,6 +33,9 @@ mod coopstreams_native {
     use super::fetcher::Fetcher;
 
     #[pymodule_export]
+    use super::front::Front;
+
+    #[pymodule_export]
     use super::router::Router;
 
     #[pymodule_export]
@@ -36,7 +43,7 @@ mod coopstreams_native {
 
     /// Which calls there are, and what they mean: coopstreams refuses another one.
     #[pymodule_export]
-    const INTERFACE: u32 = 5;
+    const INTERFACE: u32 = 6;
 
     /// Find librdkafka through the module of confluent-kafka that needs it; return its version and its features.
     #[pyfunction]

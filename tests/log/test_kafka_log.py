@@ -102,6 +102,27 @@ def test_the_coordinator_takes_a_live_member_and_refuses_a_stale_one(
     assert committed.offset == 44
 
 
+def test_offsets_of_a_topic_that_is_gone_are_said_to_be_so_and_the_writer_goes_on(
+    kafka: Kafka, log: KafkaLog, member: tuple[GroupFence, bytes, Consumer]
+) -> None:
+    """No record was refused, so whoever reads the topic by a pattern may go on without it."""
+    fence, _, _ = member
+    there, gone = TopicPartition(kafka.topic(), 0), TopicPartition(kafka.unique("gone"), 0)
+    writer = log.writer(kafka.unique("tx"))
+    for value, offsets in (("1", {there: (1, ""), gone: (1, "")}), ("2", {there: (2, "")})):
+        writer.begin()
+        write(writer, there, [value])
+        writer.flush(PATIENCE_S)
+        if gone in offsets:
+            with pytest.raises(UnknownTopicError, match=gone.topic):
+                writer.send_offsets(offsets, fence)
+            writer.abort()
+        else:
+            writer.send_offsets(offsets, fence)
+            writer.commit(PATIENCE_S)
+    arrives(log, there, ["2"])
+
+
 def test_a_group_with_another_coordinator_gets_its_offsets_from_another_producer(
     kafka: Kafka, log: KafkaLog, member: tuple[GroupFence, bytes, Consumer]
 ) -> None:
@@ -208,6 +229,25 @@ def test_a_held_partition_is_bounded_and_loses_nothing(
         )
     seen += to_end(reader, busy, max_records=500)
     assert values(sorted(record for slot in range(3) for record in records(seen, slot))) == numbers(20_000)
+
+
+@pytest.mark.usefixtures("plane")
+def test_while_all_partitions_are_held_what_the_client_has_fetched_is_not_discarded(
+    kafka: Kafka, log: KafkaLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_reader, "HELD_RECORDS", 100)
+    partition = TopicPartition(kafka.topic(), 0)
+    fill(log, partition, numbers(2000))
+    reader = log.reader()
+    reader.assign({partition: Position(0)})
+    seen = fetch_until(reader, lambda batches: len(records(batches)) > 0, max_records=10)
+    reader.hold(partition, held=True)
+    for _ in range(20):
+        assert reader.fetch(500, 0.001) == []
+    assert reader._readings[partition].taken, "unassigned, it would be fetched again"
+    reader.hold(partition, held=False)
+    seen += to_end(reader, partition, max_records=500)
+    assert values(records(seen)) == numbers(2000)
 
 
 @pytest.mark.usefixtures("plane")

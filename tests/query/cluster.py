@@ -34,7 +34,7 @@ from coopstreams.query.backend import (
     StoreInfo,
     TaskStatus,
 )
-from coopstreams.query.server import OPEN, QueryServer
+from coopstreams.query.serving.server import OPEN, QueryServer
 from coopstreams.state import layout
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Change, Engine

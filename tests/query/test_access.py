@@ -13,7 +13,7 @@ from coopstreams.query.access import Access, Role, role_of
 from coopstreams.query.app import QueryApp
 from coopstreams.query.asked import RequestLimits
 from coopstreams.query.client import QueryClient
-from coopstreams.query.server import OPEN, QueryServer
+from coopstreams.query.serving.server import OPEN, QueryServer
 from coopstreams.topology.errors import ConfigError, QueryError
 from tests.query.cluster import Cluster, Node
 

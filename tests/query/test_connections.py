@@ -19,16 +19,24 @@ from tests.query.cluster import LIMITS, Cluster
 MOST = 8
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(1, dataclasses.replace(LIMITS, ask_s=0.5, read_s=0.5, entries=20_000)) as cluster:
-        cluster.deal(1, {"counts": {f"{i:05}": (i, i) for i in range(100_000)}})
+@pytest.fixture(scope="module", params=["", "0"], ids=["front", "no front"])
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("COOPSTREAMS_NATIVE", request.param)
+        yield from serving()
+
+
+def serving() -> Iterator[Cluster]:
+    with Cluster(1, dataclasses.replace(LIMITS, ask_s=0.5, read_s=0.5, entries=10_000)) as cluster:
+        cluster.deal(1, {"counts": {f"{i:05}": (i, i) for i in range(30_000)}})
         yield cluster
 
 
 def connection(cluster: Cluster) -> socket.socket:
-    opened = socket.create_connection(("127.0.0.1", cluster["a"].server.port), timeout=60)
+    opened = socket.socket()
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # an answer that waits is a short one, then
     opened.settimeout(60)
+    opened.connect(("127.0.0.1", cluster["a"].server.port))
     return opened
 
 
@@ -91,9 +99,7 @@ def test_connections_beyond_the_limit_are_refused_in_our_words_and_others_are_an
 
 
 def wait_for_the_end_of_all(cluster: Cluster) -> None:
-    server = cluster["a"].server._server
-    assert server is not None
-    while server.server_state.connections:
+    while cluster["a"].server.connections():
         time.sleep(0.01)
 
 

@@ -17,13 +17,13 @@ import uvicorn
 from prometheus_client.parser import text_string_to_metric_families
 
 from coopstreams.common.metrics import Metrics
-from coopstreams.query import server
 from coopstreams.query.access import Access
 from coopstreams.query.app import QueryApp
 from coopstreams.query.asked import RequestLimits
 from coopstreams.query.backend import Health
 from coopstreams.query.openapi import description
-from coopstreams.query.server import QueryServer
+from coopstreams.query.serving import server
+from coopstreams.query.serving.server import QueryServer
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.failures import Failure
@@ -375,9 +375,8 @@ def test_stopping_finishes_what_is_being_answered_and_leaves_no_thread(monkeypat
 
 
 def test_importing_the_rooms_entrance_loads_no_web_server() -> None:
-    code = (
-        "import coopstreams.query.server, coopstreams.query.backend, coopstreams.query.router, sys; print(*sys.modules)"
-    )
+    rooms = ("serving.server", "backend", "router")
+    code = "; ".join(["import sys", *(f"import coopstreams.query.{room}" for room in rooms), "print(*sys.modules)"])
     loaded = set(
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     )

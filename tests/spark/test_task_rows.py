@@ -4,7 +4,8 @@ do is Arrow in, Arrow out.
 
 from __future__ import annotations
 
-from collections import defaultdict
+import sys
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import Any
@@ -42,6 +43,14 @@ def final_counts() -> Topology:
         left.merge(right).group_by_key().windowed_by(TimeWindows(milliseconds=5, grace=ms(3))).count(store="counts")
     )
     windows.suppress(until_window_closes()).to_stream().to("out")
+    return builder.build()
+
+
+def counted() -> Topology:
+    """A known fold, whose rows are in native memory where it can be."""
+    builder = StreamsBuilder("app")
+    left, right = _streams(builder)
+    left.merge(right).group_by_key().count(store="counts").to_stream().to("out", key=serdes.raw)
     return builder.build()
 
 
@@ -121,7 +130,9 @@ def live(topology: Topology, logs: dict[str, Rows], ranges: int) -> Results:
 records = st.lists(st.tuples(st.sampled_from([b"a", b"b", b"c", b"d"]), st.integers(0, 40)), min_size=5, max_size=20)
 
 
-@pytest.mark.parametrize(("made", "ranges"), [(final_counts, 1), (final_counts, 4), (joined, 1), (failing, 4)])
+@pytest.mark.parametrize(
+    ("made", "ranges"), [(final_counts, 1), (final_counts, 4), (counted, 4), (joined, 1), (failing, 4)]
+)
 @settings(max_examples=6)
 @given(records, records)
 def test_a_backfill_makes_of_rows_what_a_live_task_makes_of_records(
@@ -129,3 +140,22 @@ def test_a_backfill_makes_of_rows_what_a_live_task_makes_of_records(
 ) -> None:
     topology, logs = made(), {"left": left, "right": right}
     assert backfilled(topology, logs, ranges) == live(topology, logs, ranges)
+
+
+def test_a_task_takes_a_batch_of_arrow_at_once() -> None:
+    builder, count = StreamsBuilder("app"), 2000
+    builder.stream("left", key=serdes.raw, value=serdes.raw).filter(lambda _, value: value != b"").to("out")
+    shipped, times = ship(builder.build()), list(range(count))
+    columns = [["left"] * count, [0] * count, times, times, [b"key"] * count, [b"value"] * count]
+    history = batch(HISTORY, [*columns, pa.nulls(count, HISTORY.field("headers").type)])
+    routed = list(Routing(shipped, 0, "left", 1)(iter([history])))
+    work = TaskWork(shipped, 0, 1, "run", 0, Config.of({"bootstrap.servers": "nowhere:1", **SETTINGS}, "app"))
+    calls = Counter[str]()
+    sys.setprofile(lambda frame, event, _: calls.update([frame.f_code.co_qualname] if event == "call" else []))
+    try:
+        list(work(iter(routed)))
+    finally:
+        sys.setprofile(None)
+    assert count / 2 < sum(calls.values()) < 10 * count
+    assert calls["Task.step"] < 5
+    assert calls["Columns.slice"] < 5

@@ -216,7 +216,7 @@ def test_a_source_that_waits_keeps_one_batch_of_nothing_and_says_what_all_of_the
         queues.add(RecordBatch.ended(STREAM, 0, Position(upto + 1, time)))
         upto += 1
     assert taken(queues) == []
-    batches = [columns for columns, *_ in queues._sources[STREAM].waiting]
+    batches = queues._sources[STREAM].waiting
     assert not any(not len(one) and not len(other) for one, other in pairwise(batches))
     feed(queues, TABLE, log_of([1000]), upto=1, at_end=False)
     steps = [step for step in queues.steps(1 << 20, 0.0) if step.source == STREAM]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any, Protocol, TypeAlias, cast
 
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 SETTING = "COOPSTREAMS_NATIVE"
 PLUGINS = "plugin.library.paths"
-INTERFACE = 5
+INTERFACE = 6
 """The calls of the extension that this version knows; `native/src/lib.rs` has the same number."""
 LIBRDKAFKA = 2
 """The major version of librdkafka whose structs the extension knows."""
@@ -162,6 +162,14 @@ def router() -> MakeRouter | None:
     if data_plane() != "native":
         return None
     made: MakeRouter = _loaded().Router
+    return made
+
+
+def front() -> Callable[..., Any] | None:
+    """Return what makes a front of the query server; None: pure Python."""
+    if data_plane() != "native":
+        return None
+    made: Callable[..., Any] = _loaded().Front
     return made
 
 

@@ -7,7 +7,8 @@ never passes.
 Invariant: the records returned of a partition have growing offsets from the assigned position on, each once. librdkafka
 discards what it fetched before a change of assignment; records below the next offset are dropped as well.
 Turned down: `pause` and `resume` to hold a partition (0.3 to 1 s until records come again, measured). The buffer keeps
-its records instead; if they become many, the partition is unassigned, and assigned again where the kept ones end.
+its records instead; if they become many, the partition is unassigned, and assigned again where the kept ones end. That
+discards what the client has fetched ahead, so nothing is taken from the client while all partitions are held.
 Turned down: `seek` (it fails while a partition is only about to be read); the partition is unassigned and assigned
 again.
 """
@@ -58,6 +59,7 @@ class _Reading:
     at: Position
     taken: bool = False
     """Whether it is assigned to librdkafka, which fetches it."""
+    held: bool = False
     looks: int = 0
     """How many look-ups of silent topics there were since a message came."""
     failure: LogError | None = None
@@ -129,6 +131,7 @@ class KafkaReader:
         """Stop or resume returning a partition's records."""
         reading = self._readings.get(partition)
         if reading is not None:
+            reading.held = held
             self._buffer.hold(partition, held)
             if not held and not reading.taken:
                 self._take([reading])
@@ -218,7 +221,9 @@ class KafkaReader:
 
         Checked after two looks, four, eight, sixteen.
         """
-        if not silent.taken or silent.failure is not None or silent.looks < 2 or silent.looks.bit_count() > 1:
+        if not silent.taken or silent.held or silent.failure is not None:
+            return False
+        if silent.looks < 2 or silent.looks.bit_count() > 1:
             return False
         try:
             _, end = self._consumer.get_watermark_offsets(KafkaPartition(*silent.partition), timeout=METADATA_TIMEOUT_S)
@@ -269,9 +274,13 @@ class KafkaReader:
         return records >= HELD_RECORDS or size >= HELD_BYTES
 
     def _fetch(self, most: int, timeout_s: float) -> list[RecordBatch]:
-        """Return what the buffer brings; unassign partitions of which enough is kept."""
+        """Return what the buffer brings; unassign partitions of which enough is kept.
+
+        While all partitions are held, next to nothing is taken: the client stops fetching when its own buffer is full.
+        """
+        held = bool(self._readings) and all(reading.held for reading in self._readings.values())
         try:
-            fetched = self._buffer.fetch(most, timeout_s)
+            fetched = self._buffer.fetch(1, 0.0) if held else self._buffer.fetch(most, timeout_s)
         except KafkaException as exception:
             raise translated(error_of(exception), "reading") from exception
         if self._errors.refused is not None:
@@ -286,6 +295,8 @@ class KafkaReader:
         runs: list[RecordBatch] = []
         for part in fetched.parts:
             runs += self._runs(self._readings[part.partition], part)
+        if held and not runs:
+            time.sleep(timeout_s)
         return runs
 
     def _runs(self, reading: _Reading, part: Part) -> list[RecordBatch]:

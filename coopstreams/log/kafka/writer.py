@@ -34,11 +34,13 @@ from coopstreams.log.kafka.errors import (
     CLIENT_ERRORS,
     CONSEQUENCES,
     FENCED,
+    UNKNOWN,
     away,
     cause_of,
     error_of,
     not_delivered,
     translated,
+    unknown_topic,
 )
 from coopstreams.log.kafka.native import Appender, appender_of, with_plugin
 from coopstreams.log.kafka.settings import ClientErrors, logger, login_of, make_client, producer_settings
@@ -424,7 +426,10 @@ class KafkaWriter:
         error = cause_of(error, self._errors.transaction)
         if self._errors.transaction:
             what = f"{what}, after: {self._errors.transaction}"
-        result = translated(self._errors.fatal or error, what, self._attempt(topic, group))
+        if group and error.code() in UNKNOWN:  # not of a record: these are delivered before offsets are sent
+            result: LogError = unknown_topic(f"topic any more of which offsets were sent ({what})")
+        else:
+            result = translated(self._errors.fatal or error, what, self._attempt(topic, group))
         if isinstance(result, FencedError) and not error.fatal():
             self._errors.transaction = ""  # the coordinator refused; no record was lost
         else:

@@ -12,6 +12,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from coopstreams.query.access import Access
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from coopstreams.common.metrics import Metrics
     from coopstreams.query.app import QueryApp
     from coopstreams.query.asked import RequestLimits
+    from coopstreams.query.serving.front import FrontThreads
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +59,7 @@ class QueryServer:
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
         self._end_streams: Callable[[], object] = lambda: None
+        self._front: FrontThreads | None = None
 
     def start(self, backend: Backend, metrics: Metrics, limits: RequestLimits | None = None) -> None:
         """Serve on a thread of its own; return when requests are answered.
@@ -66,13 +69,22 @@ class QueryServer:
         """
         import uvicorn
 
+        from coopstreams.log.kafka.native import front
         from coopstreams.query.app import QueryApp
         from coopstreams.query.asked import RequestLimits
-        from coopstreams.query.connections import limited
+        from coopstreams.query.serving.connections import limited
+        from coopstreams.query.serving.front import FrontThreads
+        from coopstreams.query.serving.key_answers import KeyAnswers
 
         limits = limits or RequestLimits()
         app = QueryApp(backend, metrics, limits, self._access)
         certificates = self._access.certificates
+        make = None if certificates else front()
+        listener, connections = self._socket, limits.connections
+        if make is not None:
+            self._front = FrontThreads(make, limits)
+            listener = self._front.behind
+            connections *= 2  # the front counts them; one that has just ended there may still be open here
         config = uvicorn.Config(
             app.starlette(),
             access_log=False,
@@ -80,7 +92,7 @@ class QueryServer:
             log_level="warning",
             lifespan="on",
             ws="none",
-            http=limited(limits),
+            http=limited(replace(limits, connections=connections)),
             ssl_context_factory=None if certificates is None else lambda _config, _default: certificates.server,
             h11_max_incomplete_event_size=LONGEST_HEAD,
             server_header=False,
@@ -89,16 +101,20 @@ class QueryServer:
         self._server = uvicorn.Server(config)
         started = threading.Event()
         self._thread = threading.Thread(
-            target=self._run, args=(self._server, app, started), name="coopstreams-http", daemon=True
+            target=self._run, args=(self._server, listener, app, started), name="coopstreams-http", daemon=True
         )
         self._thread.start()
         # Without a time-out: a process that is paused during its start would fail, and end all others with this error.
         started.wait()
         if not self._server.started:
             raise ConfigError(f"the query server at {self.url} did not come up; see the log")
+        if self._front is not None:
+            self._front.start(self._socket, KeyAnswers(backend, metrics, limits, self._access), app.budget)
 
     def stop(self) -> None:
         """Finish the running requests, then close the socket. Idempotent; `start` need not have been called."""
+        if self._front is not None:
+            self._front.drain()
         if self._server is not None and self._thread is not None:
             self._server.should_exit = True
             self._end_streams()
@@ -106,13 +122,22 @@ class QueryServer:
             if self._thread.is_alive():
                 log.error("the query server at %s did not stop in time", self.url)
             self._server = self._thread = None
+        if self._front is not None:
+            self._front.end(DRAIN_S)
+            self._front = None
         self._socket.close()
 
-    def _run(self, server: uvicorn.Server, app: QueryApp, started: threading.Event) -> None:
+    def connections(self) -> int:
+        """Return how many connections are open."""
+        if self._front is not None:
+            return self._front.open()
+        return 0 if self._server is None else len(self._server.server_state.connections)
+
+    def _run(self, server: uvicorn.Server, listener: socket.socket, app: QueryApp, started: threading.Event) -> None:
         async def serve() -> None:
             loop = asyncio.get_running_loop()
             self._end_streams = lambda: asyncio.run_coroutine_threadsafe(app.end_streams(), loop)
-            serving = asyncio.ensure_future(server.serve([self._socket]))
+            serving = asyncio.ensure_future(server.serve([listener]))
             while not server.started and not serving.done():
                 await asyncio.sleep(0.005)
             started.set()

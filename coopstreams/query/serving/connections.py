@@ -23,11 +23,16 @@ log = logging.getLogger(__name__)
 SAY_EVERY_S = 60.0
 
 
+def refusal(most: int) -> bytes:
+    """Return what a connection beyond so many is told."""
+    body = body_of(too_many(most))
+    head = f"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+    return f"{head}retry-after: 1\r\nconnection: close\r\n\r\n".encode() + body
+
+
 def limited(limits: RequestLimits) -> type[asyncio.Protocol]:
     """Return the protocol of connections that keep to these limits."""
-    body = body_of(too_many(limits.connections))
-    head = f"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-    full = f"{head}retry-after: 1\r\nconnection: close\r\n\r\n".encode() + body
+    full = refusal(limits.connections)
     said_at = -SAY_EVERY_S
 
     class Limited(H11Protocol):

@@ -1,0 +1,161 @@
+"""The native front of the query server: its two threads, and the socket of the server behind it.
+
+One thread serves: sockets, heads, slow clients, without the interpreter's lock. The other one answers the requests for
+keys that wait, all of them each time it gets the lock. What is no such request, or not to be answered here and now,
+goes through a Unix socket to the server behind, which is the only server where there is no front.
+
+Invariant: the clients of a front see what they would see without one.
+Turned down: a request by itself, from the front or from a pool of threads: each would wait for the lock, which a thread
+that computes gives up each 5 ms.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from coopstreams.common.budget import CpuBudget
+from coopstreams.query.asked import RequestLimits
+from coopstreams.query.serving.connections import SAY_EVERY_S, refusal
+from coopstreams.query.serving.key_answers import KeyAnswers, KeyRequest
+from coopstreams.topology.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+IDLE_S = 5.0
+"""How long a connection may be idle after an answer, as uvicorn has it."""
+
+
+class Front(Protocol):
+    """A front, as the extension makes it."""
+
+    def serve(self) -> None:
+        """Accept connections and serve them, until `drain` and `end` were called."""
+
+    def wait(self) -> bool:
+        """Wait until requests wait, or a connection was refused; False: the front has ended."""
+        ...
+
+    def take(self, age_s: float) -> list[KeyRequest]:
+        """Return the requests that have waited for so long, the oldest first."""
+        ...
+
+    def give(self, answers: Sequence[bytes | None]) -> None:
+        """Send the answers to the requests that were taken last; None: the server behind answers."""
+
+    def refused(self) -> int:
+        """Return how many connections were refused."""
+        ...
+
+    def open(self) -> int:
+        """Return how many connections are open."""
+        ...
+
+    def pass_on(self) -> None:
+        """Have the server behind answer all requests from now on."""
+
+    def drain(self) -> None:
+        """Accept no connection any more, and close each one after the request that is under way."""
+
+    def end(self) -> None:
+        """Have `serve` and `wait` return; cut off what is still open."""
+
+
+class FrontThreads:
+    """A front at work, between `start` and `end`."""
+
+    def __init__(self, make: Callable[..., Any], limits: RequestLimits) -> None:
+        """Bind the socket of the server behind.
+
+        Raises:
+            ConfigError: there is no place for it.
+        """
+        self._make = make
+        self._limits = limits
+        self.behind = socket.socket(socket.AF_UNIX)
+        self._folder: str | None = None
+        try:
+            if sys.platform == "linux":  # a name and no file, so that nothing is left of a process that is killed
+                self.behind.bind("")
+            else:
+                self._folder = tempfile.mkdtemp(prefix="coopstreams-")
+                self.behind.bind(os.path.join(self._folder, "http"))
+        except OSError as error:
+            self.behind.close()
+            raise ConfigError(f"the query server cannot bind a socket for itself: {error}") from error
+        self.behind.listen(1024)
+        self._front: Front
+        self._threads: list[threading.Thread] = []
+
+    def start(self, listener: socket.socket, answers: KeyAnswers, budget: CpuBudget) -> None:
+        """Serve; the listener is the front's from now on."""
+        limits = self._limits
+        self._front = self._make(
+            listener.detach(),
+            os.fsdecode(self.behind.getsockname()),
+            limits.connections,
+            refusal(limits.connections),
+            limits.ask_s,
+            IDLE_S,
+            limits.read_s,
+        )
+        self._threads = [
+            threading.Thread(target=_logged, args=(what,), name=f"coopstreams-http-{name}", daemon=True)
+            for name, what in (("front", self._front.serve), ("keys", lambda: self._keys(answers, budget)))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def open(self) -> int:
+        """Return how many connections are open."""
+        return self._front.open()
+
+    def drain(self) -> None:
+        """Accept no connection any more, and close each one after the request that is under way."""
+        if self._threads:
+            self._front.drain()
+
+    def end(self, patience_s: float) -> None:
+        """End, at the latest after so long; what is still open then is cut off."""
+        deadline = time.monotonic() + patience_s
+        if self._threads:
+            while self._front.open() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            self._front.end()
+        for thread in self._threads:
+            thread.join()
+        self.behind.close()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _keys(self, answers: KeyAnswers, budget: CpuBudget) -> None:
+        front, refused, said_at = self._front, 0, -SAY_EVERY_S
+        try:
+            while front.wait():
+                if front.refused() > refused and time.monotonic() - said_at >= SAY_EVERY_S:
+                    refused, said_at = front.refused(), time.monotonic()
+                    most = self._limits.connections
+                    log.warning("%d connections are open: new ones are refused (http.max.connections)", most)
+                if wait_s := budget.wait_elsewhere_s():
+                    time.sleep(wait_s)
+                    front.give(answers.overdue(front.take(self._limits.request_s)))
+                else:
+                    budget.counted(lambda: front.give(answers.of(front.take(0.0))))()
+        finally:
+            front.pass_on()
+
+
+def _logged(what: Callable[[], None]) -> None:
+    try:
+        what()
+    except BaseException:
+        log.critical("a thread of the query server ended", exc_info=True)
+        raise
