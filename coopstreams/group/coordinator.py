@@ -173,7 +173,6 @@ class GroupCoordinator:
         self._predecessor = predecessor
         self._connection = Connection(settings, timings.request)
         self._member: _Member | None = None
-        self._out = False
         self._look_at = 0.0
 
     def start(self) -> None:
@@ -213,14 +212,8 @@ class GroupCoordinator:
         )
 
     def rejoin(self) -> None:
-        """Rebalance soon; join again if this process has left."""
-        self._out = False
+        """Rebalance soon."""
         self._connection.soon(lambda: None if self._member is None else self._member.request_rejoin())
-
-    def leave(self) -> None:
-        """Leave the group soon, and stay out until `rejoin`."""
-        self._out = True
-        self._connection.wake()
 
     def check(self) -> None:
         """Send a heartbeat soon, to learn whether this is still a member."""
@@ -333,7 +326,7 @@ class GroupCoordinator:
         """Do one step of the membership, then wait for more work. Return the error that ends it for good."""
         if member.shut_out is not None:
             return self._refusal(member.shut_out)
-        wanted = self._hooks.alive() and not self._out
+        wanted = self._hooks.alive()
         try:
             if wanted:
                 member.poll_heartbeat()
@@ -347,10 +340,7 @@ class GroupCoordinator:
                     member, answers=joined and self._host.elapsed() - member.heard_at < _LOOK_S
                 )
             elif member.state is not State.UNJOINED:
-                self._trouble(
-                    f"out of group {self._group}: "
-                    + ("asked to leave" if self._out else "this process makes no progress")
-                )
+                self._trouble(f"out of group {self._group}: this process makes no progress")
                 await self._leave()
         except errors.KafkaError as error:
             if refusal := self._refusal(error):

@@ -49,7 +49,6 @@ class TransactionDescription:
     state: str
     producer: int
     epoch: int
-    began_ms: int
     partitions: frozenset[TopicPartition] = field(default=frozenset())
 
 

@@ -105,10 +105,7 @@ class Coordinator(Protocol):
         ...
 
     def rejoin(self) -> None:
-        """Rebalance soon; join again if this process has left."""
-
-    def leave(self) -> None:
-        """Leave the group soon, and stay out until `rejoin`."""
+        """Rebalance soon."""
 
     def check(self) -> None:
         """Send a heartbeat soon, to learn whether this is still a member."""

@@ -173,7 +173,7 @@ class GroupMember:
             self._coordinator.rejoin()
 
     def rejoin(self) -> None:
-        """Rebalance, because the group's knowledge of this member is out of date. Brings back a member that left."""
+        """Rebalance, because the group's knowledge of this member is out of date."""
         with self._lock:
             self._holdings.ask()
         self._coordinator.rejoin()
@@ -182,10 +182,6 @@ class GroupMember:
         """Read these topics from now on (see `__init__`); the group rebalances."""
         self._topics, self._sources = sorted(set(topics)), dict(sources)
         self.rejoin()
-
-    def request_leave(self) -> None:
-        """Leave the group soon: `Lost` follows. Stays out until `rejoin`."""
-        self._coordinator.leave()
 
     @contextmanager
     def fence(self, epoch: int) -> Iterator[GroupFence]:

@@ -61,7 +61,6 @@ def describe_transaction(transactional_id: str) -> Exchange[TransactionDescripti
             found.transaction_state,
             found.producer_id,
             found.producer_epoch,
-            found.transaction_start_time_ms,
             partitions,
         )
 

@@ -1,21 +1,30 @@
 """A shared task inside Spark whose stores were folded by SQL: it takes store rows instead of records.
 
+Rows go from Arrow to the database as columns, without an entry for each: there may be nearly as many as records.
+
 Invariant: key groups, segments, expiry, changelog records, slices and the transaction are those of `task`; only the
 rows come from elsewhere.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from coopstreams.spark.native_frames import Facts
 from coopstreams.spark.task import TaskAttempt, TaskWork, attempt
+from coopstreams.state import layout
+from coopstreams.state.checkpoints import NOTHING_OBSERVED
+from coopstreams.state.engine import Change
+from coopstreams.state.layout import GROUP_SHIFT, PREFIXES, TIMESTAMP
 from coopstreams.state.task_state import NO_TABLES
-from coopstreams.topology.stores import window_key
+from coopstreams.topology.keys import key_hash
+from coopstreams.topology.stores import StoreSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +59,32 @@ class _Folded(TaskAttempt):
             self._state.stores[store].advance(clock)
 
     def take(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Put rows into the stores of this task."""
+        """Put rows into the database of this task: each key, or key and window, comes once."""
         self._check(rows)
-        tables = [self._state.stores[spec.name] for spec in self._specs]
-        for number, key, start, value, timestamp in zip(
-            *(column.to_pylist() for column in rows.columns[1:]), strict=True
-        ):
-            if number is None:
-                continue
-            table, at = tables[number], key if start is None else window_key(key, start)
-            entry = table.load(at)
-            entry.value, entry.timestamp = value, timestamp
-            table.touch(at, entry)
-        yield from self._relieve()
+        for number, spec in enumerate(self._specs):
+            of_store = rows.filter(pc.equal(rows.column("store"), number))
+            if of_store.num_rows:
+                self._database.write(self._changes(spec, of_store), {})
+        yield from ()
+
+    def _changes(self, spec: StoreSpec, rows: pa.RecordBatch) -> list[Change]:
+        """Return the rows of a store as changes of its families, ordered by database key."""
+        keys, starts, values, times = (rows.column(name).to_pylist() for name in ("key", "start", "value", "timestamp"))
+        pack, encode = TIMESTAMP.pack, spec.value.encode
+        packed = [pack(time) + encode(value) for time, value in zip(times, values, strict=True)]
+        places = [PREFIXES[key_hash(key) >> GROUP_SHIFT] + key for key in keys]
+        if spec.kind not in layout.SEGMENTED:
+            return [_change(layout.family_of(spec.name), zip(places, packed, strict=True))]
+        observed, length = self._state.stores[spec.name].observed, layout.segment_ms(spec)
+        horizon = 0 if observed == NOTHING_OBSERVED else layout.horizon(spec, observed)
+        segments: dict[int, list[tuple[bytes, bytes]]] = defaultdict(list)
+        for place, start, row in zip(places, starts, packed, strict=True):
+            if start >= horizon:
+                segments[start // length].append((place + pack(start), row))
+        return [_change(layout.segment_family(spec.name, segment), found) for segment, found in segments.items()]
+
+
+def _change(family: str, rows: Iterable[tuple[bytes, bytes]]) -> Change:
+    """Return rows as a change of a family: RocksDB takes sorted ones for a fraction of the time."""
+    ordered = sorted(rows)
+    return Change(family, [place for place, _ in ordered], [row for _, row in ordered])

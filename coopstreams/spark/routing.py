@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 import pyarrow as pa
 
@@ -21,7 +20,7 @@ from coopstreams.commit.record import Segment
 from coopstreams.log.batches import Routes, make_batches
 from coopstreams.log.log import NO_STREAM_TIME
 from coopstreams.spark.committed import ALL, Cut, Now
-from coopstreams.spark.history.rows import END, ROUTED, batch, columns_of, record_columns
+from coopstreams.spark.history.rows import END, ROUTED, batch, columns_of, lists_column, record_columns
 from coopstreams.spark.rounds import round_of
 from coopstreams.spark.workers.progress import Reporter
 from coopstreams.spark.workers.shipping import unship
@@ -117,11 +116,8 @@ class Routing:
 
     def _records(self, source: int, task: int, columns: Columns, places: Mapping[int, int] | None) -> pa.RecordBatch:
         count = len(columns)
-        operator_times: Any = (
-            [list(row) for row in zip(*columns.operator_times, strict=True)]
-            if columns.operator_times
-            else pa.nulls(count, ROUTED.field("operator_times").type)
-        )
+        told = [list(row) for row in zip(*columns.operator_times, strict=True)] if columns.operator_times else None
+        operator_times = lists_column(told, count, ROUTED.field("operator_times").type)
         times = columns.stream_times if places is None else [places[offset] for offset in columns.offsets]
         return batch(
             ROUTED,
@@ -131,7 +127,7 @@ class Routing:
                 times,
                 columns.stream_times,
                 columns.offsets,
-                *record_columns(columns),
+                *record_columns(columns, null_headers=False),
                 operator_times,
             ],
         )

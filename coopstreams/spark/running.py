@@ -24,6 +24,7 @@ import msgspec
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 
 from coopstreams.common.config import Config
 from coopstreams.spark import plan as planning
@@ -291,7 +292,12 @@ class _Run:
             routing = Routing(
                 self._shipped, stage.subtopology, topic, stage.ranges, numbered, cut, reports, stage.round, committed
             )
-            rows = rows.unionAll(self._history(spark, topic).mapInArrow(_function(routing), ddl(ROUTED)))
+            history = self._history(spark, topic)
+            # Empty lists in place of null: see `rows`.
+            records = history.withColumn(
+                "headers", F.coalesce("headers", F.array().cast(history.schema["headers"].dataType))
+            )
+            rows = rows.unionAll(records.mapInArrow(_function(routing), ddl(ROUTED)))
         if stage.only is not None:
             rows = rows.where(rows.task.isin(*stage.only))
         return rows.repartitionById(stage.tasks, "task").sortWithinPartitions("time", "source", "offset")

@@ -295,11 +295,9 @@ class TaskAttempt:
         """Return records as a reader would return them."""
         columns = columns_of(rows, offsets)
         columns.stream_times = rows.column("stream_time").to_pylist()
-        operator_times = rows.column("operator_times")
-        if operator_times.null_count == 0:
-            columns.operator_times = [
-                list(operator_time) for operator_time in zip(*operator_times.to_pylist(), strict=True)
-            ]
+        operator_times = rows.column("operator_times").flatten().to_pylist()
+        width = len(operator_times) // len(columns)  # each record has as many
+        columns.operator_times = [operator_times[number::width] for number in range(width)]
         self._read[source.topic] += len(columns)
         return RecordBatch(source, 0, columns, offsets[-1] + 1, columns.stream_times[-1], at_end=False)
 

@@ -1,4 +1,4 @@
-"""The commit partition of `group_model.World` as a `Log`, so that the real follower reads it: transactions, a last
+"""The commit partition of `set_model.World` as a `Log`, so that the real follower reads it: transactions, a last
 stable offset, compaction.
 """
 

@@ -1,5 +1,7 @@
-"""A whole group without a broker: every history that chance or hypothesis makes up must agree with a set model
-(`group_model.py`).
+"""The rule of individual commits: every history that chance makes up agrees with a set model (`set_model.py`).
+
+Turned down: hypothesis in the place of seeds. In as much time it found fewer of the bugs that were put in, and was
+minutes about making them smaller.
 """
 
 from __future__ import annotations
@@ -9,11 +11,8 @@ from collections import Counter
 from random import Random
 
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from tests.commit.group_model import World
+from tests.commit.set_model import World
 
 EVENTS = (
     ("work",) * 52 + ("wake",) * 14 + ("rebalance",) * 4 + ("crash", "compact", "restart") * 2 + ("upgrade", "forget")
@@ -58,38 +57,3 @@ def test_seeded_histories_agree_with_the_set_model(exactly_once: bool, histories
             "kept from opening by what cannot be read",
         )
     )
-
-
-class Group(RuleBasedStateMachine):
-    """The same world, driven by hypothesis."""
-
-    @initialize(exactly_once=st.booleans(), topics=st.integers(1, 2), rng=st.randoms(use_true_random=False))
-    def begin(self, exactly_once: bool, topics: int, rng: Random) -> None:
-        self.world = World(exactly_once, topics, rng)
-
-    @rule(rng=st.randoms(use_true_random=False), times=st.integers(1, 10))
-    def work(self, rng: Random, times: int) -> None:
-        for _ in range(times):
-            self.world.work(rng)
-
-    @rule(rng=st.randoms(use_true_random=False))
-    def wake(self, rng: Random) -> None:
-        self.world.wake(rng)
-
-    @rule(
-        rng=st.randoms(use_true_random=False),
-        fault=st.sampled_from(["rebalance", "crash", "compact", "restart", "upgrade", "forget"]),
-    )
-    def fail(self, rng: Random, fault: str) -> None:
-        getattr(self.world, fault)(rng)
-
-    def teardown(self) -> None:
-        if hasattr(self, "world"):
-            self.world.finish()
-
-
-def test_any_history_that_hypothesis_finds_agrees_with_the_set_model() -> None:
-    tuned = settings(
-        max_examples=100, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-    )
-    run_state_machine_as_test(Group, settings=tuned)

@@ -56,6 +56,9 @@ def test_after_a_split_the_parent_speaks_for_the_child_that_never_committed() ->
     assert positions(view) == [(LEFT, 150), (RIGHT, 130)]
     assert tombstones(view, LEFT) == [(WHOLE, 1)]
     assert tombstones(view, RIGHT) == []
+    view.apply(key(WHOLE, 1), None)
+    assert tombstones(view, WHOLE) == [], "one that was written is not written again"
+    assert positions(view) == [(LEFT, 150), (RIGHT, 130)]
 
 
 def test_a_merge_inherits_segments_and_covers_the_old_records() -> None:

@@ -24,7 +24,7 @@ HERE, THERE = TopicPartition("here", 0), TopicPartition("there", 1)
 
 
 def told(state: str, epoch: int = 3) -> TransactionDescription:
-    return TransactionDescription(state, 66, epoch, 1000)
+    return TransactionDescription(state, 66, epoch)
 
 
 @pytest.mark.parametrize(("state", "commit"), [("CompleteCommit", True), ("CompleteAbort", False), ("Empty", False)])

@@ -246,7 +246,7 @@ def test_commits_of_several_threads_go_on_while_members_come_and_go(
 
 
 def test_a_join_that_waits_for_a_dead_member_does_not_stop_commits(app: Application, partition: TopicPartition) -> None:
-    short = Timings(session=12_000, heartbeat=200)
+    short = Timings(session=6000, heartbeat=200)
     a, b = app.start("a", timings=short), app.start("b", timings=short)
     app.complete("a", "b")
     b.die()

@@ -92,17 +92,6 @@ def test_a_process_without_progress_leaves_and_comes_back(app: Application) -> N
     assert a.member.problem == ""
 
 
-def test_a_member_can_leave_on_its_own_and_come_back(app: Application) -> None:
-    a = app.start("a")
-    app.start("b")
-    app.complete("a", "b")
-    a.member.request_leave()
-    app.complete("b")
-    assert a.heard(Lost)
-    a.member.rejoin()
-    app.complete("a", "b")
-
-
 def test_a_short_outage_of_the_broker_costs_nobody_the_membership(broker_to_break: KafkaBroker) -> None:
     with application(broker_to_break.bootstrap, "outage", 1) as app:
         a, b = app.start("a"), app.start("b")

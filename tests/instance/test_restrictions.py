@@ -24,7 +24,7 @@ from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import LogError
 from coopstreams.topology.keys import check_tiling
-from tests.group.test_group_simulation import EVENTS, Group, Process
+from tests.group.processes import EVENTS, Group, Process
 
 CONFIG = Config.of({"bootstrap.servers": "in-memory"}, "app")
 

@@ -122,11 +122,11 @@ def test_a_record_that_no_broker_takes_is_not_worth_trying_again(
 
 
 @pytest.mark.parametrize("transactional", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_a_topic_that_was_deleted_is_not_worth_trying_again(
-    kafka: Kafka, cluster: KafkaLog, transactional: bool
-) -> None:
+def test_a_topic_that_was_deleted_is_not_worth_trying_again(kafka: Kafka, plane: str, transactional: bool) -> None:
     """The first answer may be that nobody took the record in time; the next one is that there is no such topic."""
     topic = kafka.topic()
+    # How long a topic that no broker knows is taken for a new one.
+    cluster = KafkaLog({"bootstrap.servers": kafka.bootstrap, "topic.metadata.propagation.max.ms": 1000})
     writer = cluster.writer(kafka.unique("gone") if transactional else None)
 
     def step() -> None:
@@ -147,6 +147,7 @@ def test_a_topic_that_was_deleted_is_not_worth_trying_again(
         writer.abort()
     assert not errors[-1].retryable, errors
     writer.close()
+    cluster.close()
 
 
 def test_what_an_abort_takes_back_is_no_failure_of_the_next_transaction(kafka: Kafka, cluster: KafkaLog) -> None:

@@ -4,6 +4,9 @@ decides.
 `Node` implements `Backend` as the runtime does: databases shared by siblings, openings that come and go, reads that pin
 nothing but notice. What the group would do, the test does: `locate` tells the nodes who owns what, `open` and `close`
 make it so.
+
+It models no group: these tests ask what HTTP answers for each kind of store, key, error and placement, and which node
+answers it. Whether an answer is true while owners change is asked of the simulated group (`tests.simulation.queries`).
 """
 
 from __future__ import annotations

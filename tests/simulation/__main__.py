@@ -44,6 +44,7 @@ def main() -> int:
     parser.add_argument("--seeds", default="0..200", help="A..B: from A up to, but not including, B")
     parser.add_argument("--minutes", type=float, help="end after so long, whatever is left")
     parser.add_argument("--jobs", type=int, default=1, help="processes that play")
+    parser.add_argument("--steps", type=int, default=STEPS, help="how many things happen in each history")
     parser.add_argument("--guarantee", choices=("exactly_once_v2", "at_least_once"), help="only this one")
     parser.add_argument("--program", choices=PROGRAMS, help="always this one; otherwise they take turns")
     parser.add_argument(
@@ -69,10 +70,13 @@ def main() -> int:
         return max([_find_again(name, planted) for name, planted in PLANTED.items() if planted.seed is not None])
     with PLANTED[given.planted].put_in() if given.planted else nullcontext():
         if given.shrink is not None:
-            return max(_shrink(history) for history in histories([given.shrink], given.guarantee, given.program))
+            return max(
+                _shrink(history, given.steps) for history in histories([given.shrink], given.guarantee, given.program)
+            )
         if given.replay is not None:
             return max(
-                _replay(history, given.only) for history in histories([given.replay], given.guarantee, given.program)
+                _replay(history, given.only, given.steps)
+                for history in histories([given.replay], given.guarantee, given.program)
             )
         return _play(given)
 
@@ -85,7 +89,8 @@ def _play(given: argparse.Namespace) -> int:
     ends = began + 60 * given.minutes if given.minutes else math.inf
     said, interrupted = began, Event()
     signal.signal(signal.SIGINT, partial(_end, interrupted))
-    for played, outcome in enumerate(_outcomes(takewhile(lambda _: time.monotonic() < ends, todo), given.jobs), 1):
+    in_time = takewhile(lambda _: time.monotonic() < ends, todo)
+    for played, outcome in enumerate(_outcomes(in_time, given.steps, given.jobs), 1):
         turns, wrong, now = turns + outcome.turns, wrong + bool(outcome.wrong), time.monotonic()
         if outcome.wrong:
             print(f"{outcome.history}, history {played}: {outcome.wrong}", flush=True)
@@ -111,27 +116,28 @@ def _end(interrupted: Event, *_: object) -> None:
 
 
 def _find_again(name: str, planted: Planted) -> int:
-    """Put a bug in, and return 0 if the seed that found it, or one of the next, does so again."""
+    """Put a bug in, and return 0 if the seed by which its oracle found it, or one of the next, finds it again."""
     assert planted.seed is not None
     with planted.put_in():
         for history in histories(range(planted.seed, planted.seed + WITHIN), planted.guarantee, planted.program):
-            if wrong := play(history)[1]:
+            wrong = play(history)[1]
+            if wrong is not None and wrong.oracle == planted.oracle:
                 print(f"{name}: found, {history}: {str(wrong)[:100]}", flush=True)
                 return 0
     print(f"{name}: not found", flush=True)
     return 1
 
 
-def _outcomes(todo: Iterable[History], jobs: int) -> Iterator[Outcome]:
+def _outcomes(todo: Iterable[History], steps: int, jobs: int) -> Iterator[Outcome]:
     """Yield what becomes of histories, in order."""
     if jobs == 1:
-        yield from map(_outcome, todo)
+        yield from (_outcome(history, steps) for history in todo)
         return
     waiting: deque[Future[Outcome]] = deque()
     pool = ProcessPoolExecutor(jobs, get_context("fork"), signal.signal, (signal.SIGINT, signal.SIG_IGN))
     try:
         for history in todo:
-            waiting.append(pool.submit(_outcome, history))
+            waiting.append(pool.submit(_outcome, history, steps))
             if len(waiting) > 4 * jobs:
                 yield waiting.popleft().result()
         while waiting:
@@ -140,32 +146,32 @@ def _outcomes(todo: Iterable[History], jobs: int) -> Iterator[Outcome]:
         pool.shutdown(cancel_futures=True)
 
 
-def _outcome(history: History) -> Outcome:
-    world, violation = play(history)
+def _outcome(history: History, steps: int) -> Outcome:
+    world, violation = play(history, steps=steps)
     return Outcome(history, world.scheduler.turns, str(violation or ""))
 
 
-def _replay(history: History, only: Sequence[int] | None) -> int:
-    world, violation = play(history, only)
+def _replay(history: History, only: Sequence[int] | None, steps: int) -> int:
+    world, violation = play(history, only, steps)
     print(f"{history}: {violation or 'right'}", *world.events, sep="\n    ")
     return violation is not None
 
 
-def _shrink(history: History) -> int:
+def _shrink(history: History, steps: int) -> int:
     """Print a shorter history that goes wrong as well, if this one does; return whether it does."""
-    world, violation = play(history)
+    world, violation = play(history, steps=steps)
     if violation is None:
         print(f"{history}: right")
         return 0
     print(f"{history}: {len(world.events)} events: {violation}", flush=True)
-    only = shrunk(range(STEPS + 1), lambda steps: play(history, steps)[1] is not None)
-    world, violation = play(history, only)
+    only = shrunk(range(steps + 1), lambda kept: play(history, kept, steps)[1] is not None)
+    world, violation = play(history, only, steps)
     again = (
         f'--replay {history.seed} --only {",".join(map(str, only))} --program "{history.program}" --guarantee '
-        f"{history.guarantee}"
+        f"{history.guarantee} --steps {steps}"
     )
     print(
-        f"{len(only)} of {STEPS + 1} steps, {len(world.events)} events: {violation}", *world.events, again, sep="\n    "
+        f"{len(only)} of {steps + 1} steps, {len(world.events)} events: {violation}", *world.events, again, sep="\n    "
     )
     return 1
 

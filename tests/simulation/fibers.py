@@ -31,7 +31,7 @@ EPOCH_MS = 1_700_000_000_000
 """What the clocks on the wall show at the beginning."""
 LEAST_S = 1e-9
 """The shortest wait: one that rounding takes for none would never end."""
-MOST_TURNS = 2_000_000
+MOST_TURNS = 100_000
 """After so many, whatever is being simulated does not end."""
 
 

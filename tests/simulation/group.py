@@ -258,7 +258,7 @@ class SimCoordinator:
         self._generation, self._member = -1, ""
         self._stable = False
         self._again = True
-        self._out = self._closed = False
+        self._closed = False
         self._heard_at = 0.0
         self._wake = client.machine.signal()
         self._driver = client.machine.thread(self._drive, "group")
@@ -289,11 +289,7 @@ class SimCoordinator:
         return self._heard_at if self._generation >= 0 else 0.0
 
     def rejoin(self) -> None:
-        self._out, self._again = False, True
-        self._wake.set()
-
-    def leave(self) -> None:
-        self._out = True
+        self._again = True
         self._wake.set()
 
     def check(self) -> None:
@@ -333,7 +329,7 @@ class SimCoordinator:
         while not self._closed:
             self._wake.clear()
             try:
-                if not self._hooks.alive() or self._out:
+                if not self._hooks.alive():
                     self._go()
                 elif self._again or self._generation < 0:
                     self._join()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack
 from itertools import count
@@ -67,8 +68,10 @@ COLLECTED = 16
 _PLAYED = count()
 
 
-def play(history: History, only: Collection[int] | None = None) -> tuple[World, ViolationError | None]:
-    """Return the world of a history at its end, and what was wrong in it. `only`: see `World.run`."""
+def play(
+    history: History, only: Collection[int] | None = None, steps: int = STEPS
+) -> tuple[World, ViolationError | None]:
+    """Return the world of a history of so many steps at its end, and what was wrong in it. `only`: see `World.run`."""
     gc.disable()
     if next(_PLAYED) % COLLECTED == 0:
         gc.collect()
@@ -76,9 +79,10 @@ def play(history: History, only: Collection[int] | None = None) -> tuple[World, 
     world = World(history.seed, PROGRAMS[history.program], exactly_once=history.guarantee == EXACTLY_ONCE)
     try:
         with ExitStack() as stack:
-            for where, name, stands_in in [*_MADE, *IN_PLACE]:
+            # temporary folders, too, are in memory: a history makes a dozen of them
+            for where, name, stands_in in [*_MADE, *IN_PLACE, (tempfile, "tempdir", str(world.folder))]:
                 stack.enter_context(patch.object(where, name, stands_in))
-            world.run(STEPS, only)
+            world.run(steps, only)
     except ViolationError as violation:
         return world, violation
     finally:

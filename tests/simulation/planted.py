@@ -28,9 +28,12 @@ from coopstreams.group.versions import Members, assign_active
 from coopstreams.instance import components
 from coopstreams.instance.instance import Instance
 from coopstreams.instance.serving import Serving
+from coopstreams.instance.watcher import Watcher
 from coopstreams.log.log import GroupFence
 from coopstreams.opening.changelogs import Changelogs
 from coopstreams.query import local
+from coopstreams.query.backend import NotOpen, OpenView
+from coopstreams.query.router import Here, Route, There, route
 from coopstreams.state import snapshot_restore
 from coopstreams.state.manifest import File, StoreSlices
 from coopstreams.state.restore import Bounds
@@ -39,6 +42,7 @@ from coopstreams.state.task_state import TaskState
 from coopstreams.tasks.committer import Committer
 from coopstreams.tasks.events import Cancelled
 from coopstreams.tasks.pending_calls import PendingCalls, _Source
+from coopstreams.tasks.thread import StreamThread
 from coopstreams.tasks.turns import Turns
 from coopstreams.tasks.waiting_records import NodeCall
 from coopstreams.topology.columns import TopicPartition
@@ -354,6 +358,58 @@ def _found_before() -> AbstractContextManager[Any]:
     return patch.object(local, "_owned_throughout", lambda _: nullcontext())
 
 
+def _unstored() -> AbstractContextManager[Any]:
+    """The database does not take the rows of some keys; the changelog does."""
+    commit = TaskState.commit
+
+    def without(self: TaskState, *given: Any, **options: Any) -> None:
+        for table in self._tables.values():
+            for number, change in enumerate(table.frozen):
+                kept = [i for i, key in enumerate(change.keys) if not key.endswith(b"3")]
+                table.frozen[number] = replace(
+                    change, keys=[change.keys[i] for i in kept], values=[change.values[i] for i in kept]
+                )
+        commit(self, *given, **options)
+
+    return patch.object(TaskState, "commit", without)
+
+
+@contextmanager
+def _any_range() -> Iterator[None]:
+    """Whoever is asked for a key answers, from whichever range of its partition is there."""
+
+    def here(*given: Any) -> Route:
+        found = route(*given)
+        return Here(found.owner.task) if isinstance(found, There) else found
+
+    def view(self: Serving, store: str, partition: int, _: int) -> OpenView | NotOpen:
+        opened = (view for view in self.views(store) if not isinstance(view, NotOpen))
+        none = NotOpen("not owned", "it has none", partition)
+        return next((view for view in opened if view.task.partition == partition), none)
+
+    with patch.object(local, "route", here), patch.object(Serving, "view", view):
+        yield
+
+
+def _fragile() -> AbstractContextManager[Any]:
+    """A stream thread does not expect that a commit fails because the group has gone on."""
+
+    def abort(_: StreamThread, error: Exception) -> None:
+        raise error
+
+    return patch.object(StreamThread, "_abort", abort)
+
+
+def _restless() -> AbstractContextManager[Any]:
+    """The watcher does not rest between two looks."""
+
+    def look_at_once(self: Watcher) -> None:
+        while not self._stop.wait(0.0):
+            pass
+
+    return patch.object(Watcher, "_run", look_at_once)
+
+
 class Planted(NamedTuple):
     """A bug, and with what program it was found. `seed`: one of `WITHIN` histories from there on finds it; None: one of
     hundreds does. No program: none has found it.
@@ -363,42 +419,50 @@ class Planted(NamedTuple):
     seed: int | None = None
     program: str | None = None
     guarantee: str = EXACTLY_ONCE
+    oracle: str = ""
+    """Which oracle finds it there (`world.ORACLES`)."""
 
 
 PLANTED: dict[str, Planted] = {
     "no barrier": Planted(_no_barrier, None, "a count behind a repartition"),
     "a stale barrier": Planted(_stale_barrier, None, "a join of streams"),
-    "a leader of before": Planted(_leader_of_before, 15, "a join of streams"),
+    "a leader of before": Planted(_leader_of_before, 15, "a join of streams", oracle="answers"),
     "any epoch commits": Planted(_any_epoch),
-    "a restore that ends early": Planted(_short_restore, 0, "a count"),
-    "what was done is done again": Planted(_done_again, 23, "windows that close"),
+    "a restore that ends early": Planted(_short_restore, 0, "a count", oracle="answers"),
+    "what was done is done again": Planted(_done_again, 23, "windows that close", oracle="results"),
     "time of its own": Planted(_own_time, None, "windows that close"),
-    "revoked is released": Planted(_given_away),
-    "the database before the log": Planted(_early_database, 16, "a join with a table"),
+    "revoked is released": Planted(_given_away, 42, "a count", oracle="answers"),
+    "the database before the log": Planted(_early_database, 16, "a join with a table", oracle="rows"),
     "results beside changelogs": Planted(_told_in_state_only, None, "windows that close", AT_LEAST_ONCE),
-    "a cancel that nobody hears": Planted(_silent_opener, 9, "a table on its source"),
-    "whoever wakes is sure": Planted(_always_sure, 76, "a join with a table"),
-    "an error of before counts": Planted(_hasty),
+    "a cancel that nobody hears": Planted(_silent_opener, 9, "a table on its source", oracle="progress"),
+    "whoever wakes is sure": Planted(_always_sure, 76, "a join with a table", oracle="answers"),
+    "an error of before counts": Planted(_hasty, 76, "a count behind a repartition", oracle="errors"),
     "one question for all offsets": Planted(_one_question, None, "a join with a table"),
-    "one version for all": Planted(_one_version, 11, "a count behind a repartition"),
-    "beside an unreadable record": Planted(_unreadable_skipped, 0, "a count"),
-    "commits come back to life": Planted(_back_to_life, 291, "a table"),
-    "a checkpoint of any changelog": Planted(_any_changelog, 15, "a join of streams"),
+    "one version for all": Planted(_one_version, 11, "a count behind a repartition", oracle="progress"),
+    "beside an unreadable record": Planted(_unreadable_skipped, 0, "a count", oracle="progress"),
+    "commits come back to life": Planted(_back_to_life, 291, "a table", oracle="results"),
+    "a checkpoint of any changelog": Planted(_any_changelog, 15, "a join of streams", oracle="answers"),
     "a hunt of before": Planted(_hunt_of_before),
-    "a hunt of everybody": Planted(_hunt_of_all, 7, "a count"),
-    "calls of a key at once": Planted(_all_at_once, 0, "calls before a table"),
-    "a record passes its key": Planted(_no_lines, 0, "calls in any order before a table"),
-    "what has passed is called again": Planted(_called_again, 0, "calls before a table"),
-    "rows of who was ahead": Planted(_newest_of_all_rows, 1_000_011, "a left join of streams"),
+    "a hunt of everybody": Planted(_hunt_of_all, 7, "a count", oracle="members"),
+    "calls of a key at once": Planted(_all_at_once, 0, "calls before a table", oracle="calls"),
+    "a record passes its key": Planted(_no_lines, 0, "calls in any order before a table", oracle="results"),
+    "what has passed is called again": Planted(_called_again, 0, "calls before a table", oracle="results"),
+    "rows of who was ahead": Planted(_newest_of_all_rows, 1_000_011, "a left join of streams", oracle="progress"),
     "windows of who was ahead": Planted(_observed_by_others, None, "calls before a left join of streams"),
-    "windows that others have closed": Planted(_closed_by_others, 1_000_011, "windows that are emitted at their close"),
-    "a gate of siblings": Planted(_gate_of_siblings, 38, "a left join of streams", AT_LEAST_ONCE),
-    "rows of before": Planted(_rows_of_before, 0, "calls that keep state"),
-    "a slice of any changelog": Planted(_any_slice, 206, "a count"),
-    "a slice of the end": Planted(_slice_of_the_end, 7, "a count"),
-    "a file that nobody checks": Planted(_unchecked_file, 446, "a count"),
+    "windows that others have closed": Planted(
+        _closed_by_others, 1_000_011, "windows that are emitted at their close", oracle="progress"
+    ),
+    "a gate of siblings": Planted(_gate_of_siblings, 38, "a left join of streams", AT_LEAST_ONCE, oracle="progress"),
+    "rows of before": Planted(_rows_of_before, 0, "calls that keep state", oracle="results"),
+    "a slice of any changelog": Planted(_any_slice, 206, "a count", oracle="queries"),
+    "a slice of the end": Planted(_slice_of_the_end, 7, "a count", oracle="answers"),
+    "a file that nobody checks": Planted(_unchecked_file, 446, "a count", oracle="rows"),
     "an answer of who has given away": Planted(_found_before),
-    "times of the reader alone": Planted(_times_of_the_reader, 90, "calls before windows"),
+    "a row that is not stored": Planted(_unstored, 0, "a join with a table", oracle="stores"),
+    "any range of the partition": Planted(_any_range, 0, "windows", oracle="queries"),
+    "a thread that dies of a lost group": Planted(_fragile, 0, "a count", oracle="errors"),
+    "a watcher that never rests": Planted(_restless, 0, "a count", oracle="turns"),
+    "times of the reader alone": Planted(_times_of_the_reader, 90, "calls before windows", oracle="results"),
 }
 """By name."""
 WITHIN = 30

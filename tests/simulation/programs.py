@@ -276,6 +276,8 @@ def _remembered(builder: StreamsBuilder) -> None:
 
 _ASKING = {"processing.exception.handler": "continue"}
 """Records for which a call fails are dropped."""
+_PURGED = {"repartition.purge.interval.ms": 1_000}
+"""So often that a process that stood still wakes below the beginning of what it reads."""
 _IN_TURN = {IDLE: 60_000}
 """A process that stood still may hear of one topic long before the other. Where pairs are only found for some seconds,
 it has to wait for both; which record comes first is not known otherwise.
@@ -299,7 +301,7 @@ def _to(*topics: str, late: bool = False, deletes: bool = False) -> Writes:
 PROGRAMS = {
     "a count": Program(_counted, _to("in"), Counted, ("counts",)),
     "a count whose rows expire": Program(_lasting, _to("in", late=True), Counted, ("counts",)),
-    "a count behind a repartition": Program(_recounted, _to("in"), Counted, ("counts",)),
+    "a count behind a repartition": Program(_recounted, _to("in"), Counted, ("counts",), _PURGED),
     "windows": Program(_windows, _to("in", late=True), Counted, ("counts",)),
     "windows that are soon forgotten": Program(_forgotten, _to("in", late=True), Counted),
     "sessions that are soon forgotten": Program(_forgotten_sessions, _to("in", late=True), Counted),

@@ -35,7 +35,7 @@ from coopstreams.topology.keys import WHOLE
 from tests.simulation import disk
 from tests.simulation.answers import Rows
 from tests.simulation.cluster import MachineClient, MachineCluster, MachineLog
-from tests.simulation.fibers import EPOCH_MS, Machine, Scheduler
+from tests.simulation.fibers import EPOCH_MS, Machine, Scheduler, StuckError
 from tests.simulation.group import Group
 from tests.simulation.hosts import Hosts
 from tests.simulation.kafka.plan import Chance, Crash, Early, Fault, Kind, Late, Lost, NoFaults, Plan, Slow, Torn
@@ -105,8 +105,27 @@ RATES: dict[Kind, list[tuple[float, Fault]]] = {
 """The usual faults: how likely each is for a request of a kind."""
 
 
+ORACLES = {
+    "members": "no member ends the transaction of another one that is in the group",
+    "calls": "of a key, a record is asked about when every earlier one has had an answer",
+    "results": "a result is one that a single task tells, and in its place",
+    "queries": "no answer has an older row than an answer that had come before its query began",
+    "progress": "when nothing goes wrong any more, every result comes",
+    "rows": "a database has rows that were committed, and no others",
+    "stores": "in the end, stores have what those of a single task have",
+    "answers": "no owner of a key answers with an older row than was answered before",
+    "errors": "no thread ends with an error",
+    "turns": "time passes",
+}
+"""What must hold, by name. Each fails for a bug that is put in (`planted`)."""
+
+
 class ViolationError(AssertionError):
-    """An oracle does not hold."""
+    """An oracle does not hold. `oracle`: which of `ORACLES`."""
+
+    def __init__(self, oracle: str, wrong: str) -> None:
+        super().__init__(f"{oracle}: {wrong}")
+        self.oracle = oracle
 
 
 @cache
@@ -223,7 +242,8 @@ class World:
         except AssertionError as wrong:
             if isinstance(wrong, ViolationError):
                 raise
-            raise ViolationError(f"{type(wrong).__name__}: {wrong}") from wrong
+            oracle = "turns" if isinstance(wrong, StuckError) else "errors"
+            raise ViolationError(oracle, f"{type(wrong).__name__}: {wrong}") from wrong
 
     def _run(self, steps: int, only: Collection[int]) -> None:
         planned = [
@@ -301,7 +321,7 @@ class World:
                 )
             case "resume" if asleep:
                 self._strike("goes on", self.random.choice(asleep), lambda process: process.machine.resume())
-                self._check(self._wrong_answers())
+                self._check("answers", self._wrong_answers())
             case "rest":
                 self._let(self.random.choice((0.01, 3.0, 15.0)))
             case "plan":
@@ -360,9 +380,10 @@ class World:
             self.start(0)
         self.produce(5)
         give_up = self.scheduler.now + CALM_S
-        while wrong := self._wrong(whole=True):
+        while found := self._wrong(whole=True):
             if self.scheduler.now > give_up:
-                raise ViolationError(f"after {CALM_S:.0f} s of calm: {'; '.join(wrong)}. {self._reasons()}")
+                oracle, wrong = found
+                raise ViolationError(oracle, f"after {CALM_S:.0f} s of calm: {'; '.join(wrong)}. {self._reasons()}")
             self._let(2.0)
             if not self.living:
                 self.start(0)
@@ -374,9 +395,10 @@ class World:
             self.scheduler.run(min(until, self.scheduler.now + LOOK_S))
             for fiber, error in self.scheduler.errors:
                 raise ViolationError(
-                    f"{fiber.machine.name} {fiber.name} ended: {type(error).__name__}: {error}"
+                    "errors", f"{fiber.machine.name} {fiber.name} ended: {type(error).__name__}: {error}"
                 ) from error
-            self._check(self._wrong(whole=False))
+            if found := self._wrong(whole=False):
+                self._check(*found)
 
     def _plan(self) -> Plan:
         """What requests meet from now on."""
@@ -399,16 +421,26 @@ class World:
 
     # --- oracles ---
 
-    def _wrong(self, *, whole: bool) -> list[str]:
+    def _wrong(self, *, whole: bool) -> tuple[str, list[str]] | None:
+        """Return the first oracle that does not hold, and why; those of the end are asked if `whole`."""
         self.looks += 1
-        wrong = self.group.wrong or service.wrong or self.answer.tell(self._told())
-        wrong = wrong or ([] if self.queries is None else self.queries.wrong)
-        wrong = wrong or (self.answer.lacking() if whole else [])
-        if wrong or not self.exactly_once or not (whole or self.looks % STATES == 0):
-            return wrong
-        wrong = [problem for part in self._components(running=False) for problem in self.changelogs.wrong(part)]
-        wrong = wrong or (self._wrong_rows() if whole else [])
-        return wrong or self._wrong_answers()
+        return next(((oracle, wrong) for oracle, wrong in self._told_by_oracles(whole=whole) if wrong), None)
+
+    def _told_by_oracles(self, *, whole: bool) -> Iterator[tuple[str, list[str]]]:
+        yield "members", self.group.wrong
+        yield "calls", service.wrong
+        yield "results", self.answer.tell(self._told())
+        if self.queries is not None:
+            yield "queries", self.queries.wrong
+        if whole:
+            yield "progress", self.answer.lacking()
+        if not self.exactly_once or not (whole or self.looks % STATES == 0):
+            return
+        parts = self._components(running=False)
+        yield "rows", [problem for part in parts for problem in self.changelogs.wrong(part)]
+        if whole:
+            yield "stores", self._wrong_rows()
+        yield "answers", self._wrong_answers()
 
     def _wrong_answers(self) -> list[str]:
         """Ask everybody who answers; return what is wrong."""
@@ -416,9 +448,9 @@ class World:
         return [problem for part in components for problem in self.changelogs.wrong_answers(part)]
 
     @staticmethod
-    def _check(wrong: list[str]) -> None:
+    def _check(oracle: str, wrong: list[str]) -> None:
         if wrong:
-            raise ViolationError("; ".join(wrong))
+            raise ViolationError(oracle, "; ".join(wrong))
 
     def _wrong_rows(self) -> list[str]:
         """Return what is wrong with what running tasks have in their stores: at the end it is what one task has."""

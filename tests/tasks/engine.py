@@ -3,6 +3,10 @@ group coordinator too.
 
 What the group and the opener would do, the test does: it opens and closes tasks. Nothing is restored: the databases are
 in memory and stay.
+
+It models no group: a test says what a fence answers, and in which generation. The simulated group (tests/simulation)
+plays whole instances, and chooses by a seed what happens when; here a test says which task stands where at which step,
+and looks at what it has written.
 """
 
 from __future__ import annotations

@@ -339,11 +339,6 @@ class SubTopology:
         """Whether key ranges of a partition can be tasks."""
         return not self.across_keys and self.applies_to is None
 
-    @property
-    def stateful(self) -> bool:
-        """Whether its tasks have stores."""
-        return bool(self.stores)
-
 
 @dataclass(frozen=True, slots=True)
 class InternalTopic:

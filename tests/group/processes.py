@@ -1,7 +1,10 @@
-"""A whole group in a box: joins, leaves, crashes, zombies, lost answers, slow control threads. No key ever has two
-owners.
+"""The decisions of a group, and nothing else of it: joins, crashes, zombies, lost answers, slow control threads. No key
+ever has two owners, and in the end nothing moves any more.
 
-The group coordinator is played by the test; assignor, holdings and the bytes between members are the real ones.
+Assignor, holdings and the bytes between members are the real ones; who joins, and who hears of it, is up to the test.
+The simulated group (tests/simulation) has the same with coordinator, threads, commits and time, and plays a history in
+100 ms; this one in 2 ms, so hypothesis looks for the exception, and shrinks it. `Mixed` of `test_versions` and
+`Obeying` of tests/instance/test_restrictions.py play it.
 """
 
 from __future__ import annotations
@@ -10,14 +13,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from coopstreams.group.assignor import assign
 from coopstreams.group.codec import decode_assignment, decode_subscription, encode_assignments, encode_subscription
 from coopstreams.group.holdings import Assigned, GroupEvent, Holdings
 from coopstreams.group.members import Assignment, MemberInfo, MemberState
-from coopstreams.topology.keys import check_tiling
 from coopstreams.topology.task_id import TaskId
 
 
@@ -160,10 +161,21 @@ class Group:
                 process.release()
                 self.check()
             if rounds and not any(p.holdings.wants_rebalance for p in self.members.values()):
+                self.check_rest()
                 return rounds
             self.rebalance()
             self.check()
         raise AssertionError("the group does not come to rest")
+
+    def check_rest(self) -> None:
+        """Another rebalance moves nothing."""
+        before = {id_: {*process.open} for id_, process in self.members.items()}
+        self.rebalance()
+        for id_, process in self.members.items():
+            event = process.inbox.pop()
+            assert isinstance(event, Assigned)
+            assert (event.added, event.revoked) == ((), ())
+            assert before[id_] == {*event.tasks}
 
 
 EVENTS = (
@@ -171,34 +183,3 @@ EVENTS = (
     st.tuples(st.sampled_from(["wake", "rebalance", "rebalance", "all handle", "all release"]), st.just(0)),
 )
 """What happens to the members that a group has."""
-step = st.one_of(st.tuples(st.just("join"), st.integers(1, 4)), *EVENTS)
-shapes = st.dictionaries(st.integers(0, 1), st.integers(1, 12), min_size=1)
-
-
-@settings(max_examples=300, deadline=None)
-@given(shapes, st.sampled_from([1, 1, 2, 8]), st.lists(step, max_size=40))
-def test_whatever_happens_no_key_has_two_owners_and_the_group_comes_to_rest(
-    partitions: dict[int, int], ranges: int, history: list[tuple[str, int]]
-) -> None:
-    group = Group(partitions, ranges)
-    group.join(1)
-    group.play(history)
-    rounds = group.rest()
-    note(f"at rest after {rounds} rebalances")
-    assert rounds <= 3
-    for subtopology, count in partitions.items():
-        for partition in range(count):
-            ranges_of = [
-                t.key_range
-                for p in group.members.values()
-                for t in p.open
-                if (t.subtopology, t.partition) == (subtopology, partition)
-            ]
-            check_tiling(ranges_of, f"{subtopology}_{partition}")
-    before = {id_: {*p.open} for id_, p in group.members.items()}
-    group.rebalance()
-    for id_, process in group.members.items():
-        event = process.inbox[-1]
-        assert isinstance(event, Assigned)
-        assert (event.added, event.revoked) == ((), ())
-        assert before[id_] == {*event.tasks}

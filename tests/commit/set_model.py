@@ -1,9 +1,13 @@
-"""A group on a model of the log, under faults, beside a set model of what was done. Driven by
+"""The rule of individual commits (`commit.view`), beside a set model of what was done. Driven by
 `test_commit_simulation.py`.
 
 The model log has transactions, a last stable offset, compaction, and a fenced plain offset that is pending while its
 transaction is open. Tasks use the real follower, view, progress, plan and codec. What happens next is chosen by the
 `Random` that is passed in.
+
+It stands beside the simulated group (tests/simulation) for the states that this one does not come to: steps of one
+commit interleave at will, half of a commit arrives, compaction stops anywhere and keeps tombstones or not, versions of
+the format are mixed; and a history takes 10 ms, not 100. There is no group in it: owners come and go by lot.
 
 Exactly-once: for each hash, resolve = the last commit of its last owner, and every record below it is in committed
 outputs once. At-least-once: complete commits <= resolve <= what the owner's state holds, and everything below it was
@@ -30,7 +34,6 @@ from tests.commit.model_log import COMMITS, GROUP, Entry, ModelLog, Transaction
 SLICES = 8
 WIDTH = (MAX_HASH + 1) // SLICES
 LENGTH = 64
-ROW = tuple[bytes, int]
 START = Position(0)
 
 
