@@ -481,15 +481,3 @@ def test_a_compacted_topic_is_read_over_its_holes(kafka: Kafka) -> None:
     assert len(shared) == sum(len(records(batches, slot)) for slot in (0, 1))
     reader.close()
     log.close()
-
-
-def test_the_controller_says_whether_a_topic_is_missing(kafka: Kafka) -> None:
-    """A broker that is behind it says so of topics that were just made."""
-    log = KafkaLog({"bootstrap.servers": kafka.bootstrap})
-    topic, none = kafka.topic("there"), kafka.unique("missing")
-    assert log._exists(topic)
-    assert not log._exists(none)
-    with pytest.raises(UnknownTopicError, match=none):
-        log.end_offset(TopicPartition(none, 0))
-    assert none not in kafka.topics()
-    log.close()
