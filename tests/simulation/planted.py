@@ -434,7 +434,7 @@ class Planted(NamedTuple):
     program: str | None = None
     guarantee: str = EXACTLY_ONCE
     oracle: str = ""
-    """Which oracle finds it there (`world.ORACLES`)."""
+    """Which oracle finds it there (`oracles.ORACLES`)."""
 
 
 PLANTED: dict[str, Planted] = {
