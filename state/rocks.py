@@ -26,6 +26,7 @@ from threading import Lock
 from weakref import WeakSet
 
 from rocksdict import (
+    BlockBasedIndexType,
     BlockBasedOptions,
     Cache,
     ColumnFamily,
@@ -381,6 +382,11 @@ def options() -> Options:
     table.set_block_cache(_block_cache())
     table.set_bloom_filter(10, False)
     table.set_cache_index_and_filter_blocks(True)
+    # In one piece, the filter of two million rows is larger than a shard of the cache (1 MiB), and was read anew
+    # for each look-up: 280 us instead of 2 (measured).
+    table.set_index_type(BlockBasedIndexType.two_level_index_search())
+    table.set_partition_filters(True)
+    table.set_pin_top_level_index_and_filter(True)
     table.set_pin_l0_filter_and_index_blocks_in_cache(True)
     result = Options(raw_mode=True)
     result.create_if_missing(True)

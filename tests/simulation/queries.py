@@ -31,6 +31,7 @@ from tests.simulation.oracles import Changelogs, Told
 from tests.simulation.process import Process
 
 EVERY_S = 2.0
+"""How often somebody asks, on the average."""
 READ_S = 0.02
 """How long a read takes on its way through threads, on the average, before it and behind it."""
 

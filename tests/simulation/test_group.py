@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
+from tests.simulation.oracles import ORACLES
 from tests.simulation.planted import PLANTED
-from tests.simulation.world import ORACLES
 
 PARTS = [(0, 72, 8), (72, 144, 8), (144, 216, 8), (216, 288, 8), (288, 308, 30)]
 """Seeds from and up to, and steps: many short histories, in as many parts as processes run tests, and a few long ones.

@@ -39,7 +39,7 @@ from tests.simulation.fibers import EPOCH_MS, Machine, Scheduler, StuckError
 from tests.simulation.group import Group
 from tests.simulation.hosts import Hosts
 from tests.simulation.kafka.plan import Chance, Crash, Early, Fault, Kind, Late, Lost, NoFaults, Plan, Slow, Torn
-from tests.simulation.oracles import Changelogs, Part
+from tests.simulation.oracles import Changelogs, Part, ViolationError
 from tests.simulation.outages import Outages
 from tests.simulation.process import Process
 from tests.simulation.programs import APPLICATION, Program
@@ -103,29 +103,6 @@ RATES: dict[Kind, list[tuple[float, Fault]]] = {
     "fetch": [(0.02, Lost()), (0.05, Torn(1)), (0.05, Torn(3))],
 }
 """The usual faults: how likely each is for a request of a kind."""
-
-
-ORACLES = {
-    "members": "no member ends the transaction of another one that is in the group",
-    "calls": "of a key, a record is asked about when every earlier one has had an answer",
-    "results": "a result is one that a single task tells, and in its place",
-    "queries": "no answer has an older row than an answer that had come before its query began",
-    "progress": "when nothing goes wrong any more, every result comes",
-    "rows": "a database has rows that were committed, and no others",
-    "stores": "in the end, stores have what those of a single task have",
-    "answers": "no owner of a key answers with an older row than was answered before",
-    "errors": "no thread ends with an error",
-    "turns": "time passes",
-}
-"""What must hold, by name. Each fails for a bug that is put in (`planted`)."""
-
-
-class ViolationError(AssertionError):
-    """An oracle does not hold. `oracle`: which of `ORACLES`."""
-
-    def __init__(self, oracle: str, wrong: str) -> None:
-        super().__init__(f"{oracle}: {wrong}")
-        self.oracle = oracle
 
 
 @cache

@@ -131,3 +131,20 @@ def test_families_have_what_was_written_to_them_since_they_were_made(
             engine = Rocks(folder)
         assert {name: dict(engine.scan(name, b"", None)) for name in engine.families()} == model
     engine.close()
+
+
+def test_filter_and_index_of_a_file_are_in_parts_that_the_cache_can_keep(tmp_path: Path) -> None:
+    """A filter in one piece may be larger than a shard of the cache: each look-up would read it anew."""
+    engine = Rocks(tmp_path)
+    engine.create("a")
+    keys = [b"%09d" % number for number in range(20_000)]
+    engine.write([Change("a", keys, keys)])
+    engine.close()
+    opened = Rdict(str(tmp_path), rocks.options(), column_families={"a": rocks.options()})
+    of_a = opened.get_column_family("a")
+    of_a.flush()
+    properties = of_a.property_value("rocksdb.aggregated-table-properties") or ""
+    of_a.close()
+    opened.close()
+    parts = dict(part.strip().split("=", 1) for part in properties.split(";") if "=" in part)
+    assert int(parts["# index partitions"]) > 4
