@@ -14,8 +14,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from coopstreams.spark.history.rows import runs_of
 from coopstreams.spark.native_frames import Facts
 from coopstreams.spark.task import TaskAttempt, TaskWork, attempt
 from coopstreams.state import layout
@@ -61,10 +61,10 @@ class _Folded(TaskAttempt):
     def take(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Put rows into the database of this task: each key, or key and window, comes once."""
         self._check(rows)
-        for number, spec in enumerate(self._specs):
-            of_store = rows.filter(pc.equal(rows.column("store"), number))
-            if of_store.num_rows:
-                self._database.write(self._changes(spec, of_store), {})
+        stores = rows.column("store").to_pylist()
+        for start, end in runs_of(stores):
+            if stores[start] is not None:
+                self._database.write(self._changes(self._specs[stores[start]], rows.slice(start, end - start)), {})
         yield from ()
 
     def _changes(self, spec: StoreSpec, rows: pa.RecordBatch) -> list[Change]:
