@@ -64,9 +64,6 @@ from coopstreams.topology.task_id import TaskId
 BUFFER_BYTES = 64 << 20
 """The size of a task's write buffers at which they are flushed to its database."""
 
-LARGEST_STEP = 10_000
-"""Records of a step: those of an Arrow batch. The clock stands still, so no step is ever found to be too large."""
-
 NOT_WRITTEN = "left out; no dead letter is written, because the run has outputs none"
 
 log = logging.getLogger(__name__)
@@ -214,7 +211,6 @@ class TaskAttempt:
             global_tables=rows,
             output=lambda topic: PlacedOutput(topic, self._time) if topic in round_.placed else Output(topic),
             host=Timed(lambda: 0),
-            first_step=LARGEST_STEP,
         )
         closing.callback(self._task.close)
         self._counts = round_.is_last

@@ -226,8 +226,8 @@ class Pace:
     `bound`: a step of as many records does not grow; None: any grows.
     """
 
-    def __init__(self, bound: int | None = None, most: int = FIRST_STEP) -> None:
-        self.most = most
+    def __init__(self, bound: int | None = None) -> None:
+        self.most = FIRST_STEP
         self._bound = bound
 
     def took(self, records: int, seconds: float) -> None:

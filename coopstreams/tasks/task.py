@@ -95,12 +95,8 @@ class Task:
         output: Callable[[str], Output] = Output,
         host: Host = SYSTEM,
         spans: RecordSpans | None = None,
-        first_step: int = FIRST_STEP,
     ) -> None:
-        """`by_key`: records may pass others that wait for calls, where the order of each key suffices.
-
-        `first_step`: the records of the first step. An owner that nothing waits for needs no small one.
-        """
+        """`by_key`: records may pass others that wait for calls, where the order of each key suffices."""
         by_key = by_key and program.keys_suffice
         self._spans = spans
         if spans is not None:
@@ -155,7 +151,7 @@ class Task:
         """What applies its records to a place outside of Kafka; None: it has no such sink."""
         if opened.sink is not None and (sink := program.subtopology.applies_to) is not None:
             self.applying = Applying(opened.sink, sink.name, opened.sources[0], opened.progress, on_failure)
-        self._pace = Pace(None if self.applying is None else MOST_APPLIED, first_step)
+        self._pace = Pace(None if self.applying is None else MOST_APPLIED)
         self.idle_ms = program.idle_ms
         self._sinks = {node.topic: node.name for node in program.subtopology.nodes if isinstance(node, Sink)}
         self._singles: deque[Step] = deque()
@@ -205,20 +201,28 @@ class Task:
     def _steps(self, now: float, *, single: bool) -> Iterator[Step]:
         """Yield the steps that may be processed now, in order; first the single-record steps that are left."""
         yield from self._left()
-        most = FIRST_STEP if single else self._pace.most
-        for step in self.queues.steps(most, now) if self.calls is None else self._called(self.calls, most, now):
+        calls = self.calls
+        for step in self._queued(now, single=single) if calls is None else self._called(calls, now, single=single):
             if single:
                 self._singles.extend(step.singles())
                 yield from self._left()
             else:
                 yield step
 
-    def _called(self, calls: PendingCalls, most: int, now: float) -> Iterator[Step]:
+    def _queued(self, now: float, *, single: bool) -> Iterator[Step]:
+        """Yield the steps of the queues, each as large as the pace allows by then."""
+        while (step := next(self.queues.steps(self._size(single=single), now), None)) is not None:
+            yield step
+
+    def _called(self, calls: PendingCalls, now: float, *, single: bool) -> Iterator[Step]:
         """Yield the steps whose calls have ended; begin the calls of the records behind them, many at a time."""
         self._begin_calls(calls, now)
         while calls.look():
-            yield from calls.ready(most)
+            yield from calls.ready(self._size(single=single))
             self._begin_calls(calls, now)
+
+    def _size(self, *, single: bool) -> int:
+        return FIRST_STEP if single else self._pace.most
 
     def _begin_calls(self, calls: PendingCalls, now: float) -> None:
         """Begin the calls of as many records as there is room for."""
