@@ -35,7 +35,7 @@ from coopstreams.common.java import find_java
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.log.kafka.native import SETTING, data_plane
 
-BARE = {"bare loop": "bare_loop.py", "bare stateless": "bare_stateless.py"}
+BARE = {"bare loop": "benchmarks.bare_loop", "bare stateless": "benchmarks.bare_stateless"}
 """The loops without a framework."""
 SOURCE = "bench-in"
 HERE = Path(__file__).parent
@@ -74,9 +74,9 @@ def entries(
         command = [*run, f"{HERE / 'apps.py'}:{topology}", *common, "--http", "", *flags]
         found += [(plane, Case(name, command, {**environment, SETTING: PLANES[plane]})) for plane in wanted_planes]
         found += [(peer.name, case) for peer, case in others if case.name == name]
-    for name, script in BARE.items():
+    for name, module in BARE.items():
         if wanted in name:
-            found.append((name, Case(name, [sys.executable, str(HERE / script)], environment)))
+            found.append((name, Case(name, [sys.executable, "-m", module], environment)))
     return found
 
 

@@ -5,36 +5,19 @@ from __future__ import annotations
 import os
 import time
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import TopicPartition
 from rocksdict import AccessType, Options, Rdict, WriteBatch
+
+from benchmarks.bare_clients import bare_clients
 
 bootstrap, folder = os.environ["BENCH_BROKERS"], os.environ["BENCH_STATE"]
 group, source, sink = os.environ["BENCH_APPLICATION"], os.environ["BENCH_SOURCE"], os.environ["BENCH_SINK"]
-consumer = Consumer(
-    {
-        "bootstrap.servers": bootstrap,
-        "group.id": group,
-        "enable.auto.commit": False,
-        "fetch.queue.backoff.ms": 2,
-        "queued.min.messages": 200_000,
-        "fetch.message.max.bytes": 8 << 20,
-    }
-)
-producer = Producer(
-    {
-        "bootstrap.servers": bootstrap,
-        "enable.idempotence": True,
-        "queue.buffering.max.messages": 1_000_000,
-        "delivery.report.only.error": True,
-        "partitioner": "murmur2_random",
-    }
-)
+consumer, producer = bare_clients(bootstrap, group, source)
 options = Options(raw_mode=True)
 os.makedirs(folder, exist_ok=True)
 database = Rdict(f"{folder}/{group}", options, access_type=AccessType.read_write())
 counts: dict[bytes, int] = {}
 dirty: set[bytes] = set()
-consumer.assign([TopicPartition(source, 0, 0)])
 position, due = 0, time.monotonic() + 1.0
 while True:
     batch = consumer.consume(10_000, 0.05)

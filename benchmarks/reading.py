@@ -11,9 +11,6 @@ of all turns.
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from itertools import product
@@ -26,7 +23,7 @@ from rich.table import Table
 
 from benchmarks.__main__ import planes
 from benchmarks.report import PLANES
-from benchmarks.running import fill
+from benchmarks.running import fill, said
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.kafka.native import SETTING
@@ -71,15 +68,8 @@ def main() -> None:
         admin.create_topics([NewTopic(topic, 1, 1)])[topic].result()
         fill(broker.bootstrap, topic, arguments.records)
         for _, case, plane in product(range(arguments.turns), CASES, planes()):
-            command = [sys.executable, "-m", "benchmarks.reading", "--records", str(arguments.records)]
-            said = subprocess.run(
-                [*command, "--read", broker.bootstrap, case],
-                env=os.environ | {SETTING: PLANES[plane]},
-                check=True,
-                stdout=subprocess.PIPE,
-                text=True,
-            ).stdout
-            taken = tuple(map(float, said.split()))
+            asked = "--records", str(arguments.records), "--read", broker.bootstrap, case
+            taken = said("benchmarks.reading", *asked, environment={SETTING: PLANES[plane]})
             least[case, plane] = min(taken, least.get((case, plane), taken))
     table = Table("case", "data plane", "ns of CPU a record", "of these the thread that fetches")
     for (case, plane), (process, thread) in least.items():

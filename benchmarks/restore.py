@@ -13,9 +13,6 @@ restore is a process of its own, into an empty RocksDB, in both data planes by t
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from contextlib import closing
@@ -27,6 +24,7 @@ from rich.table import Table
 
 from benchmarks.__main__ import planes
 from benchmarks.report import PLANES
+from benchmarks.running import said
 from benchmarks.snapshots import CHANGELOG, EIGHTH, fill, program
 from coopstreams.common.memory import tune_memory
 from coopstreams.dev.broker import KafkaBroker
@@ -77,17 +75,10 @@ def main() -> None:
             cluster.create_topics([TopicSpec(CHANGELOG, 1, {"cleanup.policy": "compact"})])
         fill(broker.bootstrap, arguments.keys)
         for _, plane, case in product(range(arguments.turns), planes(), CASES):
-            said = subprocess.run(
-                [sys.executable, "-m", "benchmarks.restore", "--restore", broker.bootstrap, case],
-                env=os.environ | {SETTING: PLANES[plane]},
-                check=True,
-                stdout=subprocess.PIPE,
-                text=True,
-            ).stdout
-            wall, cpu, rows = map(float, said.split())
-            _, before, _ = least.get((plane, case), (wall, cpu, rows))
-            best, _, _ = least.get((plane, case), (wall, cpu, rows))
-            least[plane, case] = min(wall, best), min(cpu, before), rows
+            asked = "--restore", broker.bootstrap, case
+            wall, cpu, rows = said("benchmarks.restore", *asked, environment={SETTING: PLANES[plane]})
+            least_wall, least_cpu, _ = least.get((plane, case), (wall, cpu, rows))
+            least[plane, case] = min(wall, least_wall), min(cpu, least_cpu), rows
     table = Table(title=f"{2 * arguments.keys:,} changelog records")
     for column in ("data plane", "key ranges", "rows", "wall s", "of all", "CPU s", "of all"):
         table.add_column(column, justify="right" if column != "data plane" else "left")

@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -66,6 +67,13 @@ def fill(bootstrap: str, topic: str, records: int) -> None:
         if number % 10_000 == 0:
             producer.poll(0)
     producer.flush()
+
+
+def said(module: str, *arguments: str, environment: Mapping[str, str]) -> tuple[float, ...]:
+    """Run a module in a process of its own; return the numbers that it prints."""
+    command = [sys.executable, "-m", module, *arguments]
+    done = subprocess.run(command, env=os.environ | environment, check=True, stdout=subprocess.PIPE, text=True)
+    return tuple(map(float, done.stdout.split()))
 
 
 def committed(admin: KafkaAdminClient, group: str, topic: str) -> int:
