@@ -96,6 +96,31 @@ def test_a_step_says_where_the_source_stands_when_part_of_a_batch_waits() -> Non
     assert queues.waiting(STREAM) == 1
 
 
+@given(
+    tables=st.lists(st.integers(0, 30), max_size=40),
+    orders=st.lists(st.integers(0, 30), max_size=40),
+    sizes=st.lists(st.integers(1, 12), min_size=1, max_size=8),
+)
+def test_steps_of_any_sizes_have_each_record_once_and_in_the_same_order(
+    tables: list[int], orders: list[int], sizes: list[int]
+) -> None:
+    def filled() -> SourceQueues:
+        queues = SourceQueues([(TABLE, START), (STREAM, START)])
+        for source, times in ((TABLE, tables), (STREAM, orders)):
+            feed(queues, source, log_of(times), upto=len(times), at_end=True)
+        return queues
+
+    queues, found, count = filled(), list[tuple[str, int]](), 0
+    while (step := next(queues.steps(sizes[count % len(sizes)], 0.0), None)) is not None:
+        assert len(step.columns) <= sizes[count % len(sizes)]
+        found += [(step.source.topic, offset) for offset in step.columns.offsets]
+        count += 1
+    assert found == taken(filled())
+    assert sorted(found) == sorted(
+        [("customers", offset) for offset in range(len(tables))] + [("orders", offset) for offset in range(len(orders))]
+    )
+
+
 def test_a_stream_waits_for_the_producers_of_its_table_for_as_long_as_it_may() -> None:
     queues = SourceQueues([(TABLE, START), (STREAM, START)], max_idle_ms=500)
     feed(queues, TABLE, log_of([5]), upto=1, at_end=True)
