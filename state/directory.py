@@ -252,9 +252,11 @@ class Databases:
         """Leave the database of a task's partition; the last task closes it."""
         self._directory.release(task.subtopology, task.partition)
 
-    def moved_away(self, task: TaskId, wanted: Iterable[TaskId]) -> None:
-        """Delete the key ranges of a task that no wanted task owns, so that a moved range leaves no keys behind."""
-        kept = [other.key_range for other in wanted if other.conflicts(task)]
+    def moved_away(self, task: TaskId, here: Iterable[TaskId]) -> None:
+        """Delete the key ranges of a task that none of the tasks `here` has, so that a moved range leaves no keys
+        behind.
+        """
+        kept = [other.key_range for other in here if other.conflicts(task)]
         gone, stores = task.key_range.minus(kept), self.subtopology(task).stores
         if gone and stores:
             self._directory.drop(task.subtopology, task.partition, gone, stores)

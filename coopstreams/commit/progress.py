@@ -227,19 +227,26 @@ class Progress:
             needed = True
         elif claim:
             needed = source.claim
-        elif self.key_range.is_whole:
-            # Also when nothing moved: the plain offset is written at this term and outranks individual commits of older
-            # terms that are above it. Where there are individual commits, also one of this task, from records done out
-            # of order, it writes each as well: if the plain offset goes away, they would count again.
-            needed = _parted(segments) or ((source.claim or bool(source.said)) and segments != source.said)
         else:
-            needed = segments != source.durable
+            # The plain offsets of all sources go away together. If the individual commit of one source were left, the
+            # others would begin anew beside it, below the state: whoever writes the first one writes one for each.
+            needed = self._needs(source) or (not source.said and any(map(self._needs, self._sources.values())))
         source.staged_said = segments if needed else source.said
         if not needed:
             return None
         key = CommitKey(self.author.group, *partition, self.key_range, source.term, self.author.generation)
         beside = self.metadata or self.topic_ids.get(partition.topic, "")
         return encode_key(key), encode_value(CommitValue(self.author.transactional_id, segments, beside))
+
+    def _needs(self, source: _Source) -> bool:
+        """Whether the plain offset does not hold all of the segments of a source, as far as they are new."""
+        if not self.key_range.is_whole:
+            return source.now() != source.durable
+        # Also when nothing moved: the plain offset is written at this term and outranks individual commits of older
+        # terms that are above it. Where there are individual commits, also one of this task, from records done out
+        # of order, it writes each as well: if the plain offset goes away, they would count again.
+        segments = source.now()
+        return _parted(segments) or ((source.claim or bool(source.said)) and segments != source.said)
 
     def plain(self, partition: TopicPartition, commits: Commits) -> Committed | None:
         """Stage and return the plain offset to write; None: this task writes none now.

@@ -41,7 +41,7 @@ nothing. In detail, for the mixed use:
 (`offsets.retention.minutes`) or are deleted with their group; topics are deleted or recreated.
 * *The plain offset goes away*: individual commits alone hold the same progress, where they tile the hash space. A
   task that opens a partition with individual commits writes one with each commit, at its own term, also if it owns all
-  of it. A hash without one has never been committed since the partition was first shared: it rested upon the plain
+  of it; and whoever writes one of a source for the first time writes one of each source of the task. A hash without one has never been committed since the partition was first shared: it rested upon the plain
   offset. An application opens nothing then (`opening.begun`), because a position was made durable before the first
   record was processed (`Progress.begin`): nothing in either place means that nothing was done. Under at-least-once,
   claims of stalled openers may tile the hash space beside a whole-range owner that found and wrote no individual

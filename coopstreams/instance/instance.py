@@ -432,7 +432,7 @@ class Instance:
                     self._dispatcher.close(task)
                     closing.setdefault(self._homes[action.task], []).append(task)
                 case Do.RELEASE:
-                    self.components.databases.moved_away(action.task, self.registry.wanted)
+                    self.components.databases.moved_away(action.task, self.registry.here)
                     released.append(action.task)
         for thread, tasks in closing.items():
             thread.close(tuple(tasks), clean=not dirty)

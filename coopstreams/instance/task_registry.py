@@ -58,6 +58,11 @@ class TaskRegistry:
         self._owed: set[TaskId] = set()
         """Revoked tasks that are not yet released."""
 
+    @property
+    def here(self) -> set[TaskId]:
+        """Return the tasks whose rows stay on this disk: those that are wanted, and those that are not closed yet."""
+        return self.wanted | self.states.keys()
+
     def assigned(self, added: Iterable[TaskId], revoked: Iterable[TaskId]) -> list[Action]:
         """Apply an assignment: give up the revoked tasks, open the added ones."""
         actions: list[Action] = []

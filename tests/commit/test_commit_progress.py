@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -178,6 +179,25 @@ def test_a_whole_range_task_that_has_written_a_record_writes_one_with_each_commi
         (Segment(WHOLE, 18, 99),)
     ]
     assert commit.offsets == {AT: (18, "ic 99 4")}
+
+
+@pytest.mark.parametrize("key_range", [WHOLE, LEFT])
+def test_whoever_writes_the_first_record_of_a_source_writes_one_of_each(key_range: KeyRange) -> None:
+    """If the group's offsets expire, a source without one would begin anew, below the state, beside the others."""
+    view, other = Known("g"), TopicPartition("other", 0)
+    starts = {at: PartitionStart(4, (Segment(key_range, 10),), Committed(10, -1, 3), claim=False) for at in (AT, other)}
+    task = Progress(key_range, starts, Author("g", 5, "app-0-1"))
+    assert plan([task], view).records == []
+    task.committed()
+    task.stand(AT, [Segment(key_range, 16, 99, ((17, 17),))])
+    commits = [decoded(*record) for record in plan([task], view).records]
+    assert [(key.topic, value and value.segments) for key, value in commits] == [
+        ("orders", (Segment(key_range, 16, 99, ((17, 17),)),)),
+        ("other", (Segment(key_range, 10),)),
+    ]
+    task.committed()
+    task.stand(AT, [Segment(key_range, 18, 99)])
+    assert [decoded(*record)[0].topic for record in plan([task], view).records] == ["orders"]
 
 
 def test_the_owner_of_hash_0_mirrors_the_stable_offset_also_when_only_siblings_moved() -> None:

@@ -71,6 +71,15 @@ def test_after_the_membership_is_lost_nothing_is_owed_and_everything_is_given_up
     assert registry.assigned([task(0, 127)], []) == [Action(Do.OPEN, task(0, 127))]
 
 
+def test_rows_of_a_task_that_still_closes_stay_when_another_that_was_promised_is_released() -> None:
+    registry = TaskRegistry()
+    registry.assigned([task(0, 127)], [])
+    registry.opened(task(0, 127))
+    registry.assigned([task(64, 191)], [task(0, 127)])
+    assert registry.assigned([task(64, 95)], [task(64, 191)]) == [Action(Do.RELEASE, task(64, 191))]
+    assert registry.here == {task(0, 127), task(64, 95)}
+
+
 CUTS = [(0, 255), (0, 127), (128, 255), (0, 63), (64, 191), (192, 255)]
 
 
@@ -135,6 +144,10 @@ class AnyHistory(RuleBasedStateMachine):
     def nothing_overlaps(self) -> None:
         busy = sorted(self.work)
         assert not any(a.conflicts(b) for i, a in enumerate(busy) for b in busy[i + 1 :])
+
+    @invariant()
+    def rows_of_whatever_is_at_work_stay(self) -> None:
+        assert self.work.keys() <= self.registry.here
 
     @invariant()
     def whatever_is_wanted_is_on_its_way(self) -> None:

@@ -28,6 +28,7 @@ from coopstreams.group.versions import Members, assign_active
 from coopstreams.instance import components
 from coopstreams.instance.instance import Instance
 from coopstreams.instance.serving import Serving
+from coopstreams.instance.task_registry import TaskRegistry
 from coopstreams.instance.watcher import Watcher
 from coopstreams.log.log import GroupFence
 from coopstreams.opening.changelogs import Changelogs
@@ -117,6 +118,11 @@ def _given_away() -> Iterator[None]:
         patch.object(Holdings, "wants_rebalance", asked),
     ):
         yield
+
+
+def _rows_of_who_closes() -> AbstractContextManager[Any]:
+    """A task that was promised and is given up takes rows with it of one that still closes."""
+    return patch.object(TaskRegistry, "here", property(lambda self: self.wanted))
 
 
 def _own_time() -> AbstractContextManager[Any]:
@@ -446,6 +452,7 @@ PLANTED: dict[str, Planted] = {
     "what was done is done again": Planted(_done_again, 23, "windows that close", oracle="results"),
     "time of its own": Planted(_own_time, None, "windows that close"),
     "revoked is released": Planted(_given_away, 42, "a count", oracle="answers"),
+    "rows of who still closes": Planted(_rows_of_who_closes, 10_001_154, "calls before sessions", oracle="results"),
     "the database before the log": Planted(_early_database, 16, "a join with a table", oracle="rows"),
     "results beside changelogs": Planted(_told_in_state_only, None, "windows that close", AT_LEAST_ONCE),
     "a cancel that nobody hears": Planted(_silent_opener, 9, "a table on its source", oracle="progress"),

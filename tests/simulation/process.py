@@ -96,7 +96,7 @@ class Process:
                 raise
             world.say(f"{self.machine.name} has ended: {error}")
         except ConfigError as error:
-            if "has lost its positions" not in str(error) or not world.upkeep.give_back():
+            if "has lost its positions" not in str(error) or not world.restore_positions(self):
                 raise
         self.ended = True
 

@@ -75,16 +75,20 @@ class Upkeep:
                 for name in changelogs:
                     self._make_anew(name)
 
+    @property
+    def missing(self) -> dict[TopicPartition, tuple[int, str]]:
+        """The offsets that have expired, and that the group does not have."""
+        committed = self._state.group(self._application).committed
+        return {at: told for at, told in self._lost.items() if at not in committed}
+
     def give_back(self) -> bool:
         """Restore the offsets that have expired, as an operator does who is told that positions are lost.
 
         Return whether any were.
         """
-        group = self._state.group(self._application)
-        missing = {at: told for at, told in self._lost.items() if at not in group.committed}
-        if missing:
+        if missing := self.missing:
             self._say("an operator restores the offsets of the group")
-            group.send(missing, None)
+            self._state.group(self._application).send(missing, None)
         return bool(self._lost)
 
     def end(self) -> None:

@@ -317,6 +317,16 @@ class World:
             case _:
                 pass
 
+    def restore_positions(self, told: Process) -> bool:
+        """Have an operator whom a process told that positions are lost end the others, and restore the offsets: brokers
+        refuse that while a group has members. Return whether any had expired.
+        """
+        if self.upkeep.missing:
+            for process in self.living:
+                if process is not told:
+                    self._strike("is killed", process, Process.kill)
+        return self.upkeep.give_back()
+
     def _have_nobody(self) -> None:
         """Have all processes end, something befall topics while none runs, and one begin."""
         for process in self.living:

@@ -215,7 +215,9 @@ class Cluster:
         """Have a broker stand still: it leads on, and nobody answers, until `fail_over`; when it wakes, it believes
         what was true now.
         """
-        past: dict[Where, object] = {group.where: group.committed for group in self.state.groups.values()}
+        past: dict[Where, object] = {
+            group.where: (group.committed, group.unstable) for group in self.state.groups.values()
+        }
         for topic in self.state.topics.values():
             past |= {partition.where: partition.end for partition in topic.partitions}
         self._past[broker] = {

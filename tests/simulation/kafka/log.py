@@ -140,9 +140,11 @@ class SimulatedGroup:
         still change.
         """
         group = self._cluster.state.group(self._group)
-        committed = self._client.ask("fetch offsets", self._group, lambda: group.committed, self._timeout_s)
+        committed, open_ = self._client.ask(
+            "fetch offsets", self._group, lambda: (group.committed, group.unstable), self._timeout_s
+        )
         asked = list(committed if partitions is None else partitions)
-        unstable = group.unstable.intersection(asked) if stable else frozenset[TopicPartition]()
+        unstable = open_.intersection(asked) if stable else frozenset[TopicPartition]()
         return FetchedOffset(
             {partition: committed.get(partition) for partition in asked if partition not in unstable}, unstable
         )

@@ -52,7 +52,7 @@ class Setting:
             writer.abort()
 
     def pass_time(self, seconds: float) -> None:
-        self.clock.sleep(seconds)
+        VirtualClock.sleep(self.clock, seconds)
         self.cluster.step()
 
     def counts(self) -> tuple[list[str | None], list[str | None], int | None]:
@@ -120,6 +120,15 @@ def test_an_open_transaction_makes_the_offsets_unstable_and_its_markers_make_the
     assert setting.counts() == (["counts"], ["counts"], 1)
     setting.pass_time(3.0)
     assert setting.group.fetch_offsets(None).offsets == {SOURCE: (6, ""), A: (7, "")}
+
+
+def test_offsets_that_become_stable_while_the_answer_is_on_its_way_are_unstable_in_it() -> None:
+    setting = Setting(On("marker", Late(3.0), where="g"), On("fetch offsets", Slow(0.0, answer=5.0)))
+    setting.group.commit({SOURCE: (1, "plain")}, ME)
+    setting.transact(setting.log.writer("tx"), "counts")
+    setting.clock.sleep = setting.pass_time  # type: ignore[method-assign]  # others act while the answer comes
+    assert setting.group.fetch_offsets([SOURCE]) == FetchedOffset({}, frozenset({SOURCE}))
+    assert setting.group.fetch_offsets([SOURCE]).offsets == {SOURCE: (6, "")}
 
 
 def test_an_offset_that_was_committed_after_that_of_a_transaction_stays() -> None:
