@@ -318,13 +318,10 @@ class World:
                 pass
 
     def restore_positions(self, told: Process) -> bool:
-        """Have an operator whom a process told that positions are lost end the others, and restore the offsets: brokers
-        refuse that while a group has members. Return whether any had expired.
-        """
-        if self.upkeep.missing:
-            for process in self.living:
-                if process is not told:
-                    self._strike("is killed", process, Process.kill)
+        """Have an operator end all but who told him, and restore the offsets: brokers refuse it beside members."""
+        for process in self.living if self.upkeep.missing else ():
+            if process is not told:
+                self._strike("is killed", process, Process.kill)
         return self.upkeep.give_back()
 
     def _have_nobody(self) -> None:
