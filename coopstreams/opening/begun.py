@@ -6,11 +6,14 @@ instance ran. To begin at `auto.offset.reset` then would process everything agai
 key ranges have committed and the plain offset, which came first, is gone; hashes with individual commits keep their
 positions.
 
-The first task without a position triggers a check of the whole application: even a task without state must not write
-its results again into the sources of a task that has state.
+All offsets of a group expire together, and individual commits stay. So a source that has individual commits and no
+offset, which came first, means that the offsets were there and are gone: whichever source has neither has lost its
+position, also that of a task without state. It must not write its results again into the sources of a task that has.
 
-Invariant: changelog ends are fetched before offsets, so an application that is just beginning elsewhere never counts as
-one that lost its offsets.
+The first task without an offset of a source triggers a check of the whole application.
+
+Invariant: changelog ends and individual commits are read before offsets, so an application that is just beginning
+elsewhere never counts as one that lost its offsets.
 Turned down: looking at the local state (it may be gone while the changelog is there, and the other way round).
 """
 
@@ -40,7 +43,7 @@ class Begun:
     resolved: Callable[[], ResolvedTopology]
     changelog: Callable[[StoreSpec], str]
     new: Callable[[], Collection[str]] = frozenset
-    """The repartition topics that only this version of the topology reads.
+    """The repartition topics that only this version of the topology reads: they have no positions yet.
 
     A store that is fed from them has its earlier positions in other topics.
     """
@@ -67,7 +70,7 @@ class Begun:
                     "with is gone",
                     [source],
                 )
-        if len(beginning) < len(openings):
+        if not beginning and all(opening.committed is not None for opening in openings.values()):
             return
         resolved = self.resolved()
         numbers = [(task.subtopology, task.partition)]
@@ -86,24 +89,30 @@ class Begun:
         numbers: Iterable[tuple[int, int]],
         individual: Callable[[], Iterable[TopicPartition]],
     ) -> None:
-        read_by = {
-            TopicPartition(self.changelog(store), partition): resolved.sources(TaskId(number, partition, WHOLE))
-            for number, partition in numbers
+        sources = {
+            (number, partition): resolved.sources(TaskId(number, partition, WHOLE)) for number, partition in numbers
+        }
+        changelogs = {
+            TopicPartition(self.changelog(store), partition): read
+            for (number, partition), read in sources.items()
             for store in resolved.programs[number].subtopology.stores
             if store.logged
         }
-        written = {
-            changelog: read_by[changelog] for changelog, end in self.log.end_offsets(read_by.keys()).items() if end > 0
-        }
-        if not written:
-            return
-        rows = self.coordinator.fetch_offsets(
-            {source for sources in written.values() for source in sources}, stable=False
-        ).offsets
-        known = {partition for partition, row in rows.items() if row is not None}.union(individual())
-        for changelog, sources in written.items():
-            if known.isdisjoint(sources) and not all(source.topic in self.new() for source in sources):
-                raise self._lost(f"{changelog} has records, and there is no position in any of its sources", sources)
+        ends, beside = self.log.end_offsets(changelogs.keys()), set(individual())
+        every = {source for read in sources.values() for source in read}
+        rows = self.coordinator.fetch_offsets(every, stable=False).offsets
+        known = {partition for partition, row in rows.items() if row is not None}
+        lost = sorted(source for source in every - known - beside if source.topic not in self.new())
+        if lost and (orphans := sorted(every & beside - known)):
+            raise self._lost(
+                f"{orphans[0]} has individual commits, its plain offset, which came first, is gone, and there is no "
+                f"position of {', '.join(map(str, lost))}",
+                lost,
+            )
+        for changelog, read in changelogs.items():
+            new = all(source.topic in self.new() for source in read)
+            if ends[changelog] > 0 and known.isdisjoint(read) and beside.isdisjoint(read) and not new:
+                raise self._lost(f"{changelog} has records, and there is no position in any of its sources", read)
 
     def _lost(self, what: str, sources: Iterable[TopicPartition]) -> ConfigError:
         commands = "; ".join(

@@ -101,25 +101,46 @@ def test_a_partition_that_has_begun_elsewhere_is_no_loss() -> None:
     assert app.open(1) == [0]
 
 
+def tiled(app: Application, source: TopicPartition, position: int) -> None:
+    """Write individual commits of both halves of a source."""
+    for key_range in (LEFT, RIGHT):
+        key = encode_key(CommitKey("app", *source, key_range, 2, 1))
+        value = encode_value(CommitValue("t", (Segment(key_range, position),)))
+        app.write(COMMIT_TOPIC, app.follower.partition.partition, key, value)
+
+
 def test_individual_commits_that_tile_are_a_position() -> None:
     app = Application()
     app.write(CHANGELOG, 0)
-    for key_range in (LEFT, RIGHT):
-        key = encode_key(CommitKey("app", *REPARTITION, key_range, 2, 1))
-        app.write(
-            COMMIT_TOPIC,
-            app.follower.partition.partition,
-            key,
-            encode_value(CommitValue("t", (Segment(key_range, 7),))),
-        )
-    assert app.open(1) == [7]
-    assert app.open(0) == [0]
+    for topic in (ORDERS.topic, REPARTITION.topic):
+        for number in (0, 1):
+            tiled(app, TopicPartition(topic, number), 7)
+    assert [app.open(1), app.open(0)] == [[7], [7]]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_source_without_a_position_has_lost_it_where_another_one_has_lost_its_plain_offset(first: int) -> None:
+    """Whoever opens first: a stage without state would write again into one that goes on where it was."""
+    app = Application()
+    tiled(app, REPARTITION, 7)
+    for partition in (TopicPartition("orders", 1), TopicPartition(REPARTITION.topic, 1)):
+        app.offsets[partition] = 0, "ic -1 0"
+    with pytest.raises(
+        ConfigError,
+        match=rf"lost its positions: {REPARTITION} has individual commits, its plain offset, which came first, is gone"
+        r", and there is no position of orders-0\..*--topic orders --partition 0 --to OFFSET`",
+    ):
+        app.open(first)
+    app.offsets[ORDERS] = 3, "ic -1 0"
+    assert [app.open(0), app.open(1)] == [[3], [7]]
 
 
 def test_a_key_range_that_never_committed_beside_one_that_has_rested_upon_an_offset_that_is_gone() -> None:
     app = Application()
     key = encode_key(CommitKey("app", *ORDERS, LEFT, 2, 1))
     app.write(COMMIT_TOPIC, app.follower.partition.partition, key, encode_value(CommitValue("t", (Segment(LEFT, 7),))))
+    app.offsets |= {TopicPartition(topic, n): (0, "ic -1 0") for topic in ("orders", REPARTITION.topic) for n in (0, 1)}
+    app.offsets[ORDERS] = None
     assert app.open(0, key_range=LEFT) == [7]
     with pytest.raises(
         ConfigError,
@@ -155,6 +176,8 @@ def commit(app: Application, key_range: KeyRange, position: int, beside: str, te
 
 def test_commits_of_a_topic_that_was_made_anew_are_refused_though_it_has_grown_past_them() -> None:
     app = Application()
+    app.offsets |= {TopicPartition(topic, n): (0, "ic -1 0") for topic in ("orders", REPARTITION.topic) for n in (0, 1)}
+    app.offsets[ORDERS] = None
     old = app.log.topic_id("orders")
     commit(app, LEFT, 7, old)
     commit(app, RIGHT, 5, "")  # of a coopstreams that did not note ids

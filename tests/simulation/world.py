@@ -359,9 +359,9 @@ class World:
             if process.machine.paused:
                 process.machine.resume()
             process.go_on()
-        self._let(20.0)
         if not self.living:
             self.start(0)
+        self._let(20.0)  # the last records come when others are done: joins say once a second who met none
         self.produce(5)
         give_up = self.scheduler.now + CALM_S
         while found := self._wrong(whole=True):
