@@ -100,6 +100,8 @@ class Begun:
         }
         ends, beside = self.log.end_offsets(changelogs.keys()), set(individual())
         every = {source for read in sources.values() for source in read}
+        if not any(ends.values()) and every.isdisjoint(beside):
+            return
         rows = self.coordinator.fetch_offsets(every, stable=False).offsets
         known = {partition for partition, row in rows.items() if row is not None}
         lost = sorted(source for source in every - known - beside if source.topic not in self.new())
