@@ -201,7 +201,8 @@ class Changelogs:
         """Return whether a transaction that has no marker yet has written this row: as it was once before."""
         stored = self._state.partition(changelog)
         columns, _, _ = stored.read(self._read[changelog].offset, stored.end, committed_only=False)
-        return (key, row) in zip(columns.keys, zip(columns.values, columns.timestamps, strict=True), strict=True)
+        rows = zip(columns.values, columns.timestamps, strict=True)
+        return row is not None and any(at == key and told == row for at, told in zip(columns.keys, rows, strict=True))
 
     def _topic(self, spec: StoreSpec) -> str:
         return spec.source or internal_topic(self._application, changelog_topic(spec.name))
