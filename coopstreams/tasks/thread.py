@@ -350,8 +350,8 @@ class StreamThread:
         self._slowest = max(self._slowest, (seconds, call))
 
     def _waited_enough_s(self) -> float:
-        """Return how long until a task goes on without the source that it waits for."""
-        until = [task.queues.waits_until for task in self._tasks]
+        """Return how long until a task goes on without the source that it waits for; one that drains does not."""
+        until = [task.queues.waits_until for task in self._tasks if not task.leaving]
         return min((at - self._host.now() for at in until if at is not None), default=self._idle_s)
 
     def _go_on(self) -> None:

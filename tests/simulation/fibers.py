@@ -92,6 +92,17 @@ class Scheduler:
         self._timers: list[tuple[float, int, Fiber | None, int, Callable[[], None] | None]] = []
         self._numbers = count()
         self._closed = False
+        self._looks = 0
+
+    def look(self) -> None:
+        """Note that a thread has looked for something without waiting for it, and that there was nothing.
+
+        Raises:
+            StuckError: it does nothing else, and time stands still meanwhile.
+        """
+        self._looks += 1
+        if self._looks > MOST_TURNS:
+            raise StuckError(f"a thread looks again and again without waiting, and it is {self.now:.3f} s")
 
     def run(self, until_s: float) -> None:
         """Let everybody take turns until that moment, or until a thread has ended with an error.
@@ -127,6 +138,7 @@ class Scheduler:
             fiber.machine.parked.append(fiber)
             return
         self.turns += 1
+        self._looks = 0
         if self.turns > MOST_TURNS:
             raise StuckError(
                 f"{self.turns} turns, and it is {self.now:.3f} s: {fiber.machine.name} {fiber.name} had the last one"
@@ -291,6 +303,7 @@ class Inbox:
 
     def get_nowait(self) -> Any:
         if not self._items:
+            self._scheduler.look()
             raise Empty
         return self._items.popleft()
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from coopstreams.topology import serdes
 from coopstreams.topology.calls import CallOrder
 from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.keys import WHOLE
 from tests.tasks.called import SOURCE, TOPICS, Held, done, forwarding, until
 from tests.tasks.engine import AT_LEAST, EXACTLY, PATIENCE_S, Engine
@@ -66,3 +68,38 @@ def test_a_drain_ends_when_a_transaction_is_aborted_meanwhile() -> None:
     until(done(made, 1), made)
     made.stop()
     assert held.called[1] == 2
+
+
+def test_a_task_that_drains_waits_for_its_calls_and_for_no_other_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes no records any more: a thread that had them wait looked for them without a pause, for three seconds."""
+    held = Held()
+    builder = StreamsBuilder("app")
+    builder.stream("in", key=serdes.text, value=serdes.json).merge(
+        builder.stream("other", key=serdes.text, value=serdes.json)
+    ).map_values_async(held, value=serdes.json).to("out")
+    made = Engine(builder.build(), TOPICS, max_task_idle_ms=50)
+    task = made.open(WHOLE)
+    for topic, value in (("in", b"1"), ("other", b"2")):
+        made.write(topic, [(b"k%b" % value, value, 0)])
+    made.start()
+    until(lambda: len(held.called) == 2, made)
+    made.write("in", [(b"k3", b"3", 10)])
+    until(lambda: task.queues.waits_until is not None, made)
+    thread, turns = made.threads[0], 0
+    waited = thread._waited_enough_s
+
+    def counted() -> float:
+        nonlocal turns
+        turns += 1
+        return waited()
+
+    monkeypatch.setattr(thread, "_waited_enough_s", counted)
+    made.dispatcher.close(task)
+    thread.close((task,), clean=True)
+    ends = task.queues.waits_until or 0.0
+    until(lambda: made.host.now() > ends + 0.2, made)
+    held.let_go.set()
+    while task.id in made.tasks:
+        made.take(made.events.get(timeout=PATIENCE_S))
+    assert held.called[3] == 0
+    assert turns < 200, "each takes some ten microseconds if it waits for nothing"
