@@ -353,9 +353,9 @@ class Instance:
                 self.member.rejoin()
             case ThreadRemoved(number):
                 # It closes its tasks before it ends, because it is told so first; other threads open them.
-                leaves = self._threads.leaves(number)
-                self._do(self.registry.reopen([task for task, home in self._homes.items() if home is leaves]))
-                leaves.retire()
+                if (leaves := self._threads.leaves(number)) is not None:
+                    self._do(self.registry.reopen([task for task, home in self._homes.items() if home is leaves]))
+                    leaves.retire()
                 self.member.rejoin()
             case ThreadEnded(number):
                 self._threads.ended(number)

@@ -13,6 +13,7 @@ Source: Kafka Streams `KafkaStreams.addStreamThread`, `removeStreamThread` (KIP-
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -20,7 +21,10 @@ from itertools import count
 
 from coopstreams.tasks.events import Event, ThreadAdded, ThreadRemoved
 from coopstreams.tasks.thread import StreamThread
+from coopstreams.topology.errors import LogError
 from coopstreams.topology.task_id import TaskId
+
+log = logging.getLogger(__name__)
 
 
 class StreamThreads:
@@ -78,23 +82,34 @@ class StreamThreads:
         return _name(number)
 
     def added(self, number: int) -> None:
-        """Start a thread that was asked for."""
-        thread = self._threads[number] = self._make(number)
+        """Start a thread that was asked for; forget it if brokers do not let it write: the others go on."""
+        try:
+            thread = self._threads[number] = self._make(number)
+        except LogError as error:
+            if not error.retryable:
+                raise
+            log.error("stream thread %d is not added: %s. Add it again when brokers answer", number, error)
+            with self._lock:
+                self._forget(number)
+            return
         thread.pause(self._paused)
         thread.start()
         self._uneven = True
 
-    def leaves(self, number: int) -> StreamThread:
-        """Return the thread that is to end."""
-        return self._threads[number]
+    def leaves(self, number: int) -> StreamThread | None:
+        """Return the thread that is to end; None: it never began."""
+        return self._threads.get(number)
 
     def ended(self, number: int) -> None:
         """Forget a thread that has ended, if it was to."""
         with self._lock:
             if number in self._leaving:
                 del self._threads[number]
-                for numbers in (self._leaving, self._numbers, self._known):
-                    numbers.discard(number)
+                self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        for numbers in (self._leaving, self._numbers, self._known):
+            numbers.discard(number)
 
     def replace(self, number: int, rests_s: float) -> StreamThread:
         """Start the successor of a dead thread; return the dead one."""

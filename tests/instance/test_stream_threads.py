@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from coopstreams.instance.stream_threads import StreamThreads, uneven
 from coopstreams.tasks.events import Event, ThreadAdded, ThreadRemoved
+from coopstreams.topology.errors import LogError
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.task_id import TaskId
 
@@ -117,6 +118,27 @@ def test_the_last_threads_end_first_and_one_stays(threads: StreamThreads, told: 
     threads.ended(1)
     assert threads.capacity() == (2, [0, 2])
     assert threads.add() == "stream-1"
+
+
+def _away(_: int) -> Any:
+    raise LogError("no broker answered", retryable=True)
+
+
+def test_a_thread_that_brokers_do_not_let_write_is_forgotten_and_may_be_asked_for_again(
+    threads: StreamThreads, told: list[Event], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads.add()
+    assert threads.remove() == "stream-2", "it was asked for, and is not there yet"
+    with monkeypatch.context() as patch:
+        patch.setattr(threads, "_make", _away)
+        threads.added(2)
+    assert "stream thread 2 is not added: no broker answered. Add it again when brokers answer" in caplog.text
+    assert threads.leaves(2) is None
+    assert threads.capacity() == (2, [0, 1])
+    assert threads.add() == "stream-2"
+    threads.added(2)
+    assert told == [ThreadAdded(2), ThreadRemoved(2), ThreadAdded(2)]
+    assert threads.leaves(2) is list(threads)[-1]
 
 
 def test_a_thread_that_dies_while_it_is_to_end_has_a_successor_that_ends(threads: StreamThreads) -> None:
