@@ -35,6 +35,10 @@ MOST_TURNS = 100_000
 """After so many, whatever is being simulated does not end."""
 
 
+MOST_LOOKS = 10_000
+"""After so many in one turn, a thread that looks whether there is something for it will never wait."""
+
+
 class StuckError(AssertionError):
     """Nobody has a turn, and no time-out comes; or it goes on for ever."""
 
@@ -101,7 +105,7 @@ class Scheduler:
             StuckError: it does nothing else, and time stands still meanwhile.
         """
         self._looks += 1
-        if self._looks > MOST_TURNS:
+        if self._looks > MOST_LOOKS:
             raise StuckError(f"a thread looks again and again without waiting, and it is {self.now:.3f} s")
 
     def run(self, until_s: float) -> None:
