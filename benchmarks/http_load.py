@@ -1,12 +1,12 @@
 """What queries cost the processing: `python -m benchmarks.http_load [--rounds N] [--set NAME=VALUE]`.
 
-One process counts records at full speed, by turns without and with a load on its query server: 500 clients that are
-slow to ask and to read, and 2,000 requests a second for single keys, over connections that stay open. A connection
-whose answer has not come asks nothing more, so a server that is slower is asked less; the table says how much was
-answered.
+One process counts records at full speed, by turns without and with a load on its query server: requests for single keys
+over connections that stay open, and clients that are slow to ask and to read. A connection whose answer has not come
+asks nothing more, so a server that is slower is asked less; the table says how much was answered.
 
     records/s    by the group's committed offsets
     CPU          of the measured process, user and system, a million records; that of the load is not in it
+    p50, p99     from a request for a key to its answer, as the load sees it
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import MutableSequence, Sequence
 from contextlib import suppress
-from ctypes import c_longlong
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from heapq import heappop, heappush
+from itertools import accumulate
 from pathlib import Path
 from statistics import median
 
@@ -39,12 +40,6 @@ from rich.table import Table
 from benchmarks.running import KEYS, committed, fill
 from coopstreams.dev.broker import KafkaBroker
 
-SLOW = 500
-WARM_S = 25.0
-"""After so long all slow clients have asked, and read: 500 that begin at once ask for 50 ranges of 200 rows a second at
-first, and the budget of queries spreads that over 20 s.
-"""
-RATE = 2000
 CONNECTIONS = 100
 SOURCE, SINK, GROUP = "load-in", "load-out", "load"
 HERE = Path(__file__).parent
@@ -52,12 +47,33 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """Requests for keys a second, and slow clients. `warm_s`: so long before it is measured."""
+
+    name: str
+    rate: int
+    slow: int
+    warm_s: float
+
+
+LOADS = [
+    Load("without", 0, 0, 0.0),
+    Load("5,000 requests/s", 5000, 0, 3.0),
+    # 500 that begin at once ask for 50 ranges of 200 rows a second at first; after that they read.
+    Load("2,000 requests/s, 500 slow clients", 2000, 500, 25.0),
+]
+BINS, BINS_A_S = 10_000, 10_000
+
+
+@dataclass(frozen=True, slots=True)
 class Window:
-    """What was done in a window of time. Units: records/s, CPU seconds a million records, answers/s."""
+    """What was done in a window of time. Units: records/s, CPU seconds a million records, answers/s, ms."""
 
     rate: float
     cpu: float
     answers: float
+    p50: float
+    p99: float
 
 
 class _Client:
@@ -79,28 +95,29 @@ class _Client:
 
 
 class _Asking(_Client):
-    """Asks for keys, in time if the answers come in time."""
+    """Asks for keys, in time if the answers come in time. `took`: how many answers took how many of `BINS_A_S`."""
 
-    def __init__(self, port: int, now: float, answered: Callable[[], None]) -> None:
+    def __init__(self, port: int, now: float, every_s: float, took: MutableSequence[int]) -> None:
         super().__init__(port)
-        self._due, self._waits, self._answered = now + random.random() * CONNECTIONS / RATE, False, answered
+        self._every_s, self._took = every_s, took
+        self._due, self._asked_at = now + random.random() * every_s, 0.0
 
     def step(self, now: float) -> float | None:
-        if self._waits:
+        if self._asked_at:
             with suppress(BlockingIOError):
                 head, _, body = self.socket.recv(65536).partition(b"\r\n\r\n")
                 length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n", 1)[0])
                 if len(body) != length:
                     raise SystemExit(f"an answer in parts: {head!r}")
                 if head.startswith((b"HTTP/1.1 200", b"HTTP/1.1 404")):
-                    self._answered()
-                self._waits, self._due = False, max(self._due + CONNECTIONS / RATE, now)
-        if self._waits:
+                    self._took[min(BINS - 1, int((now - self._asked_at) * BINS_A_S))] += 1
+                self._asked_at, self._due = 0.0, max(self._due + self._every_s, now)
+        if self._asked_at:
             return None
         if now < self._due:
             return self._due
         self.socket.send(b"GET /v1/stores/counts/keys/u%d HTTP/1.1\r\nhost: load\r\n\r\n" % random.randrange(KEYS))
-        self._waits = True
+        self._asked_at = now
         return None
 
 
@@ -130,8 +147,8 @@ class _Crawling(_Client):
         return self._due
 
 
-def load(port: int, seconds: float, answered: c_longlong) -> None:
-    """Put the load on a server for so long, in a process of its own.
+def put(port: int, load: Load, seconds: float, took: MutableSequence[int]) -> None:
+    """Put a load on a server for so long, in a process of its own.
 
     It is a loop over sockets without a framework: what it costs is taken from the processing, on a machine with few
     cores.
@@ -139,12 +156,8 @@ def load(port: int, seconds: float, answered: c_longlong) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     now = time.monotonic()
     until = now + seconds
-
-    def one_more() -> None:
-        answered.value += 1
-
-    asking = [_Asking(port, now, one_more) for _ in range(CONNECTIONS)]
-    clients: list[_Client] = [*asking, *(_Crawling(port, now) for _ in range(SLOW))]
+    asking = [_Asking(port, now, CONNECTIONS / load.rate, took) for _ in range(CONNECTIONS)]
+    clients: list[_Client] = [*asking, *(_Crawling(port, now) for _ in range(load.slow))]
     due = [(now, number, client) for number, client in enumerate(clients)]
     with selectors.EpollSelector() as selector:
         for each in asking:
@@ -180,7 +193,7 @@ class Measured:
         self._admin = KafkaAdminClient(bootstrap_servers=bootstrap)
         command = [sys.executable, "-m", "coopstreams", "run", f"{HERE / 'apps.py'}:count"]
         command += ["--bootstrap-servers", bootstrap, "--state-dir", folder, "--http", f"127.0.0.1:{self.port}"]
-        own = ["commit.interval.ms=200", f"http.max.connections={2 * (SLOW + CONNECTIONS)}", *settings]
+        own = ["commit.interval.ms=200", f"http.max.connections={2 * (500 + CONNECTIONS)}", *settings]
         command += [word for each in own for word in ("--set", each)]
         environment = {"BENCH_APPLICATION": GROUP, "BENCH_SOURCE": SOURCE, "BENCH_SINK": SINK}
         self._process = subprocess.Popen(command, env=os.environ | environment, stdout=subprocess.DEVNULL)
@@ -195,21 +208,23 @@ class Measured:
             raise SystemExit(f"the process ended with status {self._process.returncode}")
         return committed(self._admin, GROUP, SOURCE)
 
-    def window(self, seconds: float, *, loaded: bool) -> Window:
+    def window(self, load: Load, seconds: float) -> Window:
         """Measure for so long; the load begins before, so that its slow clients are in the middle of something."""
-        answered: c_longlong = multiprocessing.Value("q", 0, lock=False)
-        given = self.port, WARM_S + seconds + 1, answered
-        worker = multiprocessing.Process(target=load, args=given) if loaded else None
+        took: MutableSequence[int] = multiprocessing.Array("q", BINS, lock=False)
+        given = self.port, load, load.warm_s + seconds + 1, took
+        worker = multiprocessing.Process(target=put, args=given) if load.rate else None
         if worker is not None:
             worker.start()
-            time.sleep(WARM_S)
-        began, first, cpu, answers = time.perf_counter(), self.at(), _cpu(self._process.pid), answered.value
+            time.sleep(load.warm_s)
+        began, first, cpu, before = time.perf_counter(), self.at(), _cpu(self._process.pid), list(took)
         time.sleep(seconds)
-        took, records = time.perf_counter() - began, self.at() - first
+        passed, records = time.perf_counter() - began, self.at() - first
+        answers = [count - earlier for count, earlier in zip(took, before, strict=True)]
         found = Window(
-            records / took,
+            records / passed,
             (_cpu(self._process.pid) - cpu) * 1e6 / max(1, records),
-            (answered.value - answers) / took,
+            sum(answers) / passed,
+            *(1000 * bisect_left([*accumulate(answers)], part * sum(answers)) / BINS_A_S for part in (0.5, 0.99)),
         )
         if worker is not None:
             worker.join()
@@ -225,41 +240,37 @@ def main() -> None:
     """Measure by turns, and print what the load has cost."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--records", type=int, default=110_000_000, help="in the topic; it must not end before the rounds"
+        "--records", type=int, default=130_000_000, help="in the topic; it must not end before the rounds"
     )
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each window")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the process")
     arguments = parser.parse_args()
-    table = Table(title=f"{SLOW} slow clients and {RATE:,} requests/s: medians of {arguments.rounds} rounds")
-    for column in ("", "records/s", "CPU s a million", "answers/s"):
-        table.add_column(column, justify="right")
+    table = Table(title=f"medians of {arguments.rounds} rounds; records/s also as a part of those without, each round")
+    for column in ("", "records/s", "", "CPU s a million", "answers/s", "p50 ms", "p99 ms"):
+        table.add_column(column, justify="right" if column or table.columns else "left")
     with tempfile.TemporaryDirectory() as folder, KafkaBroker(Path(folder) / "kafka") as broker:
         admin = AdminClient({"bootstrap.servers": broker.bootstrap})
         for made in admin.create_topics([NewTopic(SOURCE, 1, 1), NewTopic(SINK, 1, 1)]).values():
             made.result(30)
         fill(broker.bootstrap, SOURCE, arguments.records)
         measured = Measured(broker.bootstrap, folder, arguments.set)
-        rounds: list[tuple[Window, Window]] = []
+        rounds: list[list[Window]] = []
         try:
             while not measured.at():
                 time.sleep(0.1)
-            for _ in range(arguments.rounds):
-                plain = measured.window(arguments.seconds, loaded=False)
-                rounds.append((plain, measured.window(arguments.seconds, loaded=True)))
+            while len(rounds) < arguments.rounds:
+                rounds += [[measured.window(load, arguments.seconds) for load in LOADS]]
             if measured.at() >= arguments.records:
                 raise SystemExit("the topic has ended before the rounds: give more --records")
         finally:
             measured.end()
-    for name, windows in (("without", [plain for plain, _ in rounds]), ("with", [loaded for _, loaded in rounds])):
-        figures = [median(window.rate for window in windows), median(window.cpu for window in windows)]
-        answers = median(window.answers for window in windows)
-        table.add_row(name, f"{figures[0]:,.0f}", f"{figures[1]:.1f}", f"{answers:,.0f}")
-    ratios = [loaded.rate / plain.rate for plain, loaded in rounds]
+    for load, windows in zip(LOADS, zip(*rounds, strict=True), strict=True):
+        rate, cpu, answers, p50, p99 = (median(each) for each in zip(*map(astuple, windows), strict=True))
+        parts = ", ".join(f"{one.rate / each[0].rate:.2f}" for one, each in zip(windows, rounds, strict=True))
+        times = (f"{p50:.1f}", f"{p99:.1f}") if answers else ("", "")
+        table.add_row(load.name, f"{rate:,.0f}", parts, f"{cpu:.1f}", f"{answers:,.0f}", *times)
     Console().print(table)
-    Console().print(
-        f"with / without: {median(ratios):.2f} of the records ({', '.join(f'{each:.2f}' for each in ratios)})"
-    )
 
 
 if __name__ == "__main__":
