@@ -130,6 +130,11 @@ class Dispatcher:
             route.thread.deliver(route.task, batch)
         return moved
 
+    @property
+    def behind(self) -> bool:
+        """Whether the log has more of a partition than was fetched. Any thread."""
+        return not all(partition.at_end for partition in list(self._partitions.values()))
+
     def wake(self) -> None:
         """End the wait of a `move` that runs. Any thread."""
         self._reader.wake()

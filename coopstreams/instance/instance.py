@@ -161,9 +161,9 @@ class Instance:
         self._threads.pause(paused)
 
     @property
-    def backlog(self) -> int:
-        """Records that were fetched and wait to be processed. Any thread."""
-        return sum(thread.backlog for thread in self._threads)
+    def busy(self) -> bool:
+        """Whether records wait to be processed, or to be fetched: that takes the interpreter, too. Any thread."""
+        return not self.paused and (any(thread.backlog for thread in self._threads) or self._dispatcher.behind)
 
     def add_thread(self) -> str | None:
         """Ask for one more stream thread; return its name. None: it does not run (yet, or any more). Any thread."""

@@ -219,7 +219,7 @@ class Serving:
 
     def busy(self) -> bool:
         """Return whether records wait to be processed."""
-        return self._instance.backlog > 0
+        return self._instance.busy
 
     def pause(self, paused: bool) -> None:
         """Have the instance process nothing from now on, or go on."""

@@ -253,3 +253,16 @@ def test_a_batch_is_as_late_as_its_first_record_and_never_comes_before_it_was_ma
     assert measured([now_ms + 3_600_000]) == (2, seconds), "a clock that is ahead"
     assert measured([-1]) == (2, seconds), "a record without a timestamp"
     made.stop()
+
+
+def test_it_is_behind_while_the_log_has_more_than_was_fetched() -> None:
+    """Also when the threads wait: whoever keeps the interpreter from the reader would look like a log that ended."""
+    made = Engine(counting(), {"in": 1, "out": 1})
+    assert not made.dispatcher.behind, "nothing is read"
+    made.open(WHOLE)
+    assert made.dispatcher.behind, "nobody knows yet"
+    made.write("in", [(b"k", b"v", 0)] * (FETCH_RECORDS + 1))
+    made.dispatcher.move(0)
+    assert made.dispatcher.behind
+    made.dispatcher.move(0)
+    assert not made.dispatcher.behind
