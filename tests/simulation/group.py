@@ -56,6 +56,8 @@ class _Member:
     session_s: float
     joined: bool = True
     assignment: bytes = b""
+    asked: bool = True
+    """Whether this broker knows of its last request to join."""
 
 
 @dataclass
@@ -113,7 +115,7 @@ class Group:
             member = f"member-{self._ids}"
         known = self.members.setdefault(member, _Member(subscription, self.scheduler.now, session_s))
         unchanged = known.subscription == subscription and known.assignment
-        known.subscription, known.heard = subscription, self.scheduler.now
+        known.subscription, known.heard, known.asked = subscription, self.scheduler.now, True
         if self.phase is Phase.STABLE and unchanged and member != self.leader:
             return member  # Kafka gives it what it has
         if self.phase is not Phase.PREPARING:
@@ -127,6 +129,8 @@ class Group:
         self._await(lambda: member not in self.members or self.phase is not Phase.PREPARING)
         if member not in self.members:
             raise UnknownMemberError(f"the coordinator does not know {member}")
+        if not self.members[member].asked:
+            raise LogError("the broker that was asked does not coordinate the group any more", retryable=True)
         self.members[member].heard = self.scheduler.now
         told = (
             {id_: each.subscription for id_, each in self.members.items()}
@@ -173,7 +177,9 @@ class Group:
     def load(self) -> None:
         """Another broker coordinates the group, or this one has begun anew: it knows what is in the log."""
         self.generation, self.leader, kept = self._kept
-        self.members = {id_: replace(each, heard=self.scheduler.now, joined=True) for id_, each in kept.items()}
+        self.members = {
+            id_: replace(each, heard=self.scheduler.now, joined=True, asked=False) for id_, each in kept.items()
+        }
         self.phase = Phase.STABLE if self.members else Phase.EMPTY
         self._moves += 1
         self.scheduler.wake(self._waiting)
