@@ -28,6 +28,7 @@ from coopstreams.commit.ranges import Runs, above, advance, contains, merge, run
 from coopstreams.commit.record import Segment
 from coopstreams.commit.view import join
 from coopstreams.log.log import NO_STREAM_TIME
+from coopstreams.topology.compile.operator_time import OperatorTimes, latest
 from coopstreams.topology.keys import KeyRange, key_hashes
 
 
@@ -133,18 +134,21 @@ class InFlight:
         self.wanted = offset
         self.next = max(self.next, offset)
 
-    def segments(self, stream_time: int = NO_STREAM_TIME) -> tuple[Segment, ...]:
+    def segments(self, stream_time: int = NO_STREAM_TIME, operator_times: OperatorTimes = ()) -> tuple[Segment, ...]:
         """Return the progress of each part of the range, as a commit writes it.
 
-        `stream_time`: the partition's, before the first record that is not done. A consumer knows none.
+        `stream_time`, `operator_times`: the partition's, before the first record that is not done. A consumer knows
+        none.
         """
         self._named = above(self._named, self.next)
         position, runs = self._own()
         stands = []
         for found in self._found:
             at, done = advance(max(position, found.position), merge(runs, found.runs))
-            time = found.stream_time if at == found.position else max(found.stream_time, stream_time)
-            stands.append(Segment(found.key_range, at, time, done))
+            time, times = found.stream_time, found.operator_times
+            if at != found.position:
+                time, times = max(time, stream_time), latest(times, operator_times)
+            stands.append(Segment(found.key_range, at, time, done, times))
         segments = tuple(join(stands))
         if len(segments) == 1 and segments[0].position == position == self.next:
             self._found = segments  # `next` has passed every segment that was found

@@ -24,9 +24,10 @@ from typing import Protocol
 
 from coopstreams.commit.ranges import above, contains
 from coopstreams.commit.record import CommitKey, Committed, CommitValue, Segment, encode_key, encode_value
-from coopstreams.commit.view import PartitionStart, join
+from coopstreams.commit.view import PartitionStart, join, lowest
 from coopstreams.log.log import NO_STREAM_TIME, Position
 from coopstreams.topology.columns import Columns, TopicPartition, joined
+from coopstreams.topology.compile.operator_time import OperatorTimes, latest
 from coopstreams.topology.keys import KeyRange, key_hashes
 
 
@@ -83,6 +84,8 @@ class _Source:
     """From this offset on `unseen` skips nothing."""
     reached: int = 0
     stream_time: int = NO_STREAM_TIME
+    operator_times: OperatorTimes = ()
+    """As of the last `tell`."""
     said: tuple[Segment, ...] = ()
     """The segments of this task's own individual commit; empty: it has written none."""
     staged_said: tuple[Segment, ...] = ()
@@ -99,7 +102,8 @@ class _Source:
     def _moved(self, segment: Segment) -> Segment:
         if segment.position >= self.reached:
             return segment
-        return Segment(segment.key_range, self.reached, self.stream_time, above(segment.runs, self.reached))
+        runs = above(segment.runs, self.reached)
+        return Segment(segment.key_range, self.reached, self.stream_time, runs, self.operator_times)
 
 
 class Progress:
@@ -134,9 +138,17 @@ class Progress:
         }
 
     @staticmethod
-    def beginning(key_range: KeyRange, positions: Mapping[TopicPartition, Position]) -> Progress:
+    def beginning(
+        key_range: KeyRange,
+        positions: Mapping[TopicPartition, Position],
+        operator_times: Mapping[TopicPartition, OperatorTimes] | None = None,
+    ) -> Progress:
         """Return the progress of a task that begins at these positions and commits to no group."""
-        segments = {source: (Segment(key_range, at.offset, at.stream_time),) for source, at in positions.items()}
+        times = operator_times or {}
+        segments = {
+            source: (Segment(key_range, at.offset, at.stream_time, operator_times=times.get(source, ())),)
+            for source, at in positions.items()
+        }
         return Progress(
             key_range,
             {source: PartitionStart(0, at, None, claim=False) for source, at in segments.items()},
@@ -150,8 +162,12 @@ class Progress:
 
     def position(self, partition: TopicPartition) -> Position:
         """Return the lowest position, where the reader must begin, with the stream time there."""
-        lowest = min(self._sources[partition].now(), key=lambda segment: (segment.position, -segment.stream_time))
-        return Position(lowest.position, lowest.stream_time)
+        at = self.lowest(partition)
+        return Position(at.position, at.stream_time)
+
+    def lowest(self, partition: TopicPartition) -> Segment:
+        """Return the segment with the lowest position."""
+        return lowest(self._sources[partition].now())
 
     def unseen(self, partition: TopicPartition, columns: Columns) -> Columns:
         """Return the records of a batch (of this task's range) that are still to be processed.
@@ -180,6 +196,17 @@ class Progress:
             source.reached, source.stream_time = next_offset, stream_time
             if next_offset > source.until:
                 source.until = next_offset
+
+    def tell(self, partition: TopicPartition, operator_times: OperatorTimes) -> None:
+        """Note the operator times behind what was reached. Once before each commit, as record caches move them late."""
+        source = self._sources[partition]
+        source.operator_times = operator_times
+        source.segments = tuple(
+            replace(segment, operator_times=latest(segment.operator_times, operator_times))
+            if segment.position == source.reached
+            else segment
+            for segment in source.now()
+        )
 
     def segments(self, partition: TopicPartition) -> tuple[Segment, ...]:
         """Return the progress of each part of the range."""
@@ -257,9 +284,9 @@ class Progress:
         if self.key_range.start:
             return None
         if self.key_range.is_whole:
-            position = self.position(partition)
+            at = self.lowest(partition)
             beside = source.term if _parted(source.staged) else 0
-            source.staged_mirror = Committed(position.offset, position.stream_time, source.term, beside)
+            source.staged_mirror = Committed(at.position, at.stream_time, source.term, beside, at.operator_times)
         else:
             mirror = commits.mirror(partition, source.mirrored)
             beside = source.term if source.staged_said else 0  # also if it is not yet read back

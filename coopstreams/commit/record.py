@@ -3,8 +3,9 @@
 One record per task, source partition and commit. The key names the range, term and generation, the value the positions:
 
     key     u8 version | str group | str topic | i32 partition | u64 start | u64 end | i32 term | i32 generation
-    value   u8 version | str transactional.id | uvar n | n x segment [| str metadata]               null = tombstone
+    value   u8 version | str transactional.id | uvar n | n x segment [| str metadata [| n x times]] null = tombstone
     segment [u64 end, not for the last] | uvar position | svar stream time | uvar m | m x (uvar gap, uvar length)
+    times   uvar k | k x (u64 operator, svar time)                                          in version 2 of a value only
 
     str = uvar length + UTF-8; uvar = 7 bits a byte, lowest first; svar = zigzag uvar; numbers of fixed width are
     big-endian. Segments tile the key's range. Each of the m runs begins `gap` after the end of the one before (the
@@ -14,11 +15,12 @@ A key of any version begins with version and group, so a group can tell its own 
 generation is that in which the task was opened. It is in the key because, under at-least-once, two openers of the same
 range may choose the same term (the first one stalled before its claim): with equal keys the late claim of the first
 would overwrite the commits of the second. Each segment carries the partition's stream time at its position, so that
-windows close alike wherever the task goes on.
+windows close alike wherever the task goes on; and the times of the operators that not every record reaches, if there
+are any.
 
 A plain offset carries the metadata `ic <stream time> <term>`: it is the commit of a task that owns the whole hash space
 (see `view`). If it does not hold the whole progress, a fourth word names the highest term of an individual commit
-beside it. A group without a commit of that term has lost commits.
+beside it. A group without a commit of that term has lost commits. Operator times follow as words `<operator>:<time>`.
 
 Invariant: a key has one writer for ever; its positions only grow.
 Turned down: one record per run, as the proposal has it (a commit would need an id and a count to be atomic, and a
@@ -29,12 +31,13 @@ Source: the proposal's individual commits (docs/proposals.md), with one record f
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from xxhash import xxh32_intdigest
 
 from coopstreams.commit.ranges import Runs
 from coopstreams.log.log import NO_STREAM_TIME, TopicSpec
+from coopstreams.topology.compile.operator_time import OperatorTimes
 from coopstreams.topology.errors import LogError
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.naming import COMMIT_TOPIC
@@ -43,6 +46,12 @@ PARTITIONS = 50
 """Partitions of a commit topic that coopstreams creates. Never change it: groups would look in another partition."""
 
 VERSION = 1
+WITH_TIMES = 2
+"""The version of a value with operator times: who does not know them would tell windows again that it does not know to
+be closed.
+"""
+MOST_TIMES = 100
+"""Most operator times in the metadata of a plain offset: a broker takes 4 KiB."""
 _KEY_TAIL = struct.Struct(">iQQii")
 TAIL_BYTES = _KEY_TAIL.size
 PARTITION = struct.Struct(">i")
@@ -100,6 +109,7 @@ class Segment:
     position: int
     stream_time: int = NO_STREAM_TIME
     runs: Runs = ()
+    operator_times: OperatorTimes = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,14 +139,19 @@ class Committed:
     stream_time: int = NO_STREAM_TIME
     term: int | None = None
     beside: int = 0
+    operator_times: OperatorTimes = ()
 
     @staticmethod
     def parse(offset: int, metadata: str | None) -> Committed:
         """Return a fetched offset with its parsed metadata. Clients append a NUL to metadata; it is ignored."""
         words = (metadata or "").rstrip("\0").split(" ")
-        if len(words) in (3, 4) and words[0] == "ic":
+        if len(words) >= 3 and words[0] == "ic":
             try:
-                return Committed(offset, *map(int, words[1:]))
+                times = tuple(
+                    (int(operator, 16), int(time)) for operator, time in (word.split(":") for word in words[4:])
+                )
+                stream_time, term, beside = map(int, [*words[1:4], "0"][:3])
+                return Committed(offset, stream_time, term, beside, times)
             except ValueError:
                 pass
         return Committed(offset)
@@ -144,7 +159,9 @@ class Committed:
     @property
     def metadata(self) -> str:
         """The metadata of the offset."""
-        return f"ic {self.stream_time} {self.term or 0}" + (f" {self.beside}" if self.beside else "")
+        beside = f" {self.beside}" if self.beside or self.operator_times else ""
+        times = (f" {operator:x}:{time}" for operator, time in self.operator_times[:MOST_TIMES])
+        return f"ic {self.stream_time} {self.term or 0}{beside}{''.join(times)}"
 
 
 def encode_key(key: CommitKey) -> bytes:
@@ -184,7 +201,8 @@ def encode_value(value: CommitValue) -> bytes:
     Raises:
         ValueError: segments with holes or overlaps, runs out of order or below the position. A bug of the caller.
     """
-    out = bytearray([VERSION])
+    timed = any(segment.operator_times for segment in value.segments)
+    out = bytearray([WITH_TIMES if timed else VERSION])
     out += encode_text(value.transactional_id)
     _uvar(out, len(value.segments))
     for i, segment in enumerate(value.segments):
@@ -193,15 +211,20 @@ def encode_value(value: CommitValue) -> bytes:
         if i < len(value.segments) - 1:
             out += _U64.pack(segment.key_range.end)
         _uvar(out, segment.position)
-        _uvar(out, segment.stream_time << 1 ^ segment.stream_time >> 63)
+        _svar(out, segment.stream_time)
         _uvar(out, len(segment.runs))
         at = segment.position
         for start, end in segment.runs:
             _uvar(out, start - at)
             _uvar(out, end + 1 - start)
             at = end + 1
-    if value.metadata:
+    if value.metadata or timed:
         out += encode_text(value.metadata)
+    for segment in value.segments if timed else ():
+        _uvar(out, len(segment.operator_times))
+        for operator, time in segment.operator_times:
+            out += _U64.pack(operator)
+            _svar(out, time)
     return bytes(out)
 
 
@@ -211,10 +234,13 @@ def decode_value(data: bytes, key_range: KeyRange) -> CommitValue:
     Raises:
         LogError: another version, or not a value at all.
     """
-    _check_version(data)
+    _check_version(data, WITH_TIMES)
     try:
         transactional_id, at = _read_text(data, 1)
-        return CommitValue(transactional_id, *_read_said(data, at, key_range))
+        segments, metadata = _read_said(data, at, key_range)
+        if data[0] == WITH_TIMES and not any(segment.operator_times for segment in segments):
+            raise ValueError("operator times are missing")
+        return CommitValue(transactional_id, segments, metadata)
     except _DAMAGED as problem:
         raise _damaged("value", data, problem) from problem
 
@@ -254,6 +280,10 @@ def _read_said(data: bytes, at: int, key_range: KeyRange) -> tuple[tuple[Segment
         segments.append(segment)
         start = end + 1
     metadata, at = _read_text(data, at) if at < len(data) else ("", at)
+    if at < len(data):
+        for number, segment in enumerate(segments):
+            times, at = _read_times(data, at)
+            segments[number] = replace(segment, operator_times=times)
     if at != len(data) or not segments or segments[-1].key_range.end != key_range.end:
         raise ValueError("segments do not fill the range of the key")
     return tuple(segments), metadata
@@ -261,7 +291,7 @@ def _read_said(data: bytes, at: int, key_range: KeyRange) -> tuple[tuple[Segment
 
 def _read_segment(data: bytes, at: int, key_range: KeyRange) -> tuple[Segment, int]:
     position, at = _read_uvar(data, at)
-    zigzag, at = _read_uvar(data, at)
+    stream_time, at = _read_svar(data, at)
     count, at = _read_uvar(data, at)
     runs, below = [], position
     for _ in range(count):
@@ -269,7 +299,17 @@ def _read_segment(data: bytes, at: int, key_range: KeyRange) -> tuple[Segment, i
         length, at = _read_uvar(data, at)
         runs.append((below + gap, below + gap + length - 1))
         below += gap + length
-    return Segment(key_range, position, zigzag >> 1 ^ -(zigzag & 1), tuple(runs)), at
+    return Segment(key_range, position, stream_time, tuple(runs)), at
+
+
+def _read_times(data: bytes, at: int) -> tuple[OperatorTimes, int]:
+    count, at = _read_uvar(data, at)
+    times = []
+    for _ in range(count):
+        (operator,) = _U64.unpack_from(data, at)
+        time, at = _read_svar(data, at + _U64.size)
+        times.append((operator, time))
+    return tuple(times), at
 
 
 def _uvar(out: bytearray, number: int) -> None:
@@ -281,6 +321,15 @@ def _uvar(out: bytearray, number: int) -> None:
         out.append(number & 127 | 128)
         number >>= 7
     out.append(number)
+
+
+def _svar(out: bytearray, number: int) -> None:
+    _uvar(out, number << 1 ^ number >> 63)
+
+
+def _read_svar(data: bytes, at: int) -> tuple[int, int]:
+    zigzag, at = _read_uvar(data, at)
+    return zigzag >> 1 ^ -(zigzag & 1), at
 
 
 def _read_uvar(data: bytes, at: int) -> tuple[int, int]:
@@ -303,10 +352,11 @@ def _read_text(data: bytes, at: int) -> tuple[str, int]:
     return data[at : at + length].decode(), at + length
 
 
-def _check_version(data: bytes) -> None:
-    if not data or data[0] != VERSION:
+def _check_version(data: bytes, newest: int = VERSION) -> None:
+    if not data or not VERSION <= data[0] <= newest:
         what = f"version {data[0]}" if data else "no version"
-        raise LogError(f"a record of {COMMIT_TOPIC} has {what}, this coopstreams reads version {VERSION}")
+        known = f"version {VERSION}" if newest == VERSION else f"versions {VERSION} to {newest}"
+        raise LogError(f"a record of {COMMIT_TOPIC} has {what}, this coopstreams reads {known}")
 
 
 def _damaged(part: str, data: bytes, problem: Exception) -> LogError:

@@ -117,6 +117,7 @@ from coopstreams.commit.record import (
 )
 from coopstreams.log.log import Position
 from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.compile.operator_time import latest
 from coopstreams.topology.keys import WHOLE, KeyRange
 
 
@@ -292,15 +293,17 @@ class CommitView:
 
         Shape: `own` are the segments of the caller that are committed, whether read back or not.
         """
+        found = self._stable(partition, committed, own)
+        return None if found is None else Position(found.position, found.stream_time)
+
+    def _stable(
+        self, partition: TopicPartition, committed: Committed | None, own: Sequence[Segment] = ()
+    ) -> Segment | None:
         others = WHOLE.minus(segment.key_range for segment in own)
         resolved = [one for key_range in others for one in self.resolve(partition, key_range)]
         if committed is None and any(isinstance(one, Hole) for one in resolved):
             return None
-        lowest = min(
-            [*combine(resolved, committed, Position(0)), *own],
-            key=lambda segment: (segment.position, -segment.stream_time),
-        )
-        return Position(lowest.position, lowest.stream_time)
+        return lowest([*combine(resolved, committed, Position(0)), *own])
 
     def mirror(self, partition: TopicPartition, committed: Committed | None) -> Committed | None:
         """Return the plain offset that the owner of hash 0 writes now; None: none yet.
@@ -314,7 +317,7 @@ class CommitView:
         return self._mirrors[asked]
 
     def _mirror(self, partition: TopicPartition, committed: Committed | None) -> Committed | None:
-        stable = self.stable(partition, committed)
+        stable = self._stable(partition, committed)
         if stable is None:
             return None
         if committed and committed.term is None:
@@ -322,7 +325,8 @@ class CommitView:
                 if isinstance(one, Hole) or one.segment.position < committed.offset:
                     return None
         beside = max(self.highest(partition), committed.beside if committed else 0)
-        return Committed(stable.offset, stable.stream_time, committed.term or 0 if committed else 0, beside)
+        term = committed.term or 0 if committed else 0
+        return Committed(stable.position, stable.stream_time, term, beside, stable.operator_times)
 
     def garbage(self, partition: TopicPartition, mine: Sequence[KeyRange]) -> list[bytes]:
         """Return the keys that may be tombstoned and whose first hash is in one of these ranges.
@@ -392,6 +396,11 @@ def combine(resolved: Sequence[Winner | Hole], committed: Committed | None, rese
     return join([_combined(one, committed, reset) for one in resolved])
 
 
+def lowest(segments: Iterable[Segment]) -> Segment:
+    """Return the segment of the lowest position; of equal ones, that of the largest stream time."""
+    return min(segments, key=lambda segment: (segment.position, -segment.stream_time))
+
+
 def join(segments: Sequence[Segment]) -> list[Segment]:
     """Return the same progress with neighbours of equal progress joined."""
     joined: list[Segment] = []
@@ -399,7 +408,12 @@ def join(segments: Sequence[Segment]) -> list[Segment]:
         last = joined[-1] if joined else None
         if last and (last.position, last.runs) == (segment.position, segment.runs):
             key_range = KeyRange(last.key_range.start, segment.key_range.end)
-            joined[-1] = replace(last, key_range=key_range, stream_time=max(last.stream_time, segment.stream_time))
+            joined[-1] = replace(
+                last,
+                key_range=key_range,
+                stream_time=max(last.stream_time, segment.stream_time),
+                operator_times=latest(last.operator_times, segment.operator_times),
+            )
         else:
             joined.append(segment)
     return joined
@@ -409,14 +423,18 @@ def _combined(one: Winner | Hole, committed: Committed | None, reset: Position) 
     if isinstance(one, Hole):
         if committed is None:
             return Segment(one.key_range, reset.offset, reset.stream_time)
-        return Segment(one.key_range, committed.offset, committed.stream_time)
+        return Segment(one.key_range, committed.offset, committed.stream_time, (), committed.operator_times)
     segment, term = one
-    if committed is None:
+    if committed is None or (committed.term is not None and committed.term < term):
         return segment
-    if committed.term is not None and committed.term != term:
-        return segment if committed.term < term else Segment(segment.key_range, committed.offset, committed.stream_time)
-    # A position's stream time covers all records below it, so the larger one belongs to the larger position.
+    if committed.term is not None and committed.term > term:
+        return Segment(segment.key_range, committed.offset, committed.stream_time, (), committed.operator_times)
+    # A position's times cover all records below it, so the larger ones belong to the larger position.
     position = max(segment.position, committed.offset)
     return Segment(
-        segment.key_range, position, max(segment.stream_time, committed.stream_time), above(segment.runs, position)
+        segment.key_range,
+        position,
+        max(segment.stream_time, committed.stream_time),
+        above(segment.runs, position),
+        latest(segment.operator_times, committed.operator_times),
     )

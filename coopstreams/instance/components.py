@@ -418,6 +418,7 @@ class Components:
             global_tables=self.globals.rows,
             host=self.host,
             spans=None if self.tracing is None else self.tracing(opened.id),
+            exactly_once=self.config.exactly_once,
         )
 
     def partitions(self, topic: str) -> int:

@@ -23,6 +23,7 @@ from coopstreams.state.checkpoints import NOTHING_OBSERVED
 from coopstreams.state.engine import Change
 from coopstreams.state.layout import GROUP_SHIFT, PREFIXES, TIMESTAMP
 from coopstreams.state.task_state import NO_TABLES
+from coopstreams.topology.compile.operator_time import OperatorTimes, store_id
 from coopstreams.topology.keys import key_hash
 from coopstreams.topology.stores import StoreSpec
 
@@ -47,6 +48,8 @@ class _Folded(TaskAttempt):
 
     def __init__(self, work: TaskWork, number: int, closing: ExitStack, facts: Facts | None) -> None:
         super().__init__(work, number, closing, tables=NO_TABLES)
+        clocks = {} if facts is None else facts.operator_times
+        self._clocks = tuple(sorted((store_id(store), clock) for store, clock in clocks.items() if clock >= 0))
         if facts is None:
             return  # its partition has no record
         (source,) = self._topics
@@ -66,6 +69,9 @@ class _Folded(TaskAttempt):
             if stores[start] is not None:
                 self._database.write(self._changes(self._specs[stores[start]], rows.slice(start, end - start)), {})
         yield from ()
+
+    def _operator_times(self) -> dict[str, OperatorTimes]:
+        return {source.topic: self._clocks for source in self._topics}
 
     def _changes(self, spec: StoreSpec, rows: pa.RecordBatch) -> list[Change]:
         """Return the rows of a store as changes of its families, ordered by database key."""

@@ -1,7 +1,7 @@
 """Publishes a backfill: sets snapshot and group offsets, so that a live application continues at the cut.
 
-    offsets    the position of each partition, with its stream time: windows close and late records drop as if the
-               application had run without a break
+    offsets    the position of each partition, with its stream time and those of operators: windows close and late
+               records drop as if the application had run without a break
     snapshot   the manifest, with the changelog offsets behind the seeded records
     marks      deleted: the run is over
 
@@ -77,8 +77,9 @@ def _positions(done: Backfilled, cluster: KafkaLog) -> dict[TopicPartition, Comm
         if topic not in plan.cut
     }
     found = planning.positions(plan, stream_times(done), internal)
+    times = {(topic, each.partition): at for each in done.results for topic, at in each.operator_times.items()}
     return {
-        TopicPartition(*place): Committed(offset, stream_time, BACKFILLED)
+        TopicPartition(*place): Committed(offset, stream_time, BACKFILLED, operator_times=times.get(place, ()))
         for place, (offset, stream_time) in found.items()
     }
 

@@ -53,6 +53,7 @@ from coopstreams.tasks.tally import Tally
 from coopstreams.tasks.task import Incarnation, Task
 from coopstreams.topology.columns import NO_RECORDS, Headers, TopicPartition
 from coopstreams.topology.compile.compile import compile_subtopology
+from coopstreams.topology.compile.operator_time import OperatorTimes
 from coopstreams.topology.compile.outputs import ANY_PARTITION, Output
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.failures import Failure
@@ -74,7 +75,7 @@ class TaskResult:
     """The result of a task.
 
     Shape: `read` by source topic, `written` by topic, `dropped` by "node: reason", `seeded`, `slices` and `differences`
-    by store. `stream_times` by source topic.
+    by store. `stream_times` and `operator_times` by source topic.
     """
 
     task: int
@@ -88,6 +89,7 @@ class TaskResult:
     seeded: dict[str, int]
     slices: dict[str, list[Slice]]
     differences: dict[str, Differences] = field(default_factory=dict)
+    operator_times: dict[str, OperatorTimes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,7 +412,11 @@ class TaskAttempt:
             seeded,
             slices,
             differences,
+            self._operator_times(),
         )
+
+    def _operator_times(self) -> dict[str, OperatorTimes]:
+        return {source.topic: self._task.program.operator_times(source.topic) for source in self._topics}
 
     def _changelog_rows(self, spec: StoreSpec) -> Iterator[tuple[bytes, bytes, int]]:
         oldest = dict(self._work.oldest_ms).get(spec.name, 0)

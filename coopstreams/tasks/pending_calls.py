@@ -20,7 +20,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -28,11 +29,10 @@ from typing import TYPE_CHECKING
 from coopstreams.calling.lanes import Lane
 from coopstreams.commit.inflight import InFlight
 from coopstreams.commit.progress import Progress
-from coopstreams.commit.record import Segment
 from coopstreams.common.host import Host
 from coopstreams.tasks.queues import Step
 from coopstreams.tasks.turns import Turns
-from coopstreams.tasks.waiting_records import NodeCall, Taken, WaitingRecord, bytes_of
+from coopstreams.tasks.waiting_records import NodeCall, SourceInFlight, Taken, WaitingRecord, bytes_of
 from coopstreams.topology.columns import NO_RECORDS, Columns, TopicPartition, joined
 from coopstreams.topology.compile.program import BoundProgram, Program
 from coopstreams.topology.failures import Failure
@@ -48,54 +48,6 @@ MOST_BYTES = 64 << 20
 SPARE_BYTES = 1 << 20
 """Up to so much more is held than after steps were shortened last."""
 _ALL = b""
-
-
-@dataclass(slots=True)
-class _Source:
-    """What is in flight of one source partition."""
-
-    inflight: InFlight
-    stream_time: int
-    """Before the first record that has not passed, if none waits."""
-    taken_time: int
-    taken_operator_times: list[int]
-    """The operator times behind what was taken in."""
-    waiting: dict[int, WaitingRecord] = field(default_factory=dict)
-    """The records that have not passed, in the order of their offsets."""
-    segments: tuple[Segment, ...] | None = None
-    """None: to be worked out."""
-
-    def now(self) -> tuple[Segment, ...]:
-        """Return the progress of each part of the range."""
-        if self.segments is None:
-            first = next(iter(self.waiting.values()), None)
-            self.segments = self.inflight.segments(self.stream_time if first is None else first.before)
-        return self.segments
-
-    def passed(self, record: WaitingRecord) -> None:
-        """Note that a record was processed."""
-        self.inflight.done(record.offset)
-        self.stream_time = max(self.stream_time, record.taken.step.columns.stream_times[record.row])
-        del self.waiting[record.offset]
-        self.segments = None
-
-    def operator_times_of(self, step: Step) -> list[list[int]]:
-        """Return the operator times before each record of a step, and take in those behind it.
-
-        The reader counts them anew when an owner of the partition changes. What was before is known here, not by the
-        program: a record that waits has not moved it.
-        """
-        before = self.taken_operator_times
-        if step.operator_times:
-            self.taken_operator_times = list(map(max, before, step.operator_times))
-        times = step.columns.operator_times
-        return [[max(time, least) for time in of] for of, least in zip(times, before, strict=True)] if times else []
-
-    def reached(self, step: Step) -> None:
-        """Note that a step is over, and everything before it."""
-        self.inflight.hand_out((), (), step.next_offset)
-        self.stream_time = max(self.stream_time, step.stream_time)
-        self.segments = None
 
 
 class PendingCalls:
@@ -121,14 +73,19 @@ class PendingCalls:
         self._ahead = ahead.bind({}, _leave_to_the_program, caching=False)
         self._topics = frozenset(ahead.subtopology.topics)
         self._results = bound.results
+        self._resumed = bound.resumed
         self._host = host
         self._by_key = by_key
         self._spans = spans
         self._sources = {}
         for source in progress.partitions:
-            at = progress.position(source).stream_time
-            self._sources[source] = _Source(
-                InFlight(progress.segments(source), MOST_RECORDS), at, at, bound.resumed(source, at)
+            start = progress.lowest(source)
+            self._sources[source] = SourceInFlight(
+                InFlight(progress.segments(source), MOST_RECORDS),
+                start.stream_time,
+                start.stream_time,
+                bound.resumed(source, start.stream_time, start.operator_times),
+                partial(bound.operator_times, source.topic),
             )
             progress.follow(source, self._sources[source].now)
         self._steps: deque[Taken] = deque()
@@ -260,6 +217,23 @@ class PendingCalls:
             step = taken.step
             self._sources[step.source].reached(step)
             yield step.source, step.stream_time, step.operator_times
+
+    def reached(self) -> Iterator[tuple[TopicPartition, int, Sequence[int]]]:
+        """Yield the times before the first record that waits, as `passed`: a commit says that they are reached.
+
+        Records of other ranges may have advanced them, in the middle of a step.
+        """
+        for source, each in self._sources.items():
+            if (first := next(iter(each.waiting.values()), None)) is None:
+                continue
+            # A node that every record reaches is not further than the partition.
+            least = self._resumed(source, first.before)
+            times = [
+                of[first.row] if known < 0 else min(of[first.row], known)
+                for of, known in zip(first.taken.step.columns.operator_times or (), least, strict=False)
+            ]
+            each.segments = None
+            yield source, first.before, times
 
     def look(self) -> bool:
         """Return whether `ready` has a record, or the time that the partition has reached; if not, `tell` follows."""

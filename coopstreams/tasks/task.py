@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 
 from coopstreams.commit.applying import MOST_APPLIED, Applying
 from coopstreams.commit.progress import Progress
+from coopstreams.commit.record import Segment
 from coopstreams.common.host import SYSTEM, Host
-from coopstreams.log.log import NO_STREAM_TIME, RecordBatch
+from coopstreams.log.log import NO_STREAM_TIME, Position, RecordBatch
 from coopstreams.state.checkpoints import NEVER_TRUE
 from coopstreams.state.task_state import ChangelogBatch, TaskState
 from coopstreams.tasks.heat import Heat
@@ -29,7 +30,7 @@ from coopstreams.tasks.queues import FIRST_STEP, MOST_AT_ONCE, STEP_S, Pace, Sou
 from coopstreams.tasks.tally import Tally
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.outputs import Output
-from coopstreams.topology.compile.program import BoundProgram, Program
+from coopstreams.topology.compile.program import BoundProgram, Part, Program
 from coopstreams.topology.failures import Failure, OnFailure
 from coopstreams.topology.graph.nodes import Sink
 from coopstreams.topology.keys import KeyRange
@@ -73,6 +74,23 @@ def committed_positions(
     }
 
 
+def _parts(segments: Sequence[Segment], *, apart: bool) -> list[Part]:
+    """Return the parts of a task's range, which had owners that had come to different times.
+
+    `apart`: each key group is one, because owners whose last commits were at the same position may have changed their
+    rows afterwards, each as far as it came.
+    """
+    parts = [Part(each.key_range, each.stream_time, each.operator_times) for each in segments]
+    if not apart:
+        return parts
+    return [
+        part._replace(key_range=one)
+        for part in parts
+        for group in part.key_range.groups.numbers
+        if (one := part.key_range.intersect(KeyRange.of_groups(group, group))) is not None
+    ]
+
+
 class Task:
     """A task between opening and closing.
 
@@ -95,8 +113,11 @@ class Task:
         output: Callable[[str], Output] = Output,
         host: Host = SYSTEM,
         spans: RecordSpans | None = None,
+        exactly_once: bool = True,
     ) -> None:
-        """`by_key`: records may pass others that wait for calls, where the order of each key suffices."""
+        """`by_key`: records may pass others that wait for calls, where the order of each key suffices. `exactly_once`:
+        the state is that of the positions; otherwise it may have what was done behind them.
+        """
         by_key = by_key and program.keys_suffice
         self._spans = spans
         if spans is not None:
@@ -107,7 +128,8 @@ class Task:
         self.state = opened.state
         self.progress = opened.progress
         self.epoch = opened.epoch
-        positions = [(source, opened.progress.position(source)) for source in opened.sources]
+        starts = [(source, opened.progress.lowest(source)) for source in opened.sources]
+        positions = [(source, Position(at.position, at.stream_time)) for source, at in starts]
         self.state.begin(max((at.stream_time for _, at in positions), default=NO_STREAM_TIME))
         self.program: BoundProgram = program.bind(
             {**opened.state.stores, **(global_tables or {})},
@@ -120,12 +142,12 @@ class Task:
             clock=host.wall_ms,
             partitions=partitions,
             parts={
-                source.topic: [(part.key_range, part.stream_time) for part in self.progress.segments(source)]
+                source.topic: _parts(self.progress.segments(source), apart=not exactly_once)
                 for source in opened.sources
             },
         )
-        for source, at in positions:  # windows close as they would have for the previous owner
-            self.program.resume(source, at.stream_time)
+        for source, start in starts:  # windows close as they would have for the previous owner
+            self.program.resume(source, start.stream_time, start.operator_times)
         self.calls: PendingCalls | None = None
         """The records that wait for calls; None: no node is asynchronous."""
         if program.ahead is not None:
@@ -334,7 +356,13 @@ class Task:
     def flush(self) -> Sequence[ChangelogBatch]:
         """Forward the updates of the record caches to `program.outputs`; return the changelog records to write."""
         self._at = None
+        if self.calls is not None:
+            for reached in self.calls.reached():
+                self.program.advance(*reached)
         self.program.flush()
+        if self.calls is None:
+            for source in self.sources:
+                self.progress.tell(source, self.program.operator_times(source.topic))
         return self.state.changes()
 
     def commit(self, checkpoints: Mapping[str, int], true_ms: int = NEVER_TRUE) -> None:

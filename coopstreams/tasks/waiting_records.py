@@ -1,13 +1,18 @@
-"""Records of a task that wait for calls: the step that brought them, each record, and its calls."""
+"""Records of a task that wait for calls: the step that brought them, each record, its calls, and what is in flight of a
+source partition.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 from coopstreams.calling.lanes import Call
+from coopstreams.commit.inflight import InFlight
+from coopstreams.commit.record import Segment
 from coopstreams.tasks.queues import Step
 from coopstreams.topology.columns import Columns
+from coopstreams.topology.compile.operator_time import OperatorTimes
 from coopstreams.topology.processors import Visit
 
 ROW_BYTES = 100
@@ -57,6 +62,57 @@ class NodeCall(Call):
     visit: Visit | None = None
     record: WaitingRecord | None = None
     """None before it is known, and once the call has ended."""
+
+
+@dataclass(slots=True)
+class SourceInFlight:
+    """What is in flight of one source partition."""
+
+    inflight: InFlight
+    stream_time: int
+    """Before the first record that has not passed, if none waits."""
+    taken_time: int
+    taken_operator_times: list[int]
+    """The operator times behind what was taken in."""
+    operator_times: Callable[[], OperatorTimes]
+    """Returns those that the program has come to."""
+    waiting: dict[int, WaitingRecord] = field(default_factory=dict)
+    """The records that have not passed, in the order of their offsets."""
+    segments: tuple[Segment, ...] | None = None
+    """None: to be worked out."""
+
+    def now(self) -> tuple[Segment, ...]:
+        """Return the progress of each part of the range."""
+        if self.segments is None:
+            first = next(iter(self.waiting.values()), None)
+            before = self.stream_time if first is None else first.before
+            self.segments = self.inflight.segments(before, self.operator_times())
+        return self.segments
+
+    def passed(self, record: WaitingRecord) -> None:
+        """Note that a record was processed."""
+        self.inflight.done(record.offset)
+        self.stream_time = max(self.stream_time, record.taken.step.columns.stream_times[record.row])
+        del self.waiting[record.offset]
+        self.segments = None
+
+    def operator_times_of(self, step: Step) -> list[list[int]]:
+        """Return the operator times before each record of a step, and take in those behind it.
+
+        The reader counts them anew when an owner of the partition changes. What was before is known here, not by the
+        program: a record that waits has not moved it.
+        """
+        before = self.taken_operator_times
+        if step.operator_times:
+            self.taken_operator_times = list(map(max, before, step.operator_times))
+        times = step.columns.operator_times
+        return [[max(time, least) for time in of] for of, least in zip(times, before, strict=True)] if times else []
+
+    def reached(self, step: Step) -> None:
+        """Note that a step is over, and everything before it."""
+        self.inflight.hand_out((), (), step.next_offset)
+        self.stream_time = max(self.stream_time, step.stream_time)
+        self.segments = None
 
 
 def bytes_of(columns: Columns) -> int:

@@ -336,19 +336,16 @@ class TopologyTestDriver:
             self._dropped_before.update(old.program.dropped)
         self._parts[part.id] = []
         for partition in range(partitions):
-            known = {
-                source: task.progress
-                for task in (before[partition][:1] if partition < len(before) else [])
-                for source in task.sources
-            }
+            earlier = before[partition][:1] if partition < len(before) else []
+            known = {source: task for task in earlier for source in task.sources}
             sources = [TopicPartition(topic, partition) for topic in part.topics if partition < self._partitions[topic]]
-            positions = {
-                source: known[source].position(source) if source in known else Position(0) for source in sources
-            }
-            tasks = [
-                self._task(TaskId(part.id, partition, key_range), positions, self._database(part, partition))
-                for key_range in (self._ranges if part.divisible else KeyRange.split(1))
-            ]
+            positions = dict.fromkeys(sources, Position(0))
+            positions |= {source: task.progress.position(source) for source, task in known.items()}
+            times = {source: task.program.operator_times(source.topic) for source, task in known.items()}
+            database = self._database(part, partition)
+            ranges = self._ranges if part.divisible else KeyRange.split(1)
+            begun = [(TaskId(part.id, partition, each), Progress.beginning(each, positions, times)) for each in ranges]
+            tasks = [self._task(task_id, progress, database) for task_id, progress in begun]
             self._parts[part.id].append(tasks)
             self._tasks |= dict.fromkeys(sources, tasks)
 
@@ -361,7 +358,7 @@ class TopologyTestDriver:
             self._databases[part.id, partition] = made
         return self._databases[part.id, partition]
 
-    def _task(self, task_id: TaskId, positions: Mapping[TopicPartition, Position], database: Database) -> Task:
+    def _task(self, task_id: TaskId, progress: Progress, database: Database) -> Task:
         program = self._programs[task_id.subtopology]
         tables = native_tables(program.subtopology, self._config, caching=self._caching)
         cache_bytes = _CACHE_BYTES if self._state_dir is None else 0
@@ -369,9 +366,9 @@ class TopologyTestDriver:
         task = Task(
             Incarnation(
                 task_id,
-                tuple(positions),
+                tuple(progress.partitions),
                 state,
-                Progress.beginning(task_id.key_range, positions),
+                progress,
                 sink=self._sinks.session(program.subtopology, task_id.partition),
             ),
             program,

@@ -7,14 +7,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from coopstreams.commit.record import PARTITIONS, VERSION, partition_of
+from coopstreams.commit.record import PARTITIONS, VERSION, WITH_TIMES, partition_of
 from coopstreams.log.log import NO_STREAM_TIME, Position, RecordBatch
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.naming import COMMIT_TOPIC
 
 GROUP = "g"
 COMMITS = TopicPartition(COMMIT_TOPIC, partition_of(GROUP, PARTITIONS))
-NEWER = bytes([VERSION + 1])
+NEWER, NEWER_VALUE = bytes([VERSION + 1]), bytes([WITH_TIMES + 1])
 
 
 @dataclass(slots=True, eq=False)
@@ -39,7 +39,7 @@ class Entry:
     def read(self) -> tuple[bytes, bytes | None]:
         """Return it as it is written; `key` and `value` are how a reader of that version understands it."""
         key = NEWER + self.key[1:] if self.newer == "key" else self.key
-        return key, NEWER + self.value[1:] if self.newer == "value" and self.value else self.value
+        return key, NEWER_VALUE + self.value[1:] if self.newer == "value" and self.value else self.value
 
 
 @dataclass(slots=True, eq=False)

@@ -1,4 +1,5 @@
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -6,6 +7,7 @@ from hypothesis import strategies as st
 
 from coopstreams.commit.ranges import normalise
 from coopstreams.commit.record import (
+    MOST_TIMES,
     PARTITIONS,
     CommitKey,
     Committed,
@@ -18,6 +20,7 @@ from coopstreams.commit.record import (
     partition_of,
     topic_spec,
 )
+from coopstreams.topology.compile.operator_time import OperatorTimes
 from coopstreams.topology.errors import LogError
 from coopstreams.topology.keys import MAX_HASH, WHOLE, KeyRange
 from coopstreams.topology.naming import COMMIT_TOPIC
@@ -26,6 +29,9 @@ int32s = st.integers(-(2**31), 2**31 - 1)
 hashes = st.integers(0, MAX_HASH)
 ranges = st.tuples(hashes, hashes).map(lambda pair: KeyRange(min(pair), max(pair)))
 keys = st.builds(CommitKey, st.text(max_size=20), st.text(max_size=200), int32s, ranges, int32s, int32s)
+
+
+times = st.dictionaries(hashes, st.integers(0, 2**62), max_size=3).map(lambda known: tuple(sorted(known.items())))
 
 
 @st.composite
@@ -40,7 +46,7 @@ def values(draw: st.DrawFn) -> tuple[KeyRange, CommitValue]:
             (position + a, position + a + b)
             for a, b in draw(st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 1000)), max_size=4))
         )
-        segments.append(Segment(KeyRange(start, end), position, draw(st.integers(-(2**62), 2**62)), runs))
+        segments.append(Segment(KeyRange(start, end), position, draw(st.integers(-(2**62), 2**62)), runs, draw(times)))
     return key_range, CommitValue(draw(st.text(max_size=30)), tuple(segments))
 
 
@@ -67,6 +73,10 @@ def test_the_bytes_are_frozen() -> None:
         "010a736f6d652d67726f75700a736f6d652d746f70696300000003000000000000000a00000000000000630000000400000011"
     )
     assert encode_value(SOME_VALUE).hex() == ("01076170702d302d31020000000000000031960180a0abfef96200820101020a0a3201")
+    timed = replace(SOME_VALUE.segments[1], operator_times=((1 << 62, 1_700_000_000_000),))
+    assert encode_value(replace(SOME_VALUE, segments=(SOME_VALUE.segments[0], timed))).hex() == (
+        "02076170702d302d31020000000000000031960180a0abfef96200820101020a0a3201000001400000000000000080a0abfef962"
+    )
 
 
 @given(keys, st.data())
@@ -99,8 +109,8 @@ def test_no_bytes_do_more_than_raise_that_error(raw: bytes, key_range: KeyRange)
 def test_a_version_of_the_future_says_so() -> None:
     with pytest.raises(LogError, match=r"version 2, this coopstreams reads version 1"):
         decode_key(b"\2" + encode_key(SOME_KEY)[1:])
-    with pytest.raises(LogError, match=r"version 2, this coopstreams reads version 1"):
-        decode_value(b"\2" + encode_value(SOME_VALUE)[1:], SOME_KEY.key_range)
+    with pytest.raises(LogError, match=r"version 3, this coopstreams reads versions 1 to 2"):
+        decode_value(b"\3" + encode_value(SOME_VALUE)[1:], SOME_KEY.key_range)
 
 
 def test_a_hole_between_segments_is_not_written() -> None:
@@ -125,18 +135,26 @@ def test_ten_thousand_runs_fit_into_one_record() -> None:
     st.integers(-1, 2**62),
     st.integers(0, 2**31 - 1),
     st.integers(0, 9),
+    times,
     st.sampled_from(["", "\0"]),
 )
 def test_metadata_of_a_plain_offset_comes_back(
-    offset: int, stream_time: int, term: int, beside: int, appended: str
+    offset: int, stream_time: int, term: int, beside: int, operator_times: OperatorTimes, appended: str
 ) -> None:
-    committed = Committed(offset, stream_time, term, beside)
+    committed = Committed(offset, stream_time, term, beside, operator_times)
     assert Committed.parse(offset, committed.metadata + appended) == committed
 
 
 @pytest.mark.parametrize("metadata", [None, "", "\0", "ic", "ic 5", "ic five 5", "ic 5 6 7 8", "somebody else's"])
 def test_metadata_of_others_makes_a_foreign_offset(metadata: str | None) -> None:
     assert Committed.parse(7, metadata) == Committed(7, -1, None)
+
+
+def test_the_metadata_of_a_plain_offset_fits_into_what_brokers_take() -> None:
+    many = tuple((MAX_HASH - number, 1 << 62) for number in range(1000))
+    metadata = Committed(7, 1 << 62, 1 << 31, 1 << 31, many).metadata
+    assert len(metadata) < 4096
+    assert Committed.parse(7, metadata).operator_times == many[:MOST_TIMES]
 
 
 def test_a_group_always_has_the_same_partition() -> None:

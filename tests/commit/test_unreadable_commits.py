@@ -15,6 +15,7 @@ from coopstreams.commit.offsets import catch_up
 from coopstreams.commit.progress import plan
 from coopstreams.commit.record import (
     VERSION,
+    WITH_TIMES,
     CommitKey,
     Committed,
     CommitValue,
@@ -34,7 +35,7 @@ from tests.commit.test_commit_progress import opened
 ORDERS = TopicPartition("orders", 0)
 LEFT, RIGHT = KeyRange.split(2)
 KEY = encode_key(CommitKey("g", *ORDERS, WHOLE, 3, 1))
-NEWER = bytes([VERSION + 1])
+NEWER, NEWER_VALUE = bytes([VERSION + 1]), bytes([WITH_TIMES + 1])
 
 
 def said(position: int) -> bytes:
@@ -79,9 +80,9 @@ class Read:
         ),
         (
             KEY,
-            NEWER + said(150)[1:],
-            "has version 2, this coopstreams reads version 1. A newer coopstreams wrote to this group: upgrade this "
-            "process",
+            NEWER_VALUE + said(150)[1:],
+            "has version 3, this coopstreams reads versions 1 to 2. A newer coopstreams wrote to this group: upgrade "
+            "this process",
         ),
         (KEY, said(150)[:-1], "has a value that no member of this group can have written"),
         (KEY[:-1], said(150), "has a key that no member of this group can have written"),

@@ -42,15 +42,13 @@ from coopstreams.state.snapshot import FetchedFile
 from coopstreams.state.task_state import TaskState
 from coopstreams.tasks.committer import Committer
 from coopstreams.tasks.events import Cancelled
-from coopstreams.tasks.pending_calls import PendingCalls, _Source
+from coopstreams.tasks.pending_calls import PendingCalls
 from coopstreams.tasks.thread import StreamThread
 from coopstreams.tasks.turns import Turns
 from coopstreams.tasks.waiting_records import NodeCall
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.compile.program import BoundProgram
 from coopstreams.topology.errors import LogError, SnapshotError
-from coopstreams.topology.operators.join_memory import _Side
-from coopstreams.topology.operators.windowing import Closing
+from tests.simulation import planted_times as times
 from tests.simulation import queries
 
 
@@ -123,11 +121,6 @@ def _given_away() -> Iterator[None]:
 def _rows_of_who_closes() -> AbstractContextManager[Any]:
     """A task that was promised and is given up takes rows with it of one that still closes."""
     return patch.object(TaskRegistry, "here", property(lambda self: self.wanted))
-
-
-def _own_time() -> AbstractContextManager[Any]:
-    """Who takes over from several counts only the time of what it processes itself, and not of what they had done."""
-    return patch.object(Progress, "parted", property(lambda _: False))
 
 
 def _early_database() -> AbstractContextManager[Any]:
@@ -288,32 +281,6 @@ def _called_again() -> AbstractContextManager[Any]:
     return patch.object(InFlight, "hand_out", everything)
 
 
-def _times_of_the_reader() -> AbstractContextManager[Any]:
-    """Below a call, late is what the reader knows to be late, who counts anew when an owner changes."""
-    return patch.object(_Source, "operator_times_of", lambda self, step: step.columns.operator_times)
-
-
-def _newest_of_all_rows() -> AbstractContextManager[Any]:
-    """Records of a join expire by all rows of the task, also by those that an earlier owner of other keys has left."""
-    init = _Side.__init__
-
-    def newest(self: _Side, store: Any, retention_ms: int) -> None:
-        init(self, store, retention_ms)
-        self._newest = self._swept = self._of_all[0]
-
-    return patch.object(_Side, "__init__", newest)
-
-
-def _observed_by_others() -> AbstractContextManager[Any]:
-    """Windows expire by what key groups are restored with, whatever stream time a task begins at."""
-    return patch.object(TaskState, "begin", lambda *_: None)
-
-
-def _gate_of_siblings() -> AbstractContextManager[Any]:
-    """Only the task that takes a record lets unmatched ones go that are due by it."""
-    return patch.object(BoundProgram, "elsewhere", property(lambda _: False, lambda *_: None), create=True)
-
-
 def _rows_of_before() -> AbstractContextManager[Any]:
     """A call finds the rows as they were when its record came, not as the calls of its key have left them."""
     add = Turns.add
@@ -327,11 +294,6 @@ def _rows_of_before() -> AbstractContextManager[Any]:
         return begun
 
     return patch.object(Turns, "add", early)
-
-
-def _closed_by_others() -> AbstractContextManager[Any]:
-    """Windows of a task count as forwarded up to the time of the part of its range that was furthest."""
-    return patch.object(Closing, "_part_of", lambda *_: ())
 
 
 def _any_slice() -> AbstractContextManager[Any]:
@@ -450,7 +412,7 @@ PLANTED: dict[str, Planted] = {
     "any epoch commits": Planted(_any_epoch),
     "a restore that ends early": Planted(_short_restore, 0, "a count", oracle="answers"),
     "what was done is done again": Planted(_done_again, 23, "windows that close", oracle="results"),
-    "time of its own": Planted(_own_time, None, "windows that close"),
+    "time of its own": Planted(times.own_time, None, "windows that close"),
     "revoked is released": Planted(_given_away, 42, "a count", oracle="answers"),
     "rows of who still closes": Planted(_rows_of_who_closes, 10_001_154, "calls before sessions", oracle="results"),
     "the database before the log": Planted(_early_database, 16, "a join with a table", oracle="rows"),
@@ -468,12 +430,27 @@ PLANTED: dict[str, Planted] = {
     "calls of a key at once": Planted(_all_at_once, 0, "calls before a table", oracle="calls"),
     "a record passes its key": Planted(_no_lines, 0, "calls in any order before a table", oracle="results"),
     "what has passed is called again": Planted(_called_again, 0, "calls before a table", oracle="results"),
-    "rows of who was ahead": Planted(_newest_of_all_rows, 1_000_011, "a left join of streams", oracle="progress"),
-    "windows of who was ahead": Planted(_observed_by_others, None, "calls before a left join of streams"),
+    "rows of who was ahead": Planted(times.newest_of_all_rows, 1_000_011, "a left join of streams", oracle="progress"),
+    "windows of who was ahead": Planted(times.observed_by_others, None, "calls before a left join of streams"),
     "windows that others have closed": Planted(
-        _closed_by_others, 1_000_011, "windows that are emitted at their close", oracle="progress"
+        times.closed_by_others, 1_000_011, "windows that are emitted at their close", oracle="progress"
     ),
-    "a gate of siblings": Planted(_gate_of_siblings, 38, "a left join of streams", AT_LEAST_ONCE, oracle="progress"),
+    "operator times that nobody keeps": Planted(
+        times.no_operator_times, 0, "filtered windows that are emitted at their close", oracle="results"
+    ),
+    "a program behind its commit": Planted(
+        times.behind_its_commit, 0, "calls before windows that are emitted at their close", oracle="progress"
+    ),
+    "one time for all owners": Planted(
+        times.one_for_all_owners,
+        31_058_790,
+        "windows that are emitted at their close",
+        AT_LEAST_ONCE,
+        oracle="progress",
+    ),
+    "a gate of siblings": Planted(
+        times.gate_of_siblings, 38, "a left join of streams", AT_LEAST_ONCE, oracle="progress"
+    ),
     "rows of before": Planted(_rows_of_before, 0, "calls that keep state", oracle="results"),
     "a slice of any changelog": Planted(_any_slice, 206, "a count", oracle="queries"),
     "a slice of the end": Planted(_slice_of_the_end, 7, "a count", oracle="answers"),
@@ -483,7 +460,7 @@ PLANTED: dict[str, Planted] = {
     "any range of the partition": Planted(_any_range, 0, "windows", oracle="queries"),
     "a thread that dies of a lost group": Planted(_fragile, 0, "a count", oracle="errors"),
     "a watcher that never rests": Planted(_restless, 0, "a count", oracle="turns"),
-    "times of the reader alone": Planted(_times_of_the_reader, 90, "calls before windows", oracle="results"),
+    "times of the reader alone": Planted(times.times_of_the_reader, 90, "calls before windows", oracle="results"),
 }
 """By name."""
 WITHIN = 30

@@ -110,11 +110,16 @@ def _forgotten_sessions(builder: StreamsBuilder) -> None:
 
 
 def _emitted(builder: StreamsBuilder) -> None:
-    windows = (
-        builder.stream("in", key=serdes.text, value=serdes.raw)
-        .group_by_key()
-        .windowed_by(TimeWindows(milliseconds=4_000, grace=ms(1_000)))
-    )
+    _emit(builder.stream("in", key=serdes.text, value=serdes.raw))
+
+
+def _filtered(below: Callable[[KStream[str, bytes]], None], builder: StreamsBuilder) -> None:
+    """Have the operators below see every second record: their times are not that of the partition."""
+    below(builder.stream("in", key=serdes.text, value=serdes.raw).filter(lambda _key, value: value[-1:] in b"13579"))
+
+
+def _emit(stream: KStream[str, Any]) -> None:
+    windows = stream.group_by_key().windowed_by(TimeWindows(milliseconds=4_000, grace=ms(1_000)))
     windows.emit_strategy("on_window_close").count(store="counts").to_stream().to("out")
 
 
@@ -157,6 +162,12 @@ def _pair_or_not(left: KStream[str, str], builder: StreamsBuilder) -> None:
     left.left_join(
         right, lambda one, other: f"{one}:{other or ''}", windows=windows, value=serdes.text, store="pairs"
     ).to("out")
+
+
+def _filtered_pairs_or_not(builder: StreamsBuilder) -> None:
+    _pair_or_not(
+        builder.stream("left", key=serdes.text, value=serdes.text).filter(lambda _, v: v[-1] in "13579"), builder
+    )
 
 
 def _pairs_or_not(builder: StreamsBuilder) -> None:
@@ -306,6 +317,16 @@ PROGRAMS = {
     "windows that are soon forgotten": Program(_forgotten, _to("in", late=True), Counted),
     "sessions that are soon forgotten": Program(_forgotten_sessions, _to("in", late=True), Counted),
     "windows that are emitted at their close": Program(_emitted, _to("in", late=True), Counted),
+    "filtered windows that are emitted at their close": Program(
+        partial(_filtered, _emit), _to("in", late=True), Counted
+    ),
+    "filtered windows that close": Program(
+        partial(_filtered, _count_in_windows_that_close), _to("in", late=True), Counted, ("counts",)
+    ),
+    "filtered sessions": Program(partial(_filtered, _count_sessions), _to("in", late=True), Counted, ("counts",)),
+    "calls before windows that are emitted at their close": Program(
+        partial(_asked_below, _emit, _whatever), _to("in", late=True), Counted, (), {}, _emitted
+    ),
     "windows that close": Program(_finals, _to("in", late=True), Counted, ("counts",)),
     "sessions": Program(_sessions, _to("in", late=True), Counted, ("counts",)),
     "a join of streams": Program(_pairs, _to("left", "right"), Paired),
@@ -344,6 +365,7 @@ PROGRAMS = {
         partial(_asked_pairs, _pair, _at_once),
     ),
     "a left join of streams": Program(_pairs_or_not, _to("left", "right"), Alone, (), _IN_TURN),
+    "a left join of a filtered stream": Program(_filtered_pairs_or_not, _to("left", "right"), Alone, (), _IN_TURN),
     "calls before a left join of streams": Program(
         partial(_asked_pairs, _pair_or_not, _in_order),
         _to("left", "right"),

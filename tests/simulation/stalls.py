@@ -22,11 +22,17 @@ class Stalls:
     ) -> None:
         self._scheduler, self._random, self._living, self._say = scheduler, random, living, say
         self._ended = False
+        self._over_at = 0.0
         self._wait()
 
     def end(self) -> None:
         """From now on none stands still that does not yet."""
         self._ended = True
+
+    @property
+    def left_s(self) -> float:
+        """How long the last one still stands still."""
+        return max(0.0, self._over_at - self._scheduler.now)
 
     def _wait(self) -> None:
         self._scheduler.at(self._scheduler.now + self._random.expovariate(1 / EVERY_S), self._happen)
@@ -40,3 +46,4 @@ class Stalls:
             fiber, seconds = self._random.choice(fibers), self._random.choice(LENGTHS_S)
             self._say(f"{fiber.machine.name} {fiber.name} stands still for {seconds:g} s")
             self._scheduler.stall(fiber, seconds)
+            self._over_at = max(self._over_at, self._scheduler.now + seconds)

@@ -314,8 +314,6 @@ class World:
                 self._strike(f"is told: {change.__name__}", self.random.choice(awake), change)
             case "host":
                 self.hosts.happen({process.number: process.machine for process in living}, self._down())
-            case _:
-                pass
 
     def restore_positions(self, told: Process) -> bool:
         """Have an operator end all but who told him, and restore the offsets: brokers refuse it beside members."""
@@ -361,13 +359,15 @@ class World:
             process.go_on()
         if not self.living:
             self.start(0)
-        self._let(20.0)  # the last records come when others are done: joins say once a second who met none
+        # the last records come when others are done: joins say once a second who met none
+        self._let(20.0 if self.stalls is None else 20.0 + self.stalls.left_s)
         self.produce(5)
         give_up = self.scheduler.now + CALM_S
         while found := self._wrong(whole=True):
             if self.scheduler.now > give_up:
-                oracle, wrong = found
-                raise ViolationError(oracle, f"after {CALM_S:.0f} s of calm: {'; '.join(wrong)}. {self._reasons()}")
+                raise ViolationError(
+                    found[0], f"after {CALM_S:.0f} s of calm: {'; '.join(found[1])}. {self._reasons()}"
+                )
             self._let(2.0)
             if not self.living:
                 self.start(0)

@@ -129,12 +129,6 @@ def test_records_that_pass_others_change_nothing_for_any_key(
     assert played(waiting, records, pieces) == played(at_once, records, pieces)
 
 
-@pytest.fixture
-def short_drain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tasks that are closed while a call is stuck."""
-    monkeypatch.setattr("coopstreams.tasks.draining.DRAIN_S", 0.05)
-
-
 @pytest.mark.usefixtures("short_drain")
 @pytest.mark.parametrize("guarantee", [EXACTLY, AT_LEAST])
 @pytest.mark.parametrize("clean", [True, False])

@@ -5,10 +5,66 @@ from __future__ import annotations
 import pytest
 
 from coopstreams import StreamsBuilder, TimeWindows, serdes
-from coopstreams.topology.keys import WHOLE
-from tests.tasks.engine import Engine
+from coopstreams.topology.graph.topology import Topology
+from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
+from tests.durations import ms
+from tests.tasks.called import SOURCE, TOPICS, Gate, until
+from tests.tasks.engine import EXACTLY, Engine
 
 HOUR_MS = 3_600_000
+HALVES = KeyRange.split(2)
+MINE, OTHER = (next(key for key in (b"a", b"b", b"c", b"d", b"e") if key_hash(key) in half) for half in HALVES)
+TOLD, PASSED_OVER = b"1", b"0"
+"""Values that a filter lets pass, and does not."""
+
+
+def closing() -> Topology:
+    """Count what passes a filter in windows of ten milliseconds, and tell it when they close."""
+    builder = StreamsBuilder("app")
+    stream = builder.stream("in", key=serdes.raw, value=serdes.raw).filter(lambda _, value: value == TOLD)
+    windows = stream.group_by_key().windowed_by(TimeWindows(milliseconds=10)).emit_strategy("on_window_close")
+    counts = windows.count(store="counts", retention=ms(HOUR_MS)).to_stream()
+    counts.select_key(lambda window, _: window.key, key=serdes.raw).to("out")
+    return builder.build()
+
+
+@pytest.mark.parametrize("ranges", [[WHOLE], HALVES], ids=["whole", "halves"])
+def test_an_operator_behind_a_filter_goes_on_at_its_own_time(ranges: list[KeyRange]) -> None:
+    """Its time is neither that of the partition nor that of the rows that the task has."""
+    engine = Engine(closing(), {"in": 1, "out": 1}, processing_guarantee=EXACTLY)
+    engine.start()
+    engine.write("in", [(MINE, TOLD, 0), (OTHER, TOLD, 50), (OTHER, PASSED_OVER, HOUR_MS)])
+    for again in ([], [(MINE, TOLD, 5), (MINE, TOLD, 55), (OTHER, TOLD, 100)], [(OTHER, TOLD, 150)]):
+        engine.write("in", again)
+        tasks = [engine.open(key_range) for key_range in ranges]
+        engine.settle()
+        for task in tasks:
+            engine.close(task)
+    engine.stop()
+    out = engine.read("out")
+    told = [
+        (key, serdes.int64.decode(value or b""), timestamp)
+        for key, value, timestamp in zip(out.keys, out.values, out.timestamps, strict=True)
+    ]
+    assert sorted(told) == sorted([(MINE, 1, 0), (OTHER, 1, 50), (MINE, 1, 55), (OTHER, 1, 100)]), "5 is late"
+
+
+def test_who_takes_over_from_several_owners_goes_on_at_the_time_of_each() -> None:
+    """The one that is ahead has closed windows; the other one, which is behind, has not."""
+    engine = Engine(closing(), {"in": 1, "out": 1}, processing_guarantee=EXACTLY)
+    engine.start()
+    behind = engine.open(HALVES[0])
+    engine.settle()
+    engine.close(behind)
+    engine.write("in", [(MINE, TOLD, 0), (OTHER, TOLD, 0), (OTHER, TOLD, 50)])
+    ahead = engine.open(HALVES[1])
+    engine.settle()
+    engine.close(ahead)
+    engine.open(WHOLE)
+    engine.settle()
+    engine.stop()
+    out = engine.read("out")
+    assert sorted(zip(out.keys, out.timestamps, strict=True)) == sorted([(MINE, 0), (OTHER, 0)])
 
 
 @pytest.mark.parametrize(("reaches", "counts"), [(True, [1, 1]), (False, [1, 2])])
@@ -31,3 +87,50 @@ def test_a_window_is_closed_by_a_record_before_the_restart_only_if_that_reached_
     engine.settle()
     engine.stop()
     assert [serdes.int64.decode(value) for value in engine.read("out").values if value] == counts
+
+
+def answered(gate: Gate) -> Topology:
+    """Count answers in windows of ten milliseconds, and tell it when they close."""
+    builder = StreamsBuilder("app")
+    answers = builder.stream("in", key=serdes.raw, value=serdes.json).map_values_async(gate, value=serdes.json)
+    windows = answers.group_by_key(value=serdes.json).windowed_by(TimeWindows(milliseconds=10))
+    counts = windows.emit_strategy("on_window_close").count(store="counts", retention=ms(HOUR_MS)).to_stream()
+    counts.select_key(lambda window, _: window.key, key=serdes.raw).to("out")
+    return builder.build()
+
+
+def test_a_window_that_closes_before_the_record_that_waits_is_told_before_the_commit_says_so() -> None:
+    """A record of a sibling has closed it, between the last one that has passed and the one that waits."""
+    gate = Gate(stuck=2)
+    engine = Engine(answered(gate), TOPICS, processing_guarantee=EXACTLY)
+    task = engine.open(HALVES[0])
+    engine.write("in", [(MINE, b"0", 0), (OTHER, b"1", 100), (MINE, b"2", 95)])
+    engine.start()
+    until(lambda: task.progress.committed_segments(SOURCE)[0].position == 2, engine)
+    assert task.progress.committed_segments(SOURCE)[0].stream_time == 100
+    until(lambda: list(engine.read("out").keys) == [MINE], engine)
+    gate.let_go.set()
+    until(lambda: task.progress.committed_segments(SOURCE)[0].position == 3, engine)
+    engine.stop()
+
+
+@pytest.mark.usefixtures("short_drain")
+def test_a_window_is_not_closed_by_the_time_at_a_lower_position_of_another_part() -> None:
+    """Of the time before a record that is as late as the newest, its task knows only what its own records say."""
+    gate = Gate(stuck=2)
+    engine = Engine(answered(gate), TOPICS, processing_guarantee=EXACTLY)
+    tasks = [engine.open(half) for half in HALVES]
+    engine.write("in", [(MINE, b"0", 0), (OTHER, b"1", 100), (OTHER, b"2", 90), (MINE, b"2", 100)])
+    engine.start()
+
+    def stand() -> list[tuple[int, int]]:
+        return [(at.position, at.stream_time) for task in tasks for at in task.progress.committed_segments(SOURCE)]
+
+    until(lambda: stand() == [(3, 0), (2, 100)], engine)
+    for task in tasks:
+        engine.close(task)
+    gate.let_go.set()
+    engine.open(WHOLE)
+    engine.write("in", [(OTHER, b"3", 200)])
+    until(lambda: sorted(engine.read("out").timestamps) == [0, 100, 100], engine)
+    engine.stop()

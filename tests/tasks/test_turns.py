@@ -160,12 +160,6 @@ class Counted:
         context.forward(record.with_value(counts.get() or 0))
 
 
-@pytest.fixture
-def short_drain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tasks that are closed while a call is stuck."""
-    monkeypatch.setattr("coopstreams.tasks.draining.DRAIN_S", 0.05)
-
-
 @pytest.mark.usefixtures("short_drain")
 @pytest.mark.parametrize("guarantee", [EXACTLY, AT_LEAST])
 @pytest.mark.parametrize("clean", [True, False])

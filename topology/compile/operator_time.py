@@ -19,6 +19,7 @@ from itertools import accumulate
 from typing import Any, TypeAlias
 
 from coopstreams.topology.columns import Columns
+from coopstreams.topology.graph.join_nodes import stores_of
 from coopstreams.topology.graph.nodes import (
     Aggregate,
     Branch,
@@ -35,11 +36,14 @@ from coopstreams.topology.graph.nodes import (
     TableSource,
     ToStream,
 )
+from coopstreams.topology.keys import key_hash
 from coopstreams.topology.operators.analysis import Analysis, Edge, reads_step_key
 
 _NEEDS_VALUE = (Filter, FlatMapValues, MapValues, Branch)
 _STATELESS = (Filter, MapValues, FlatMapValues, Peek, Merge, ToStream, Split, Branch)
 
+OperatorTimes: TypeAlias = tuple[tuple[int, int], ...]
+"""The operator times at a position of a partition: of each operator its id and its time. Ascending, without -1."""
 OperatorTimeColumns: TypeAlias = Callable[[Columns], list[list[int]]]
 """Records of a partition -> for each operator time of their topic, the timestamps, -1 where the record does not reach
 the operator. Never raises.
@@ -58,6 +62,30 @@ def operator_time_columns(subtopology: SubTopology, topic: str, nodes: Sequence[
         return [times(records) for times in reached]
 
     return columns
+
+
+def operator_id(node: Node) -> int:
+    """Return what names a node in `OperatorTimes`. Frozen: it is in commits.
+
+    A node is named by its store, whose rows go with the time: nodes have other numbers in another version.
+    """
+    stores = stores_of(node)
+    return store_id(stores[0].name if stores else node.name)
+
+
+def store_id(name: str) -> int:
+    """Return the id of the node that has this store."""
+    return key_hash(name.encode())
+
+
+def latest(some: OperatorTimes, others: OperatorTimes) -> OperatorTimes:
+    """Return the larger time of each operator."""
+    if not others or some == others:
+        return some
+    times = dict(some)
+    for operator, time in others:
+        times[operator] = max(time, times.get(operator, time))
+    return tuple(sorted(times.items()))
 
 
 def before_and_after(timestamps: Sequence[int], operator_time: int) -> tuple[list[int], int]:

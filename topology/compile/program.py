@@ -14,12 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from coopstreams.topology.columns import Columns, Headers, TopicPartition
 from coopstreams.topology.compile.calls import Results, Wanted
-from coopstreams.topology.compile.code import Code
-from coopstreams.topology.compile.operator_time import OperatorTimeColumns, operator_time_columns
+from coopstreams.topology.compile.code import Code, Process
+from coopstreams.topology.compile.operator_time import (
+    OperatorTimeColumns,
+    OperatorTimes,
+    operator_time_columns,
+)
 from coopstreams.topology.compile.outputs import Output
 from coopstreams.topology.compile.processing import Children, EffectsWork, Work
 from coopstreams.topology.compile.punctuations import PunctuationQueue
@@ -43,53 +47,12 @@ failure handler (-2).
 """
 
 
-class Process(Protocol):
-    """The bound program, as generated code sees it."""
+class Part(NamedTuple):
+    """A part of a task's range, and the times that an earlier run had come to with it."""
 
-    headers: Headers | None
-    """The headers of the record, or the table entry, at hand."""
-
-    def fail(self, site: int, error: Exception) -> None:
-        """Report that the record, or the table entry, at hand failed at a site of `Compiled.sites`."""
-
-    def at_hand(self) -> tuple[TopicPartition, Columns, int]:
-        """Return the partition and the batch that are being processed, and the index of the record at hand."""
-        ...
-
-    def flushing(self, entries: list[tuple[bytes, Entry]]) -> Iterator[tuple[bytes, Entry]]:
-        """Return an iterator over table entries; the entry at hand is the one that it returned last."""
-        ...
-
-    def stream_time(self, topics: Sequence[str]) -> int:
-        """Return the largest stream time that any of these topics has reached."""
-        ...
-
-    def begin_output(self, topic: str) -> Output:
-        """Return a new output for a topic that has none yet."""
-        ...
-
-    partitions: Callable[[str], int]
-    """Returns the partition count of a topic that the program writes."""
-
-    def want(self, node: str, key: Any, value: Any) -> None:
-        """Note that a node is to be called for the record at hand."""
-
-    def result(self, node: str) -> Any:
-        """Return what the call of a node for the record at hand has returned, or raise what it raised."""
-        ...
-
-    applied: list[Applied]
-    """The records for the place outside of Kafka."""
-
-    def task_time(self) -> int:
-        """Return the largest timestamp of the records that the task has taken in."""
-        ...
-
-    def begin_work(
-        self, node: Processing, stores: Mapping[str, TableStore], children: Children, by_name: Mapping[str, Children]
-    ) -> Work | EffectsWork:
-        """Return the work of a processor node in this task."""
-        ...
+    key_range: KeyRange
+    stream_time: int
+    operator_times: OperatorTimes = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +93,7 @@ class Program:
         output: Callable[[str], Output] = Output,
         clock: Callable[[], int] = lambda: 0,
         partitions: Callable[[str], int] = lambda _: 1,
-        parts: Mapping[str, Sequence[tuple[KeyRange, int]]] | None = None,
+        parts: Mapping[str, Sequence[Part]] | None = None,
     ) -> BoundProgram:
         """Return the program over these stores (by name), for use by one thread.
 
@@ -139,7 +102,7 @@ class Program:
         `by_key`: its records come in the order of their keys only, with the operator times that each has in the order
         of the partition; `advance` gives it those up to which every record was processed.
         `clock`: the wall clock of processors, in milliseconds. `partitions`: the partition count of a topic, for
-        partitioners. `parts`: the parts of the task's range by topic, and the stream time at which each begins.
+        partitioners. `parts`: the parts of the task's range, by topic.
         """
         shared = shared or by_key or bool(self.idle_ms)
         native = frozenset(name for name, store in stores.items() if getattr(store, "rows", None) is not None)
@@ -173,8 +136,10 @@ class Compiled:
     make: Callable[[Process, Mapping[str, TableStore], Mapping[str, Output]], Code]
     operator_times: Mapping[str, tuple[str, ...]]
     """Topic to the nodes whose stream time its records advance."""
-    resumable: frozenset[str]
-    """Nodes that every record of their topics reaches: after a restart, their stream time is the partition's."""
+    kept: Mapping[str, int]
+    """Nodes that some records of their topics do not reach, with their ids: their times are in the commits. The stream
+    time of all others is the partition's.
+    """
 
 
 class BoundProgram:
@@ -196,7 +161,7 @@ class BoundProgram:
         output: Callable[[str], Output],
         clock: Callable[[], int],
         partitions: Callable[[str], int],
-        parts: Mapping[str, Sequence[tuple[KeyRange, int]]],
+        parts: Mapping[str, Sequence[Part]],
         *,
         shared: bool,
     ) -> None:
@@ -295,28 +260,43 @@ class BoundProgram:
         for work in self._works:
             work.close()
 
-    def resume(self, source: TopicPartition, stream_time: int) -> None:
-        """Set the partition's stream time where an earlier run stopped: what was due by then was forwarded.
+    def resume(self, source: TopicPartition, stream_time: int, operator_times: OperatorTimes = ()) -> None:
+        """Set the partition's times where an earlier run stopped: what was due by then was forwarded.
 
         Call it before the first record.
         """
         self._stream_times[source.topic] = max(stream_time, self._stream_times[source.topic])
-        if times := self.resumed(source, stream_time):
+        if times := self.resumed(source, stream_time, operator_times):
             self._code.reached[source.topic](times, False)
             self._code.observed()
 
-    def resumed(self, source: TopicPartition, stream_time: int) -> list[int]:
-        """Return the operator times of a topic where an earlier run stopped at this stream time of its partition."""
+    def resumed(self, source: TopicPartition, stream_time: int, operator_times: OperatorTimes = ()) -> list[int]:
+        """Return the operator times of a topic where an earlier run stopped at these times of its partition."""
+        kept, known = self._compiled.kept, dict(operator_times)
         nodes = self._compiled.operator_times[source.topic]
-        return [stream_time if node in self._compiled.resumable else -1 for node in nodes]
+        return [known.get(kept[node], -1) if node in kept else stream_time for node in nodes]
+
+    def operator_times(self, topic: str) -> OperatorTimes:
+        """Return the times for a commit: those that do not follow from the partition's stream time."""
+        kept = self._compiled.kept
+        if not kept or not (nodes := self._compiled.operator_times[topic]):
+            return ()
+        times = zip(nodes, self._code.times[topic](), strict=True)
+        return tuple(sorted((kept[node], time) for node, time in times if node in kept and time >= 0))
 
     def parts_of(self, node: str, topics: Sequence[str]) -> list[list[tuple[KeyRange, int]]]:
         """Return the parts of the task's range on each topic, with the stream time at which each begins for a node.
 
-        -1: it is not known, because not every record of the topic reaches the node.
+        -1: it is not known.
         """
-        known = node in self._compiled.resumable
-        return [[(part, at if known else -1) for part, at in self._parts.get(topic, ())] for topic in topics]
+        id_ = self._compiled.kept.get(node)
+        return [
+            [
+                (part.key_range, part.stream_time if id_ is None else dict(part.operator_times).get(id_, -1))
+                for part in self._parts.get(topic, ())
+            ]
+            for topic in topics
+        ]
 
     def flush(self) -> None:
         """Forward the updates that the record caches hold. Call it once before each commit; without caching, a no-op.

@@ -232,15 +232,23 @@ class Unit:
         ]
         for function in self.functions:
             lines += ["", *(f"    {line}" for line in function.text())]
-        own = [*self._moves(), *self._reached(sources), *self._observed(), *self._expired(), *self._headed()]
+        own = [
+            *self._moves(),
+            *self._reached(sources),
+            *self._times(sources),
+            *self._observed(),
+            *self._expired(),
+            *self._headed(),
+        ]
         lines += [f"    {line}" for line in ["", *self._wrapped, *own]]
         table = ", ".join(f"{topic!r}: {name}" for topic, name in sources.items())
-        reached = ", ".join(
-            f"{topic!r}: reached_{number}" for number, topic in enumerate(sources) if self.operator_times_of(topic)
-        )
+        timed = [(number, topic) for number, topic in enumerate(sources) if self.operator_times_of(topic)]
+        reached = ", ".join(f"{topic!r}: reached_{number}" for number, topic in timed)
+        times = ", ".join(f"{topic!r}: times_{number}" for number, topic in timed)
         lines += [
             "",
-            f"    return {{{table}}}, [{', '.join(flushes)}], dropped, {{{reached}}}, observed, expired, headers_come",
+            f"    return {{{table}}}, [{', '.join(flushes)}], dropped, {{{reached}}}, {{{times}}}, observed, expired, "
+            "headers_come",
             "",
         ]
         return "\n".join(lines)
@@ -277,6 +285,13 @@ class Unit:
                 ]
             for name in names:
                 yield f"    if to_{name} > {self._reached_by_all(name)}: move_{name}(to_{name}, due)"
+
+    def _times(self, topics: Iterable[str]) -> Iterator[str]:
+        """Yield, for each topic, the function that returns its operator times."""
+        for number, topic in enumerate(topics):
+            if names := self.operator_times_of(topic):
+                reached = ", ".join(map(self._reached_by_all, names))
+                yield from ["", f"def times_{number}():", f"    return [{reached}]"]
 
     def _observed(self) -> Iterator[str]:
         """Yield the function that advances the window stores to the operator times."""

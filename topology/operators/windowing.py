@@ -11,6 +11,7 @@ Source: Kafka Streams `KStreamSlidingWindowAggregate`, `KStreamSessionWindowAggr
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from typing import Any, NamedTuple, TypeAlias
@@ -264,6 +265,7 @@ class Closing:
         self._store = store
         self._windows = windows
         self._parts = [each for each in parts if len(each) > 1]
+        self._starts = [[part.start for part, _ in each] for each in self._parts]
         self._open: set[bytes] = set()
         self._waiting: list[tuple[int, int, bytes]] = []
         self.next = NEVER
@@ -292,7 +294,8 @@ class Closing:
     def resume(self, stream_time: int) -> None:
         """Find the windows that are open at this stream time: those of the store that are not closed.
 
-        A part is as far as its newest row at least, and as far as it was when it began, if that is known.
+        A part is as far as its newest row at least, and as far as it was when it began. Where that is not known, it is
+        as far as the task.
         """
         self._open.clear()
         self._waiting.clear()
@@ -303,8 +306,8 @@ class Closing:
             rows.append((key, part))
             reached[part] = max(reached.get(part, -1), entry.timestamp)
         for part, newest in reached.items():
-            own = (each[at][1] for each, at in zip(self._parts, part, strict=False))
-            reached[part] = max([newest, stream_time, *own])
+            own = max((each[at][1] for each, at in zip(self._parts, part, strict=False)), default=-1)
+            reached[part] = max(newest, own if own >= 0 else stream_time)
         for key, part in rows:
             if self._closes(key) > reached[part]:
                 self.add(key)
@@ -314,7 +317,7 @@ class Closing:
         if not self._parts:
             return ()
         hash_ = key_hash(key[:-16] if isinstance(self._windows, SessionWindows) else key[:-8])
-        return tuple(next(at for at, (inside, _) in enumerate(each) if hash_ in inside) for each in self._parts)
+        return tuple(bisect_right(starts, hash_) - 1 for starts in self._starts)
 
     def _closes(self, key: bytes) -> int:
         """Return the first stream time at which a window is closed."""

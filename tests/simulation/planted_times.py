@@ -1,0 +1,68 @@
+"""Bugs that are put in on purpose, of what time it is for an operator: see `planted`."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest.mock import patch
+
+from coopstreams.commit.progress import Progress
+from coopstreams.state.task_state import TaskState
+from coopstreams.tasks import task as tasks_at_work
+from coopstreams.tasks.pending_calls import PendingCalls
+from coopstreams.tasks.waiting_records import SourceInFlight
+from coopstreams.topology.compile.program import BoundProgram
+from coopstreams.topology.operators.join_memory import _Side
+from coopstreams.topology.operators.windowing import Closing
+
+
+def own_time() -> AbstractContextManager[Any]:
+    """Who takes over from several counts only the time of what it processes itself, and not of what they had done."""
+    return patch.object(Progress, "parted", property(lambda _: False))
+
+
+def times_of_the_reader() -> AbstractContextManager[Any]:
+    """Below a call, late is what the reader knows to be late, who counts anew when an owner changes."""
+    return patch.object(SourceInFlight, "operator_times_of", lambda self, step: step.columns.operator_times)
+
+
+def newest_of_all_rows() -> AbstractContextManager[Any]:
+    """Records of a join expire by all rows of the task, also by those that an earlier owner of other keys has left."""
+    init = _Side.__init__
+
+    def newest(self: _Side, store: Any, retention_ms: int) -> None:
+        init(self, store, retention_ms)
+        self._newest = self._swept = self._of_all[0]
+
+    return patch.object(_Side, "__init__", newest)
+
+
+def observed_by_others() -> AbstractContextManager[Any]:
+    """Windows expire by what key groups are restored with, whatever stream time a task begins at."""
+    return patch.object(TaskState, "begin", lambda *_: None)
+
+
+def gate_of_siblings() -> AbstractContextManager[Any]:
+    """Only the task that takes a record lets unmatched ones go that are due by it."""
+    return patch.object(BoundProgram, "elsewhere", property(lambda _: False, lambda *_: None), create=True)
+
+
+def closed_by_others() -> AbstractContextManager[Any]:
+    """Windows of a task count as forwarded up to the time of the part of its range that was furthest."""
+    return patch.object(Closing, "_part_of", lambda *_: ())
+
+
+def no_operator_times() -> AbstractContextManager[Any]:
+    """Commits do not say what time it is for operators that not every record reaches."""
+    return patch.object(BoundProgram, "operator_times", lambda *_: ())
+
+
+def behind_its_commit() -> AbstractContextManager[Any]:
+    """A commit has the time before the first record that waits, to which the program has not come yet."""
+    return patch.object(PendingCalls, "reached", lambda _: iter(()))
+
+
+def one_for_all_owners() -> AbstractContextManager[Any]:
+    """Under at-least-once, too, key groups whose commits are at one position count as one part."""
+    parts = tasks_at_work._parts
+    return patch.object(tasks_at_work, "_parts", lambda segments, **_: parts(segments, apart=False))
