@@ -73,7 +73,6 @@ class PendingCalls:
         self._ahead = ahead.bind({}, _leave_to_the_program, caching=False)
         self._topics = frozenset(ahead.subtopology.topics)
         self._results = bound.results
-        self._resumed = bound.resumed
         self._host = host
         self._by_key = by_key
         self._spans = spans
@@ -86,6 +85,7 @@ class PendingCalls:
                 start.stream_time,
                 bound.resumed(source, start.stream_time, start.operator_times),
                 partial(bound.operator_times, source.topic),
+                [at for at, time in enumerate(bound.resumed(source, 0)) if time == 0],
             )
             progress.follow(source, self._sources[source].now)
         self._steps: deque[Taken] = deque()
@@ -158,12 +158,13 @@ class PendingCalls:
         calls = self._wanted(step.source, columns)
         begun: list[NodeCall] = []
         before = source.taken_time
+        told = [columns.operator_times[at] for at in source.partition_times] if columns.operator_times else []
         for row, (key, offset, timestamp, stream_time) in enumerate(
             zip(columns.keys, columns.offsets, columns.timestamps, columns.stream_times, strict=True)
         ):
             made = calls.get(row, [])
-            # A record below the stream time did not raise it.
-            at = stream_time if timestamp < stream_time else before
+            # A record below the stream time did not raise it. What records of others did, the reader tells.
+            at = max(stream_time if timestamp < stream_time else before, *(times[row] for times in told), -1)
             record = WaitingRecord(taken, row, offset, len(made), at, made)
             for call in made:
                 call.record = record
@@ -226,14 +227,13 @@ class PendingCalls:
         for source, each in self._sources.items():
             if (first := next(iter(each.waiting.values()), None)) is None:
                 continue
-            # A node that every record reaches is not further than the partition.
-            least = self._resumed(source, first.before)
-            times = [
-                of[first.row] if known < 0 else min(of[first.row], known)
-                for of, known in zip(first.taken.step.columns.operator_times or (), least, strict=False)
-            ]
             each.segments = None
-            yield source, first.before, times
+            times = first.taken.step.columns.operator_times or ()
+            yield (
+                source,
+                first.before,
+                [first.before if at in each.partition_times else of[first.row] for at, of in enumerate(times)],
+            )
 
     def look(self) -> bool:
         """Return whether `ready` has a record, or the time that the partition has reached; if not, `tell` follows."""

@@ -76,6 +76,8 @@ class SourceInFlight:
     """The operator times behind what was taken in."""
     operator_times: Callable[[], OperatorTimes]
     """Returns those that the program has come to."""
+    partition_times: Sequence[int]
+    """Which of the operator times are the partition's stream time."""
     waiting: dict[int, WaitingRecord] = field(default_factory=dict)
     """The records that have not passed, in the order of their offsets."""
     segments: tuple[Segment, ...] | None = None

@@ -6,6 +6,8 @@ program.
     Paired     results are the driver's in any order; or, at least once, several times
     Alone      the same, and a record that meets none may say so earlier than in the driver
     Matched    each record of a stream once, with some row of its key that the table has had
+    Settled    the last result of each key is the driver's
+    Final      each result counts records and is told once, perhaps earlier than by the driver
 
 Invariant: a result is right or wrong by what was written before it; what is lacking is known when all is done.
 Source: docs/semantics.md.
@@ -207,6 +209,31 @@ class Matched(Answer):
     def _lack(self, key: Key) -> str:
         told = set(map(_record, self.told[key]))
         return ", ".join(_shown(record) for record in map(_record, self.expected[key]) if record not in told)
+
+
+class Settled(Answer):
+    """Results follow several topics, which nobody reads in the driver's order."""
+
+    def _problem(self, key: Key, value: Value) -> str:
+        return ""
+
+    def _lack(self, key: Key) -> str:
+        told, last = [None, *self.told[key]][-1], self.expected[key][-1]
+        return "" if told == last else f"{_shown(told)} is the last, it is {_shown(last)}"
+
+
+class Final(Counted):
+    """Results are numbers of records, which are told when nothing is added any more."""
+
+    def _problem(self, key: Key, value: Value) -> str:
+        again = self.exactly_once and self.told[key]
+        return f"{_shown(value)} was told after {_shown(self.told[key][-1])}" if again else ""
+
+    def _lack(self, key: Key) -> str:
+        if not self.exactly_once:
+            return super()._lack(key)
+        told, last = [None, *self.told[key]][-1], self.expected[key][-1]
+        return "" if told == last else f"{_shown(told)} was told, it is {_shown(last)}"
 
 
 def _record(value: Value) -> bytes:

@@ -17,7 +17,7 @@ from coopstreams.log.memory.state import CheckFence
 from coopstreams.log.memory.transactions import ProducerSession
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
-from tests.simulation.fibers import Fiber, Machine, Scheduler
+from tests.simulation.fibers import LEAST_S, Fiber, Machine, Scheduler
 from tests.simulation.kafka.client import Client
 from tests.simulation.kafka.cluster import Changed, Cluster
 from tests.simulation.kafka.log import SimulatedLog
@@ -178,7 +178,7 @@ class MachineReader(SimulatedReader):
 
     def fetch(self, max_records: int, timeout_s: float) -> list[RecordBatch]:
         self._check_open()
-        give_up = self._scheduler.now + timeout_s
+        give_up = self._scheduler.now + (max(timeout_s, LEAST_S) if timeout_s > 0 else 0.0)
         with self._cluster.woken(self._send):
             while True:
                 self._send()

@@ -18,16 +18,18 @@ from coopstreams import (
     ProcessorContext,
     Record,
     SessionWindows,
+    SlidingWindows,
     StreamsBuilder,
     TimeWindows,
     Topology,
     key_value_store,
     serdes,
+    until_time_limit,
     until_window_closes,
 )
 from coopstreams.topology.calls import CallOptions
 from tests.durations import ms
-from tests.simulation.answers import Alone, Answer, Counted, Matched, Ordered, Paired, Written
+from tests.simulation.answers import Alone, Answer, Counted, Final, Matched, Ordered, Paired, Settled, Written
 from tests.simulation.service import AGAIN, TIMEOUT, service, told
 
 APPLICATION = "sim"
@@ -121,6 +123,54 @@ def _filtered(below: Callable[[KStream[str, bytes]], None], builder: StreamsBuil
 def _emit(stream: KStream[str, Any]) -> None:
     windows = stream.group_by_key().windowed_by(TimeWindows(milliseconds=4_000, grace=ms(1_000)))
     windows.emit_strategy("on_window_close").count(store="counts").to_stream().to("out")
+
+
+def _emit_sessions(stream: KStream[str, Any]) -> None:
+    windows = stream.group_by_key().windowed_by(SessionWindows(milliseconds=2_000, grace=ms(2_000)))
+    windows.emit_strategy("on_window_close").count(store="counts").to_stream().to("out")
+
+
+def _emit_sliding(stream: KStream[str, Any]) -> None:
+    windows = stream.group_by_key().windowed_by(SlidingWindows(milliseconds=2_000, grace=ms(3_000)))
+    windows.emit_strategy("on_window_close").count(store="counts").to_stream().to("out")
+
+
+def _emit_in_silence(builder: StreamsBuilder) -> None:
+    stream = builder.stream("in", key=serdes.text, value=serdes.raw, idle_advance=ms(2_000))
+    _emit(stream.filter(lambda _key, value: value[-1:] in b"13579"))
+
+
+def _hold(stream: KStream[str, Any]) -> None:
+    counts = stream.group_by_key().count(store="counts")
+    counts.suppress(until_time_limit(ms(3_000)), name="held").to_stream().to("out")
+
+
+def _two_tables(builder: StreamsBuilder) -> None:
+    left, right = (builder.table(topic, key=serdes.text, value=serdes.text, store=topic) for topic in ("left", "right"))
+    joined = left.left_join(right, lambda one, other: f"{one}:{other}", value=serdes.text, store="joined")
+    joined.to_stream().to("out")
+
+
+def _foreign(builder: StreamsBuilder) -> None:
+    left, right = (builder.table(topic, key=serdes.text, value=serdes.text, store=topic) for topic in ("left", "right"))
+    joined = left.join(
+        right,
+        lambda one, other: f"{one}:{other}",
+        foreign_key=lambda value: KEYS[int(value) % len(KEYS)],
+        value=serdes.text,
+        store="joined",
+        name="foreign",
+    )
+    joined.to_stream().to("out")
+
+
+def _look_up_versions(builder: StreamsBuilder) -> None:
+    table = builder.table("table", key=serdes.text, value=serdes.text, store="rows", history=ms(60_000))
+    stream = builder.stream("in", key=serdes.text, value=serdes.text).filter(lambda _, value: value[-1] in "13579")
+    joined = stream.left_join(
+        table, lambda value, row: f"{value}:{row or ''}", value=serdes.text, grace=ms(2_000), name="waiting"
+    )
+    joined.to("out")
 
 
 def _finals(builder: StreamsBuilder) -> None:
@@ -327,6 +377,17 @@ PROGRAMS = {
     "calls before windows that are emitted at their close": Program(
         partial(_asked_below, _emit, _whatever), _to("in", late=True), Counted, (), {}, _emitted
     ),
+    "filtered sessions that are emitted at their close": Program(
+        partial(_filtered, _emit_sessions), _to("in", late=True), Counted
+    ),
+    "filtered sliding windows that are emitted at their close": Program(
+        partial(_filtered, _emit_sliding), _to("in", late=True), Counted
+    ),
+    "windows that are emitted in silence": Program(_emit_in_silence, _to("in"), Final),
+    "filtered counts that are held": Program(partial(_filtered, _hold), _to("in", late=True), Counted, ("counts",)),
+    "a join of two tables": Program(_two_tables, _to("left", "right", deletes=True), Settled, ("joined",)),
+    "a foreign-key join": Program(_foreign, _to("left", "right"), Settled, ("joined",)),
+    "a filtered join with a table of versions": Program(_look_up_versions, _to("in", "in", "table"), Matched),
     "windows that close": Program(_finals, _to("in", late=True), Counted, ("counts",)),
     "sessions": Program(_sessions, _to("in", late=True), Counted, ("counts",)),
     "a join of streams": Program(_pairs, _to("left", "right"), Paired),
