@@ -50,6 +50,7 @@ steps.
 """
 
 NO_STOPS: Mapping[KeyRange, int] = {}
+NO_TIMES: Mapping[KeyRange, int] = {}
 
 _NEVER = 1 << 63
 _EVER = -(1 << 63)
@@ -144,7 +145,9 @@ class Restore:
     Making one reads the checkpoints. Key groups without a checkpoint, or with one that `Bounds.refusal` refuses, are
     emptied and start at the log start.
 
-    Shape: `stops` are the ranges that end before the target, with their ends.
+    Shape: `stops` are the ranges that end before the target, with their ends. `times` are the stream times at which the
+    tasks of ranges begin: under at-least-once a changelog may be ahead of them, and what tasks do again needs windows
+    that had expired for whoever wrote it.
     """
 
     def __init__(
@@ -155,6 +158,7 @@ class Restore:
         bounds: Bounds,
         *,
         stops: Mapping[KeyRange, int] = NO_STOPS,
+        times: Mapping[KeyRange, int] = NO_TIMES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.spec = spec
@@ -165,6 +169,8 @@ class Restore:
         """The next offset that each group needs; `_NEVER` for groups that are not restored."""
         self._stops = [bounds.target] * GROUPS
         """The offset at which each group ends."""
+        self._times = [_NEVER] * GROUPS
+        """The stream time at which the task of each group begins; `_NEVER`: not known."""
         self._seen = [NOTHING_OBSERVED] * GROUPS
         """The largest window start of each group. It is kept by group, because siblings lag, and a group's windows must
         not expire by another group's time.
@@ -174,7 +180,7 @@ class Restore:
         self._position = bounds.log_start
         self._read = self._kept = self._moved = 0
         self._began = clock()
-        self.retarget(ranges, stops=stops)
+        self.retarget(ranges, stops=stops, times=times)
 
     @property
     def position(self) -> int:
@@ -187,7 +193,12 @@ class Restore:
         return self._position >= self.bounds.target
 
     def retarget(
-        self, ranges: Iterable[KeyRange], *, bounds: Bounds | None = None, stops: Mapping[KeyRange, int] = NO_STOPS
+        self,
+        ranges: Iterable[KeyRange],
+        *,
+        bounds: Bounds | None = None,
+        stops: Mapping[KeyRange, int] = NO_STOPS,
+        times: Mapping[KeyRange, int] = NO_TIMES,
     ) -> None:
         """Restore these ranges from now on.
 
@@ -201,6 +212,9 @@ class Restore:
         for key_range, stop in stops.items():
             for group in _groups(key_range):
                 self._stops[group] = stop
+        for key_range, stream_time in times.items():
+            for group in _groups(key_range):
+                self._times[group] = stream_time
         wanted = {group for key_range in ranges for group in _groups(key_range)}
         new = sorted(group for group in wanted if self._need[group] == _NEVER)
         for group in range(GROUPS):
@@ -299,8 +313,15 @@ class Restore:
             if need[group] <= offset < stops[group] and key is not None:
                 seen[group] = max(seen[group], layout.time_of(self.spec.kind, key))
                 keep[PREFIXES[group] + key] = None if value is None else pack(timestamp) + value
-        horizons = [layout.horizon(self.spec, start) if start != NOTHING_OBSERVED else _EVER for start in seen]
+        horizons = [
+            _EVER if (observed := self._observed(group)) == NOTHING_OBSERVED else layout.horizon(self.spec, observed)
+            for group in range(GROUPS)
+        ]
         return {key: value for key, value in keep.items() if layout.time_of(self.spec.kind, key) >= horizons[key[0]]}
+
+    def _observed(self, group: int) -> int:
+        """Return the window start by which windows of a group expire."""
+        return min(self._seen[group], self._times[group])
 
     def _changes(self, keep: dict[bytes, bytes | None]) -> Iterator[Change]:
         keys = sorted(keep)
@@ -330,7 +351,7 @@ class Restore:
         ):
             for run in _runs(list(alike)):
                 observed = min(
-                    (self._seen[group] for group in run if self._seen[group] != NOTHING_OBSERVED),
+                    (self._observed(group) for group in run if self._seen[group] != NOTHING_OBSERVED),
                     default=NOTHING_OBSERVED,
                 )
                 at_end = all(offset >= self._stops[group] for group in run)

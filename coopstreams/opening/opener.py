@@ -282,7 +282,8 @@ class Opener:
             if opening.database is None:
                 opening.database = self._databases.enter(id_)
             stores = self._databases.subtopology(id_).stores
-            self._restoring.add(id_, stores, opening.database, committed_positions(id_, stores, progress))
+            at = committed_positions(id_, stores, progress)
+            self._restoring.add(id_, stores, opening.database, at, progress.task_time)
             opening.progress = progress  # last: if a request fails, all of this is repeated
         if len(opened) < len(waiting) or self._restoring.stuck():
             self._barrier.hunt_later()

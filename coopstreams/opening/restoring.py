@@ -90,6 +90,8 @@ class _Job:
     moved_at: float
     tasks: dict[TaskId, Mapping[KeyRange, int]] = field(default_factory=dict)
     """Each task with the end of each of its ranges, if that is not the target."""
+    times: dict[KeyRange, int] = field(default_factory=dict)
+    """The stream time at which the task of each range begins."""
 
     def retarget(self, bounds: Bounds | None = None) -> None:
         """Restore the ranges of the tasks that wait now."""
@@ -98,12 +100,14 @@ class _Job:
             self.ranges,
             bounds=replace(bounds, target=max(self.stops.values(), default=bounds.target)),
             stops=self.stops,
+            times=self.times,
         )
 
     def anew(self, bounds: Bounds) -> None:
         """Restore from the topic that has replaced the changelog."""
         bounds = replace(bounds, target=max(self.stops.values(), default=bounds.target))
-        self.restore = Restore(self.restore.database, self.restore.spec, self.ranges, bounds, stops=self.stops)
+        database, spec = self.restore.database, self.restore.spec
+        self.restore = Restore(database, spec, self.ranges, bounds, stops=self.stops, times=self.times)
 
     @property
     def ranges(self) -> list[KeyRange]:
@@ -139,6 +143,8 @@ class Restoring:
         self._jobs: dict[TopicPartition, _Job] = {}
         self._snapshot_restores: dict[tuple[TaskId, TopicPartition], _SnapshotRestore] = {}
         self._waiting: dict[TaskId, set[TopicPartition]] = {}
+        self._times: dict[TaskId, Mapping[KeyRange, int]] = {}
+        """The stream times at which the tasks begin."""
         self._compare_at = 0.0
         """When to check stuck changelogs next: `Host.now`."""
         self._done: list[TaskId] = []
@@ -149,10 +155,12 @@ class Restoring:
         stores: Iterable[StoreSpec],
         database: Database,
         positions: Mapping[str, Mapping[KeyRange, int]],
+        stream_time: int | None = None,
     ) -> None:
         """Restore the stores of a task; without any to restore, it is `finished` at once.
 
-        `positions`: where the task begins, for each store that is restored from its source topic.
+        `positions`: where the task begins, for each store that is restored from its source topic. `stream_time`: the
+        time at which it begins; None: not known.
 
         Raises:
             LogError: the brokers did not answer; nothing was added.
@@ -169,6 +177,7 @@ class Restoring:
             for changelog, (spec, _) in changelogs.items()
         }
         known = {changelog: self._changelogs.topic(changelog.topic) for changelog, groups in missing.items() if groups}
+        self._times[task] = {} if stream_time is None else {task.key_range: stream_time}
         self._waiting[task] = set()  # only now: if the brokers do not answer, nothing is added in part
         for changelog, (spec, stops) in changelogs.items():
             if changelog in known:
@@ -179,6 +188,7 @@ class Restoring:
 
     def cancel(self, task: TaskId) -> None:
         """Stop restoring for a task; what was restored stays in the database, with its checkpoint."""
+        self._times.pop(task, None)
         for changelog in self._waiting.pop(task, set()):
             from_snapshot = self._snapshot_restores.pop((task, changelog), None)
             if from_snapshot is not None:
@@ -292,14 +302,16 @@ class Restoring:
         bounds: Bounds,
         stops: Mapping[KeyRange, int],
     ) -> None:
-        job = self._jobs.get(changelog)
+        job, times = self._jobs.get(changelog), self._times[task]
         if job is None:
-            job = _Job(Restore(database, spec, [task.key_range], bounds, stops=stops), self._host.now(), {task: stops})
+            restore = Restore(database, spec, [task.key_range], bounds, stops=stops, times=times)
+            job = _Job(restore, self._host.now(), {task: stops}, dict(times))
             if job.restore.done:
                 return
             self._listener.on_restore_start(changelog, spec.name, job.restore.position, bounds.target)
         else:
             job.tasks[task] = stops
+            job.times |= times
             if bounds.topic_id == job.restore.bounds.topic_id:
                 job.retarget(bounds)
             else:
@@ -396,5 +408,5 @@ class Restoring:
         job.anew(bounds)
 
     def _finish(self, task: TaskId) -> None:
-        del self._waiting[task]
+        del self._waiting[task], self._times[task]
         self._done.append(task)

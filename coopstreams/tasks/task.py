@@ -21,7 +21,7 @@ from coopstreams.commit.applying import MOST_APPLIED, Applying
 from coopstreams.commit.progress import Progress
 from coopstreams.commit.record import Segment
 from coopstreams.common.host import SYSTEM, Host
-from coopstreams.log.log import NO_STREAM_TIME, Position, RecordBatch
+from coopstreams.log.log import Position, RecordBatch
 from coopstreams.state.checkpoints import NEVER_TRUE
 from coopstreams.state.task_state import ChangelogBatch, TaskState
 from coopstreams.tasks.heat import Heat
@@ -130,7 +130,7 @@ class Task:
         self.epoch = opened.epoch
         starts = [(source, opened.progress.lowest(source)) for source in opened.sources]
         positions = [(source, Position(at.position, at.stream_time)) for source, at in starts]
-        self.state.begin(max((at.stream_time for _, at in positions), default=NO_STREAM_TIME))
+        self.state.begin(opened.progress.task_time)
         self.program: BoundProgram = program.bind(
             {**opened.state.stores, **(global_tables or {})},
             on_failure,

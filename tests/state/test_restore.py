@@ -310,6 +310,15 @@ def test_windows_of_a_range_do_not_expire_by_what_a_faster_sibling_has_written()
     }
 
 
+def test_windows_that_a_task_will_need_again_have_not_expired_by_what_an_owner_before_has_not_committed() -> None:
+    log = window_log((b"key", window) for window in range(10))
+    whole, behind = (Database(Memory(), [WINDOWS]) for _ in range(2))
+    feed(Restore(whole, WINDOWS, [WHOLE], bounds(10)), log, 10, 10)
+    feed(Restore(behind, WINDOWS, [WHOLE], bounds(10), times={WHOLE: 5 * SIZE}), log, 10, 10)
+    found = [{int.from_bytes(key[-8:], "big") // SIZE for key in stored(each, WINDOWS)} for each in (whole, behind)]
+    assert found == [set(range(6, 10)), set(range(2, 10))]
+
+
 LOG = st.lists(
     st.tuples(
         st.sampled_from([b"%d" % key for key in range(12)]), st.none() | st.binary(max_size=2), st.integers(1, 3)
