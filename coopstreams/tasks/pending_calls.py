@@ -158,13 +158,12 @@ class PendingCalls:
         calls = self._wanted(step.source, columns)
         begun: list[NodeCall] = []
         before = source.taken_time
-        told = [columns.operator_times[at] for at in source.partition_times] if columns.operator_times else []
         for row, (key, offset, timestamp, stream_time) in enumerate(
             zip(columns.keys, columns.offsets, columns.timestamps, columns.stream_times, strict=True)
         ):
             made = calls.get(row, [])
-            # A record below the stream time did not raise it. What records of others did, the reader tells.
-            at = max(stream_time if timestamp < stream_time else before, *(times[row] for times in told), -1)
+            # A record below the stream time did not raise it.
+            at = stream_time if timestamp < stream_time else before
             record = WaitingRecord(taken, row, offset, len(made), at, made)
             for call in made:
                 call.record = record
@@ -222,18 +221,21 @@ class PendingCalls:
     def reached(self) -> Iterator[tuple[TopicPartition, int, Sequence[int]]]:
         """Yield the times before the first record that waits, as `passed`: a commit says that they are reached.
 
-        Records of other ranges may have advanced them, in the middle of a step.
+        Records of other ranges may have advanced them, in the middle of a step. Times of other sources are not reached
+        before it.
         """
-        for source, each in self._sources.items():
-            if (first := next(iter(each.waiting.values()), None)) is None:
-                continue
-            each.segments = None
-            times = first.taken.step.columns.operator_times or ()
-            yield (
-                source,
-                first.before,
-                [first.before if at in each.partition_times else of[first.row] for at, of in enumerate(times)],
-            )
+        if not self._steps or not self._steps[0].left:
+            return
+        step = self._steps[0].step
+        source = self._sources[step.source]
+        first = next(iter(source.waiting.values()))
+        times = step.columns.operator_times or ()
+        source.segments = None
+        yield (
+            step.source,
+            first.before,
+            [first.before if at in source.partition_times else of[first.row] for at, of in enumerate(times)],
+        )
 
     def look(self) -> bool:
         """Return whether `ready` has a record, or the time that the partition has reached; if not, `tell` follows."""
