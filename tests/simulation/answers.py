@@ -211,10 +211,25 @@ class Matched(Answer):
 
 
 class Settled(Answer):
-    """Results follow several topics, which nobody reads in the driver's order."""
+    """Results are `n:m`, the latest of two rows. They follow two topics, which nobody reads in the driver's order."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self._written: dict[str, set[bytes]] = defaultdict(set)
+
+    def write(self, records: Iterable[Written]) -> None:
+        records = list(records)
+        for record in records:
+            self._written[record.topic].add(record.value or b"")
+        super().write(records)
 
     def _problem(self, key: Key, value: Value) -> str:
-        return ""
+        if value is None:
+            return ""
+        left, _, right = value.partition(b":")
+        if left not in self._written["left"] or right not in self._written["right"]:
+            return f"{_shown(value)} is of no two rows"
+        return f"{_shown(value)} was told twice" if self.exactly_once and value in self.told[key] else ""
 
     def _lack(self, key: Key) -> str:
         told, last = [None, *self.told[key]][-1], self.expected[key][-1]
@@ -225,6 +240,8 @@ class Final(Counted):
     """Results are numbers of records, which are told when nothing is added any more."""
 
     def _problem(self, key: Key, value: Value) -> str:
+        if value is None or len(value) != 8:
+            return f"{_shown(value)} is no number"
         again = self.exactly_once and self.told[key]
         return f"{_shown(value)} was told after {_shown(self.told[key][-1])}" if again else ""
 

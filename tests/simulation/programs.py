@@ -147,7 +147,7 @@ def _hold(stream: KStream[str, Any]) -> None:
 
 def _two_tables(builder: StreamsBuilder) -> None:
     left, right = (builder.table(topic, key=serdes.text, value=serdes.text, store=topic) for topic in ("left", "right"))
-    joined = left.left_join(right, lambda one, other: f"{one}:{other}", value=serdes.text, store="joined")
+    joined = left.join(right, lambda one, other: f"{one}:{other}", value=serdes.text, store="joined")
     joined.to_stream().to("out")
 
 
