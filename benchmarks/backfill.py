@@ -38,7 +38,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import apps
-from benchmarks.running import KEYS, Case, committed, fill, measure
+from benchmarks.running import KEYS, Case, committed, coopstreams_run, fill, measure
 from coopstreams import Topology
 from coopstreams.commit.progress import Progress
 from coopstreams.common.config import Config
@@ -181,8 +181,7 @@ class Instance:
         self._runs += 1
         group = f"bench-{case.replace('_', '-')}-{self._runs}"
         self._admin.create_topics([NewTopic(f"{group}-out", 1, 1)])[f"{group}-out"].result()
-        at = ["--bootstrap-servers", self._broker.bootstrap, "--state-dir", str(self._folder / "state"), "--http", ""]
-        command = [sys.executable, "-m", "coopstreams", "run", f"{apps.__file__}:{case}", *at]
+        command = coopstreams_run(case, self._broker.bootstrap, str(self._folder / "state"))
         environment = {"BENCH_APPLICATION": group, "BENCH_SINK": f"{group}-out"}
         done = partial(committed, self._offsets, group, apps.SOURCE)
         return measure(Case(case, command, environment), done, self._records, 300).cpu * self._records / 1_000_000

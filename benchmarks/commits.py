@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -38,7 +37,7 @@ from confluent_kafka.cimpl import NewTopic
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.running import fill
+from benchmarks.running import cpu_of, fill
 from coopstreams import CoopStreams, StreamsBuilder, StreamsState, serdes
 from coopstreams.common.memory import tune_memory
 from coopstreams.dev.broker import KafkaBroker
@@ -47,7 +46,6 @@ from coopstreams.tasks.committer import Committer
 from coopstreams.tasks.task import Task
 
 WARM_S = 5
-TICKS = os.sysconf("SC_CLK_TCK")
 TICK_S = 0.05
 A_TICK = 5
 """How many records each partition gets at once."""
@@ -110,12 +108,6 @@ def work(bootstrap: str, source: str, name: str, groups: int, threads: int, seco
         took, used = time.perf_counter() - began, time.process_time() - cpu
         print(json.dumps({"s": took, "cpu": used, "parts": {part: list(each) for part, each in found.items()}}))
         sys.stdout.flush()
-
-
-def cpu_of(process: int) -> float:
-    """Return the CPU seconds that a process has used."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def produce(producer: Producer, source: str, partitions: int) -> None:

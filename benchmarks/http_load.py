@@ -19,7 +19,6 @@ import selectors
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from bisect import bisect_left
@@ -37,13 +36,12 @@ from kafka import KafkaAdminClient
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.running import KEYS, committed, fill
+from benchmarks.running import KEYS, committed, coopstreams_run, cpu_of, fill
 from coopstreams.dev.broker import KafkaBroker
+from coopstreams.dev.process import free_port
 
 CONNECTIONS = 100
 SOURCE, SINK, GROUP = "load-in", "load-out", "load"
-HERE = Path(__file__).parent
-TICK = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,28 +171,14 @@ def put(port: int, load: Load, seconds: float, took: MutableSequence[int]) -> No
                     heappush(due, (again, numbers[ready.data], ready.data))
 
 
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
-def _cpu(pid: int) -> float:
-    """Return the CPU seconds that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICK
-
-
 class Measured:
     """The process that counts, and what it has done so far."""
 
     def __init__(self, bootstrap: str, folder: str, settings: Sequence[str]) -> None:
-        self.port = _free_port()
+        self.port = free_port()
         self._admin = KafkaAdminClient(bootstrap_servers=bootstrap)
-        command = [sys.executable, "-m", "coopstreams", "run", f"{HERE / 'apps.py'}:count"]
-        command += ["--bootstrap-servers", bootstrap, "--state-dir", folder, "--http", f"127.0.0.1:{self.port}"]
         own = ["commit.interval.ms=200", f"http.max.connections={2 * (500 + CONNECTIONS)}", *settings]
-        command += [word for each in own for word in ("--set", each)]
+        command = coopstreams_run("count", bootstrap, folder, http=f"127.0.0.1:{self.port}", settings=own)
         environment = {"BENCH_APPLICATION": GROUP, "BENCH_SOURCE": SOURCE, "BENCH_SINK": SINK}
         self._process = subprocess.Popen(command, env=os.environ | environment, stdout=subprocess.DEVNULL)
 
@@ -216,13 +200,13 @@ class Measured:
         if worker is not None:
             worker.start()
             time.sleep(load.warm_s)
-        began, first, cpu, before = time.perf_counter(), self.at(), _cpu(self._process.pid), list(took)
+        began, first, cpu, before = time.perf_counter(), self.at(), cpu_of(self._process.pid), list(took)
         time.sleep(seconds)
         passed, records = time.perf_counter() - began, self.at() - first
         answers = [count - earlier for count, earlier in zip(took, before, strict=True)]
         found = Window(
             records / passed,
-            (_cpu(self._process.pid) - cpu) * 1e6 / max(1, records),
+            (cpu_of(self._process.pid) - cpu) * 1e6 / max(1, records),
             sum(answers) / passed,
             *(1000 * bisect_left([*accumulate(answers)], part * sum(answers)) / BINS_A_S for part in (0.5, 0.99)),
         )

@@ -17,7 +17,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -33,10 +32,9 @@ from kafka import KafkaAdminClient
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.running import committed
+from benchmarks.running import committed, coopstreams_run
 from coopstreams.dev.broker import KafkaBroker
 
-HERE = Path(__file__).parent
 STAY_S = 30
 REST_S = 10
 STRIDE = 611_953
@@ -69,8 +67,7 @@ def started(bootstrap: str, topology: str, name: str, state: Path) -> Iterator[s
     admin = AdminClient({"bootstrap.servers": bootstrap})
     for future in admin.create_topics(topics).values():
         future.result(30)
-    command = [sys.executable, "-m", "coopstreams", "run", f"{HERE / 'apps.py'}:{topology}", "--http", ""]
-    command += ["--bootstrap-servers", bootstrap, "--state-dir", str(state)]
+    command = coopstreams_run(topology, bootstrap, str(state))
     environment = {"BENCH_APPLICATION": name, "BENCH_SOURCE": f"{name}-in", "BENCH_SINK": f"{name}-out"}
     process = subprocess.Popen(command, env=os.environ | environment, stdout=subprocess.DEVNULL)
     try:

@@ -13,7 +13,6 @@ import argparse
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -28,11 +27,10 @@ from kafka import KafkaAdminClient
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.running import committed
+from benchmarks.running import committed, coopstreams_run
 from coopstreams.dev.broker import KafkaBroker
 
 SOURCE, SINK, GROUP = "restart-in", "restart-out", "restart"
-HERE = Path(__file__).parent
 GIVE_UP_S = 300.0
 
 
@@ -40,9 +38,7 @@ class Instance:
     """The process that counts. `assigned_at`: when it was given its task; None: not yet."""
 
     def __init__(self, bootstrap: str, folder: str, settings: Sequence[str]) -> None:
-        command = [sys.executable, "-m", "coopstreams", "run", f"{HERE / 'apps.py'}:count"]
-        command += ["--bootstrap-servers", bootstrap, "--state-dir", folder, "--http", ""]
-        command += [word for each in ("commit.interval.ms=100", *settings) for word in ("--set", each)]
+        command = coopstreams_run("count", bootstrap, folder, settings=["commit.interval.ms=100", *settings])
         environment = {"BENCH_APPLICATION": GROUP, "BENCH_SOURCE": SOURCE, "BENCH_SINK": SINK}
         self.began_at = time.perf_counter()
         self.assigned_at: float | None = None

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 from kafka import KafkaAdminClient
@@ -74,6 +75,24 @@ def said(module: str, *arguments: str, environment: Mapping[str, str]) -> tuple[
     command = [sys.executable, "-m", module, *arguments]
     done = subprocess.run(command, env=os.environ | environment, check=True, stdout=subprocess.PIPE, text=True)
     return tuple(map(float, done.stdout.split()))
+
+
+def coopstreams_run(
+    topology: str, bootstrap: str, folder: str, *, http: str = "", settings: Sequence[str] = ()
+) -> list[str]:
+    """Return the command that runs a topology of `apps`. `http`: its address, or none."""
+    apps = Path(__file__).with_name("apps.py")
+    return [
+        *(sys.executable, "-m", "coopstreams", "run", f"{apps}:{topology}"),
+        *("--bootstrap-servers", bootstrap, "--state-dir", folder, "--http", http),
+        *(word for each in settings for word in ("--set", each)),
+    ]
+
+
+def cpu_of(process: int) -> float:
+    """Return the CPU seconds that a process has used."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def committed(admin: KafkaAdminClient, group: str, topic: str) -> int:

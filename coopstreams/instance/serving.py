@@ -218,7 +218,7 @@ class Serving:
         return Status(self.application, state, self.health(), tasks, uptime_s, details, totals, failures, shares)
 
     def busy(self) -> bool:
-        """Return whether records wait to be processed."""
+        """Return whether records wait to be processed, or to be fetched."""
         return self._instance.busy
 
     def pause(self, paused: bool) -> None:

@@ -372,7 +372,7 @@ class Backend(Protocol):
         ...
 
     def busy(self) -> bool:
-        """Return whether records wait to be processed, so that queries cost the processing."""
+        """Return whether records wait to be processed, or to be fetched, so that queries cost the processing."""
         ...
 
     def pause(self, paused: bool) -> None:

@@ -350,16 +350,19 @@ class StreamThread:
         self._slowest = max(self._slowest, (seconds, call))
 
     def _waited_enough_s(self) -> float:
-        """Return how long until a task goes on without the source that it waits for; one that drains does not."""
-        until = [task.queues.waits_until for task in self._tasks if not task.leaving]
-        return min((at - self._host.now() for at in until if at is not None), default=self._idle_s)
+        """Return how long until a task goes on without the source that it waits for."""
+        return min((at - self._host.now() for _, at in self._waiting()), default=self._idle_s)
 
     def _go_on(self) -> None:
         """Process the records that have waited long enough for another source."""
         now = self._host.now()
-        for task in list(self._tasks):
-            if task.queues.waits_until is not None and task.queues.waits_until <= now:
-                self._go_on_with(task)
+        for task in [task for task, until in self._waiting() if until <= now]:
+            self._go_on_with(task)
+
+    def _waiting(self) -> list[tuple[Task, float]]:
+        """Return the tasks that wait for another source, and until when; one that drains takes no more records."""
+        waits = [(task, task.queues.waits_until) for task in self._tasks if not task.leaving]
+        return [(task, until) for task, until in waits if until is not None]
 
     def _commit_if_due(self) -> None:
         if self.committer.begun:
