@@ -76,6 +76,10 @@ class Program:
         return replace(self, build=self.at_once or self.build).topology()
 
 
+Asked: TypeAlias = Callable[[KStream[str, str]], KStream[str, str]]
+"""Puts a call in the way of a stream."""
+
+
 def _counted(builder: StreamsBuilder) -> None:
     builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key().count(store="counts").to_stream().to("out")
 
@@ -123,6 +127,11 @@ def _filtered(below: Callable[[KStream[str, bytes]], None], builder: StreamsBuil
 def _emit(stream: KStream[str, Any]) -> None:
     windows = stream.group_by_key().windowed_by(TimeWindows(milliseconds=4_000, grace=ms(1_000)))
     windows.emit_strategy("on_window_close").count(store="counts").to_stream().to("out")
+
+
+def _emit_merged(asked: Asked, builder: StreamsBuilder) -> None:
+    left, right = (builder.stream(topic, key=serdes.text, value=serdes.text) for topic in ("left", "right"))
+    _emit(asked(left).merge(right))
 
 
 def _emit_sessions(stream: KStream[str, Any]) -> None:
@@ -244,10 +253,6 @@ def _everywhere(builder: StreamsBuilder) -> None:
 def _table(builder: StreamsBuilder) -> None:
     table = builder.table("in", key=serdes.text, value=serdes.text, store="rows")
     table.map_values(lambda value: value + "!", value=serdes.text).to_stream().to("out")
-
-
-Asked: TypeAlias = Callable[[KStream[str, str]], KStream[str, str]]
-"""Puts a call in the way of a stream."""
 
 
 def _at_once(stream: KStream[str, str]) -> KStream[str, str]:
@@ -376,6 +381,17 @@ PROGRAMS = {
     "filtered sessions": Program(partial(_filtered, _count_sessions), _to("in", late=True), Counted, ("counts",)),
     "calls before windows that are emitted at their close": Program(
         partial(_asked_below, _emit, _whatever), _to("in", late=True), Counted, (), {}, _emitted
+    ),
+    "merged windows that are emitted at their close": Program(
+        partial(_emit_merged, lambda stream: stream), _to("left", "right"), Counted, (), _IN_TURN
+    ),
+    "calls before merged windows that are emitted at their close": Program(
+        partial(_emit_merged, _whatever),
+        _to("left", "right"),
+        Counted,
+        (),
+        _IN_TURN,
+        partial(_emit_merged, lambda stream: stream),
     ),
     "filtered sessions that are emitted at their close": Program(
         partial(_filtered, _emit_sessions), _to("in", late=True), Counted

@@ -264,7 +264,7 @@ class Closing:
     ) -> None:
         self._store = store
         self._windows = windows
-        self._parts = [each for each in parts if len(each) > 1]
+        self._parts = [each for each in parts if each] if any(len(each) > 1 for each in parts) else []
         self._starts = [[part.start for part, _ in each] for each in self._parts]
         self._open: set[bytes] = set()
         self._waiting: list[tuple[int, int, bytes]] = []
