@@ -7,6 +7,7 @@ program.
     Alone      the same, and a record that meets none may say so earlier than in the driver
     Matched    each record of a stream once, with some row of its key that the table has had
     Settled    the last result of each key is the driver's
+    Latest     each result counts records: some of the driver's, in its order, and the last
     Final      each result counts records and is told once, perhaps earlier than by the driver
 
 Invariant: a result is right or wrong by what was written before it; what is lacking is known when all is done.
@@ -232,6 +233,22 @@ class Settled(Answer):
         return f"{_shown(value)} was told twice" if self.exactly_once and value in self.told[key] else ""
 
     def _lack(self, key: Key) -> str:
+        told, last = [None, *self.told[key]][-1], self.expected[key][-1]
+        return "" if told == last else f"{_shown(told)} is the last, it is {_shown(last)}"
+
+
+class Latest(Counted):
+    """Results are numbers of records: those of the driver that nothing had replaced when they were committed."""
+
+    def _problem(self, key: Key, value: Value) -> str:
+        left = iter(self.expected[key])
+        if not self.exactly_once or all(each in left for each in [*self.told[key], value]):
+            return ""
+        return f"{_shown(value)} did not come in its place behind {list(map(_shown, self.told[key]))}"
+
+    def _lack(self, key: Key) -> str:
+        if not self.exactly_once:
+            return super()._lack(key)
         told, last = [None, *self.told[key]][-1], self.expected[key][-1]
         return "" if told == last else f"{_shown(told)} is the last, it is {_shown(last)}"
 

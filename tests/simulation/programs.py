@@ -29,13 +29,14 @@ from coopstreams import (
 )
 from coopstreams.topology.calls import CallOptions
 from tests.durations import ms
-from tests.simulation.answers import Alone, Answer, Counted, Final, Matched, Ordered, Paired, Settled, Written
+from tests.simulation.answers import Alone, Answer, Counted, Final, Latest, Matched, Ordered, Paired, Settled, Written
 from tests.simulation.service import AGAIN, TIMEOUT, service, told
 
 APPLICATION = "sim"
 KEYS = [f"{letter}{number}" for letter in "abcd" for number in range(4)]
 DAY_MS = 86_400_000
 IDLE = "max.task.idle.ms"
+CACHE = "statestore.cache.max.bytes"
 
 
 Writes = Callable[[Random, int, int], Written]
@@ -60,8 +61,8 @@ class Program:
 
     @property
     def driven(self) -> Mapping[str, Any]:
-        """The settings of the one task whose answer is the right one: it has all records in their order."""
-        return {name: value for name, value in self.settings.items() if name != IDLE}
+        """The settings of the one task whose answer is the right one: it has all records in order, and tells all."""
+        return {name: value for name, value in self.settings.items() if name not in (IDLE, CACHE)}
 
     def topology(self, *, newer: bool = False) -> Topology:
         """Return the topology. A newer version reads one more topic; its other sub-topologies have other numbers."""
@@ -340,6 +341,8 @@ def _remembered(builder: StreamsBuilder) -> None:
     stream.process_async(_remember, stores=[_KNOWN], key=serdes.text, value=serdes.int64, **how).to("out")
 
 
+_CACHED = {CACHE: 1 << 20}
+"""Each commit tells the latest result of each key only."""
 _ASKING = {"processing.exception.handler": "continue"}
 """Records for which a call fails are dropped."""
 _PURGED = {"repartition.purge.interval.ms": 1_000}
@@ -401,6 +404,15 @@ PROGRAMS = {
     ),
     "windows that are emitted in silence": Program(_emit_in_silence, _to("in"), Final),
     "filtered counts that are held": Program(partial(_filtered, _hold), _to("in", late=True), Counted, ("counts",)),
+    "a cached count": Program(_counted, _to("in"), Latest, ("counts",), _CACHED),
+    "cached windows": Program(_windows, _to("in", late=True), Latest, ("counts",), _CACHED),
+    "cached filtered windows that close": Program(
+        partial(_filtered, _count_in_windows_that_close), _to("in", late=True), Counted, ("counts",), _CACHED
+    ),
+    "cached sessions": Program(_sessions, _to("in", late=True), Latest, ("counts",), _CACHED),
+    "a cached join of two tables": Program(
+        _two_tables, _to("left", "right", deletes=True), Settled, ("joined",), _CACHED
+    ),
     "a join of two tables": Program(_two_tables, _to("left", "right", deletes=True), Settled, ("joined",)),
     "a foreign-key join": Program(_foreign, _to("left", "right"), Settled, ("joined",)),
     "a filtered join with a table of versions": Program(_look_up_versions, _to("in", "in", "table"), Matched),

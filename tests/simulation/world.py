@@ -189,6 +189,7 @@ class World:
         """Return the configuration of a process."""
         return Config.of(
             {
+                "statestore.cache.max.bytes": 0,
                 **self.program.settings,
                 "bootstrap.servers": "nowhere:1",
                 "state.dir": str(self.folder),
@@ -197,7 +198,6 @@ class World:
                 "num.stream.threads": self.hosts.threads,
                 "ranges.per.partition": self.hosts.ranges,
                 "processing.guarantee": "exactly_once_v2" if self.exactly_once else "at_least_once",
-                "statestore.cache.max.bytes": 0,
                 "http.listen": "",
                 **({} if self.shelf is None else {"snapshots.dir": self.shelf.url}),
                 "transaction.timeout.ms": int(1000 * TRANSACTION_S),
