@@ -205,6 +205,8 @@ class Progress:
     def tell(self, partition: TopicPartition, operator_times: OperatorTimes) -> None:
         """Note the operator times behind what was reached. Once before each commit, as record caches move them late."""
         source = self._sources[partition]
+        if operator_times == source.operator_times:
+            return
         source.operator_times = operator_times
         source.segments = tuple(
             replace(segment, operator_times=latest(segment.operator_times, operator_times))

@@ -50,6 +50,19 @@ def opened(*segments: Segment, term: int = 1, committed: Committed | None = None
     return Progress(key_range, {AT: PartitionStart(term, segments, committed, claim)}, AUTHOR)
 
 
+def test_times_of_operators_are_those_behind_what_was_reached() -> None:
+    """A part that is ahead keeps its own until the task has come to it."""
+    task = opened(Segment(LEFT, 10), Segment(RIGHT, 30, operator_times=((1, 7),)))
+    task.advance(AT, 20, 19)
+    task.tell(AT, ((1, 5),))
+    assert [(at.position, at.operator_times) for at in task.segments(AT)] == [(20, ((1, 5),)), (30, ((1, 7),))]
+    task.advance(AT, 40, 39)
+    task.tell(AT, ((1, 9),))
+    assert task.lowest(AT) == Segment(WHOLE, 40, 39, operator_times=((1, 9),))
+    assert task.record(AT) is None
+    assert task.plain(AT, Known("g")) == Committed(40, 39, 1, operator_times=((1, 9),))
+
+
 def test_in_the_usual_case_a_batch_comes_back_as_it_is() -> None:
     task = opened(Segment(WHOLE, 10))
     batch = columns(10, 30)

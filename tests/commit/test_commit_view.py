@@ -1,5 +1,7 @@
 """The examples of the note, one hash being one per cent of the hash space; and the rule against a naive one."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -175,6 +177,23 @@ def test_stable_is_the_lowest_position_with_the_stream_time_there() -> None:
     view.apply(key(LEFT, 1), value(Segment(LEFT, 150, 60)))
     view.apply(key(RIGHT, 1), value(Segment(RIGHT, 130, 50)))
     assert view.stable(AT, None) == Position(130, 50)
+
+
+def test_times_of_operators_go_with_the_position_that_counts() -> None:
+    """Neighbours at one position have seen the same records, so the larger time of each operator is right for both."""
+    view = CommitView("g")
+    behind, one, other = ((1, 5),), ((1, 20), (2, 10)), ((2, 30),)
+    view.apply(key(cents(0, 49), 1), value(Segment(cents(0, 49), 130, 50, operator_times=one)))
+    view.apply(key(cents(50, 99), 1), value(Segment(cents(50, 99), 130, 50, operator_times=other)))
+    (merged,) = view.open(AT, WHOLE, None, Position(0)).segments
+    assert merged.operator_times == ((1, 20), (2, 30))
+    plain = Committed(100, 9, 1, operator_times=behind)
+    assert view.open(AT, WHOLE, plain, Position(0)).segments == (merged,)
+    mirrored = view.mirror(AT, plain)
+    assert mirrored is not None
+    assert mirrored.operator_times == merged.operator_times
+    (newer,) = view.open(AT, WHOLE, replace(plain, term=2), Position(0)).segments
+    assert (newer.position, newer.operator_times) == (100, behind)
 
 
 def test_only_a_whole_range_task_with_nothing_live_needs_no_claim() -> None:
