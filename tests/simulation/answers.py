@@ -7,6 +7,7 @@ program.
     Alone      the same, and a record that meets none may say so earlier than in the driver
     Matched    each record of a stream once, with some row of its key that the table has had
     Settled    the last result of each key is the driver's
+    Stepwise   each result is at most one more or less than the one before; there are as many as the driver's
     Latest     each result counts records: some of the driver's, in its order, and the last
     Final      each result counts records and is told once, perhaps earlier than by the driver
 
@@ -233,6 +234,24 @@ class Settled(Answer):
         return f"{_shown(value)} was told twice" if self.exactly_once and value in self.told[key] else ""
 
     def _lack(self, key: Key) -> str:
+        told, last = [None, *self.told[key]][-1], self.expected[key][-1]
+        return "" if told == last else f"{_shown(told)} is the last, it is {_shown(last)}"
+
+
+class Stepwise(Counted):
+    """Results are numbers of rows. Each record takes one away, adds one or both, in whatever order they come."""
+
+    def _problem(self, key: Key, value: Value) -> str:
+        if value is None or len(value) != 8:
+            return f"{_shown(value)} is no number"
+        told, now = self.told[key], serdes.int64.decode(value)
+        before = serdes.int64.decode(told[-1] or bytes(8)) if told else 0
+        step = not self.exactly_once or (abs(now - before) <= 1 and len(told) < len(self.expected[key]))
+        return "" if step else f"{now} came after {before}, number {len(told)} of {len(self.expected[key])}"
+
+    def _lack(self, key: Key) -> str:
+        if not self.exactly_once:
+            return "" if self.told[key] else "nothing was told"
         told, last = [None, *self.told[key]][-1], self.expected[key][-1]
         return "" if told == last else f"{_shown(told)} is the last, it is {_shown(last)}"
 

@@ -29,7 +29,19 @@ from coopstreams import (
 )
 from coopstreams.topology.calls import CallOptions
 from tests.durations import ms
-from tests.simulation.answers import Alone, Answer, Counted, Final, Latest, Matched, Ordered, Paired, Settled, Written
+from tests.simulation.answers import (
+    Alone,
+    Answer,
+    Counted,
+    Final,
+    Latest,
+    Matched,
+    Ordered,
+    Paired,
+    Settled,
+    Stepwise,
+    Written,
+)
 from tests.simulation.service import AGAIN, TIMEOUT, service, told
 
 APPLICATION = "sim"
@@ -159,6 +171,14 @@ def _two_tables(builder: StreamsBuilder) -> None:
     left, right = (builder.table(topic, key=serdes.text, value=serdes.text, store=topic) for topic in ("left", "right"))
     joined = left.join(right, lambda one, other: f"{one}:{other}", value=serdes.text, store="joined")
     joined.to_stream().to("out")
+
+
+def _by_group(builder: StreamsBuilder) -> None:
+    table = builder.table("table", key=serdes.text, value=serdes.text, store="rows")
+    groups = table.group_by(
+        lambda _, value: (f"g{int(value) % 5}", value), key=serdes.text, value=serdes.text, name="groups"
+    )
+    groups.count(store="counts").to_stream().to("out")
 
 
 def _foreign(builder: StreamsBuilder) -> None:
@@ -414,6 +434,7 @@ PROGRAMS = {
         _two_tables, _to("left", "right", deletes=True), Settled, ("joined",), _CACHED
     ),
     "a join of two tables": Program(_two_tables, _to("left", "right", deletes=True), Settled, ("joined",)),
+    "a table counted by groups": Program(_by_group, _to("table", deletes=True), Stepwise, ("rows", "counts"), _PURGED),
     "a foreign-key join": Program(_foreign, _to("left", "right"), Settled, ("joined",)),
     "a filtered join with a table of versions": Program(_look_up_versions, _to("in", "in", "table"), Matched),
     "windows that close": Program(_finals, _to("in", late=True), Counted, ("counts",)),
