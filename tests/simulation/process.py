@@ -99,6 +99,7 @@ class Process:
             if "has lost its positions" not in str(error) or not world.restore_positions(self):
                 raise
         self.ended = True
+        self.machine.kill()  # what still runs, as an opener that waits for brokers, ends with the process
 
     def specs(self) -> list[StoreSpec]:
         """Return the stores that it can be asked for."""
