@@ -224,13 +224,14 @@ class PendingCalls:
         Records of other ranges may have advanced them, in the middle of a step. Times of other sources are not reached
         before it.
         """
+        for each in self._sources.values():
+            each.segments = None  # the program's own times move with these, and when record caches are flushed
         if not self._steps or not self._steps[0].left:
             return
         step = self._steps[0].step
         source = self._sources[step.source]
         first = next(iter(source.waiting.values()))
         times = step.columns.operator_times or ()
-        source.segments = None
         yield (
             step.source,
             first.before,
