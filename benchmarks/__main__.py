@@ -30,7 +30,7 @@ from rich.console import Console
 
 from benchmarks.peers import peer_cases
 from benchmarks.report import PLANES, Results, print_table, write_report
-from benchmarks.running import Case, Measured, MeasurementError, committed, fill, measure, written
+from benchmarks.running import Case, Measured, MeasurementError, committed, coopstreams_run, fill, measure, written
 from coopstreams.common.java import find_java
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.log.kafka.native import SETTING, data_plane
@@ -67,11 +67,9 @@ def entries(
     found: list[tuple[str, Case]] = []
     names = [name for name in CASES if wanted in name]
     others = list(peer_cases(names, environment, find_java().executable)) if peers else []
-    run = [sys.executable, "-m", "coopstreams", "run"]
-    common = ["--bootstrap-servers", environment["BENCH_BROKERS"], "--state-dir", environment["BENCH_STATE"]]
     for name in names:
         topology, flags = CASES[name]
-        command = [*run, f"{HERE / 'apps.py'}:{topology}", *common, "--http", "", *flags]
+        command = [*coopstreams_run(topology, environment["BENCH_BROKERS"], environment["BENCH_STATE"]), *flags]
         found += [(plane, Case(name, command, {**environment, SETTING: PLANES[plane]})) for plane in wanted_planes]
         found += [(peer.name, case) for peer, case in others if case.name == name]
     for name, module in BARE.items():

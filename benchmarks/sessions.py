@@ -15,7 +15,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -29,7 +28,7 @@ from kafka import KafkaAdminClient
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.running import committed
+from benchmarks.running import committed, coopstreams_run
 from coopstreams.dev.broker import KafkaBroker
 
 MINUTE_MS = 60_000
@@ -37,7 +36,6 @@ GAP_MS = 10 * MINUTE_MS
 BETWEEN_MS = 11.5 * MINUTE_MS
 """Of a user, from click to click on average: 42 in a hundred come after more than the gap."""
 BEGIN_MS = 1_700_000_000_000
-HERE = Path(__file__).parent
 
 Click = tuple[bytes, int]
 
@@ -91,18 +89,8 @@ def measure(bootstrap: str, offsets: KafkaAdminClient, folder: str, case: Case, 
         made.result(30)
     rows = list(clicks(records, case.keys))
     write(bootstrap, source, [(b"first", BEGIN_MS)])
-    command = [
-        sys.executable,
-        "-m",
-        "coopstreams",
-        "run",
-        f"{HERE / 'apps.py'}:sessions",
-        "--bootstrap-servers",
-        bootstrap,
-        "--http",
-        "",
-    ]
-    settings = ["--state-dir", folder, "--set", "commit.interval.ms=100", "--set", "statestore.cache.max.bytes=0"]
+    settings = ["commit.interval.ms=100", "statestore.cache.max.bytes=0"]
+    command = coopstreams_run("sessions", bootstrap, folder, settings=settings)
     own = {
         "BENCH_APPLICATION": group,
         "BENCH_SOURCE": source,
@@ -110,7 +98,7 @@ def measure(bootstrap: str, offsets: KafkaAdminClient, folder: str, case: Case, 
         "BENCH_GAP_MS": str(GAP_MS),
         "BENCH_GRACE_MS": str(case.grace_ms),
     }
-    worker = subprocess.Popen([*command, *settings], env=os.environ | own)
+    worker = subprocess.Popen(command, env=os.environ | own)
     try:
         _wait(offsets, worker, group, source, 1)
         began = time.perf_counter()

@@ -17,7 +17,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.log.log import Log, Position, RecordBatch
@@ -71,6 +71,15 @@ class Uncounted:
         """Do nothing."""
 
 
+class _Wanted(NamedTuple):
+    """What a task wants of one store: the end of each of its ranges that does not end at the target, and the stream
+    time at which it begins, if it is known.
+    """
+
+    stops: Mapping[KeyRange, int]
+    stream_time: int | None
+
+
 @dataclass(slots=True)
 class _SnapshotRestore:
     """One store that a task restores from a snapshot."""
@@ -78,6 +87,8 @@ class _SnapshotRestore:
     download: SnapshotDownload
     spec: StoreSpec
     database: Database
+    wanted: _Wanted
+    """What it wants of the changelog behind the snapshot."""
     bytes: int = 0
     """Bytes already counted."""
 
@@ -88,10 +99,7 @@ class _Job:
 
     restore: Restore
     moved_at: float
-    tasks: dict[TaskId, Mapping[KeyRange, int]] = field(default_factory=dict)
-    """Each task with the end of each of its ranges, if that is not the target."""
-    times: dict[KeyRange, int] = field(default_factory=dict)
-    """The stream time at which the task of each range begins."""
+    tasks: dict[TaskId, _Wanted] = field(default_factory=dict)
 
     def retarget(self, bounds: Bounds | None = None) -> None:
         """Restore the ranges of the tasks that wait now."""
@@ -117,7 +125,13 @@ class _Job:
     @property
     def stops(self) -> dict[KeyRange, int]:
         """The end of each range that does not end at the target."""
-        return {key_range: stop for each in self.tasks.values() for key_range, stop in each.items()}
+        return {key_range: stop for each in self.tasks.values() for key_range, stop in each.stops.items()}
+
+    @property
+    def times(self) -> dict[KeyRange, int]:
+        """The stream time at which the task of each range begins."""
+        known = ((task.key_range, wanted.stream_time) for task, wanted in self.tasks.items())
+        return {key_range: at for key_range, at in known if at is not None}
 
 
 class Restoring:
@@ -143,8 +157,6 @@ class Restoring:
         self._jobs: dict[TopicPartition, _Job] = {}
         self._snapshot_restores: dict[tuple[TaskId, TopicPartition], _SnapshotRestore] = {}
         self._waiting: dict[TaskId, set[TopicPartition]] = {}
-        self._times: dict[TaskId, Mapping[KeyRange, int]] = {}
-        """The stream times at which the tasks begin."""
         self._compare_at = 0.0
         """When to check stuck changelogs next: `Host.now`."""
         self._done: list[TaskId] = []
@@ -177,18 +189,17 @@ class Restoring:
             for changelog, (spec, _) in changelogs.items()
         }
         known = {changelog: self._changelogs.topic(changelog.topic) for changelog, groups in missing.items() if groups}
-        self._times[task] = {} if stream_time is None else {task.key_range: stream_time}
         self._waiting[task] = set()  # only now: if the brokers do not answer, nothing is added in part
         for changelog, (spec, stops) in changelogs.items():
+            wanted, at = _Wanted(stops, stream_time), bounds[changelog]
             if changelog in known:
-                self._begin(task, changelog, spec, database, known[changelog], missing[changelog], bounds[changelog])
+                self._begin(task, changelog, spec, database, known[changelog], missing[changelog], at, wanted)
             else:
-                self._join(task, changelog, spec, database, bounds[changelog], stops)
+                self._join(task, changelog, spec, database, at, wanted)
         self._go_on(task)
 
     def cancel(self, task: TaskId) -> None:
         """Stop restoring for a task; what was restored stays in the database, with its checkpoint."""
-        self._times.pop(task, None)
         for changelog in self._waiting.pop(task, set()):
             from_snapshot = self._snapshot_restores.pop((task, changelog), None)
             if from_snapshot is not None:
@@ -300,18 +311,18 @@ class Restoring:
         spec: StoreSpec,
         database: Database,
         bounds: Bounds,
-        stops: Mapping[KeyRange, int],
+        wanted: _Wanted,
     ) -> None:
-        job, times = self._jobs.get(changelog), self._times[task]
+        job = self._jobs.get(changelog)
         if job is None:
-            restore = Restore(database, spec, [task.key_range], bounds, stops=stops, times=times)
-            job = _Job(restore, self._host.now(), {task: stops}, dict(times))
+            times = {} if wanted.stream_time is None else {task.key_range: wanted.stream_time}
+            restore = Restore(database, spec, [task.key_range], bounds, stops=wanted.stops, times=times)
+            job = _Job(restore, self._host.now(), {task: wanted})
             if job.restore.done:
                 return
             self._listener.on_restore_start(changelog, spec.name, job.restore.position, bounds.target)
         else:
-            job.tasks[task] = stops
-            job.times |= times
+            job.tasks[task] = wanted
             if bounds.topic_id == job.restore.bounds.topic_id:
                 job.retarget(bounds)
             else:
@@ -334,13 +345,14 @@ class Restoring:
         known: Changelog,
         groups: Sequence[int],
         bounds: Bounds,
+        wanted: _Wanted,
     ) -> None:
         """Begin the download of a store; the changelog restore follows it."""
         assert self._snapshots is not None
         download = SnapshotDownload(
             self._downloads, self._snapshots, database, spec, changelog.partition, known, groups, bounds
         )
-        self._snapshot_restores[task, changelog] = _SnapshotRestore(download, spec, database)
+        self._snapshot_restores[task, changelog] = _SnapshotRestore(download, spec, database, wanted)
         self._waiting[task].add(changelog)
 
     def _look(self) -> None:
@@ -362,7 +374,7 @@ class Restoring:
                 self._counts.restored_from_snapshot(task, progress.store, from_snapshot.download.keys)
                 del self._snapshot_restores[task, changelog]
                 self._waiting[task].discard(changelog)
-                self._join(task, changelog, from_snapshot.spec, from_snapshot.database, bounds, NO_STOPS)
+                self._join(task, changelog, from_snapshot.spec, from_snapshot.database, bounds, from_snapshot.wanted)
                 self._go_on(task)
 
     def _go_on(self, task: TaskId) -> None:
@@ -408,5 +420,5 @@ class Restoring:
         job.anew(bounds)
 
     def _finish(self, task: TaskId) -> None:
-        del self._waiting[task], self._times[task]
+        del self._waiting[task]
         self._done.append(task)

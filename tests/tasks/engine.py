@@ -166,6 +166,7 @@ class Engine:
             partitions=lambda _: 1,
             max_idle_ms=idle_ms,
             host=self.host,
+            exactly_once=self.config.exactly_once,
         )
 
     def open(self, key_range: KeyRange, partition: int = 0, thread: int = 0) -> Task:

@@ -1,0 +1,308 @@
+"""What is simulated: small topologies that write to `out`.
+
+Invariant: each is built in one way for all processes, and for the one task whose answer is the right one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from coopstreams import (
+    CallContext,
+    JoinWindows,
+    KeyValueStore,
+    KStream,
+    Materialized,
+    Processor,
+    ProcessorContext,
+    Record,
+    SessionWindows,
+    SlidingWindows,
+    StreamsBuilder,
+    TimeWindows,
+    key_value_store,
+    serdes,
+    until_time_limit,
+    until_window_closes,
+)
+from coopstreams.topology.calls import CallOptions
+from tests.durations import ms
+from tests.simulation.service import AGAIN, TIMEOUT, service, told
+
+KEYS = [f"{letter}{number}" for letter in "abcd" for number in range(4)]
+DAY_MS = 86_400_000
+
+Asked: TypeAlias = Callable[[KStream[str, str]], KStream[str, str]]
+"""Puts a call in the way of a stream."""
+
+
+def counted(builder: StreamsBuilder) -> None:
+    builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key().count(store="counts").to_stream().to("out")
+
+
+def lasting(builder: StreamsBuilder) -> None:
+    grouped = builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key()
+    grouped.count(store=Materialized("counts", ttl=ms(2_000))).to_stream().to("out")
+
+
+def recounted(builder: StreamsBuilder) -> None:
+    stream = builder.stream("in", key=serdes.text, value=serdes.raw)
+    grouped = stream.group_by(lambda key, value: key[:1] + "x", name="by-prefix", key=serdes.text, value=serdes.raw)
+    grouped.count(store="counts").to_stream().to("out")
+
+
+def windows(builder: StreamsBuilder) -> None:
+    count_in_windows(builder.stream("in", key=serdes.text, value=serdes.raw))
+
+
+def count_in_windows(stream: KStream[str, Any]) -> None:
+    stream.group_by_key().windowed_by(TimeWindows(milliseconds=10_000, grace=ms(5_000))).count(
+        store="counts", retention=ms(DAY_MS)
+    ).to_stream().to("out")
+
+
+def forgotten(builder: StreamsBuilder) -> None:
+    grouped = builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key()
+    grouped.windowed_by(TimeWindows(milliseconds=4_000, grace=ms(1_000))).count(store="counts").to_stream().to("out")
+
+
+def forgotten_sessions(builder: StreamsBuilder) -> None:
+    grouped = builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key()
+    grouped.windowed_by(SessionWindows(milliseconds=2_000, grace=ms(1_000))).count(store="counts").to_stream().to("out")
+
+
+def emitted(builder: StreamsBuilder) -> None:
+    emit(builder.stream("in", key=serdes.text, value=serdes.raw))
+
+
+def _is_odd(_key: str, value: str | bytes) -> bool:
+    return int(value) % 2 == 1
+
+
+def filtered(below: Callable[[KStream[str, bytes]], None], builder: StreamsBuilder) -> None:
+    """Have the operators below see every second record: their times are not that of the partition."""
+    below(builder.stream("in", key=serdes.text, value=serdes.raw).filter(_is_odd))
+
+
+def emit(stream: KStream[str, Any]) -> None:
+    windows = stream.group_by_key().windowed_by(TimeWindows(milliseconds=4_000, grace=ms(1_000)))
+    windows.emit_strategy("on_window_close").count(store="counts").to_stream().to("out")
+
+
+def emit_merged(asked: Asked, builder: StreamsBuilder) -> None:
+    left, right = (builder.stream(topic, key=serdes.text, value=serdes.text) for topic in ("left", "right"))
+    emit(asked(left).merge(right))
+
+
+def emit_sessions(stream: KStream[str, Any]) -> None:
+    windows = stream.group_by_key().windowed_by(SessionWindows(milliseconds=2_000, grace=ms(2_000)))
+    windows.emit_strategy("on_window_close").count(store="counts").to_stream().to("out")
+
+
+def emit_sliding(stream: KStream[str, Any]) -> None:
+    windows = stream.group_by_key().windowed_by(SlidingWindows(milliseconds=2_000, grace=ms(3_000)))
+    windows.emit_strategy("on_window_close").count(store="counts").to_stream().to("out")
+
+
+def emit_in_silence(builder: StreamsBuilder) -> None:
+    stream = builder.stream("in", key=serdes.text, value=serdes.raw, idle_advance=ms(2_000))
+    emit(stream.filter(_is_odd))
+
+
+def hold(stream: KStream[str, Any]) -> None:
+    counts = stream.group_by_key().count(store="counts")
+    counts.suppress(until_time_limit(ms(3_000)), name="held").to_stream().to("out")
+
+
+def two_tables(builder: StreamsBuilder) -> None:
+    left, right = (builder.table(topic, key=serdes.text, value=serdes.text, store=topic) for topic in ("left", "right"))
+    joined = left.join(right, lambda one, other: f"{one}:{other}", value=serdes.text, store="joined")
+    joined.to_stream().to("out")
+
+
+def by_group(builder: StreamsBuilder) -> None:
+    table = builder.table("table", key=serdes.text, value=serdes.text, store="rows")
+    groups = table.group_by(
+        lambda _, value: (f"g{int(value) % 5}", value), key=serdes.text, value=serdes.text, name="groups"
+    )
+    groups.count(store="counts").to_stream().to("out")
+
+
+def foreign(builder: StreamsBuilder) -> None:
+    left, right = (builder.table(topic, key=serdes.text, value=serdes.text, store=topic) for topic in ("left", "right"))
+    # an inner join may keep the result of a foreign key that a row has left: docs/semantics.md, Quirks
+    joined = left.left_join(
+        right,
+        lambda one, other: f"{one}:{other}",
+        foreign_key=lambda value: KEYS[int(value) % len(KEYS)],
+        value=serdes.text,
+        store="joined",
+        name="foreign",
+    )
+    joined.to_stream().to("out")
+
+
+def look_up_versions(builder: StreamsBuilder) -> None:
+    table = builder.table("table", key=serdes.text, value=serdes.text, store="rows", history=ms(60_000))
+    stream = builder.stream("in", key=serdes.text, value=serdes.text).filter(_is_odd)
+    joined = stream.left_join(
+        table, lambda value, row: f"{value}:{row or ''}", value=serdes.text, grace=ms(2_000), name="waiting"
+    )
+    joined.to("out")
+
+
+def finals(builder: StreamsBuilder) -> None:
+    count_in_windows_that_close(builder.stream("in", key=serdes.text, value=serdes.raw))
+
+
+def count_in_windows_that_close(stream: KStream[str, Any]) -> None:
+    grouped = stream.group_by_key()
+    counts = grouped.windowed_by(TimeWindows(milliseconds=4_000, grace=ms(3_000))).count(
+        store="counts", retention=ms(DAY_MS)
+    )
+    counts.suppress(until_window_closes(), name="closed").to_stream().to("out")
+
+
+def sessions(builder: StreamsBuilder) -> None:
+    count_sessions(builder.stream("in", key=serdes.text, value=serdes.raw))
+
+
+def count_sessions(stream: KStream[str, Any]) -> None:
+    grouped = stream.group_by_key()
+    grouped.windowed_by(SessionWindows(milliseconds=4_000, grace=ms(4_000))).count(
+        store="counts", retention=ms(DAY_MS)
+    ).to_stream().to("out")
+
+
+def pairs(builder: StreamsBuilder) -> None:
+    pair(builder.stream("left", key=serdes.text, value=serdes.text), builder)
+
+
+def pair(left: KStream[str, str], builder: StreamsBuilder) -> None:
+    right = builder.stream("right", key=serdes.text, value=serdes.text)
+    windows = JoinWindows(milliseconds=6_000, grace=ms(DAY_MS))
+    left.join(right, lambda one, other: f"{one}:{other}", windows=windows, value=serdes.text, store="pairs").to("out")
+
+
+def pair_or_not(left: KStream[str, str], builder: StreamsBuilder) -> None:
+    right = builder.stream("right", key=serdes.text, value=serdes.text)
+    windows = JoinWindows(milliseconds=2_000, grace=ms(3_000))
+    left.left_join(
+        right, lambda one, other: f"{one}:{other or ''}", windows=windows, value=serdes.text, store="pairs"
+    ).to("out")
+
+
+def filtered_pairs_or_not(builder: StreamsBuilder) -> None:
+    pair_or_not(builder.stream("left", key=serdes.text, value=serdes.text).filter(_is_odd), builder)
+
+
+def pairs_or_not(builder: StreamsBuilder) -> None:
+    pair_or_not(builder.stream("left", key=serdes.text, value=serdes.text), builder)
+
+
+def looked_up(builder: StreamsBuilder) -> None:
+    _look_up(builder.stream("in", key=serdes.text, value=serdes.text), builder)
+
+
+def _look_up(stream: KStream[str, str], builder: StreamsBuilder) -> None:
+    table = builder.table("table", key=serdes.text, value=serdes.text, store="rows")
+    stream.left_join(table, lambda value, row: f"{value}:{row or ''}", value=serdes.text).to("out")
+
+
+def everywhere(builder: StreamsBuilder) -> None:
+    table = builder.global_table("table", key=serdes.text, value=serdes.text, store="rows")
+    stream = builder.stream("in", key=serdes.text, value=serdes.text)
+    stream.left_join(table, lambda value, row: f"{value}:{row or ''}", on=lambda key, value: key, value=serdes.text).to(
+        "out"
+    )
+
+
+def table(builder: StreamsBuilder) -> None:
+    table = builder.table("in", key=serdes.text, value=serdes.text, store="rows")
+    table.map_values(lambda value: value + "!", value=serdes.text).to_stream().to("out")
+
+
+def at_once(stream: KStream[str, str]) -> KStream[str, str]:
+    return stream.map_values(told, value=serdes.text)
+
+
+def in_order(stream: KStream[str, str]) -> KStream[str, str]:
+    return stream.map_values_with_key_async(
+        service.ask_in_order, value=serdes.text, max_in_flight=8, timeout=TIMEOUT, retry=AGAIN
+    )
+
+
+def at_will(stream: KStream[str, str]) -> KStream[str, str]:
+    return stream.map_values_async(
+        service.ask, value=serdes.text, max_in_flight=8, order="none", timeout=TIMEOUT, retry=AGAIN
+    )
+
+
+async def _any_answer(key: str, value: str) -> str:
+    try:
+        return await service.ask_in_order(key, value)
+    except ValueError:
+        return "nothing is known"
+
+
+def whatever(stream: KStream[str, str]) -> KStream[str, str]:
+    """Have an answer about each record: one without would move the time of windows, unlike one that fails at once."""
+    return stream.map_values_with_key_async(
+        _any_answer, value=serdes.text, max_in_flight=8, timeout=TIMEOUT, retry=AGAIN
+    )
+
+
+def asked_table(asked: Asked, builder: StreamsBuilder) -> None:
+    answers = asked(builder.stream("in", key=serdes.text, value=serdes.text))
+    answers.to_table(store="rows").to_stream().to("out")
+
+
+def asked_below(below: Callable[[KStream[str, str]], None], asked: Asked, builder: StreamsBuilder) -> None:
+    below(asked(builder.stream("in", key=serdes.text, value=serdes.text)))
+
+
+def asked_pairs(
+    below: Callable[[KStream[str, str], StreamsBuilder], None], asked: Asked, builder: StreamsBuilder
+) -> None:
+    below(asked(builder.stream("left", key=serdes.text, value=serdes.text)), builder)
+
+
+def asked_look_up(asked: Asked, builder: StreamsBuilder) -> None:
+    _look_up(asked(builder.stream("in", key=serdes.text, value=serdes.text)), builder)
+
+
+class _Remembered(Processor[str, str, str, int]):
+    """Counts the records of each key about which something is known."""
+
+    def init(self, context: ProcessorContext[str, int]) -> None:
+        super().init(context)
+        self._known: KeyValueStore[str, int] = context.store("counts")
+
+    def process(self, record: Record[str, str]) -> None:
+        told(record.value)
+        self._known.put(record.key, count := (self._known.get(record.key) or 0) + 1)
+        self.context.forward(record.with_value(count))
+
+
+async def _remember(record: Record[str, str], context: CallContext[str, int]) -> None:
+    """Do the same: what it has put before it fails counts as nothing."""
+    known = context.store("counts")
+    count = (known.get() or 0) + 1
+    known.put(count)
+    await service.ask_in_order(record.key, record.value)
+    context.forward(record.with_value(count))
+
+
+_KNOWN = key_value_store("counts", key=serdes.text, value=serdes.int64)
+
+
+def remembered_at_once(builder: StreamsBuilder) -> None:
+    stream = builder.stream("in", key=serdes.text, value=serdes.text)
+    stream.process(_Remembered, stores=[_KNOWN], by_key=True, key=serdes.text, value=serdes.int64).to("out")
+
+
+def remembered(builder: StreamsBuilder) -> None:
+    stream = builder.stream("in", key=serdes.text, value=serdes.text)
+    how = CallOptions(max_in_flight=8, timeout=TIMEOUT, retry=AGAIN)
+    stream.process_async(_remember, stores=[_KNOWN], key=serdes.text, value=serdes.int64, **how).to("out")
