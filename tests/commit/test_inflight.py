@@ -74,6 +74,17 @@ def test_after_a_merge_each_part_goes_on_from_where_it_stands() -> None:
     assert picked == [offset for offset in range(12) if offset >= (10 if key_hash(keys[offset]) in LEFT else 4)]
 
 
+def test_a_part_that_was_ahead_stays_where_its_time_is_known() -> None:
+    """Records 10 and 11 are not of the left part. The time behind them is not known before 4 has passed."""
+    inflight = InFlight([Segment(LEFT, 10, 300), Segment(RIGHT, 4, 100)], 100)
+    left, right = (next(key for i in range(100) if key_hash(key := b"%d" % i) in part) for part in (LEFT, RIGHT))
+    inflight.hand_out([right, right, left], [4, 11, 12], 13)
+    inflight.done(11)
+    assert inflight.segments(200) == (Segment(LEFT, 10, 300, ((10, 11),)), Segment(RIGHT, 4, 100, ((5, 11),)))
+    inflight.done(4)
+    assert inflight.segments(400) == (Segment(WHOLE, 12, 400),)
+
+
 def test_what_was_committed_by_name_is_not_handed_out() -> None:
     inflight = standing(0)
     inflight.done_by_name(((3, 5),))
