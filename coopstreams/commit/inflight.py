@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from coopstreams.commit.ranges import Runs, above, advance, contains, merge, runs_of
 from coopstreams.commit.record import Segment
 from coopstreams.commit.view import join
+from coopstreams.log.log import Position
 from coopstreams.topology.compile.operator_time import OperatorTimes, latest
 from coopstreams.topology.keys import KeyRange, key_hashes
 
@@ -133,22 +134,24 @@ class InFlight:
         self.wanted = offset
         self.next = max(self.next, offset)
 
-    def segments(self, stream_time: int | None = None, operator_times: OperatorTimes = ()) -> tuple[Segment, ...]:
+    def segments(self, reached: Position | None = None, operator_times: OperatorTimes = ()) -> tuple[Segment, ...]:
         """Return the progress of each part of the range, as a commit writes it.
 
-        `stream_time`, `operator_times`: the partition's, before the first record that is not done. They are known
-        there, and where a part was found, not at the end of a run that was found. None: no time counts (a consumer), so
-        positions advance over such runs.
+        `reached`, `operator_times`: a task's, with the partition's times there. Every record below it is done; it is
+        the position of each part that was not found above it: further up, the times are not known. None: no time
+        counts, and positions are as high as they can be (a consumer).
         """
         self._named = above(self._named, self.next)
         position, runs = self._own()
+        if reached is not None and reached.offset < position:
+            position, runs = reached.offset, merge(((reached.offset, position - 1),), runs)
         stands = []
         for found in self._found:
             at, done = max(position, found.position), merge(runs, found.runs)
-            at, done = advance(at, done) if stream_time is None else (at, above(done, at))
+            at, done = advance(at, done) if reached is None else (at, above(done, at))
             time, times = found.stream_time, found.operator_times
-            if at != found.position and stream_time is not None:
-                time, times = max(time, stream_time), latest(times, operator_times)
+            if at != found.position and reached is not None:
+                time, times = max(time, reached.stream_time), latest(times, operator_times)
             stands.append(Segment(found.key_range, at, time, done, times))
         segments = tuple(join(stands))
         if len(segments) == 1 and segments[0].position == position == self.next:

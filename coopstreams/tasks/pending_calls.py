@@ -30,6 +30,7 @@ from coopstreams.calling.lanes import Lane
 from coopstreams.commit.inflight import InFlight
 from coopstreams.commit.progress import Progress
 from coopstreams.common.host import Host
+from coopstreams.log.log import Position
 from coopstreams.tasks.queues import Step
 from coopstreams.tasks.turns import Turns
 from coopstreams.tasks.waiting_records import NodeCall, SourceInFlight, Taken, WaitingRecord, bytes_of
@@ -81,7 +82,7 @@ class PendingCalls:
             start = progress.lowest(source)
             self._sources[source] = SourceInFlight(
                 InFlight(progress.segments(source), MOST_RECORDS),
-                start.stream_time,
+                Position(start.position, start.stream_time),
                 start.stream_time,
                 bound.resumed(source, start.stream_time, start.operator_times),
                 partial(bound.operator_times, source.topic),
@@ -215,14 +216,14 @@ class PendingCalls:
             taken = self._steps.popleft()
             self._held -= taken.held
             step = taken.step
-            self._sources[step.source].reached(step)
+            self._sources[step.source].over(step)
             yield step.source, step.stream_time, step.operator_times
 
     def reached(self) -> Iterator[tuple[TopicPartition, int, Sequence[int]]]:
         """Yield the times before the first record that waits, as `passed`: a commit says that they are reached.
 
-        Records of other ranges may have advanced them, in the middle of a step. Times of other sources are not reached
-        before it.
+        Records of other ranges may have advanced them, in the middle of a step. Other sources are where they were: what
+        is behind comes after this record.
         """
         for each in self._sources.values():
             each.segments = None  # the program's own times move with these, and when record caches are flushed
@@ -232,6 +233,7 @@ class PendingCalls:
         source = self._sources[step.source]
         first = next(iter(source.waiting.values()))
         times = step.columns.operator_times or ()
+        source.reach(Position(first.offset, first.before))
         yield (
             step.source,
             first.before,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from coopstreams.calling.lanes import Call
 from coopstreams.commit.inflight import InFlight
 from coopstreams.commit.record import Segment
+from coopstreams.log.log import Position
 from coopstreams.tasks.queues import Step
 from coopstreams.topology.columns import Columns
 from coopstreams.topology.compile.operator_time import OperatorTimes
@@ -69,8 +70,8 @@ class SourceInFlight:
     """What is in flight of one source partition."""
 
     inflight: InFlight
-    stream_time: int
-    """Before the first record that has not passed, if none waits."""
+    reached: Position
+    """Up to where the program has come, in the order in which it takes the records of all sources."""
     taken_time: int
     taken_operator_times: list[int]
     """The operator times behind what was taken in."""
@@ -86,15 +87,12 @@ class SourceInFlight:
     def now(self) -> tuple[Segment, ...]:
         """Return the progress of each part of the range."""
         if self.segments is None:
-            first = next(iter(self.waiting.values()), None)
-            before = self.stream_time if first is None else first.before
-            self.segments = self.inflight.segments(before, self.operator_times())
+            self.segments = self.inflight.segments(self.reached, self.operator_times())
         return self.segments
 
     def passed(self, record: WaitingRecord) -> None:
         """Note that a record was processed."""
         self.inflight.done(record.offset)
-        self.stream_time = max(self.stream_time, record.taken.step.columns.stream_times[record.row])
         del self.waiting[record.offset]
         self.segments = None
 
@@ -110,10 +108,16 @@ class SourceInFlight:
         times = step.columns.operator_times
         return [[max(time, least) for time in of] for of, least in zip(times, before, strict=True)] if times else []
 
-    def reached(self, step: Step) -> None:
+    def over(self, step: Step) -> None:
         """Note that a step is over, and everything before it."""
         self.inflight.hand_out((), (), step.next_offset)
-        self.stream_time = max(self.stream_time, step.stream_time)
+        self.reach(Position(step.next_offset, step.stream_time))
+
+    def reach(self, position: Position) -> None:
+        """Note up to where the program has come. It may have come further: steps of a log that went back."""
+        self.reached = Position(
+            max(self.reached.offset, position.offset), max(self.reached.stream_time, position.stream_time)
+        )
         self.segments = None
 
 

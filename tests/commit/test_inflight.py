@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from coopstreams.commit.inflight import InFlight
 from coopstreams.commit.ranges import Runs
 from coopstreams.commit.record import Segment
+from coopstreams.log.log import Position
 from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
 
 LEFT, RIGHT = KeyRange.split(2)
@@ -80,9 +81,22 @@ def test_a_part_that_was_ahead_stays_where_its_time_is_known() -> None:
     left, right = (next(key for i in range(100) if key_hash(key := b"%d" % i) in part) for part in (LEFT, RIGHT))
     inflight.hand_out([right, right, left], [4, 11, 12], 13)
     inflight.done(11)
-    assert inflight.segments(200) == (Segment(LEFT, 10, 300, ((10, 11),)), Segment(RIGHT, 4, 100, ((5, 11),)))
+    assert inflight.segments(Position(4, 200)) == (
+        Segment(LEFT, 10, 300, ((10, 11),)),
+        Segment(RIGHT, 4, 100, ((5, 11),)),
+    )
     inflight.done(4)
-    assert inflight.segments(400) == (Segment(WHOLE, 12, 400),)
+    assert inflight.segments(Position(12, 400)) == (Segment(WHOLE, 12, 400),)
+
+
+def test_a_task_stays_where_its_program_has_come_to() -> None:
+    """Of another source the program has a record to take first, so nothing follows from the time of what is done."""
+    inflight = InFlight([Segment(LEFT, 4, 100)], 100)
+    left = next(key for i in range(100) if key_hash(key := b"%d" % i) in LEFT)
+    inflight.hand_out([left, left], [6, 9], 10)
+    inflight.done(6)
+    assert inflight.segments(Position(5, 200)) == (Segment(LEFT, 5, 200, ((5, 8),)),)
+    assert inflight.segments() == (Segment(LEFT, 9, 100),)
 
 
 def test_what_was_committed_by_name_is_not_handed_out() -> None:

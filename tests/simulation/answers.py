@@ -2,9 +2,11 @@
 program.
 
     Counted    each result counts records: exactly the driver's, in order for each key; or, at least once, no fewer
+    Sessions   the same; or, at least once, in a session that has this one in it
     Ordered    results are as the driver's; or, at least once, they come in its order among repetitions
     Paired     results are the driver's in any order; or, at least once, several times
     Alone      the same, and a record that meets none may say so earlier than in the driver
+    Either     the same of both streams
     Matched    each record of a stream once, with some row of its key that the table has had
     Settled    the last result of each key is the driver's
     Stepwise   each result is at most one more or less than the one before; there are as many as the driver's
@@ -136,6 +138,20 @@ class Counted(Answer):
         return "" if enough else f"{_shown(told[-1]) if told else 'nothing'} was told, it is {_shown(last)}"
 
 
+class Sessions(Counted):
+    """Results are numbers of records of sessions. At least once, records that come again may have become one session
+    with others, from a time at which it would have been over.
+    """
+
+    def _lack(self, key: Key) -> str:
+        problem = super()._lack(key)
+        if self.exactly_once or not problem:
+            return problem
+        name, end, start = key[:-16], key[-16:-8], key[-8:]
+        longer = (each for each, told in self.told.items() if told and each[:-16] == name)
+        return "" if any(each[-8:] <= start and end <= each[-16:-8] for each in longer) else problem
+
+
 class Ordered(Answer):
     """Results say which record they come from."""
 
@@ -177,6 +193,17 @@ class Alone(Paired):
         return f"{_shown(value)} was told twice" if self.exactly_once and value in self.told[key] else ""
 
 
+class Either(Alone):
+    """The same, and `:m`: a record of the right stream that meets none, or none in time."""
+
+    def _problem(self, key: Key, value: Value) -> str:
+        if value is None or not value.startswith(b":"):
+            return super()._problem(key, value)
+        if value[1:] not in self.written["right"][key]:
+            return f"record {_shown(value)} was never written"
+        return f"{_shown(value)} was told twice" if self.exactly_once and value in self.told[key] else ""
+
+
 class Matched(Answer):
     """Results are `n:m`: a record, and the row that it met, if there was one."""
 
@@ -202,17 +229,27 @@ class Matched(Answer):
 class Settled(Answer):
     """Results are `n:m`, the latest of two rows, or `n:None`. They follow two topics, read in no certain order."""
 
+    right_alone = False
+    """Whether they may be `None:m`."""
+
     def _problem(self, key: Key, value: Value) -> str:
         if value is None:
             return ""
         left, _, right = value.partition(b":")
         rights = set[bytes]().union({b"None"}, *self.written["right"].values())
-        if left not in self.written["left"][key] or right not in rights:
+        known = left in self.written["left"][key] or (self.right_alone and left == b"None" != right)
+        if not known or right not in rights:
             return f"{_shown(value)} is of no two rows"
         return f"{_shown(value)} was told twice" if self.exactly_once and value in self.told[key] else ""
 
     def _lack(self, key: Key) -> str:
         return self._other_last(key)
+
+
+class SettledOuter(Settled):
+    """The same, or `None:m`."""
+
+    right_alone = True
 
 
 class SettledInCache(Settled):

@@ -88,11 +88,11 @@ class Changelogs:
 
     def read(self, topic: str, *, made_anew: bool = False) -> None:
         """Read a changelog while it has everything; `made_anew`: it will have other offsets."""
-        known = [changelog for changelog in self._read if changelog.topic == topic]
-        for changelog in known:
+        changelogs = [TopicPartition(topic, number) for number in range(len(self._state.topic(topic).partitions))]
+        for changelog in changelogs:
             self._look(changelog)
         if made_anew:
-            self._read |= dict.fromkeys(known, Position(0))
+            self._read |= dict.fromkeys(changelogs, Position(0))
             self._reader.assign(self._read)
 
     def wrong(self, part: Part) -> list[str]:

@@ -18,13 +18,16 @@ from tests.simulation.answers import (
     Alone,
     Answer,
     Counted,
+    Either,
     Final,
     Latest,
     Matched,
     Ordered,
     Paired,
+    Sessions,
     Settled,
     SettledInCache,
+    SettledOuter,
     Stepwise,
     Written,
 )
@@ -136,7 +139,7 @@ PROGRAMS = {
         partial(topologies.emit_merged, lambda stream: stream),
     ),
     "filtered sessions that are emitted at their close": Program(
-        partial(topologies.filtered, topologies.emit_sessions), _to("in", late=True), Counted
+        partial(topologies.filtered, topologies.emit_sessions), _to("in", late=True), Sessions
     ),
     "filtered sliding windows that are emitted at their close": Program(
         partial(topologies.filtered, topologies.emit_sliding), _to("in", late=True), Counted
@@ -159,11 +162,22 @@ PROGRAMS = {
         topologies.two_tables, _to("left", "right", deletes=True), SettledInCache, ("joined",), _CACHED
     ),
     "a join of two tables": Program(topologies.two_tables, _to("left", "right", deletes=True), Settled, ("joined",)),
+    "a cogroup": Program(topologies.cogrouped, _to("left", "right"), Counted, ("counts",)),
+    "an outer join of two tables": Program(topologies.either, _to("left", "right"), SettledOuter, ("joined",)),
     "a table counted by groups": Program(
         topologies.by_group, _to("table", deletes=True), Stepwise, ("rows", "counts"), _PURGED
     ),
     "a foreign-key join": Program(topologies.foreign, _to("left", "right"), Settled, ("joined",)),
     "a filtered join with a table of versions": Program(topologies.look_up_versions, _to("in", "in", "table"), Matched),
+    "windows behind a repartition": Program(
+        topologies.windows_elsewhere, _to("in", late=True), Counted, ("counts",), _PURGED
+    ),
+    "a join behind a repartition": Program(
+        topologies.looked_up_elsewhere, _to("in", "in", "table"), Matched, ("rows",), _PURGED
+    ),
+    "values that are held until punctuations": Program(
+        topologies.punctuated, _to("in"), Ordered, (), {}, topologies.passed_on
+    ),
     "windows that close": Program(topologies.finals, _to("in", late=True), Counted, ("counts",)),
     "sessions": Program(topologies.sessions, _to("in", late=True), Counted, ("counts",)),
     "a join of streams": Program(topologies.pairs, _to("left", "right"), Paired),
@@ -183,6 +197,14 @@ PROGRAMS = {
     ),
     "calls in any order before a table": Program(
         partial(topologies.asked_table, topologies.at_will),
+        _to("in"),
+        Ordered,
+        ("rows",),
+        _ASKING,
+        partial(topologies.asked_table, topologies.at_once),
+    ),
+    "calls for several records before a table": Program(
+        partial(topologies.asked_table, topologies.in_batches),
         _to("in"),
         Ordered,
         ("rows",),
@@ -222,6 +244,9 @@ PROGRAMS = {
         partial(topologies.asked_pairs, topologies.pair, topologies.at_once),
     ),
     "a left join of streams": Program(topologies.pairs_or_not, _to("left", "right"), Alone, (), _IN_TURN),
+    "an outer join of a filtered stream": Program(
+        topologies.pairs_or_either, _to("left", "right"), Either, (), _IN_TURN
+    ),
     "a left join of a filtered stream": Program(
         topologies.filtered_pairs_or_not, _to("left", "right"), Alone, (), _IN_TURN
     ),

@@ -81,6 +81,15 @@ class Service:
         self._answered.add(value)
         return told(value)
 
+    async def ask_together(self, values: list[str]) -> list[str]:
+        """Return the answers to several questions.
+
+        Raises:
+            ConnectionError: this time it failed.
+            ValueError: there is none to one of them.
+        """
+        return [await self.ask(value) for value in values]
+
     async def ask_in_order(self, key: str, value: str) -> str:
         """Return the answer to a question that must be asked in the order of its key."""
         loop = asyncio.get_running_loop()

@@ -227,6 +227,86 @@ def at_once(stream: KStream[str, str]) -> KStream[str, str]:
     return stream.map_values(told, value=serdes.text)
 
 
+def cogrouped(builder: StreamsBuilder) -> None:
+    left, right = (
+        builder.stream(topic, key=serdes.text, value=serdes.raw).group_by_key() for topic in ("left", "right")
+    )
+    table = left.cogroup(_one_more).cogroup(right, _one_more).aggregate(int, value=serdes.int64, store="counts")
+    table.to_stream().to("out")
+
+
+def _one_more(_key: str, _value: bytes, count: int) -> int:
+    return count + 1
+
+
+def either(builder: StreamsBuilder) -> None:
+    left, right = (builder.table(topic, key=serdes.text, value=serdes.text, store=topic) for topic in ("left", "right"))
+    joined = left.outer_join(right, lambda one, other: f"{one}:{other}", value=serdes.text, store="joined")
+    joined.to_stream().to("out")
+
+
+def pairs_or_either(builder: StreamsBuilder) -> None:
+    left, right = (builder.stream(topic, key=serdes.text, value=serdes.text) for topic in ("left", "right"))
+    windows = JoinWindows(milliseconds=2_000, grace=ms(3_000))
+    joined = left.filter(_is_odd).outer_join(
+        right, lambda one, other: f"{one or ''}:{other or ''}", windows=windows, value=serdes.text, store="pairs"
+    )
+    joined.to("out")
+
+
+def looked_up_elsewhere(builder: StreamsBuilder) -> None:
+    """Have a repartition between a stream and its join. The keys stay: a key's records come in their order."""
+    stream = builder.stream("in", key=serdes.text, value=serdes.text).select_key(
+        lambda key, _: key, name="same", key=serdes.text
+    )
+    _look_up(stream.repartition(name="moved"), builder)
+
+
+def windows_elsewhere(builder: StreamsBuilder) -> None:
+    stream = builder.stream("in", key=serdes.text, value=serdes.raw)
+    grouped = stream.group_by(lambda key, value: key[:1] + "x", name="by-prefix", key=serdes.text, value=serdes.raw)
+    grouped.windowed_by(TimeWindows(milliseconds=10_000, grace=ms(DAY_MS))).count(
+        store="counts", retention=ms(2 * DAY_MS)
+    ).to_stream().to("out")
+
+
+class _Held(Processor[str, str, str, str]):
+    """Holds the values of each key, and passes them on at punctuations."""
+
+    def init(self, context: ProcessorContext[str, str]) -> None:
+        super().init(context)
+        self._values: KeyValueStore[str, str] = context.store("held")
+        context.schedule(ms(2_000), "stream_time", self._pass_on)
+        context.schedule(ms(5_000), "wall_clock", self._pass_on)
+
+    def process(self, record: Record[str, str]) -> None:
+        held = self._values.get(record.key)
+        self._values.put(record.key, record.value if held is None else f"{held},{record.value}")
+
+    def _pass_on(self, now_ms: int) -> None:
+        for key, held in list(self._values.all()):
+            for value in held.split(","):
+                self.context.forward(Record(key, value, now_ms))
+            self._values.put(key, None)
+
+
+def punctuated(builder: StreamsBuilder) -> None:
+    stream = builder.stream("in", key=serdes.text, value=serdes.text)
+    held = key_value_store("held", key=serdes.text, value=serdes.text)
+    stream.process(_Held, stores=[held], by_key=True, key=serdes.text, value=serdes.text).to("out")
+
+
+def passed_on(builder: StreamsBuilder) -> None:
+    builder.stream("in", key=serdes.text, value=serdes.text).to("out")
+
+
+def in_batches(stream: KStream[str, str]) -> KStream[str, str]:
+    """Have one call for records of several keys, each of which takes its answer from the others' list."""
+    return stream.map_batches(
+        service.ask_together, value=serdes.text, max_records=4, max_wait=ms(50), timeout=TIMEOUT, retry=AGAIN
+    )
+
+
 def in_order(stream: KStream[str, str]) -> KStream[str, str]:
     return stream.map_values_with_key_async(
         service.ask_in_order, value=serdes.text, max_in_flight=8, timeout=TIMEOUT, retry=AGAIN
