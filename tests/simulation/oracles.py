@@ -218,7 +218,8 @@ class Changelogs:
         if changelog not in self._read:
             self._read[changelog] = Position(0)
             self._reader.assign(self._read)
-        for run in self._reader.fetch(1 << 20, 0):
+        news = self._reader.fetch(1 << 20, 0) if self._read[changelog].offset < stored.stable_end else ()
+        for run in news:
             self._read[run.partition] = Position(run.next_offset)
             columns = run.columns
             for key, value, timestamp in zip(columns.keys, columns.values, columns.timestamps, strict=True):

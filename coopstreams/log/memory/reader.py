@@ -124,9 +124,9 @@ class MemoryReader:
                 f"offset {at.offset} of {partition} is gone: the log has {stored.start} to {stored.end}. Begin at one "
                 "of these, or at the group's last commit."
             )
+        if reading.told_end == at.offset >= (stored.stable_end if self._committed_only else stored.end):
+            return [], 0  # nothing has come since
         columns, next_offset, at_end = stored.read(at.offset, most, committed_only=self._committed_only)
-        if not len(columns) and next_offset == at.offset and reading.told_end == next_offset:
-            return [], 0
         reading.told_end = next_offset if at_end else None
         batches = make_batches(
             partition, columns, self._routes.get(partition), at.stream_time, next_offset, at_end=at_end
