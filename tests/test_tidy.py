@@ -65,12 +65,16 @@ HOSTED = (
     "coopstreams/tasks/",
     "coopstreams/commit/",
     "coopstreams/group/",
+    "coopstreams/consumer/",
 )
 SPEAKS_WITH_BROKERS = {
     f"coopstreams/group/{name}.py"
     for name in ("admin", "connection", "coordinator", "ends", "settings", "transactions")
 }
-SEEN_FROM_OUTSIDE = {"coopstreams/commit/offsets.py", "coopstreams/instance/app.py"}
+SEEN_FROM_OUTSIDE = {
+    "coopstreams/consumer/cooperative_fetch.py",
+    "coopstreams/instance/app.py",
+}
 """What programs and administrators call: no part of what a simulation decides."""
 ASKED_OF_THE_HOST = {"asyncio", "multiprocessing", "queue", "random", "socket", "subprocess", "time", "uuid"}
 LATER = re.compile("|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X")))

@@ -15,7 +15,6 @@ Turned down: asking a member over HTTP (there may be none).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from coopstreams.commit.follower import Follower
 from coopstreams.commit.ranges import Runs, advance, common, merge
 from coopstreams.commit.record import Committed, Segment
 from coopstreams.commit.view import Hole, combine
+from coopstreams.common.host import SYSTEM, Host
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.group.requests import Offsets
 from coopstreams.log.kafka.log import KafkaLog
@@ -91,16 +91,16 @@ def individual_commits(log: Log, group: str, timeout_s: float = _TIMEOUT_S) -> I
         follower.close()
 
 
-def catch_up(follower: Follower, timeout_s: float = _TIMEOUT_S, *, check: bool = True) -> None:
+def catch_up(follower: Follower, timeout_s: float = _TIMEOUT_S, *, check: bool = True, host: Host = SYSTEM) -> None:
     """Read everything that was committed before now. `check` False: tolerate unreadable records.
 
     Raises:
         LogError: a record cannot be read; or, retryable, an open transaction keeps the rest back and is named.
     """
-    barrier, give_up = follower.barrier(), time.monotonic() + timeout_s
+    barrier, give_up = follower.barrier(), host.now() + timeout_s
     while follower.tail < barrier:
         follower.poll(0.1)
-        if follower.tail < barrier and time.monotonic() > give_up:
+        if follower.tail < barrier and host.now() > give_up:
             names = ", ".join(sorted(follower.blockers(barrier))) or "of another group in the same partition"
             raise LogError(
                 f"{follower.partition} ends at {barrier}; read up to {follower.tail} in {timeout_s:.0f} s. An open "
@@ -120,7 +120,10 @@ class PlainOffsets(Protocol):
 
 
 def group_offsets(
-    coordinator: PlainOffsets, follower: Follower | None, partitions: Iterable[TopicPartition] | None = None
+    coordinator: PlainOffsets,
+    follower: Follower | None,
+    partitions: Iterable[TopicPartition] | None = None,
+    host: Host = SYSTEM,
 ) -> dict[TopicPartition, OffsetAndRanges | None]:
     """Return what a group has committed: all that was finished before this call.
 
@@ -128,7 +131,7 @@ def group_offsets(
         LogError: refused, or a transaction stayed open, or no answer in time.
     """
     if follower is not None:
-        catch_up(follower)
+        catch_up(follower, host=host)
     wanted = None if partitions is None else set(partitions)
     plain = coordinator.committed(wanted)
     if wanted is None:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import queue
 import re
-import socket
-import time
-import uuid
 from collections.abc import Mapping, Sequence
 from functools import partial
 
 from coopstreams.commit.barrier import Barrier
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.positions import Positions
+from coopstreams.common.host import Host, Inbox
 from coopstreams.consumer.assignors import Assignor
 from coopstreams.consumer.committing import Committing
 from coopstreams.consumer.fetching import Fetching
@@ -24,11 +21,11 @@ from coopstreams.consumer.policy import Policies
 from coopstreams.consumer.session import ConsumerSession, RangesCallback
 from coopstreams.consumer.settings import ConsumerConfig
 from coopstreams.group.admin import GroupAdmin
-from coopstreams.group.coordinator import connector
 from coopstreams.group.holdings import GroupEvent
 from coopstreams.group.members import Assignment, MemberInfo, MemberState
 from coopstreams.group.membership import GroupMember, Timings
-from coopstreams.log.kafka.log import KafkaLog
+from coopstreams.log.kafka.wiring import Wiring
+from coopstreams.log.log import Log
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import (
     ConsumerRangeFetchNotAcceptedError,
@@ -42,20 +39,21 @@ STEADY_S = 5.0
 """How long a request within `consume` waits for unreachable brokers; the next call of `consume` retries."""
 
 
-def transactional_ids(group: str) -> tuple[str, str]:
+def transactional_ids(group: str, host: Host) -> tuple[str, str]:
     """Return new transactional ids for one consumer: for the user's producer, and for the consumer's own writer."""
-    life = uuid.uuid4().hex
+    life = host.unique()
     return f"{group}-consumer-{life}", f"{group}-consumer-{life}-commit"
 
 
 def alone(
     config: ConsumerConfig,
-    log: KafkaLog,
+    wiring: Wiring,
+    log: Log,
     wanted: Mapping[TopicPartition, tuple[KeyRange, ...]],
     filter_: RecordFilter | None,
 ) -> ConsumerSession:
     """Return a session for these key ranges; see `CooperativeConsumer.assign`."""
-    policies = Policies(log, config["replication.factor"])
+    policies = Policies(log, config["replication.factor"], wiring.host)
     _check(config, log, policies, wanted)
     topics = topic_numbers(sorted({at.topic for at in wanted}))
     ids = [
@@ -70,18 +68,20 @@ def alone(
         :16
     ]
     transactional_id = f"{config['group.id']}-alone-{what}"
+    host = wiring.host
     session = _session(
-        config, log, ownership, topics, transactional_id, filter_, policies, {}, queue.SimpleQueue(), parts=True
+        config, host, log, ownership, topics, transactional_id, filter_, policies, {}, host.inbox(), parts=True
     )
     # No coordinator counts generations here: if two consumers choose the same term, the later start outranks the other.
-    session.openings.barrier.generation = int(time.time())
+    session.openings.barrier.generation = host.wall_ms() // 1000
     session.openings.want(ids, 0)
     return session
 
 
 def shared(
     config: ConsumerConfig,
-    log: KafkaLog,
+    wiring: Wiring,
+    log: Log,
     assignor: Assignor,
     topics: Sequence[str],
     transactional: tuple[str, str],
@@ -91,17 +91,15 @@ def shared(
     parts: bool,
 ) -> ConsumerSession:
     """Return a session of a member that joins the group; see `CooperativeConsumer.subscribe`."""
-    group = config["group.id"]
-    policies = Policies(log, config["replication.factor"])
+    group, host = config["group.id"], wiring.host
+    policies = Policies(log, config["replication.factor"], wiring.host)
     policies.watch(topics)
-    inbox: queue.SimpleQueue[GroupEvent] = queue.SimpleQueue()
+    inbox: Inbox[GroupEvent] = host.inbox()
     follower = Follower(log, group, replication=config["replication.factor"])
-    polled = [time.monotonic()]
+    polled = [host.now()]
 
     def info() -> MemberInfo:
-        return MemberInfo(
-            transactional[0], socket.gethostname(), transactional_ids=transactional, allow_key_share=parts
-        )
+        return MemberInfo(transactional[0], host.called(), transactional_ids=transactional, allow_key_share=parts)
 
     def assign(states: Mapping[str, MemberState]) -> Mapping[str, Assignment]:
         partitions, shareable = policies.for_leader({topic for state in states.values() for topic in state.topics})
@@ -114,21 +112,23 @@ def shared(
         request=int(1000 * STEADY_S),
     )
     member = GroupMember(
-        connector(config.client),
+        wiring.coordinator(config.client),
         group,
         # Subscribe to the commit topic, too: the broker expires offsets of topics without a subscription.
         [*topics, follower.partition.topic],
         info,
         assign,
         inbox.put,
-        lambda: time.monotonic() - polled[0] < config["max.poll.interval.ms"] / 1000,
+        lambda: host.now() - polled[0] < config["max.poll.interval.ms"] / 1000,
         instance_id=config["group.instance.id"],
         sources={number: [topic] for number, topic in policies.numbers().items()},
         timings=timings,
+        host=host,
     )
     numbers = topic_numbers(topics)
     session = _session(
         config,
+        host,
         log,
         Shared(member),
         numbers,
@@ -147,14 +147,15 @@ def shared(
 
 def _session(
     config: ConsumerConfig,
-    log: KafkaLog,
+    host: Host,
+    log: Log,
     ownership: Alone | Shared,
     topics: Mapping[int, str],
     transactional_id: str,
     filter_: RecordFilter | None,
     policies: Policies,
     listeners: Mapping[str, RangesCallback | None],
-    inbox: queue.SimpleQueue[GroupEvent],
+    inbox: Inbox[GroupEvent],
     *,
     parts: bool,
     follower: Follower | None = None,
@@ -173,29 +174,30 @@ def _session(
         lambda _: config["auto.offset.reset"],
         transactional_id,
         alone=ownership.alone,
+        host=host,
     )
     # Match the whole id: the id of another group may begin with this group's id.
     form = re.compile(re.escape(config["group.id"]) + r"-consumer-[0-9a-f]{32}(-commit)?")
     member = ownership.member if isinstance(ownership, Shared) else None
     commits = [follower.partition.topic]
     barrier = Barrier(
-        member, follower, lambda name: form.fullmatch(name) is not None, lambda dead: log.settle(dead, commits)
+        member, follower, lambda name: form.fullmatch(name) is not None, lambda dead: log.settle(dead, commits), host
     )
-    openings = Openings(follower, barrier, positions)
+    openings = Openings(follower, barrier, positions, host)
     reader = partial(log.reader, committed_only=config["isolation.level"] == "read_committed")
     fetching = Fetching(reader, config["max.bytes.key.range.cache"], policies.reserves_values, filter_)
     in_offset_order = config["commit.order"] == "offset"
     timeout_s = config["transaction.timeout.ms"] / 1000
     log.timeout_s = timeout_s  # for the writer's life: brokers have been found by now
-    committing = Committing(log, follower, transactional_id, timeout_s, in_offset_order=in_offset_order)
+    committing = Committing(log, follower, transactional_id, timeout_s, host, in_offset_order=in_offset_order)
     log.timeout_s = STEADY_S
     return ConsumerSession(
-        config, ownership, follower, openings, fetching, committing, policies, inbox, listeners, parts=parts
+        config, host, ownership, follower, openings, fetching, committing, policies, inbox, listeners, parts=parts
     )
 
 
 def _check(
-    config: ConsumerConfig, log: KafkaLog, policies: Policies, wanted: Mapping[TopicPartition, tuple[KeyRange, ...]]
+    config: ConsumerConfig, log: Log, policies: Policies, wanted: Mapping[TopicPartition, tuple[KeyRange, ...]]
 ) -> None:
     counts = log.partitions(sorted({at.topic for at in wanted}))
     policies.watch([at.topic for at in wanted if at.topic in counts])

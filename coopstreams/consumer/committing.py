@@ -22,7 +22,6 @@ Turned down: making every transaction wait (the default is free of order; within
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -31,6 +30,7 @@ from coopstreams.commit.follower import Follower
 from coopstreams.commit.progress import plan
 from coopstreams.commit.ranges import Runs, normalise
 from coopstreams.commit.record import Segment
+from coopstreams.common.host import Host
 from coopstreams.consumer.ownership import Ownership, Transaction
 from coopstreams.consumer.share import Share
 from coopstreams.log.log import Log, Writer
@@ -58,10 +58,17 @@ class Committing:
     """Commits the key ranges of one consumer. Belongs to one thread."""
 
     def __init__(
-        self, log: Log, follower: Follower, transactional_id: str, timeout_s: float, *, in_offset_order: bool
+        self,
+        log: Log,
+        follower: Follower,
+        transactional_id: str,
+        timeout_s: float,
+        host: Host,
+        *,
+        in_offset_order: bool,
     ) -> None:
         """Open the writer. Its `transactional_id` ends a transaction that a predecessor with the same id left open."""
-        self._follower = follower
+        self._host, self._follower = host, follower
         self._writer: Writer = log.writer(transactional_id, lambda: [follower.partition.topic])
         self._timeout_s = timeout_s
         self._in_offset_order = in_offset_order
@@ -150,7 +157,7 @@ class Committing:
     ) -> None:
         commit = plan([share.progress for share in shares], self._follower, claim=claim)
         if commit.records:
-            now = int(time.time() * 1000)
+            now = self._host.wall_ms()
             keys, values = [key for key, _ in commit.records], [value for _, value in commit.records]
             where = self._follower.partition
             transaction.append(where.topic, keys, values, [now] * len(keys), partitions=where.partition)
@@ -164,9 +171,9 @@ class Committing:
             LogError: retryable: they have not after half of the transaction timeout.
         """
         first = {at: runs[0][0] for at, runs in news.items() if runs}
-        give_up = time.monotonic() + self._timeout_s / 2
+        give_up = self._host.now() + self._timeout_s / 2
         while blocked := behind(first, {at: self._others_stable(at, shares) for at in first}):
-            if time.monotonic() > give_up:
+            if self._host.now() > give_up:
                 reasons = ", ".join(
                     f"{at} from {first[at]} on, the others are at {stable}" for at, stable in blocked.items()
                 )

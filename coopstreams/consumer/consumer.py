@@ -29,8 +29,8 @@ from coopstreams.consumer.ownership import Shared
 from coopstreams.consumer.session import ConsumerSession, Ranges, RangesCallback, by_partition
 from coopstreams.consumer.settings import ConsumerConfig
 from coopstreams.consumer.share import ConsumerRecord, Share
-from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.kafka.producer import ProducerTransaction
+from coopstreams.log.kafka.wiring import KAFKA, Wiring
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import (
     CommitConflictError,
@@ -59,18 +59,19 @@ class CooperativeConsumer:
         *,
         filter: RecordFilter | None = None,  # noqa: A002
         assignor: Assignor | None = None,
+        wiring: Wiring = KAFKA,
     ) -> None:
-        """Check the settings; connect to nothing yet.
+        """Check the settings; connect to nothing yet. `wiring`: the machine and the cluster, which simulations replace.
 
         Raises:
             ConfigError: an invalid setting.
         """
-        self._config = ConsumerConfig.of(config)
+        self._config, self._wiring = ConsumerConfig.of(config), wiring
         self._filter = filter
         self._assignor = assignor or ASSIGNORS[self._config["partition.assignment.strategy"]]
-        self._log = KafkaLog(self._config.client, timeout_s=self._config["connect.timeout.ms"] / 1000)
+        self._log = wiring.cluster(self._config.client, self._config["connect.timeout.ms"] / 1000)
         self._lock = threading.RLock()
-        self._ids = transactional_ids(self._config["group.id"])
+        self._ids = transactional_ids(self._config["group.id"], wiring.host)
         self._running: ConsumerSession | None = None
         self._in_transaction = False
 
@@ -100,6 +101,7 @@ class CooperativeConsumer:
             self._check_new()
             self._running = shared(
                 self._config,
+                self._wiring,
                 self._log,
                 self._assignor,
                 sorted(set(topics)),
@@ -124,7 +126,7 @@ class CooperativeConsumer:
         wanted = {TopicPartition(*at): tuple(ranges) for at, ranges in partitions.items()}
         with self._lock:
             self._check_new()
-            self._running = alone(self._config, self._log, wanted, self._filter)
+            self._running = alone(self._config, self._wiring, self._log, wanted, self._filter)
 
     def assignment(self) -> Ranges:
         """Return the key ranges that are open here, by partition."""
@@ -252,7 +254,8 @@ class CooperativeConsumer:
         """
         with self._lock:
             session = self._session
-            return group_offsets(session.ownership, session.follower, [TopicPartition(*at) for at in partitions])
+            asked = [TopicPartition(*at) for at in partitions]
+            return group_offsets(session.ownership, session.follower, asked, self._wiring.host)
 
     @contextmanager
     def transaction(self, producer: Any) -> Iterator[None]:

@@ -11,15 +11,15 @@ Invariant: alone or not, a range is opened behind the barrier, at a term above a
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from coopstreams.commit.barrier import Barrier, Opening
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.positions import Positions
 from coopstreams.commit.progress import CommitPlan, Progress
+from coopstreams.common.host import Host
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.group.holdings import Assigned
 from coopstreams.group.membership import GroupMember
@@ -38,17 +38,18 @@ COMPLAIN_S = 5.0
 class RangeOpening(Opening):
     """A key range that is wanted and not open yet."""
 
-    said_at: float = field(default_factory=time.monotonic)
+    said_at: float = 0.0
     """When it was first wanted, or last logged as waiting."""
 
 
 class Openings:
     """The key ranges that wait for the barrier. Belongs to one thread."""
 
-    def __init__(self, follower: Follower, barrier: Barrier, positions: Positions) -> None:
+    def __init__(self, follower: Follower, barrier: Barrier, positions: Positions, host: Host) -> None:
         self.barrier = barrier
         self._follower = follower
         self._positions = positions
+        self._host = host
         self._waiting: dict[TaskId, RangeOpening] = {}
 
     def __bool__(self) -> bool:
@@ -57,7 +58,7 @@ class Openings:
     def want(self, ids: Iterable[TaskId], epoch: int) -> None:
         """Open these as soon as the barrier lets them pass."""
         for id_ in ids:
-            self._waiting[id_] = RangeOpening(id_, epoch)
+            self._waiting[id_] = RangeOpening(id_, epoch, said_at=self._host.now())
 
     def drop(self, ids: Iterable[TaskId]) -> list[TaskId]:
         """Cancel these openings; return those that were waiting."""
@@ -84,7 +85,7 @@ class Openings:
 
     def _complain(self, waiting: Iterable[RangeOpening]) -> None:
         """Log the key ranges that have waited for long, and what they wait for."""
-        now = time.monotonic()
+        now = self._host.now()
         for one in waiting:
             if now - one.said_at > COMPLAIN_S and one.barrier is not None:
                 one.said_at = now

@@ -9,11 +9,11 @@ Invariant: `for_leader`, `shareable` and `reserves_values` never contact the bro
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from coopstreams.commit.policy import LOOK_EVERY_S, Policy, PolicyTopic, default
+from coopstreams.common.host import Host
 from coopstreams.consumer.group_assignment import topic_number
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import Log
@@ -59,9 +59,9 @@ def set_policy(settings: Mapping[str, Any], values: Mapping[str, bool | None], t
 class Policies:
     """The topics and the policy, as last seen. Only the consumer's thread calls `changed` and `watch`."""
 
-    def __init__(self, log: Log, replication: int) -> None:
-        self._log = log
-        self._topic = PolicyTopic(log, replication=replication)
+    def __init__(self, log: Log, replication: int, host: Host) -> None:
+        self._log, self._host = log, host
+        self._topic = PolicyTopic(log, replication=replication, host=host)
         self._policy = Policy()
         self._counts: dict[str, int] = {}
         self._asked: set[str] = set()
@@ -85,14 +85,14 @@ class Policies:
 
         While brokers are unreachable, the values seen last stay valid.
         """
-        if time.monotonic() < self._look_at:
+        if self._host.now() < self._look_at:
             return False
         before = self._seen()
         try:
             self._look()
         except LogError as error:
             log.warning("cannot look at topics and policy: %s", error)
-            self._look_at = time.monotonic() + LOOK_EVERY_S
+            self._look_at = self._host.now() + LOOK_EVERY_S
         return before != self._seen()
 
     def for_leader(self, topics: set[str]) -> tuple[dict[str, int], frozenset[str]]:
@@ -127,7 +127,7 @@ class Policies:
     def _look(self) -> None:
         self._counts = self._log.partitions()
         self._policy = self._topic.read()
-        self._look_at = time.monotonic() + LOOK_EVERY_S
+        self._look_at = self._host.now() + LOOK_EVERY_S
 
     def _seen(self) -> object:
         return {

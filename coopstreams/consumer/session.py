@@ -11,8 +11,6 @@ Invariant: a share that is given up is marked, so that `done` for its records ch
 from __future__ import annotations
 
 import logging
-import queue
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 
@@ -20,6 +18,7 @@ from coopstreams.commit.barrier import Opening
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.progress import Progress
 from coopstreams.commit.view import Winner
+from coopstreams.common.host import Empty, Host, Inbox
 from coopstreams.consumer.committing import CommitResult, Committing
 from coopstreams.consumer.fetching import Fetching
 from coopstreams.consumer.ownership import Alone, Openings, Shared
@@ -62,19 +61,20 @@ class ConsumerSession:
     def __init__(
         self,
         config: ConsumerConfig,
+        host: Host,
         ownership: Alone | Shared,
         follower: Follower,
         openings: Openings,
         fetching: Fetching,
         committing: Committing,
         policies: Policies,
-        inbox: queue.SimpleQueue[GroupEvent],
+        inbox: Inbox[GroupEvent],
         listeners: Mapping[str, RangesCallback | None],
         *,
         parts: bool,
     ) -> None:
         """`parts`: whether this consumer takes parts of partitions. `listeners`: by "assign", "revoke", "lost"."""
-        self.config = config
+        self.config, self._host = config, host
         self.ownership = ownership
         self.follower = follower
         self.openings = openings
@@ -84,7 +84,7 @@ class ConsumerSession:
         self.shares: dict[TaskId, Share] = {}
         self.finished: deque[tuple[Share, int]] = deque()
         """(share, offset) of done records; any thread appends."""
-        self.polled = [time.monotonic()]
+        self.polled = [self._host.now()]
         """When `consume` was last called; the membership checks it against `max.poll.interval.ms`."""
         self._policies = policies
         self._inbox = inbox
@@ -98,7 +98,7 @@ class ConsumerSession:
 
     def consume(self, most: int, timeout_s: float) -> list[ConsumerRecord]:
         """Return up to `most` records; block up to `timeout_s` for the first; return early after a revocation."""
-        deadline = time.monotonic() + timeout_s
+        deadline = self._host.now() + timeout_s
         self._begin_poll()
         while True:
             self._handle()
@@ -108,7 +108,7 @@ class ConsumerSession:
             self._open()
             self._note()
             records = self.fetching.records(most)
-            left = deadline - time.monotonic()
+            left = deadline - self._host.now()
             if not records:
                 self.fetching.fetch(most, max(0.0, min(left, OPENING_S if self.openings else SLICE_S)))
                 records = self.fetching.records(most)
@@ -129,7 +129,7 @@ class ConsumerSession:
             # The group has a new generation. As long as this is a member, it still owns what it holds: commit again.
             except FencedError as error:
                 log.info("committing again: %s", error)
-                time.sleep(AGAIN_S)
+                self._host.sleep(AGAIN_S)
         return self.committing.commit(in_order, self.ownership, metadata or {})
 
     def take_done(self) -> bool:
@@ -210,7 +210,7 @@ class ConsumerSession:
             self._policies.close()
 
     def _begin_poll(self) -> None:
-        now = self.polled[0] = time.monotonic()
+        now = self.polled[0] = self._host.now()
         self._told = False
         self.take_done()
         if self._policies.changed():
@@ -231,7 +231,7 @@ class ConsumerSession:
             names = ", ".join(map(str, given_up))
             if isinstance(error, LogError) and (error.retryable or isinstance(error, FencedError)):
                 log.warning("%s cannot be given up yet: %s; trying again", names, error)
-                self.revocations.ask(given_up, time.monotonic())
+                self.revocations.ask(given_up, self._host.now())
                 return
             log.warning("giving up %s: uncommitted records are processed again elsewhere: %s", names, error)
         self._gone(given_up)
@@ -244,13 +244,13 @@ class ConsumerSession:
 
     def _handle(self) -> None:
         """Process the events of the group and the deadlines of revocations."""
-        late = self.revocations.expire(time.monotonic())
+        late = self.revocations.expire(self._host.now())
         if late:
             self._lose(late)
         while True:
             try:
                 event = self._inbox.get_nowait()
-            except queue.Empty:
+            except Empty:
                 return
             match event:
                 case Refused(error):
@@ -281,7 +281,7 @@ class ConsumerSession:
         if unopened := self.openings.drop(event.revoked):
             self.ownership.released(unopened)
         asked = [self.shares[id_] for id_ in event.revoked if id_ in self.shares]
-        self.revocations.ask(asked, time.monotonic())
+        self.revocations.ask(asked, self._host.now())
         for share in asked:
             share.leave(True)
         self._told = self._told or bool(asked)

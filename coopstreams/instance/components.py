@@ -29,8 +29,8 @@ from coopstreams.instance.restrictions import Restrictions
 from coopstreams.instance.subscription import PatternSubscription
 from coopstreams.instance.task_registry import TaskRegistry
 from coopstreams.instance.watcher import Watcher
-from coopstreams.instance.wiring import KAFKA, Wiring
 from coopstreams.log.kafka.native import native_tables
+from coopstreams.log.kafka.wiring import KAFKA, Wiring
 from coopstreams.log.log import Log
 from coopstreams.opening.begun import Begun
 from coopstreams.opening.globals import Globals

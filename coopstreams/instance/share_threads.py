@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 from coopstreams.instance.components import Components, client_settings
+from coopstreams.log.kafka.share import KafkaShare
 from coopstreams.sharing.group import ShareMembers, share_group
 from coopstreams.sharing.thread import ShareThread
 from coopstreams.sharing.work import SharedWork
@@ -39,7 +40,7 @@ def _thread(
     tables, letters = made.globals.rows, made.topology.dead_letter_topics
     return ShareThread(
         number,
-        lambda: made.wiring.share(client_settings(config), share_group(made.application), settings),
+        lambda: KafkaShare(client_settings(config), share_group(made.application), settings),
         [SharedWork(number, program, writer, *shared, tables, letters, made.host) for program in programs],
         writer,
         made.refusals,

@@ -241,6 +241,9 @@ class TopicSpec:
 class Log(Protocol):
     """A cluster. Any thread."""
 
+    timeout_s: float
+    """How long brokers may be unreachable before a request fails; a writer keeps that of its beginning."""
+
     def reader(self, *, committed_only: bool = True) -> Reader:
         """Return a reader of committed records only (read_committed), or of all (read_uncommitted)."""
         ...

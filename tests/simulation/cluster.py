@@ -227,8 +227,8 @@ class MachineReader(SimulatedReader):
 class MachineLog(SimulatedLog):
     """The `Log` of a machine: patient, as `KafkaLog` is."""
 
-    def __init__(self, client: MachineClient) -> None:
-        super().__init__(client, timeout_s=ANSWER_S, kept_s=KEPT_S)
+    def __init__(self, client: MachineClient, timeout_s: float = PATIENCE_S) -> None:
+        super().__init__(client, timeout_s=timeout_s, answer_s=ANSWER_S, kept_s=KEPT_S)
         self._machine_client = client
 
     def reader(self, *, committed_only: bool = True) -> MachineReader:
@@ -237,13 +237,13 @@ class MachineLog(SimulatedLog):
     def writer(
         self, transactional_id: str | None = None, written: Callable[[], Collection[str]] | None = None
     ) -> SimulatedWriter:
-        return patient(self._machine_client.machine, lambda: SimulatedLog.writer(self, transactional_id, written))
+        return self._patient(lambda: SimulatedLog.writer(self, transactional_id, written))
 
     def end_offset(self, partition: TopicPartition) -> int:
         """Return the true end: the brokers say who leads, as `Ends` asks them, and the leader is asked with its
         epoch.
         """
-        return patient(self._machine_client.machine, lambda: self._true_end(partition))
+        return self._patient(lambda: self._true_end(partition))
 
     def reported_end(self, partition: TopicPartition) -> int:
         return super().end_offset(partition)
@@ -266,16 +266,19 @@ class MachineLog(SimulatedLog):
         )
 
     def _ask(self, kind: Kind, where: TopicPartition | str, effect: Callable[[], T]) -> T:
-        return patient(self._machine_client.machine, lambda: SimulatedLog._ask(self, kind, where, effect))
+        return self._patient(lambda: SimulatedLog._ask(self, kind, where, effect))
+
+    def _patient(self, question: Callable[[], T]) -> T:
+        return patient(self._machine_client.machine, question, self.timeout_s)
 
 
-def patient(machine: Machine, question: Callable[[], T]) -> T:
+def patient(machine: Machine, question: Callable[[], T], timeout_s: float = PATIENCE_S) -> T:
     """Return the answer, asked for until time is over.
 
     Raises:
         LogError: it is.
     """
-    give_up = machine.now() + PATIENCE_S
+    give_up = machine.now() + timeout_s
     while True:
         try:
             return question()

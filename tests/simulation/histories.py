@@ -6,7 +6,6 @@ import gc
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack
-from itertools import count
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 from unittest.mock import patch
@@ -64,19 +63,15 @@ MADE_ONCE: list[tuple[ModuleType, str, Callable[..., object]]] = [
 ]
 """What each process would make of its topology as the others have, with what it is made of. No program has patterns."""
 _MADE = [(where, name, _once(getattr(where, name), about)) for where, name, about in MADE_ONCE]
-COLLECTED = 16
-"""So many histories leave their garbage: within one, each pass of the collector would go over all modules."""
-_PLAYED = count()
 
 
 def play(
     history: History, only: Collection[int] | None = None, steps: int = STEPS
 ) -> tuple[World, ViolationError | None]:
     """Return the world of a history of so many steps at its end, and what was wrong in it. `only`: see `World.run`."""
-    gc.disable()
-    if next(_PLAYED) % COLLECTED == 0:
-        gc.collect()
-        gc.freeze()
+    gc.disable()  # within a history, each pass of the collector would go over all modules
+    gc.collect()
+    gc.freeze()
     world = World(history.seed, PROGRAMS[history.program], exactly_once=history.guarantee == EXACTLY_ONCE)
     try:
         with ExitStack() as stack:

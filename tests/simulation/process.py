@@ -8,7 +8,7 @@ from coopstreams.group.joining import Connector, Hooks, Timings
 from coopstreams.instance.components import Components
 from coopstreams.instance.instance import Instance
 from coopstreams.instance.serving import Serving
-from coopstreams.instance.wiring import Wiring
+from coopstreams.log.kafka.wiring import Wiring
 from coopstreams.tasks.lifecycle import Lifecycle
 from coopstreams.topology.errors import ConfigError, LogError, StateError
 from coopstreams.topology.stores import StoreSpec

@@ -1,23 +1,17 @@
-"""A whole group without a broker: real instances on simulated machines, a cluster in memory, and what goes wrong, all
-by one seed.
+"""A whole group of instances without a broker: real instances on simulated machines, and what befalls them besides what
+befalls everybody (`stage`).
 
-    processes   each a real `Instance` with its threads; killed, stopped and woken, started anew on the same disk
-    network     requests and answers that are late or lost
+    processes   each a real `Instance` with its threads; started anew on the same disk
     hosts       disks that are lost, full or from an earlier time, clocks that jump, settings that change
-    brokers     end, stand still and wake, lead and coordinate in turn
-    threads     of a process stand still, one by one
     snapshots   are rebuilt, damaged, deleted and published again
     queries     by key, to anybody, through the router
-    oracles     what must hold after each step, and at the end, when nothing goes wrong any more
-
-Invariant: the same seed, the same history.
 """
 
 from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -34,31 +28,21 @@ from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import WHOLE
 from tests.simulation import disk
 from tests.simulation.answers import Rows
-from tests.simulation.cluster import MachineClient, MachineCluster, MachineLog
-from tests.simulation.fibers import EPOCH_MS, Machine, Scheduler, StuckError
-from tests.simulation.group import Group
+from tests.simulation.cluster import MachineClient, MachineLog
+from tests.simulation.fibers import EPOCH_MS
 from tests.simulation.hosts import Hosts
-from tests.simulation.kafka.plan import Chance, Crash, Early, Fault, Kind, Late, Lost, NoFaults, Plan, Slow, Torn
-from tests.simulation.oracles import Changelogs, Part, ViolationError
-from tests.simulation.outages import Outages
+from tests.simulation.oracles import Changelogs, Part
 from tests.simulation.process import Process
 from tests.simulation.programs import APPLICATION, Program
 from tests.simulation.queries import Queries
 from tests.simulation.service import service
 from tests.simulation.shelf import Shelf
-from tests.simulation.stalls import Stalls
+from tests.simulation.stage import MOST_PROCESSES, TRANSACTION_S, Stage
 from tests.simulation.upkeep import Upkeep
 
-MOST_PROCESSES = 4
 OUT = TopicPartition("out", 0)
-CALM_S = 400.0
-"""How long everything may take to be done once nothing goes wrong any more."""
-LOOK_S = 0.25
 SHELVES = 0.25
 """The part of histories with snapshots."""
-STALLS = 0.25
-"""The part of histories in which threads stand still."""
-TRANSACTION_S = 15.0
 DECIDED_S = 16.0
 """After so long without a process, requests of it that are late have arrived, and its transactions have timed out."""
 EVENTS = (
@@ -83,26 +67,6 @@ EVENTS = (
 """What happens, each as often as it is named."""
 STATES = 8
 """Databases are looked at each so many times."""
-LOSSES: list[tuple[float, Fault]] = [
-    (0.004, Lost()),
-    (0.004, Lost(answer=True)),
-    (0.002, Late(7.0)),
-    (0.001, Crash()),
-    (0.001, Crash(after=True)),
-]
-ASKED: tuple[Kind, ...] = (
-    "produce", "take over", "send offsets", "commit", "abort", "end transaction", "commit offsets", "fetch offsets",
-    "end offset", "start offset", "views", "list transactions", "join", "sync",
-)  # fmt: skip
-RATES: dict[Kind, list[tuple[float, Fault]]] = {
-    **dict.fromkeys(ASKED, LOSSES),
-    "heartbeat": [(0.01, Lost()), (0.01, Lost(answer=True))],
-    "append": [(0.3, Early())],
-    "marker": [(0.03, Late(0.5)), (0.01, Late(10.0))],
-    "list transactions": [*LOSSES, (0.1, Slow(3.0)), (0.05, Slow(12.0))],
-    "fetch": [(0.02, Lost()), (0.05, Torn(1)), (0.05, Torn(3))],
-}
-"""The usual faults: how likely each is for a request of a kind."""
 
 
 @cache
@@ -111,38 +75,21 @@ def built(build: Callable[..., Topology], **version: bool) -> Topology:
     return build(**version)
 
 
-class World:
+class World(Stage[Process]):
     """Everything there is."""
 
+    events_that_happen = EVENTS
+
     def __init__(self, seed: int, program: Program, *, exactly_once: bool) -> None:
-        self.random = Random(seed)
-        self.program, self.exactly_once = program, exactly_once
-        self.events: list[str] = []
-        self.scheduler = Scheduler(Random(self.random.getrandbits(64)))
-        self.group = Group(self.scheduler, lambda: self.cluster.brokers.answers(APPLICATION))
-        self.latency_s = self.random.choice((0.001, 0.005, 0.02))
-        self.network = Random(self.random.getrandbits(64))
+        super().__init__(seed, APPLICATION, exactly_once=exactly_once)
+        self.program = program
         service.begin(Random(seed))  # not drawn: histories without calls would change
-        self.cluster = MachineCluster(
-            self.scheduler, self._plan(), self.group.check, transaction_timeout_s=TRANSACTION_S
-        )
-        self.outages = Outages(
-            self.cluster,
-            self.group,
-            APPLICATION,
-            self.scheduler,
-            Random(self.random.getrandbits(64)),
-            self.say,
-            self._stir,
-        )
         self.folder = Path(
             tempfile.mkdtemp(prefix="coopstreams-simulation-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
         )
         self.hosts = Hosts(MOST_PROCESSES, self.folder_of, Random(self.random.getrandbits(64)), self.say)
         self.written = 0
         self.looks = 0
-        self.processes: list[Process] = []
-        self.lives: dict[int, int] = {}
         self.partitions = self.random.choice((1, 1, 2))
         self.topologies = {newer: built(program.topology, newer=newer) for newer in (False, True)}
         for topic in (*self.topologies[True].source_topics, "out", "elsewhere"):
@@ -176,9 +123,7 @@ class World:
                 ),
                 self.say,
             )
-        self.stalls: Stalls | None = None
-        if (drawn := Random(f"{seed} stalls")).random() < STALLS:
-            self.stalls = Stalls(self.scheduler, drawn, lambda: [process.machine for process in self.living], self.say)
+        self._begin_stalls()
         self._reader = MemoryReader(self.cluster.state, committed_only=True)
         self._reader.assign({OUT: Position(0)})
         self._told_to = 0
@@ -205,44 +150,11 @@ class World:
             APPLICATION,
         )
 
-    def run(self, steps: int, only: Collection[int] | None = None) -> None:
-        """Let so many things happen, then let everything come to an end.
-
-        Each step draws from a generator of its own, so that others can be left out. `only`: the steps that are taken,
-        by number from 1 on; 0: requests meet faults from the beginning. None: all.
-
-        Raises:
-            ViolationError: an oracle does not hold.
-        """
-        try:
-            self._run(steps, range(steps + 1) if only is None else only)
-        except AssertionError as wrong:
-            if isinstance(wrong, ViolationError):
-                raise
-            oracle = "turns" if isinstance(wrong, StuckError) else "errors"
-            raise ViolationError(oracle, f"{type(wrong).__name__}: {wrong}") from wrong
-
-    def _run(self, steps: int, only: Collection[int]) -> None:
-        planned = [
-            (self.random.expovariate(1.0), self.random.choice(EVENTS), Random(self.random.getrandbits(64)))
-            for _ in range(steps)
-        ]
-        if 0 not in only:
-            self.cluster.plan = NoFaults()
-        for number in range(self.random.choice((1, 2, 3))):
-            self.start(number)
-        for number, (after_s, event, random) in enumerate(planned, 1):
-            self._let(after_s)
-            if number in only:
-                self.random = random
-                self._do(event)
-        self._calm_down()
-
     def close(self) -> None:
         """Forget everything."""
         self.answer.close()
-        operators = [] if self.shelf is None else self.shelf.machines
-        self.scheduler.close([*(process.machine for process in self.processes), *operators])
+        self.scheduler.close([] if self.shelf is None else self.shelf.machines)
+        super().close()
         for process in self.processes:
             with suppress(Exception):
                 if process.components is not None:
@@ -252,11 +164,8 @@ class World:
 
     # --- what happens ---
 
-    def start(self, number: int) -> None:
-        """Begin a new life of a process."""
-        self.lives[number] = life = self.lives.get(number, 0) + 1
-        self.say(f"p{number} begins life {life}")
-        self.processes.append(Process(self, number, life))
+    def _born(self, number: int, life: int) -> Process:
+        return Process(self, number, life)
 
     def produce(self, count: int) -> None:
         """Write records."""
@@ -268,43 +177,8 @@ class World:
         self.answer.write(records)
         service.written(records)
 
-    @property
-    def living(self) -> list[Process]:
-        """The processes that have not ended."""
-        return [process for process in self.processes if not process.ended]
-
-    def _stir(self) -> None:
-        self._do(self.random.choice(("start", "stop")))
-
-    def _do(self, event: str) -> None:
-        living = self.living
-        awake = [process for process in living if not process.machine.paused]
-        asleep = [process for process in living if process.machine.paused]
+    def _do_more(self, event: str, living: Sequence[Process], awake: Sequence[Process]) -> None:
         match event:
-            case "produce":
-                self.produce(self.random.randint(1, 20))
-            case "start" if len(living) < MOST_PROCESSES:
-                self.start(self.random.choice(self._down()))
-            case "kill" if awake:
-                self._strike("is killed", self.random.choice(living), Process.kill)
-            case "stop" if awake:
-                self._strike("is asked to stop", self.random.choice(awake), Process.stop)
-            case "pause" if awake:
-                self._strike(
-                    "stands still",
-                    self.random.choice(awake),
-                    # a suspended client sends when it wakes what was under way: only transactions refuse that
-                    lambda process: process.machine.pause(suspended=self.random.random() < 0.5 and self.exactly_once),
-                )
-            case "resume" if asleep:
-                self._strike("goes on", self.random.choice(asleep), lambda process: process.machine.resume())
-                self._check("answers", self._wrong_answers())
-            case "rest":
-                self._let(self.random.choice((0.01, 3.0, 15.0)))
-            case "plan":
-                self.cluster.plan = self._plan()
-            case "broker":
-                self.outages.happen()
             case "upkeep":
                 self.upkeep.happen()
             case "outage" if living:
@@ -314,6 +188,9 @@ class World:
                 self._strike(f"is told: {change.__name__}", self.random.choice(awake), change)
             case "host":
                 self.hosts.happen({process.number: process.machine for process in living}, self._down())
+
+    def _check_those_who_wake(self) -> None:
+        self._check("answers", self._wrong_answers())
 
     def restore_positions(self, told: Process) -> bool:
         """Have an operator end all but who told him, and restore the offsets: brokers refuse it beside members."""
@@ -336,81 +213,22 @@ class World:
         self.upkeep.happen_alone()
         self.start(self.random.choice(self._down()))
 
-    def _down(self) -> list[int]:
-        return [number for number in range(MOST_PROCESSES) if all(process.number != number for process in self.living)]
-
-    def _strike(self, what: str, process: Process, how: Callable[[Process], object]) -> None:
-        self.say(f"{process.machine.name} {what}")
-        how(process)
-
-    def _calm_down(self) -> None:
-        """Nothing goes wrong any more: everything must be done, and be right, after a while."""
-        self.say("nothing goes wrong any more")
-        self.cluster.plan = NoFaults()
-        self.outages.end()
+    def _end_the_rest(self) -> None:
         self.upkeep.end()
         self.hosts.end()
-        for each in (self.shelf, self.stalls):
-            if each is not None:
-                each.end()
-        for process in self.living:
-            if process.machine.paused:
-                process.machine.resume()
-            process.go_on()
-        if not self.living:
-            self.start(0)
-        # the last records come when others are done: joins say once a second who met none
-        self._let(20.0 if self.stalls is None else 20.0 + self.stalls.left_s)
-        self.produce(5)
-        give_up = self.scheduler.now + CALM_S
-        while found := self._wrong(whole=True):
-            if self.scheduler.now > give_up:
-                raise ViolationError(
-                    found[0], f"after {CALM_S:.0f} s of calm: {'; '.join(found[1])}. {self._reasons()}"
-                )
-            self._let(2.0)
-            if not self.living:
-                self.start(0)
+        if self.shelf is not None:
+            self.shelf.end()
 
-    def _let(self, seconds: float) -> None:
-        """Let time pass, and look now and then whether everything holds."""
-        until = self.scheduler.now + seconds
-        while self.scheduler.now < until:
-            self.scheduler.run(min(until, self.scheduler.now + LOOK_S))
-            for fiber, error in self.scheduler.errors:
-                raise ViolationError(
-                    "errors", f"{fiber.machine.name} {fiber.name} ended: {type(error).__name__}: {error}"
-                ) from error
-            if found := self._wrong(whole=False):
-                self._check(*found)
-
-    def _plan(self) -> Plan:
-        """What requests meet from now on."""
-        scale = self.random.choice((0.0, 0.3, 1.0, 3.0))
-        self.say(f"{scale:g} times the usual faults of requests")
-        rates: dict[Kind, list[tuple[float, Fault]]] = {
-            kind: [(rate * scale, fault) for rate, fault in faults] for kind, faults in RATES.items()
-        }
-        if not self.exactly_once:  # what arrives when its writer has given up would cover what a later one has written
-            rates["produce"] = [(rate, Lost() if isinstance(of, Late) else of) for rate, of in rates["produce"]]
-        return Chance(Random(self.random.getrandbits(64)), rates)
-
-    def killed(self, machine: Machine, request: str) -> None:
-        """A process has ended at one of its requests."""
-        process = next(process for process in self.processes if process.machine is machine)
-        self._strike(f"ends at a request ({request})", process, Process.kill)
+    def _let_go_on(self, process: Process) -> None:
+        process.go_on()
 
     def folder_of(self, number: int) -> Path:
         return self.folder / APPLICATION / f"instance-{number}"
 
     # --- oracles ---
 
-    def _wrong(self, *, whole: bool) -> tuple[str, list[str]] | None:
-        """Return the first oracle that does not hold, and why; those of the end are asked if `whole`."""
-        self.looks += 1
-        return next(((oracle, wrong) for oracle, wrong in self._told_by_oracles(whole=whole) if wrong), None)
-
     def _told_by_oracles(self, *, whole: bool) -> Iterator[tuple[str, list[str]]]:
+        self.looks += 1
         yield "members", self.group.wrong
         yield "calls", service.wrong
         yield "results", self.answer.tell(self._told())
@@ -430,11 +248,6 @@ class World:
         """Ask everybody who answers; return what is wrong."""
         components = self._components(running=True, owned=True) if self.exactly_once else ()
         return [problem for part in components for problem in self.changelogs.wrong_answers(part)]
-
-    @staticmethod
-    def _check(oracle: str, wrong: list[str]) -> None:
-        if wrong:
-            raise ViolationError(oracle, "; ".join(wrong))
 
     def _wrong_rows(self) -> list[str]:
         """Return what is wrong with what running tasks have in their stores: at the end it is what one task has."""
@@ -494,7 +307,3 @@ class World:
             }
             said.append(f"{process.machine.name}: {states} {waits} {process.instance.member.problem}")
         return "; ".join(said)
-
-    def say(self, event: str) -> None:
-        """Take note of what happens."""
-        self.events.append(f"{self.scheduler.now:9.3f}  {event}")

@@ -30,6 +30,7 @@ class MemoryLog:
 
     def __init__(self, check_fence: CheckFence = lambda _: None) -> None:
         self._state = MemoryState(check_fence)
+        self.timeout_s = 0.0
 
     def reader(self, *, committed_only: bool = True) -> MemoryReader:
         """Return a reader of committed records only, or of all."""

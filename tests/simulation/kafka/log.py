@@ -22,15 +22,25 @@ T = TypeVar("T")
 class SimulatedLog:
     """The cluster as a process sees it.
 
-    `settles`: whether writers finish what hangs of the last transaction under their id, as `KafkaWriter` does.
+    `answer_s`: how long a request waits for its answer; None: as long as brokers may be unreachable. `settles`: whether
+    writers finish what hangs of the last transaction under their id, as `KafkaWriter` does.
     `kept_s`: how long records of no transaction wait to be sent.
     """
 
-    def __init__(self, client: Client, *, timeout_s: float = 30.0, settles: bool = True, kept_s: float = inf) -> None:
+    def __init__(
+        self,
+        client: Client,
+        *,
+        timeout_s: float = 30.0,
+        answer_s: float | None = None,
+        settles: bool = True,
+        kept_s: float = inf,
+    ) -> None:
         self._client = client
         self._cluster = client.cluster
         self._state = client.cluster.state
         self.timeout_s = timeout_s
+        self._answer_s = timeout_s if answer_s is None else answer_s
         self._settles, self._kept_s = settles, kept_s
 
     def reader(self, *, committed_only: bool = True) -> SimulatedReader:
@@ -42,7 +52,7 @@ class SimulatedLog:
     ) -> SimulatedWriter:
         """Return a writer; a transactional one takes over its id."""
         looks = (written or self.partitions) if self._settles else None
-        return SimulatedWriter(self._client, transactional_id, self.end_offset, self.timeout_s, looks, self._kept_s)
+        return SimulatedWriter(self._client, transactional_id, self.end_offset, self._answer_s, looks, self._kept_s)
 
     def settle(self, dead: Callable[[str], bool], written: Collection[str]) -> None:
         """End what transactions of ids that nobody uses any more left open in these topics although they have ended."""
@@ -109,7 +119,7 @@ class SimulatedLog:
         """Do nothing: it holds nothing."""
 
     def _ask(self, kind: Kind, where: TopicPartition | str, effect: Callable[[], T]) -> T:
-        return self._client.ask(kind, where, effect, self.timeout_s)
+        return self._client.ask(kind, where, effect, self._answer_s)
 
 
 class SimulatedGroup:

@@ -1,6 +1,6 @@
-"""The environment of an instance: the machine it runs on, its cluster, its group's coordinator, and its share group.
+"""The environment of an instance or a consumer: the machine it runs on, its cluster, its group's coordinator.
 
-A simulation replaces the first three.
+A simulation replaces all three.
 """
 
 from __future__ import annotations
@@ -13,12 +13,8 @@ from coopstreams.common.host import SYSTEM, Host
 from coopstreams.group.coordinator import connector
 from coopstreams.group.joining import Connector
 from coopstreams.log.kafka.log import KafkaLog
-from coopstreams.log.kafka.share import KafkaShare
 from coopstreams.log.log import Log
-from coopstreams.sharing.delivery import Deliverer
 
-Share: TypeAlias = Callable[[Mapping[str, Any], str, Mapping[str, str]], Deliverer]
-"""Returns a new member of a share group: the clients' settings, the group's name, the group's settings."""
 Settings: TypeAlias = Mapping[str, Any]
 """How to reach the brokers, in librdkafka's names."""
 
@@ -33,7 +29,6 @@ class Wiring:
     host: Host
     cluster: Callable[[Settings, float], Log]
     coordinator: Callable[[Settings], Connector]
-    share: Share = KafkaShare
 
 
 KAFKA = Wiring(SYSTEM, lambda settings, timeout_s: KafkaLog(settings, timeout_s=timeout_s), connector)
