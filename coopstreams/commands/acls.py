@@ -12,7 +12,7 @@ import typer
 
 from coopstreams.admin.needed_acls import needed, unknown
 from coopstreams.commands.loading import load_topology
-from coopstreams.commands.settings import Brokers, ConfigFile, Pairs, flags
+from coopstreams.commands.settings import Brokers, ConfigFile, Pairs, Target, flags
 from coopstreams.common.acls import Acl, adding
 from coopstreams.common.config import Config, settings_of
 from coopstreams.common.security import Security
@@ -28,9 +28,7 @@ class Form(Enum):
 
 
 def acls(
-    target: Annotated[
-        str, typer.Argument(metavar="APP", help="The topology: app.py, app.py:NAME or package.module:NAME.")
-    ],
+    target: Target,
     principal: Annotated[
         str | None,
         typer.Option(metavar="User:NAME", help="Who is to have them. Default: the user that the settings log in as."),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -12,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 from rich.console import Console
 
-from coopstreams.commands.loading import load_topology
-from coopstreams.commands.settings import Pairs, SettingsFile, Verbose, configure_logging, flags
+from coopstreams.commands.settings import Brokers, Pairs, SettingsFile, Target, Verbose, configure_logging, loaded
 from coopstreams.commands.terminal.task_bars import TaskBars
-from coopstreams.common.config import Config, settings_of
+from coopstreams.common.config import Config
 from coopstreams.tasks.failures import dead_letter_topics
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.topology import Topology
@@ -60,10 +58,8 @@ Reads: TypeAlias = Annotated[
 
 
 def backfill(
-    target: Annotated[
-        str, typer.Argument(metavar="APP", help="The topology: app.py, app.py:NAME or package.module:NAME.")
-    ],
-    bootstrap_servers: Annotated[str | None, typer.Option(metavar="HOST:PORT,...", help="The Kafka brokers.")] = None,
+    target: Target,
+    bootstrap_servers: Brokers = None,
     until: Annotated[
         datetime | None,
         typer.Option(help="Up to the first record of this time (UTC). Default: up to what is committed now."),
@@ -125,10 +121,7 @@ def backfill(
         native=native,
         until=None if until is None else until.replace(tzinfo=UTC) if until.tzinfo is None else until,
     )
-    topology = load_topology(target)
-    checked = Config.of(
-        settings_of(config, os.environ, flags(set_, {"bootstrap.servers": bootstrap_servers})), topology.application_id
-    )
+    topology, checked = loaded(target, config, set_, {"bootstrap.servers": bootstrap_servers})
     if resume is not None:
         plan = running.taken_up(topology, checked, work, resume)
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -10,8 +9,8 @@ import orjson
 import typer
 
 from coopstreams.commands.loading import load_topology
-from coopstreams.commands.settings import Brokers, ConfigFile, Pairs, cluster, configure_logging, flags
-from coopstreams.common.config import Config, settings_of
+from coopstreams.commands.settings import Brokers, ConfigFile, Pairs, cluster, configure_logging, loaded
+from coopstreams.common.config import Config
 from coopstreams.instance.deployed import ACCEPT, Deployed
 from coopstreams.tasks.resolved_topology import as_it_runs
 from coopstreams.topology.errors import ConfigError
@@ -46,8 +45,8 @@ def check(
     if len(versions) > 2:
         raise typer.BadParameter("there are two versions to compare, an old one and a new one")
     if len(versions) == 1:
-        settings = settings_of(config, os.environ, flags(set_, {"bootstrap.servers": bootstrap_servers}))
-        found, word = _on_cluster(load_topology(versions[0]), settings)
+        named = {"bootstrap.servers": bootstrap_servers}
+        found, word = _on_cluster(*loaded(versions[0], config, set_, named))
     else:
         old, new = (_outline(version, optimization) for version in versions)
         found = changes(old, new)
@@ -56,13 +55,12 @@ def check(
     raise typer.Exit(severity(found))
 
 
-def _on_cluster(topology: Topology, settings: dict[str, object]) -> tuple[list[TopologyChange], str]:
+def _on_cluster(topology: Topology, checked: Config) -> tuple[list[TopologyChange], str]:
     """Return the changes since the version that ran last, weighed by what the topics hold, and the word for them.
 
     Raises:
         ConfigError: the cluster has no record of that version.
     """
-    checked = Config.of(settings, topology.application_id)
     with cluster(checked.client) as log:
         deployed = Deployed(log, checked)
         last = deployed.last()

@@ -7,13 +7,12 @@ from typing import Annotated
 import typer
 
 from coopstreams.commands.loading import load_topology
+from coopstreams.commands.settings import Target
 from coopstreams.topology.errors import ConfigError
 
 
 def describe(
-    target: Annotated[
-        str, typer.Argument(metavar="APP", help="The topology: app.py, app.py:NAME or package.module:NAME.")
-    ],
+    target: Target,
     format_: Annotated[
         str,
         typer.Option(

@@ -9,12 +9,12 @@ from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from coopstreams.admin.dead_letters import DeadLetter, Replayed, ends_of, letters, replay
 from coopstreams.commands.settings import Brokers, ConfigFile, cluster, connection
+from coopstreams.commands.terminal.figures import new_table
 from coopstreams.topology.errors import ConfigError
 
 app = typer.Typer(help="Dead letters: records that failed, with the reasons. Send them back.", no_args_is_help=True)
@@ -108,7 +108,7 @@ def _wanted(node: str | None, phase: str | None) -> Callable[[DeadLetter], bool]
 
 
 def _table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table = new_table()
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from coopstreams.admin.describing import GroupReport, MemberReport, describe_group
 from coopstreams.admin.group_reset import reset_offsets
 from coopstreams.commands.settings import Brokers, ConfigFile, cluster, connection
+from coopstreams.commands.terminal.figures import new_table
 from coopstreams.commit.ranges import Runs
 from coopstreams.consumer.group_assignment import topic_number
 from coopstreams.group.admin import GroupAdmin
@@ -94,7 +94,7 @@ def reset_targets(log: Log, topic: str, partitions: list[int] | None, to: str) -
 
 def partitions_table(report: GroupReport) -> Table:
     """Return the partitions, a line for each key range."""
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table = new_table()
     table.add_column("partition", overflow="fold")
     for name in ("stable", "end", "lag"):
         table.add_column(name, justify="right")
@@ -119,7 +119,7 @@ def partitions_table(report: GroupReport) -> Table:
 
 def members_table(report: GroupReport, topics: dict[int, str]) -> Table:
     """Return the members, with the tasks of each. `topics` by their number in the task ids of consumers."""
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table = new_table()
     for name in ("member", "host", "shares", "version", "has"):
         table.add_column(name, overflow="fold")
     for member in report.members:

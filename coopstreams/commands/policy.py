@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from coopstreams.commands.settings import Brokers, ConfigFile, connection
+from coopstreams.commands.terminal.figures import new_table
 from coopstreams.commit.policy import CLUSTER, TOPICS, Policy
 from coopstreams.consumer.policy import read_policy, set_policy
 from coopstreams.topology.errors import ConfigError
@@ -48,7 +48,7 @@ def set_(
 
 def policy_table(policy: Policy, topic: str | None = None) -> Table:
     """Return the policy as a table; settings that are not set are marked as defaults."""
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table = new_table()
     for name in ("where", "setting", "value", "meaning"):
         table.add_column(name, overflow="fold")
     for where, name, meaning in _rows(policy, topic):

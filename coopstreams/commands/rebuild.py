@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
@@ -13,11 +11,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from coopstreams.admin.rebuild import Rebuilder, RebuildScope, RebuiltPartition
-from coopstreams.commands.loading import load_topology
-from coopstreams.commands.settings import Pairs, SettingsFile, Verbose, configure_logging, flags
+from coopstreams.commands.settings import Brokers, Pairs, SettingsFile, Target, Verbose, configure_logging, loaded
 from coopstreams.commands.snapshots import megabytes
 from coopstreams.commands.terminal.task_bars import TaskBars
-from coopstreams.common.config import Config, settings_of
+from coopstreams.common.config import Config
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.state.manifest import Manifest, Slice
 from coopstreams.state.restore import RestoreProgress
@@ -41,15 +38,13 @@ From: TypeAlias = Annotated[
 
 
 def rebuild(
-    target: Annotated[
-        str, typer.Argument(metavar="APP", help="The topology: app.py, app.py:NAME or package.module:NAME.")
-    ],
+    target: Target,
     from_: From = "changelog",
     snapshots: Annotated[
         str | None,
         typer.Option(metavar="URL", help="The storage of snapshots: a folder or an fsspec URL (snapshots.dir)."),
     ] = None,
-    bootstrap_servers: Annotated[str | None, typer.Option(metavar="HOST:PORT,...", help="The Kafka brokers.")] = None,
+    bootstrap_servers: Brokers = None,
     store: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Only this store; may be repeated. Default: all.")
     ] = None,
@@ -100,28 +95,14 @@ def rebuild(
     moves.
     """
     configure_logging(verbose)
-    settings = settings_of(
-        config, os.environ, flags(set_, {"bootstrap.servers": bootstrap_servers, "snapshots.dir": snapshots})
-    )
-    topology = load_topology(target)
-    checked = Config.of(settings, topology.application_id)
+    named = {"bootstrap.servers": bootstrap_servers, "snapshots.dir": snapshots}
+    topology, checked = loaded(target, config, set_, named)
     wanted = RebuildScope(store or None, _numbers(partitions), _key_range(groups))
     if _is_source(from_):
         if afresh:
             raise ConfigError("--afresh is for a rebuild from the changelogs; from the source there is no other")
-        from_source(
-            topology,
-            checked,
-            SourceRebuildRequest(
-                wanted,
-                ranges or 4,
-                dry_run=dry_run,
-                incomplete=incomplete,
-                work=work,
-                resume=resume,
-                cores=cores or "*",
-            ),
-        )
+        how = ranges or 4, work, resume, cores or "*"
+        from_source(topology, checked, wanted, *how, dry_run=dry_run, incomplete=incomplete)
         return
     if (ranges, work, resume) != (None, None, None) or dry_run or incomplete:
         raise ConfigError(
@@ -200,20 +181,18 @@ def _key_range(text: str) -> KeyRange:
     return KeyRange.of_groups(int(first), int(last))
 
 
-@dataclass(frozen=True, slots=True)
-class SourceRebuildRequest:
-    """The options of a rebuild from the source."""
-
-    wanted: RebuildScope
-    ranges: int
-    dry_run: bool
-    incomplete: bool
-    work: str | None
-    resume: str | None
-    cores: str
-
-
-def from_source(topology: Topology, config: Config, request: SourceRebuildRequest) -> None:
+def from_source(
+    topology: Topology,
+    config: Config,
+    wanted: RebuildScope,
+    ranges: int,
+    work: str | None,
+    resume: str | None,
+    cores: str,
+    *,
+    dry_run: bool,
+    incomplete: bool,
+) -> None:
     """Correct the changelogs by the source topics, and print how they differed.
 
     Raises:
@@ -224,20 +203,13 @@ def from_source(topology: Topology, config: Config, request: SourceRebuildReques
         from coopstreams.spark.source_rebuild import WORK, carry_out_rebuild, plan_rebuild
     except ImportError as error:
         raise ConfigError(f'--from source needs Spark: pip install "coopstreams[spark]" ({error})') from error
-    work = request.work or WORK
+    work = work or WORK
     plan = plan_rebuild(
-        topology,
-        config,
-        request.wanted,
-        ranges=request.ranges,
-        dry_run=request.dry_run,
-        incomplete=request.incomplete,
-        work=work,
-        resume=request.resume,
+        topology, config, wanted, ranges=ranges, dry_run=dry_run, incomplete=incomplete, work=work, resume=resume
     )
     typer.echo(str(plan))
     with (
-        session_or_local(None, f"rebuild of {plan.application}", cores=request.cores) as spark,
+        session_or_local(None, f"rebuild of {plan.application}", cores=cores) as spark,
         TaskBars(Console()) as bars,
     ):
         done = carry_out_rebuild(spark, topology, config, plan, work, _say, bars.show)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
@@ -12,9 +11,7 @@ from typing import Annotated
 import typer
 
 from coopstreams.admin.application_reset import Reset, carry_out, check_stopped, plan_reset
-from coopstreams.commands.loading import load_topology
-from coopstreams.commands.settings import Brokers, ConfigFile, Pairs, cluster, configure_logging, flags
-from coopstreams.common.config import Config, settings_of
+from coopstreams.commands.settings import Brokers, ConfigFile, Pairs, Target, cluster, configure_logging, loaded
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.kafka.share import delete_share_group
 from coopstreams.state.directory import instance_folders
@@ -26,9 +23,7 @@ from coopstreams.topology.graph.offset_resets import EARLIEST
 
 
 def reset(
-    target: Annotated[
-        str, typer.Argument(metavar="APP", help="The topology: app.py, app.py:NAME or package.module:NAME.")
-    ],
+    target: Target,
     to: Annotated[
         str,
         typer.Option(
@@ -48,10 +43,7 @@ def reset(
     Results stay.
     """
     configure_logging(verbose=False)
-    topology = load_topology(target)
-    settings = Config.of(
-        settings_of(config, os.environ, flags(set_, {"bootstrap.servers": bootstrap_servers})), topology.application_id
-    )
+    topology, settings = loaded(target, config, set_, {"bootstrap.servers": bootstrap_servers})
     application, time_ms = settings["application.id"], _time_ms(to)
     with cluster(settings.client) as log, GroupAdmin(settings.client, application) as coordinator:
         counts = log.partitions()

@@ -14,13 +14,21 @@ import typer
 from rich.console import Console
 
 from coopstreams.commands.ending import run_command
-from coopstreams.commands.loading import load_topology
 from coopstreams.commands.processes.restarts import MOST_RESTARTS
 from coopstreams.commands.processes.supervisor import Supervisor
 from coopstreams.commands.processes.worker import end_with_supervisor, past
-from coopstreams.commands.settings import Pairs, SettingsFile, Verbose, configure_logging, flags
+from coopstreams.commands.settings import (
+    Brokers,
+    Pairs,
+    SettingsFile,
+    Target,
+    Verbose,
+    configure_logging,
+    flags,
+    loaded,
+)
 from coopstreams.commands.terminal.screen import Screen, report
-from coopstreams.common.config import Config, settings_of
+from coopstreams.common.config import Config
 from coopstreams.common.interrupts import drain_by, end
 from coopstreams.common.memory import tune_memory
 from coopstreams.instance.app import CoopStreams
@@ -29,10 +37,8 @@ log = logging.getLogger("coopstreams")
 
 
 def run(
-    target: Annotated[
-        str, typer.Argument(metavar="APP", help="The topology: app.py, app.py:NAME or package.module:NAME.")
-    ],
-    bootstrap_servers: Annotated[str | None, typer.Option(metavar="HOST:PORT,...", help="The Kafka brokers.")] = None,
+    target: Target,
+    bootstrap_servers: Brokers = None,
     processes: Annotated[
         int, typer.Option(min=1, metavar="N", help="Processes, each a member of the group: for functions that compute.")
     ] = 1,
@@ -87,9 +93,7 @@ def run(
         "instance": instance,
     }
     typed = flags(set_, named)
-    settings = settings_of(config, os.environ, typed)
-    topology = load_topology(target)
-    checked = Config.of(settings, topology.application_id)
+    topology, checked = loaded(target, config, (), typed)
     if processes > 1:
         command = partial(worker_command, target, config, typed, checked, verbose=verbose)
         raise typer.Exit(_supervise(processes, max_restarts, checked, command, verbose=verbose))

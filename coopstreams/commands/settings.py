@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
+from coopstreams.commands.loading import load_topology
 from coopstreams.common.config import Config, http_values, settings_of
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.topology.errors import ConfigError, QueryError
+from coopstreams.topology.graph.topology import Topology
 
 if TYPE_CHECKING:
     from coopstreams.query.access import Role
@@ -32,6 +34,18 @@ def flags(pairs: Iterable[str] | None, named: Mapping[str, Any]) -> dict[str, An
     return dict(_pair(text) for text in pairs or ()) | {
         name: value for name, value in named.items() if value is not None
     }
+
+
+def loaded(
+    target: str, file: Path | None, pairs: Iterable[str] | None, named: Mapping[str, Any]
+) -> tuple[Topology, Config]:
+    """Return a topology, and its settings: from the file, the environment, and the command line.
+
+    Raises:
+        ConfigError: no such topology, or a setting that is not valid.
+    """
+    topology = load_topology(target)
+    return topology, Config.of(settings_of(file, os.environ, flags(pairs, named)), topology.application_id)
 
 
 def configure_logging(verbose: bool, who: str = "", handler: logging.Handler | None = None) -> None:
@@ -61,6 +75,7 @@ def _pair(text: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
+Target = Annotated[str, typer.Argument(metavar="APP", help="The topology: app.py, app.py:NAME or package.module:NAME.")]
 Brokers = Annotated[str | None, typer.Option("--bootstrap-servers", metavar="HOST:PORT,...", help="The Kafka brokers.")]
 ConfigFile = Annotated[
     Path | None,

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
+from coopstreams.commands.terminal.figures import new_table
 from coopstreams.state import snapshot
 from coopstreams.state.manifest import File, Manifest
 from coopstreams.state.storage import Storage
@@ -28,7 +27,7 @@ Application = Annotated[str, typer.Argument(metavar="APPLICATION", help="The app
 def list_(url: Url) -> None:
     """Print the applications in a storage with their runs; the published one has a star."""
     names = sorted({name.partition("/")[0] for name in Storage(url).names() if "/" in name})
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table = new_table()
     for column in ("application", "run", "kind", "made", "stores", "keys", "size"):
         # Users copy a run's name into other commands: never cut it short, however narrow the terminal is.
         table.add_column(

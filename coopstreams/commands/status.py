@@ -7,12 +7,11 @@ from itertools import zip_longest
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from coopstreams.commands.settings import AskingFile, asking
-from coopstreams.commands.terminal.figures import behind, dropped, lag, number, written
+from coopstreams.commands.terminal.figures import behind, dropped, lag, new_table, number, written
 from coopstreams.common.extra import need_http
 
 
@@ -47,12 +46,9 @@ def status(
 
 def status_table(report: dict[str, Any]) -> Table:
     """Return the instances and their tasks as a table: each instance's id, its address below, beside them its tasks."""
-    table = Table(
+    table = new_table(
         title=f"{report['application']}, generation {report['generation']}",
         title_justify="left",
-        box=SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
         padding=(0, 1, 0, 0),
     )
     table.add_column("instance", overflow="fold")

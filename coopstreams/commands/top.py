@@ -14,7 +14,6 @@ from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -22,6 +21,7 @@ from rich.text import Text
 
 from coopstreams.commands.settings import AskingFile, asking
 from coopstreams.commands.terminal.bars import Letters, range_bars
+from coopstreams.commands.terminal.figures import new_table
 from coopstreams.commands.terminal.processes import figures_of
 from coopstreams.common.extra import need_http
 from coopstreams.topology.errors import QueryError
@@ -84,7 +84,7 @@ def picture(report: dict[str, Any], letters: Letters, *, ascii_only: bool = Fals
 
 
 def _instances(instances: list[dict[str, Any]], letters: Letters) -> Table:
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table = new_table(padding=(0, 1, 0, 0))
     table.add_column("instance", overflow="fold")
     table.add_column("state", overflow="fold", min_width=len("running"))
     for name in ("tasks", "in/s", "out", "dropped", "lag", "behind"):

@@ -8,7 +8,6 @@ Invariant: nothing is left running, however it ends; the next run begins with an
 
 from __future__ import annotations
 
-import logging
 import time
 import zipfile
 from contextlib import ExitStack
@@ -18,14 +17,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
 from coopstreams.commands.loading import load_topology
 from coopstreams.demo.answers import DepartureTally
 from coopstreams.demo.data import create_topics, write_departures
 from coopstreams.demo.flights import DEPARTURES, Departure, FlightsData, flights_data
 from coopstreams.demo.run import Run
-from coopstreams.demo.scenes import alone, example
+from coopstreams.demo.scenes import example, run_alone
 from coopstreams.demo.screen import DemoScreen
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.dev.cache import cache_folder
@@ -33,7 +31,6 @@ from coopstreams.instance.app import CoopStreams
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.query.client import QueryClient
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import CoopStreamsError
 
 if TYPE_CHECKING:
     from coopstreams.spark import Backfilled, TableHistory
@@ -65,17 +62,8 @@ def demo(
 ) -> None:
     """Half of the flights by Spark, the other half live; are the answers right?"""
     console = Console()
-    try:
-        with alone(data.expanduser().resolve() if data is not None else cache_folder() / "demo-backfill") as folder:
-            logging.basicConfig(filename=folder / "demo.log", level=logging.WARNING)  # the screen is for people
-            equal = BackfillDemo(console, folder, departures).run(once=once)
-    except KeyboardInterrupt:
-        console.print("stopped; nothing is left running")
-        raise typer.Exit(130) from None
-    except CoopStreamsError as error:
-        console.print(f"[red]{type(error).__name__}:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from None
-    raise typer.Exit(0 if equal else 1)
+    folder = data or cache_folder() / "demo-backfill"
+    run_alone(console, folder, lambda empty: BackfillDemo(console, empty, departures).run(once=once))
 
 
 class BackfillDemo:

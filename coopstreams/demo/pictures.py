@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from coopstreams.demo.browser import Browser
@@ -37,9 +36,7 @@ class Pictures:
             self._stack.enter_context(self._browser)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def watch(self, url: str) -> None:

@@ -15,11 +15,11 @@ import logging
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -79,10 +79,19 @@ def demo(
     """Three processes share one partition by key range, one is killed; are the answers right?"""
     console = Console()
     interrupt_on_signals()
+    run_alone(
+        console,
+        data or cache_folder() / "demo",
+        lambda folder: Demo(console, folder, example(), departures, Pictures(screenshots)).run(once=once),
+    )
+
+
+def run_alone(console: Console, folder: Path, demo: Callable[[Path], bool]) -> NoReturn:
+    """Run a demo in a folder, which is emptied first; end the command with status 0 if the demo returns True."""
     try:
-        with alone(data.expanduser().resolve() if data is not None else cache_folder() / "demo") as folder:
-            logging.basicConfig(filename=folder / "demo.log", level=logging.WARNING)  # the screen is for people
-            equal = Demo(console, folder, example(), departures, Pictures(screenshots)).run(once=once)
+        with alone(folder.expanduser().resolve()) as empty:
+            logging.basicConfig(filename=empty / "demo.log", level=logging.WARNING)  # the screen is for people
+            equal = demo(empty)
     except KeyboardInterrupt:
         console.print("stopped; nothing is left running")
         raise typer.Exit(130) from None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from types import TracebackType
 from typing import Any, TypeVar
 
 from coopstreams.group import requests
@@ -91,9 +90,7 @@ class GroupAdmin:
     def __enter__(self) -> GroupAdmin:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _ask(self, exchange: requests.Exchange[_T]) -> _T:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache, partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from coopstreams.commit.follower import Follower
@@ -171,9 +170,7 @@ class Components:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closing.close()
 
     @property

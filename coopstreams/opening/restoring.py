@@ -17,9 +17,10 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from coopstreams.common.host import SYSTEM, Host
+from coopstreams.common.metrics import Metrics
 from coopstreams.log.log import Log, Position, RecordBatch
 from coopstreams.opening.changelogs import Changelogs
 from coopstreams.state import layout
@@ -43,32 +44,6 @@ COMPARE_S = 1.0
 """Time between two checks whether the changelog of a stuck restore is still the same topic."""
 LOOK_S = 0.005
 """How long a step waits for records or downloads."""
-
-
-class Counts(Protocol):
-    """Counts restores: the metrics of an instance."""
-
-    def restored(self, task: TaskId, store: str, records: int, remaining: int | None = None) -> None:
-        """Count changelog records that were read, and those that remain."""
-
-    def fetched(self, task: TaskId, store: str, bytes_: int, remaining: int) -> None:
-        """Count bytes of a snapshot that were downloaded, and those that remain."""
-
-    def restored_from_snapshot(self, task: TaskId, store: str, keys: int) -> None:
-        """Count keys that came from a snapshot."""
-
-
-class Uncounted:
-    """Counts nothing."""
-
-    def restored(self, task: TaskId, store: str, records: int, remaining: int | None = None) -> None:
-        """Do nothing."""
-
-    def fetched(self, task: TaskId, store: str, bytes_: int, remaining: int) -> None:
-        """Do nothing."""
-
-    def restored_from_snapshot(self, task: TaskId, store: str, keys: int) -> None:
-        """Do nothing."""
 
 
 class _Wanted(NamedTuple):
@@ -142,7 +117,7 @@ class Restoring:
         log: Log,
         changelog: Callable[[StoreSpec], str],
         snapshots: Snapshots | None = None,
-        counts: Counts | None = None,
+        metrics: Metrics | None = None,
         listener: RestoreListener | None = None,
         host: Host = SYSTEM,
     ) -> None:
@@ -150,7 +125,7 @@ class Restoring:
         self._changelogs = Changelogs(log, host.wall_ms)
         self._listener = listener or RestoreListener()
         self._changelog = changelog
-        self._counts: Counts = counts or Uncounted()
+        self._metrics = metrics or Metrics("", "")
         self._snapshots = snapshots
         self._downloads = Downloads(host.now, lambda job, name: host.thread(job, name).start(), host.signal())
         self._reader = log.reader()
@@ -247,7 +222,7 @@ class Restoring:
             if len(columns):
                 self._listener.on_batch_restored(changelog, progress.store, progress.position, len(columns))
             for task in job.tasks:
-                self._counts.restored(task, progress.store, len(columns), progress.remaining)
+                self._metrics.restored(task, progress.store, len(columns), progress.remaining)
         self._complete()
 
     def _fetch(self) -> list[RecordBatch]:
@@ -360,7 +335,7 @@ class Restoring:
         self._downloads.ended.clear()
         for (task, changelog), from_snapshot in list(self._snapshot_restores.items()):
             ended, progress = from_snapshot.download.look(), from_snapshot.download.progress()
-            self._counts.fetched(
+            self._metrics.fetched(
                 task,
                 progress.store,
                 progress.fetched_bytes - from_snapshot.bytes,
@@ -368,10 +343,9 @@ class Restoring:
             )
             from_snapshot.bytes = progress.fetched_bytes
             if ended:
-                bounds = self._changelogs.bounds(
-                    changelog
-                )  # fetched again, since a download takes long; if the brokers do not answer, the next step asks
-                self._counts.restored_from_snapshot(task, progress.store, from_snapshot.download.keys)
+                # Fetched again, since a download takes long; if the brokers do not answer, the next step asks.
+                bounds = self._changelogs.bounds(changelog)
+                self._metrics.restored_from_snapshot(task, progress.store, from_snapshot.download.keys)
                 del self._snapshot_restores[task, changelog]
                 self._waiting[task].discard(changelog)
                 self._join(task, changelog, from_snapshot.spec, from_snapshot.database, bounds, from_snapshot.wanted)

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from types import TracebackType
 from typing import Any, Literal, Protocol
 
 from coopstreams.common.metrics import Totals
@@ -140,9 +139,7 @@ class OpenView(Protocol):
         ...
 
     def __enter__(self) -> OpenView: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

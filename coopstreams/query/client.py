@@ -17,7 +17,6 @@ import asyncio
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import httpx
@@ -160,9 +159,7 @@ class QueryClient(_Client):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _connect(self, **options: Any) -> None:
@@ -284,9 +281,7 @@ class AsyncQueryClient(_Client):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def _connect(self, **options: Any) -> None:

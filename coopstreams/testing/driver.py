@@ -20,7 +20,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeAlias, TypeVar, overload
 
 from coopstreams.commit.progress import Progress
@@ -121,9 +120,7 @@ class TopologyTestDriver:
     def __enter__(self) -> TopologyTestDriver:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

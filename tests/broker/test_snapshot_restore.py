@@ -15,8 +15,9 @@ import pytest
 
 from coopstreams import CoopStreams
 from coopstreams.admin.rebuild import Rebuilder, RebuildScope, RebuiltPartition, logged, to_rebuild
+from coopstreams.common.metrics import Metrics
 from coopstreams.log.kafka.log import KafkaLog
-from coopstreams.opening.restoring import Restoring, Uncounted
+from coopstreams.opening.restoring import Restoring
 from coopstreams.query.client import QueryClient
 from coopstreams.state import layout, snapshot
 from coopstreams.state.database import Database
@@ -167,7 +168,7 @@ def lags(app: CoopStreams) -> list[str]:
     return [f"{task['id']}: {task['lag']}" for task in tasks if task["lag"] != 0]
 
 
-class PickedUp(Uncounted):
+class PickedUp(Metrics):
     """Counts the keys that came from a snapshot."""
 
     keys = 0
@@ -182,7 +183,7 @@ def restored(
     """Restore a rebuilt into an empty database; return the visible rows of each store, and how many keys came from a
     snapshot.
     """
-    counts = PickedUp()
+    counts = PickedUp("app", "process")
     at = folder / f"restored-{rebuilt.task.subtopology}-{url is None}"
     at.mkdir()
     snapshots = None if url is None else Snapshots(url, application, at / "snapshots")

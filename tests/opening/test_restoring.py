@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coopstreams.common.metrics import Metrics
 from coopstreams.log.log import TopicSpec
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.opening import restoring as restoring_module
-from coopstreams.opening.restoring import Restoring, Uncounted
+from coopstreams.opening.restoring import Restoring
 from coopstreams.state import layout
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Engine
@@ -111,10 +112,11 @@ def test_each_task_gets_the_end_of_its_changelog_and_its_own_position_of_the_sou
     reading.close()
 
 
-class Counted(Uncounted):
+class Counted(Metrics):
     """Counts the records that came to the restores of each task."""
 
     def __init__(self) -> None:
+        super().__init__("app", "process")
         self.records: Counter[TaskId] = Counter()
 
     def restored(self, task: TaskId, store: str, records: int, remaining: int | None = None) -> None:
@@ -137,7 +139,7 @@ def test_only_the_records_of_the_key_ranges_that_are_restored_come_from_a_change
     suffix = layout.changelog_suffix_bytes(spec)
     log.writer().append("all-log", [key + bytes(suffix) for key in plain], [b"v"] * len(plain), range(len(plain)))
     database, counted = Database(Memory(), [spec]), Counted()
-    reading = Restoring(log, lambda spec: f"{spec.name}-log", counts=counted)
+    reading = Restoring(log, lambda spec: f"{spec.name}-log", metrics=counted)
     parts = KeyRange.split(5)
     for number in wanted:
         reading.add(TaskId(0, 0, parts[number]), [spec], database, {})

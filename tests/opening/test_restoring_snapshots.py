@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from coopstreams.common.metrics import Metrics
 from coopstreams.log.log import TopicSpec
 from coopstreams.log.memory.log import MemoryLog
-from coopstreams.opening.restoring import Restoring, Uncounted
+from coopstreams.opening.restoring import Restoring
 from coopstreams.state import layout, snapshot, snapshot_download
 from coopstreams.state.checkpoints import Checkpoint
 from coopstreams.state.database import Database
@@ -47,10 +48,11 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot_download, "PATIENCE_S", 3600.0)
 
 
-class Counted(Uncounted):
+class Counted(Metrics):
     """Remembers what it was told."""
 
     def __init__(self) -> None:
+        super().__init__("app", "process")
         self.replayed = self.bytes = self.keys = 0
         self.to_come: dict[tuple[TaskId, str], int] = {}
 

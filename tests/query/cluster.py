@@ -15,7 +15,6 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from coopstreams.common.metrics import Metrics
@@ -196,9 +195,7 @@ class View:
         self.node.reads += 1
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         pass
 
 
@@ -369,9 +366,7 @@ class Cluster:
             node.server.start(node, node.metrics, self._limits)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for node in self.nodes:
             node.server.stop()
             node.close_all()

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
 _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
+
+
+def new_table(**options: Any) -> Table:
+    """Return an empty table whose only line is the one below its head. `options`: those of `rich.table.Table`."""
+    return Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, **options)
 
 
 def number(value: float | None) -> str:

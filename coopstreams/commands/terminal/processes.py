@@ -6,12 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
 from coopstreams.commands.terminal.bars import COLOURS, range_bars
-from coopstreams.commands.terminal.figures import behind, dropped, lag, number, total, written
+from coopstreams.commands.terminal.figures import behind, dropped, lag, new_table, number, total, written
 
 MOST_TASKS = 6
 """The number of a process's tasks that are shown one by one; the others are only counted."""
@@ -48,12 +47,9 @@ def processes_table(application: str, processes: Iterable[WorkerProcess], now: f
 
     `now` is on the clock of `again_at`.
     """
-    table = Table(
+    table = new_table(
         title=application,
         title_justify="left",
-        box=SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
         show_footer=True,
         padding=(0, 1, 0, 0),
     )
