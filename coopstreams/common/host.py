@@ -8,9 +8,9 @@ replay the interleavings of a whole group.
     elapsed    a monotonic clock that includes the time in which the machine is suspended: sessions
     wall_ms    the wall clock, which may jump: timestamps, punctuation
 
-Invariant: code that runs, commits or hands over a task (`instance/`, `opening/`, `tasks/`, `commit/`, `group/` except
-its connection) uses only these services. A plain `threading.Lock` is allowed if it is held for a moment only, and never
-across a wait.
+Invariant: code that runs, commits or hands over a task (`instance/`, `opening/`, `tasks/`, `commit/`, `consumer/`,
+`group/` except its connection) uses only these services. A plain `threading.Lock` is allowed if it is held for a moment
+only, and never across a wait.
 Turned down: actors as objects with a `step(now)` each. A commit is one step then, and its flush, its fence and its end
 would have to be written as states by hand to be simulated separately. As plain code that waits here, each of them is a
 scheduling point of its own.

@@ -4,41 +4,33 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from coopstreams.group.joining import Connector, Hooks, Timings
 from coopstreams.instance.components import Components
 from coopstreams.instance.instance import Instance
 from coopstreams.instance.serving import Serving
-from coopstreams.log.kafka.wiring import Wiring
 from coopstreams.tasks.lifecycle import Lifecycle
 from coopstreams.topology.errors import ConfigError, LogError, StateError
 from coopstreams.topology.stores import StoreSpec
-from tests.simulation.cluster import MachineClient, MachineLog
-from tests.simulation.fibers import Machine
-from tests.simulation.group import SimCoordinator
+from tests.simulation.stage import Life
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
 
-class Process:
+class Process(Life):
     """One life of one process."""
 
     def __init__(self, world: World, number: int, life: int) -> None:
+        super().__init__(world, number, life)
         self.world = world
-        self.number = number
-        self.machine = Machine(world.scheduler, f"p{number}.{life}")
         world.hosts.begin(number, self.machine)
         self.topology = world.topologies[world.hosts.newer]
-        self.client = MachineClient(world.cluster, self.machine, world.network, world.latency_s, world.killed)
         self.instance: Instance | None = None
         self.components: Components | None = None
         self.serving: Serving | None = None
         """What answers queries, while it runs."""
         self.reads = 0
         """The reads that it does for queries now."""
-        self.ended = False
         self.stopping = False
-        self.machine.thread(self._run, "main").start()
 
     def stop(self) -> None:
         """Ask it to drain and end."""
@@ -68,17 +60,15 @@ class Process:
 
     def kill(self) -> None:
         """End it at once; its disk stays."""
-        self.machine.kill()
-        self.ended = True
+        super().kill()
         if self.components is not None:
             self.components.directory.close()
         (self.world.folder_of(self.number) / "lock").unlink(missing_ok=True)  # as the system does it
 
-    def _run(self) -> None:
+    def run(self) -> None:
         world = self.world
-        wiring = Wiring(self.machine, lambda *_: MachineLog(self.client), self._coordinator)
         try:
-            with Components.build(self.topology, world.config(self.number), wiring) as self.components:
+            with Components.build(self.topology, world.config(self.number), self.wiring()) as self.components:
                 self.instance = Instance(self.components, Lifecycle())
                 self.instance.url = f"http://{self.machine.name}"
                 self.serving = Serving(self.instance, {})
@@ -114,11 +104,3 @@ class Process:
         while self.reads:
             self.machine.sleep(0.01)
         serving.end()
-
-    def _coordinator(self, _: object) -> Connector:
-        def make(name: str, _: str | None, timings: Timings, hooks: Hooks, predecessor: str) -> SimCoordinator:
-            if predecessor and self.world.group.answers():
-                self.world.group.leave(predecessor)
-            return SimCoordinator(self.client, self.world.group, name, timings, hooks)
-
-        return make

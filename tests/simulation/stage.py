@@ -14,11 +14,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from random import Random
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
-from tests.simulation.cluster import MachineCluster
+from coopstreams.group.joining import Connector, Hooks, Timings
+from coopstreams.log.kafka.wiring import Wiring
+from tests.simulation.cluster import MachineClient, MachineCluster, MachineLog
 from tests.simulation.fibers import Machine, Scheduler, StuckError
-from tests.simulation.group import Group
+from tests.simulation.group import Group, SimCoordinator
 from tests.simulation.kafka.plan import Chance, Crash, Early, Fault, Kind, Late, Lost, NoFaults, Plan, Slow, Torn
 from tests.simulation.oracles import ViolationError
 from tests.simulation.outages import Outages
@@ -53,18 +55,40 @@ RATES: dict[Kind, list[tuple[float, Fault]]] = {
 """The usual faults: how likely each is for a request of a kind."""
 
 
-class Life(Protocol):
-    """One life of one process."""
+class Life(ABC):
+    """One life of one process, on a machine of its own."""
 
-    number: int
-    machine: Machine
-    ended: bool
+    def __init__(self, stage: Stage[Any], number: int, life: int) -> None:
+        self.number = number
+        self.machine = Machine(stage.scheduler, f"p{number}.{life}")
+        self.client = MachineClient(stage.cluster, self.machine, stage.network, stage.latency_s, stage.killed)
+        self.ended = False
+        self._group = stage.group
 
+    @abstractmethod
+    def run(self) -> None:
+        """Do what its main thread does."""
+
+    @abstractmethod
     def stop(self) -> None:
         """Ask it to end."""
 
     def kill(self) -> None:
         """End it at once."""
+        self.machine.kill()
+        self.ended = True
+
+    def wiring(self) -> Wiring:
+        """Return its way to the cluster and to the group."""
+        return Wiring(self.machine, lambda *_: MachineLog(self.client), self._coordinator)
+
+    def _coordinator(self, _: object) -> Connector:
+        def make(name: str, _: str | None, timings: Timings, hooks: Hooks, predecessor: str) -> SimCoordinator:
+            if predecessor and self._group.answers():
+                self._group.leave(predecessor)
+            return SimCoordinator(self.client, self._group, name, timings, hooks)
+
+        return make
 
 
 P = TypeVar("P", bound=Life)
@@ -148,11 +172,13 @@ class Stage(ABC, Generic[P]):
         """Begin a new life of a process."""
         self.lives[number] = life = self.lives.get(number, 0) + 1
         self.say(f"p{number} begins life {life}")
-        self.processes.append(self._born(number, life))
+        process = self._born(number, life)
+        self.processes.append(process)
+        process.machine.thread(process.run, "main").start()
 
     @abstractmethod
     def _born(self, number: int, life: int) -> P:
-        """Return a new life of a process, which has begun."""
+        """Return a new life of a process, which has not begun."""
 
     @abstractmethod
     def produce(self, count: int) -> None:
