@@ -58,13 +58,16 @@ class Shelf:
         self.url = str(folder)
         self.machines: list[Machine] = []
         self._ended = False
-        _SHELVES.clear()
         _SHELVES[self.url] = self
         self._wait()
 
     def end(self) -> None:
         """Nothing befalls it any more."""
         self._ended = True
+
+    def close(self) -> None:
+        """Forget it; whoever asks it has ended."""
+        del _SHELVES[self.url]
 
     def delay(self) -> None:
         """Have a file take its time, or fail.

@@ -4,14 +4,20 @@ tests.simulation --help`.
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
+from random import Random
+from weakref import ref
 
 import pytest
 
+from coopstreams.common.config import AT_LEAST_ONCE, EXACTLY_ONCE
+from tests.simulation.histories import History, play
 from tests.simulation.oracles import ORACLES
 from tests.simulation.planted import PLANTED
+from tests.simulation.world import SHELVES
 
 PARTS = [(0, 72, 8), (72, 144, 8), (144, 216, 8), (216, 288, 8), (288, 308, 30)]
 """Seeds from and up to, and steps: many short histories, in as many parts as processes run tests, and a few long ones.
@@ -47,6 +53,17 @@ def test_the_same_seed_is_the_same_history() -> None:
     first, second = (simulate("--replay", "3").stdout for _ in range(2))
     assert "nothing goes wrong any more" in first
     assert first.rpartition("turns")[0] == second.rpartition("turns")[0]
+
+
+@pytest.mark.parametrize("kind", [EXACTLY_ONCE, AT_LEAST_ONCE])
+def test_a_history_that_has_been_played_leaves_nothing(kind: str) -> None:
+    shelf = next(seed for seed in range(100) if Random(f"{seed} snapshots").random() < SHELVES)
+    played, _ = play(History(shelf, "a count", kind), steps=8)
+    assert played.shelf is not None
+    kept = ref(played)
+    del played
+    gc.collect()
+    assert kept() is None  # what is kept when the next one begins is frozen, and never given back
 
 
 @pytest.mark.slow

@@ -155,6 +155,8 @@ class World(Stage[Process]):
         self.answer.close()
         self.scheduler.close([] if self.shelf is None else self.shelf.machines)
         super().close()
+        if self.shelf is not None:
+            self.shelf.close()
         for process in self.processes:
             with suppress(Exception):
                 if process.components is not None:
