@@ -240,7 +240,7 @@ def _loaded() -> Any:
     try:
         return _load()
     except _UnusableError as reason:
-        return reason
+        return _UnusableError(str(reason))  # one that was raised keeps the frames of its callers, and what they hold
 
 
 def _load() -> Any:
