@@ -135,28 +135,6 @@ def test_a_handler_that_says_fail_stops_with_the_place_and_loses_nothing(
     assert read_topic(kafka.bootstrap, case.dead) == []
 
 
-@one_of_three("deserialization")
-def test_a_handler_that_says_continue_counts_what_it_drops(kafka: Kafka, tmp_path: Path, phase: str) -> None:
-    case = Case.make(kafka, phase)
-    case.write()
-    with case.app(tmp_path, "continue") as app:
-        case.await_outputs()
-        eventually(
-            lambda: dropped(app, phase) == len(BAD), 120, lambda: instance_of(app).components.metrics.text().decode()
-        )
-    check_outputs(case)
-    assert read_topic(kafka.bootstrap, case.dead) == []
-
-
-def dropped(app: CoopStreams, reason: str) -> float:
-    lines = instance_of(app).components.metrics.text().decode().splitlines()
-    return sum(
-        float(line.split()[-1])
-        for line in lines
-        if line.startswith("coopstreams_dropped_records_total") and f'reason="{reason}"' in line
-    )
-
-
 @one_of_three("production")
 def test_a_dead_letter_is_the_record_with_the_reason_in_its_headers(kafka: Kafka, tmp_path: Path, phase: str) -> None:
     case = Case.make(kafka, phase)
@@ -180,34 +158,6 @@ def test_a_dead_letter_is_the_record_with_the_reason_in_its_headers(kafka: Kafka
         assert said["exception"] in {b"SerdeError", b"ValueError"}
         assert said["message"]
         assert b"Traceback" in (said["stacktrace"] or b"")
-
-
-def test_a_timestamp_extractor_that_raises_makes_a_dead_letter(kafka: Kafka, tmp_path: Path) -> None:
-    source, sink, dead = kafka.topic("in"), kafka.topic("out"), kafka.topic("dead")
-    builder = StreamsBuilder(kafka.unique("late"))
-    stream = builder.stream(source, key=serdes.text, value=serdes.json, timestamp=lambda record: record.value["at"])
-    stream.to(sink)
-    kafka.write(
-        source,
-        (("k", b'{"number": 3}' if number == 3 else b'{"at": %d}' % (1000 + number)) for number in range(10)),
-        partition=0,
-    )
-    settings = kafka.config(
-        tmp_path,
-        processing_guarantee="exactly_once_v2",
-        processing_exception_handler="dead-letter",
-        errors_dead_letter_queue_topic_name=dead,
-    )
-    with CoopStreams(builder.build(), settings):
-        eventually(
-            lambda: len(read_topic(kafka.bootstrap, sink)) == 9 and len(read_topic(kafka.bootstrap, dead)) == 1,
-            120,
-            lambda: "not complete",
-        )
-    assert [record.value for record in read_topic(kafka.bootstrap, dead)] == [b'{"number": 3}']
-    assert [record.timestamp for record in read_topic(kafka.bootstrap, sink)] == [
-        1000 + number for number in range(10) if number != 3
-    ]
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,7 @@ from coopstreams import (
     window_store,
 )
 from coopstreams.query.client import QueryClient
-from coopstreams.query.requests import VersionFound, WindowFound
-from coopstreams.topology.errors import QueryError
+from coopstreams.query.requests import VersionFound
 from tests.broker.counting import await_running
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
@@ -205,23 +204,6 @@ def test_both_instances_own_keys_of_every_store(running: Running, queries: Query
         )
 
 
-def test_sessions_have_their_ends(running: Running, queries: QueryClient) -> None:
-    both = [
-        WindowFound(running.at(0), running.at(1), 2, running.at(1)),
-        WindowFound(running.at(20), running.at(22), 2, running.at(22)),
-    ]
-    for key in KEYS:
-        assert queries.sessions("sessions", key) == both
-        assert queries.sessions("sessions", key, running.at(1), running.at(19)) == both[:1]
-        assert queries.sessions("sessions", key, running.at(2), running.at(19)) == []
-        assert queries.sessions("sessions", key, running.at(2), running.at(20)) == both[1:]
-    entries = list(queries.range("sessions", page=10))
-    assert {(entry.key, entry.window) for entry in entries} == {
-        (key, (one.start, one.end)) for key in KEYS for one in both
-    }
-    assert len(entries) == 2 * len(KEYS)
-
-
 def test_windows_have_the_ends_that_their_operator_gave_them(running: Running, queries: QueryClient) -> None:
     def windows(store: str, key: str) -> list[tuple[int, int | None, Any]]:
         return [(one.start, one.end, one.value) for one in queries.windows(store, key)]
@@ -232,19 +214,6 @@ def test_windows_have_the_ends_that_their_operator_gave_them(running: Running, q
         assert windows("marks", key) == [(running.at(step), running.at(step + 7), str(step)) for step in (0, 1, 20, 22)]
         assert windows("ever", key) == [(0, None, 4)]
     assert {entry.window for entry in queries.range("uneven")} == set(uneven)
-
-
-def test_a_versioned_row_is_what_it_is_and_what_it_was(running: Running, queries: QueryClient) -> None:
-    for key in KEYS:
-        latest = queries.get("prices", key)
-        assert latest is not None
-        assert (latest.value, latest.timestamp) == ("high", running.at(60))
-        assert queries.as_of("prices", key, running.at(60)) == VersionFound(running.at(60), None, "high")
-        assert queries.as_of("prices", key, running.at(59)) is None, "it was deleted then"
-        with pytest.raises(QueryError) as caught:
-            queries.as_of("prices", key, running.at(9))
-        assert (caught.value.code, caught.value.details["known_since"]) == ("FORGOTTEN", running.at(60) - HISTORY)
-        assert queries.versions("prices", key) == [VersionFound(running.at(60), None, "high")]
 
 
 def test_a_processor_keeps_versions_that_are_asked_as_those_of_a_table(running: Running, queries: QueryClient) -> None:
@@ -258,18 +227,6 @@ def test_a_processor_keeps_versions_that_are_asked_as_those_of_a_table(running: 
         assert queries.versions("past", key) == versions
         assert queries.as_of("past", key, running.at(10)) == versions[1]
         assert queries.as_of("past", key, running.at(-1)) is None
-
-
-def test_a_global_table_is_answered_where_it_is_asked(running: Running, queries: QueryClient) -> None:
-    [here] = [str(app.url) for app in running.apps if queries is running.clients[running.apps.index(app)]]
-    metadata = running.plain.get(f"{here}/v1/metadata").json()
-    for key in KEYS:
-        found = queries.get("names", key)
-        assert found is not None
-        assert (found.value, found.owner, found.partition) == (f"name of {key}", metadata["here"], None)
-    assert {entry.key: entry.value for entry in queries.range("names", page=7)} == {
-        key: f"name of {key}" for key in KEYS
-    }
 
 
 def test_what_another_instance_owns_is_one_hop_away_and_local_says_whose_it_is(running: Running) -> None:
