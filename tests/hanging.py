@@ -1,4 +1,4 @@
-"""What becomes of a test that hangs: a plugin of pytest that `tests/conftest.py` loads.
+"""A plugin of pytest that ends a hanging test with the stacks of all threads; `tests/conftest.py` loads it.
 
 After the time-out of a test, pytest-timeout raises an error in the main thread (`timeout_method = "signal"`): the test
 fails with the place where it hung and the stacks of the other threads, and the process goes on with the next test.

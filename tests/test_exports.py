@@ -1,4 +1,4 @@
-"""What `import coopstreams` gives, and what it leaves unloaded."""
+"""The names that `import coopstreams` offers, and the modules that it does not load."""
 
 import subprocess
 import sys

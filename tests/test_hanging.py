@@ -1,4 +1,4 @@
-"""A test that hangs fails and says where, and the run goes on."""
+"""A test that hangs fails with its stack, and the run goes on."""
 
 from pathlib import Path
 

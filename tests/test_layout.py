@@ -1,4 +1,4 @@
-"""Links, folders and the packaging table say the same: what runs here is what a wheel has."""
+"""Links, folders and the packaging table agree: the checkout has what a wheel has."""
 
 import tomllib
 from pathlib import Path

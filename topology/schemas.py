@@ -210,11 +210,11 @@ class Codec:
         return reader
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle what makes the codec again; on Spark's workers it asks the same registry."""
+        """Pickle the arguments that recreate the codec; on Spark's workers it asks the same registry."""
         return _codec, self.remade()
 
     def remade(self) -> tuple[Any, ...]:
-        """Return the arguments of `_serde` that make the serde again, bound as here."""
+        """Return the arguments with which `_serde` recreates the serde, bound to the same registry."""
         return (*self._remade, None if self._registry is IN_MEMORY else (self._registry, self._subjects))
 
 
@@ -226,7 +226,7 @@ class SchemaSerde(Serde[T]):
     from_json: Callable[[bytes], Any]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle what makes the serde again."""
+        """Pickle the arguments that recreate the serde."""
         return _serde, self.codec.remade()
 
 

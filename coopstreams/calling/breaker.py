@@ -1,4 +1,4 @@
-"""When attempts may begin although many have failed: a circuit breaker, as a state machine.
+"""A circuit breaker, as a state machine: after failures in a row, attempts pause and one probe decides.
 
     closed   attempts begin; `failures` that fail in a row open it
     open     none begins for `pause`
@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 from coopstreams.topology.calls import CircuitBreaker
 
 Admission: TypeAlias = Literal["free", "probe", "wait"]
-"""Whether an attempt may begin: as any other, as the only one, or not now."""
+"""Whether an attempt may begin: `free`: yes, beside others; `probe`: yes, as the only one; `wait`: not now."""
 
 
 class Breaker:

@@ -159,7 +159,7 @@ class InFlight:
         return segments
 
     def _own(self) -> tuple[int, Runs]:
-        """Return the position and the done runs above it, without the segments that were found."""
+        """Return the position and the done runs above it by what was handed out here; `_found` is not included."""
         missing = sorted(self._missing)
         bounds = [*missing, self.next]
         runs = [(a + 1, b - 1) for a, b in zip(missing, bounds[1:], strict=True) if b - a > 1]

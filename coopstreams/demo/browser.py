@@ -69,7 +69,7 @@ class Browser:
         self._profile = tempfile.TemporaryDirectory(prefix="coopstreams-chromium-", ignore_cleanup_errors=True)
         commands, self._write = os.pipe()
         self._read, answers = os.pipe()
-        # Above those that the browser wants, so that none is written over.
+        # Duplicate them above 3 and 4, the descriptors that the browser uses: `dup2` would overwrite one of ours there.
         theirs = [fcntl.fcntl(own, fcntl.F_DUPFD_CLOEXEC, LEAST_DESCRIPTOR) for own in (commands, answers)]
         flags = [*FLAGS, f"--user-data-dir={self._profile.name}", "about:blank"]
         self._process = subprocess.Popen(

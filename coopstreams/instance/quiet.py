@@ -1,4 +1,4 @@
-"""Sources that were busy and whose ends stand still although their leaders answer: which silent replica explains it.
+"""Finds the in-sync replica that blocks a busy source: its leader answers, but its end offset does not advance.
 
 A record can be read when all in-sync replicas have it. If the broker of one of them dies, leader or not, nothing new
 can be read until the cluster goes on without it (`broker.session.timeout.ms`, 9 s by default; 3 s more if it was the
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from coopstreams.topology.columns import TopicPartition
 
 QUIET_S = 1.5
-"""From when on the replicas of a busy source that stands still are asked."""
+"""How long the end offset of a busy source may stay the same before its replicas are asked."""
 BUSY_S = 60.0
 """A source without new records for so long is idle."""
 
@@ -33,14 +33,14 @@ class QuietSources:
     _moved_at: Mapping[TopicPartition, float] = field(default_factory=dict)
 
     def look(self, ends: Mapping[TopicPartition, int], now: float) -> set[TopicPartition]:
-        """Note the last reported ends of all sources; return the busy ones that stand still, whose replicas to ask."""
+        """Note the last reported ends of all sources; return the busy ones whose end has not advanced for `QUIET_S`."""
         moved = {source: now for source, end in ends.items() if self._ends.get(source, end) != end}
         busy = {source: at for source, at in self._moved_at.items() if source in ends and now - at <= BUSY_S}
         self._ends, self._moved_at = dict(ends), busy | moved
         return {source for source, at in self._moved_at.items() if now - at >= QUIET_S}
 
     def why(self, source: TopicPartition, now: float, slow_s: float) -> str:
-        """Return why a source has stood still for longer than `slow_s`, as far as brokers explain it; else empty."""
+        """Return which replica blocks a source whose end has not advanced for `slow_s`; empty: none is known."""
         brokers, at = self.silent.get(source, ()), self._moved_at.get(source, now)
         if not brokers or now - at <= slow_s:
             return ""

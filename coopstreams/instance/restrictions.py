@@ -1,4 +1,4 @@
-"""What the cluster's policy keeps this application from: reading partitions by key range, committing out of order.
+"""Applies the cluster's policy to this application: it may forbid key ranges of a partition, and commits out of order.
 
     accept.range.fetch=false        a sub-topology that reads the topic runs with whole partitions
     accept.individual.commit=false  all do; and where records wait for calls, none passes another

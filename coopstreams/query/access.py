@@ -1,14 +1,14 @@
-"""Who may ask an instance for what: bearer tokens for two roles.
+"""Access control of the HTTP interface: bearer tokens for two roles.
 
     read       the state: stores, keys, ranges, and where a key lies
-    operate    status, metrics and the topology; to pause and resume, which nobody may without a token
-    (nobody)   health, the description and the files of the page: probes carry no token, and the files no data
+    operate    status, metrics and the topology; pause and resume, which always need a token
+    (none)     health, the description and the files of the page: probes carry no token, and the files no data
 
 A role may have several tokens, and all are accepted. Instances send each other all of theirs, so a token is replaced
 without a refusal: first `old,new` on one instance after the other, then `new`.
 
-Invariant: with any token set, no path beyond these is answered without one. Without any, nothing changes anything: a
-web page can have a browser send what changes something to an address on this host, but not with a token.
+Invariant: with any token set, no path beyond these is answered without one. Without any, requests that change something
+are refused: a web page can have the browser send such a request to an address on this host, but not with a token.
 Turned down: user names and groups (a proxy in front does that, and has one token).
 Source: RFC 6750.
 """

@@ -1,8 +1,8 @@
-"""Which errors of an instance count: a state machine without I/O.
+"""Holds errors until the group confirms the membership: a state machine without I/O.
 
-A process that was stopped and wakes up does not know that another member has its tasks by now. The successor has
-committed what it processed and deleted it from the repartition topics. So the old process reads on there and gets an
-out-of-range error, which would be fatal for an owner.
+A process that was stopped and resumes does not know that another member owns its tasks. This successor has processed
+records of the repartition topics and deleted them. So the old process reads on there and gets an out-of-range error,
+which would be fatal for an owner.
 
     an error                                        held; the group is asked at once
     the group has confirmed this member since then  it counts

@@ -1,8 +1,7 @@
-"""Tasks that are closed when their calls have ended.
+"""Drains tasks with asynchronous operators before they are closed.
 
-What has ended when a task is closed counts with its last commit; the next owner makes all other calls again. So a task
-with asynchronous operators lets the calls under way end, and begins no others, before it is closed: for a short while
-only, because its keys stand still meanwhile, here and at the next owner.
+A draining task begins no calls, and waits for those under way: their results are part of its last commit, and the next
+owner makes all other calls again. The wait has a limit, because no other task processes its keys meanwhile.
 """
 
 from __future__ import annotations

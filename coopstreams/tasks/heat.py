@@ -1,4 +1,4 @@
-"""Which key groups of a task have most of its records lately: one record of `EVERY` is looked at.
+"""Hot key groups of a task, by sampling: one record of `EVERY` is counted, with a weight that decays.
 
 The weight of a sample halves every `HALF_LIFE_S`. Instead of making older ones lighter, younger ones are made heavier,
 so that nothing happens between two samples.

@@ -1,4 +1,4 @@
-"""When repetition is no cure: the same call outlasts a time-out each time, or errors come again and again.
+"""Limits on repetition: a call that exceeds a time-out three times, or repeated errors, end the thread with an error.
 
 The broker aborts a transaction that is open for longer than `transaction.timeout.ms`, and a process leaves the group
 when a thread has not moved for `max.poll.interval.ms`. The work is void then and is repeated, and the same call takes

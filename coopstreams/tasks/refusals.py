@@ -1,4 +1,4 @@
-"""Which records a broker will refuse, and why: checked after it has refused one.
+"""Predicts which records a broker will refuse, and why, once it has refused one.
 
 Kafka refuses whole batches, and its client reports the same error for each record: it names neither the bad record nor
 its source record. So after a refusal the interval is aborted, and for a while tasks step record by record, and each

@@ -1,4 +1,4 @@
-"""Records that are processed again later, because a failure handler says so.
+"""Retries of failed records, as a failure handler decides: the task pauses and is opened again from the last commit.
 
 A record that fails has left half of its effects behind: rows, and results in the open transaction. So its task is given
 up as after an error of the log: the interval is aborted, the task is opened again from the last commit, but only when

@@ -1,4 +1,4 @@
-"""What is told of a group: key ranges with owners and progress, cut wherever either changes."""
+"""Reports of a group: key ranges with owners and progress, divided where owners or commits differ."""
 
 from __future__ import annotations
 

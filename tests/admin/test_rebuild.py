@@ -1,4 +1,4 @@
-"""What a rebuild decides: which partitions there are, and what the new manifest keeps of the old one."""
+"""Plans of a rebuild: the partitions to rebuild, and the slices of the old manifest that the new one keeps."""
 
 from __future__ import annotations
 

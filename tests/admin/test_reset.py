@@ -1,4 +1,4 @@
-"""What a reset of an application takes away, and what it leaves."""
+"""Plans of a reset of an application: the topics and offsets it deletes, and those that stay."""
 
 from __future__ import annotations
 

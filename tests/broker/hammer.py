@@ -1,6 +1,4 @@
-"""A client that asks for counts all the time, of any instance, and believes nobody: values only grow, and what was seen
-does not vanish.
-"""
+"""A client that queries counts of any instance without pause, and checks that values never fall and no key vanishes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What another application would see of a topic."""
+"""Reads the committed records of a topic, as another application would."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long records waited for their results, and what the workers said meanwhile.
+"""Measures how long records waited for their results, beside the reasons that the workers reported meanwhile.
 
 The time is the brokers': input and output topics have `message.timestamp.type=LogAppendTime`, so that no client's
 troubles are measured.

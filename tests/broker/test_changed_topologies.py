@@ -1,6 +1,4 @@
-"""One version of a topology after another, on a real Kafka: what would be lost, mixed or misread in silence does not
-start; all else goes on.
-"""
+"""A new version of a topology on a real Kafka: one that would lose, mix or misread state is refused; others start."""
 
 from __future__ import annotations
 

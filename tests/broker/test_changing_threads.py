@@ -1,4 +1,4 @@
-"""What a program changes about an instance that runs: its stream threads, and whether it processes."""
+"""Changes of a running instance: adding and removing stream threads, pause and resume."""
 
 from __future__ import annotations
 

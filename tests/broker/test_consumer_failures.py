@@ -1,4 +1,4 @@
-"""What the proposal's list of failures asks of a consumer, on a real Kafka."""
+"""The failure cases that the proposal lists for a consumer, on a real Kafka."""
 
 from __future__ import annotations
 

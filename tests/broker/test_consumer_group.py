@@ -1,4 +1,4 @@
-"""Consumers that share partitions in a group, on a real Kafka: who gets what, who is killed, who is slow."""
+"""Consumers that share partitions in a group, on a real Kafka: assignment, kills, slow members."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many ranges, many key ranges, many records: what a commit can hold, on a real Kafka."""
+"""Large commits on a real Kafka: many ranges of offsets, many key ranges, many records."""
 
 from __future__ import annotations
 

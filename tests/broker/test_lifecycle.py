@@ -1,4 +1,4 @@
-"""What listeners hear of a running instance, and what its errors end."""
+"""State and restore listeners of a running instance, and the answers of the error handler."""
 
 from __future__ import annotations
 

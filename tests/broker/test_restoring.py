@@ -1,4 +1,4 @@
-"""What is restored where: a range brings its own keys and no others, and leaves none behind when it goes."""
+"""Restores of key ranges: a range has its own keys and no others, and a range that moves away leaves none behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong while records flow: brokers that go away, topics that are deleted, functions that are slow."""
+"""Faults while records flow: brokers that go away, topics that are deleted, functions that are slow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A broker that is there and says nothing: what the others know is known all the same."""
+"""A broker that accepts requests and does not answer: requests that other brokers can answer do not wait for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A broker that only keeps a replica of a source is lost: nobody can read its new records, and the status says why."""
+"""A lost broker with a follower replica of a source blocks its new records, and the status names it."""
 
 from __future__ import annotations
 

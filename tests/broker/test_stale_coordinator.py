@@ -1,4 +1,4 @@
-"""A coordinator that stood still and wakes tells of the past: nobody ends a transaction by what it says."""
+"""A former transaction coordinator that was paused and resumes: its outdated answer must not end a transaction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A leader that stood still and wakes names an end of before: nobody's barrier, and no restore, may believe it."""
+"""A former leader that was paused and resumes reports an old end offset: no barrier and no restore may use it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong before the first record: a sentence that says what, where and what to do, in bounded time."""
+"""Errors at the start, before the first record: each names the place and the cure, in bounded time."""
 
 from __future__ import annotations
 

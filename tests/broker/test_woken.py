@@ -1,5 +1,5 @@
-"""A process that was stopped and wakes: its successor has deleted the repartition records that it goes on to ask for.
-It hears its group first.
+"""A process that was paused and resumes asks its group first: its successor has deleted the repartition records it
+reads next.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Commands that ask an application which asks who they are: the token and the certificates are settings."""
+"""Commands that query an application with access control: token and certificates come from the settings."""
 
 from __future__ import annotations
 

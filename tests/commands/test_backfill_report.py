@@ -1,4 +1,4 @@
-"""What a backfill says in the end of results that it has not written."""
+"""The final report of a backfill on results that it has not written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`coopstreams check`: what is typed, what is printed, with which exit status; and `run`, which refuses the same."""
+"""`coopstreams check`: arguments, output, exit status; and `run`, which refuses the same changes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The commands that ask: what is typed, what is printed, with which exit status. Those that run something are in
-tests/docs and tests/broker.
-"""
+"""Commands that query a running application: arguments, output, exit status. Others: tests/docs and tests/broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a command says at once when nobody answers."""
+"""The message of a command when no broker accepts connections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`coopstreams group` on a real Kafka: what is printed of a group, and what a reset leaves."""
+"""`coopstreams group` on a real Kafka: the report of a group, and a reset of its offsets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user types, and what is said where it names nothing."""
+"""The ways to name a topology on the command line, and the errors when there is none."""
 
 from __future__ import annotations
 

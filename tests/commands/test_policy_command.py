@@ -1,4 +1,4 @@
-"""`coopstreams policy` on a real Kafka: what was set is printed, and obeyed by who reads it."""
+"""`coopstreams policy` on a real Kafka: a setting is printed, and consumers obey it."""
 
 from __future__ import annotations
 

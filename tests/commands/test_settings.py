@@ -1,4 +1,4 @@
-"""What commands that contact Kafka do with the logging of the process they run in."""
+"""The logging set-up of commands that contact Kafka."""
 
 from __future__ import annotations
 

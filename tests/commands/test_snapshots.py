@@ -1,6 +1,4 @@
-"""`coopstreams rebuild` and `coopstreams snapshots`, as they are typed: what is printed, what is left, with which exit
-status.
-"""
+"""`coopstreams rebuild` and `coopstreams snapshots`: arguments, output, files, exit status."""
 
 from __future__ import annotations
 

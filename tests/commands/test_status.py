@@ -1,4 +1,4 @@
-"""The table of `coopstreams status`: what a task that does not run yet waits for."""
+"""The table of `coopstreams status`: states, waits and figures of tasks."""
 
 from __future__ import annotations
 

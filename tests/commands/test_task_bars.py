@@ -1,4 +1,4 @@
-"""What is shown of the tasks of a backfill: bars on a terminal, lines elsewhere."""
+"""The progress of a backfill's tasks: bars on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`coopstreams top`, and the bars of key ranges that `coopstreams run` shows, too: what they say of a status."""
+"""`coopstreams top`, and the bars of key ranges that `coopstreams run` prints as well."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A hunt ends what dead members left open, and nothing of the living: a model of a group decides what happens during
-each question.
-"""
+"""Ending transactions of dead members, and of no others: a model of a group changes during each request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The follower on both logs: what it knows, when a barrier is passed, and who keeps it back."""
+"""The follower on both logs: its view, when a barrier is passed, and which writers block it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A packed map is a dict in order; what it costs; and what a view of many commits costs because of it."""
+"""A packed map equals a sorted dict; its memory, and that of a view of many commits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a group is, read from outside, on a real Kafka; and what a reset does to it."""
+"""The progress of a group, read without being a member, on a real Kafka; and resets of it."""
 
 from __future__ import annotations
 

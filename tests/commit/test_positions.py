@@ -1,6 +1,4 @@
-"""Where tasks begin when some plain offsets are certain and others are not: a task waits for its own partitions, and
-says for which.
-"""
+"""Where tasks begin when some plain offsets are certain and others are not: each waits for its own partitions only."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Records of the group that cannot be read: never skipped, told with the cure, and taken back by what comes later under
-the same key.
-"""
+"""Unreadable records of the group: never skipped, reported with the cure, replaced by later records of the same key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings: from where they come, which wins, and what is said of one that cannot be."""
+"""Settings: their sources, which source wins, and the errors for invalid ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`coopstreams dev` as somebody types it."""
+"""`coopstreams dev`: arguments, output, exit status."""
 
 import re
 import subprocess

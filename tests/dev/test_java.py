@@ -1,4 +1,4 @@
-"""Which Java is taken, and what is said when none can be."""
+"""Which Java is chosen, and the error when none is usable."""
 
 import importlib.util
 import os

@@ -1,5 +1,4 @@
-"""Instances of an application without the application: a member of a real group, a control thread, and a ledger of who
-has what open.
+"""Instances of an application without tasks: a member of a real group, a control thread, and a ledger of open ranges.
 
 It models no group: what Kafka's coordinator does is what these tests ask. `tests.simulation.group` is its model, and
 what follows from it for whole instances is asked there.

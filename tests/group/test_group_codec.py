@@ -1,4 +1,4 @@
-"""What members write to each other: every value survives, equal values are equal bytes, strangers are named."""
+"""The bytes that members exchange: all values survive, equal values give equal bytes, foreign bytes are refused."""
 
 from __future__ import annotations
 

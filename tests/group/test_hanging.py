@@ -1,4 +1,4 @@
-"""Which markers partitions lack, by what the coordinator and the leaders say."""
+"""Which partitions lack a transaction marker, from the answers of coordinator and leaders."""
 
 from __future__ import annotations
 

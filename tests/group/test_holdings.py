@@ -1,4 +1,6 @@
-"""What a member holds: revoked is not released, lost is lost, and an old answer never frees a new task."""
+"""The holdings of a member: a revoked task is held until it is released, a lost one is void, stale answers are
+ignored.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members that run different topologies: which version is active, who gets what, and why the others get nothing."""
+"""Members that run different topologies: the active version, its assignment, and why the other members wait."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A clock on the wall that is put back, as by a correction: what follows it does not wait until it shows again what it
-showed.
-"""
+"""A wall clock that is set back: punctuations do not wait until it has caught up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The policy of a cluster, obeyed by a running application: what it announces, what a group makes of it, and why."""
+"""The cluster's policy in a running application: announcements to the group, assignments, and reasons in the status."""
 
 from __future__ import annotations
 

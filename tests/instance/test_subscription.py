@@ -1,4 +1,6 @@
-"""When topics that match a pattern are looked for, and what is said of those that come and go: in virtual time."""
+"""When the cluster is searched for topics that match a pattern, and the events for new and deleted ones: in virtual
+time.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tasks an instance has, and what it does next."""
+"""The states of an instance's tasks, and the next action for each."""
 
 from __future__ import annotations
 

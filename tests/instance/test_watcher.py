@@ -1,6 +1,4 @@
-"""The watcher: what it measures, and that it deletes of a repartition topic what everybody has done with, and no
-more.
-"""
+"""The watcher: its measurements, and that it deletes only repartition records that every owner has processed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transactions left open on purpose, by raw requests: what a coordinator with KAFKA-20734 leaves behind.
+"""Leaves transactions open by raw requests, as a coordinator with KAFKA-20734 does.
 
 On a broker with `transaction.partition.verification.enable=false`, which takes records of a producer whose coordinator
 has no transaction.

@@ -1,4 +1,4 @@
-"""What every reader promises, on MemoryLog and on Kafka."""
+"""The contract of readers, on MemoryLog and on Kafka."""
 
 from __future__ import annotations
 

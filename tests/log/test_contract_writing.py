@@ -1,4 +1,4 @@
-"""What every writer promises, on MemoryLog and on Kafka."""
+"""The contract of writers, on MemoryLog and on Kafka."""
 
 from __future__ import annotations
 

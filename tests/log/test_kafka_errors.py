@@ -1,4 +1,4 @@
-"""What heals and what is final: every error of librdkafka is on one side, and what nobody named heals."""
+"""Which errors of librdkafka are retryable and which are fatal; unknown ones are retryable."""
 
 from __future__ import annotations
 

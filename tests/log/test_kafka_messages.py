@@ -1,5 +1,5 @@
-"""Messages become columns: what lies below the position and what comes twice is left out, whatever the client hands
-over.
+"""Messages become columns: duplicates and records below the position are dropped, in whatever pieces the client
+returns them.
 """
 
 from __future__ import annotations

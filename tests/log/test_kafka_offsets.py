@@ -1,6 +1,4 @@
-"""Offsets from outside any group, on a real Kafka: told with their metadata, found by time, refused while the group has
-members.
-"""
+"""Offsets read and committed by a client that is no member, on a real Kafka: metadata, search by time, refusals."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A reader whose client nobody answers any more, or that overlooks records, goes on with a new one: each record once,
-in order, also what was held meanwhile.
+"""A reader whose client hangs or misses records continues with a new client: each record once, in order, held ones
+included.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the controller says of topics."""
+"""Topic descriptions from the controller."""
 
 from __future__ import annotations
 

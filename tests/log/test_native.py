@@ -1,4 +1,4 @@
-"""When the extension runs, and what a process sees of it that does what it should not: errors, never a crash."""
+"""When the extension is used, and its errors on wrong use: exceptions, never a crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Brokers that are away: few lines however many clients say so, and one when it is over."""
+"""Log lines during an outage of brokers: few, however many clients report it, and one at its end."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What a writer on a real Kafka raises when something went wrong behind its back: the cause, whatever call comes
-next.
-"""
+"""Errors of a writer on a real Kafka after a failure in the background: the next call raises the cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who has lost its position and who has never begun: an application of two stages, on a log whose offsets the test
+"""Applications that have lost their positions, and those that begin: two stages on a log whose offsets the test
 sets.
 """
 

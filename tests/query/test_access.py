@@ -1,4 +1,6 @@
-"""Who may ask: tokens of two roles, between instances too; while one token replaces another; and what is exposed."""
+"""Access control: tokens of two roles, also between instances and during a rotation; and warnings about open
+servers.
+"""
 
 from __future__ import annotations
 

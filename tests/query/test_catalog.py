@@ -1,4 +1,4 @@
-"""What of a topology can be asked over HTTP."""
+"""Which stores of a topology can be queried over HTTP, and of which kind they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics: what Prometheus reads."""
+"""Metrics in the format of Prometheus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every external sink does: the contract of `topology.sinks`, on each sink that there is."""
+"""The contract of `topology.sinks`, on each external sink."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `PostgresSink` does beyond the contract: rows by key, and what it says when it cannot."""
+"""`PostgresSink` beyond the contract: rows by key, and its errors."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A disk without room: what was refused is not in the database, what was not is, and the folder can be opened again
-beside the errors.
-"""
+"""A full disk: refused writes are not in the database, accepted ones are, and the folder can be opened again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A table that is restored from its source topic: what the tasks had read of it, and not a record more."""
+"""A table that is restored from its source topic has the rows that its tasks had read, and no later ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is on its way from a snapshot ends in the database, or leaves nothing; and no storage can hold anybody up."""
+"""Downloads of snapshots: each ends in the database or leaves nothing, and no storage blocks a task."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A bucket that answers now and then: what is transient costs a repetition, what is not is left to the changelog.
-`s3fs` against a server over HTTP.
+"""Faults of a storage: transient ones are retried, others leave the restore to the changelog. `s3fs` against a
+server over HTTP.
 """
 
 from __future__ import annotations

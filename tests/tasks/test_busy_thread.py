@@ -1,6 +1,4 @@
-"""What waits in front of a thread that is busy for long: all records, and of each partition one word on how far it
-is.
-"""
+"""The queue of a thread that is busy for long: it keeps all records, and one position for each partition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A commit: records first, fence last, database after; and what is left of one that was refused."""
+"""The order of a commit: records, fence, database; and the state after a refused one."""
 
 from __future__ import annotations
 

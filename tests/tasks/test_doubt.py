@@ -1,4 +1,4 @@
-"""An error counts only for whoever owned its tasks: whatever the group says, and whenever it says so."""
+"""An error counts only if the process owned its tasks when it happened, in any order of the group's answers."""
 
 from __future__ import annotations
 

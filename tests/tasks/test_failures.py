@@ -1,6 +1,4 @@
-"""What becomes of a record that fails: it stops the instance, or it is counted, or it is in the dead-letter topic.
-Never silence.
-"""
+"""Failure handlers: a failed record stops the instance, is counted, or is written to the dead-letter topic."""
 
 from __future__ import annotations
 

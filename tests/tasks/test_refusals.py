@@ -1,5 +1,5 @@
-"""What is asked of a result once Kafka has refused one: does its topic take it, and if not, which record does it come
-from?
+"""Checks of results once Kafka has refused one: the topic's limits, and the source record of a result that exceeds
+them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Of many similar things the first are said in full, the others counted: none is missing, and few lines say so."""
+"""Rate limit of repeated log lines: the first are logged in full, the others counted; none is missing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A stream thread that has died is replaced: what it had not committed is done again, once; and those that die again
-and again do not spin.
-"""
+"""Replacing a dead stream thread: uncommitted work is repeated once, and repeated deaths are delayed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Time that moves by records of key ranges that other processes have: what is due goes without a record of one's
-own.
-"""
+"""Stream time that advances by records of other processes' key ranges: due results are emitted without own records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a task that opens waits for has a name at each step, and it is the step of now."""
+"""The status of an opening task names the step that it waits for."""
 
 from __future__ import annotations
 

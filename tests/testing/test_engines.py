@@ -1,4 +1,4 @@
-"""`check_engine` lets pass what is an engine, and says what is wrong with what is none."""
+"""`check_engine` accepts engines that fulfil the contract, and names the fault of others."""
 
 from __future__ import annotations
 

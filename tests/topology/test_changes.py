@@ -1,6 +1,4 @@
-"""What survives when one version of a topology follows another: laws over pairs of programs, and each way in which
-something does not.
-"""
+"""Compatibility of two versions of a topology: laws over pairs of programs, and each incompatible change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What generated code does with a record, and what it leaves alone."""
+"""Generated code: its results for a record, and the columns that it does not touch."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a fingerprint covers: everything by which a task of the same number would mean something else, and nothing that
-differs between processes.
+"""Fingerprints of sub-topologies: they cover all that changes the meaning of a task, and nothing that differs by
+process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`topology.optimization`: which stores lose their changelog, and what a drawing shows of it."""
+"""`topology.optimization`: the stores that lose their changelog, and their drawing."""
 
 import json
 import re

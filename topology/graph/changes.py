@@ -1,4 +1,4 @@
-"""What becomes of stores, repartition topics and positions when a new version of a topology replaces another. Pure.
+"""Compares two versions of a topology: whether stores, repartition topics and positions are compatible. Pure.
 
     keeps           the new version goes on with it
     new             it is new, and so are its sources: it misses none of their records
@@ -28,7 +28,7 @@ from coopstreams.topology.naming import changelog_topic, internal_topic
 
 
 class Verdict(StrEnum):
-    """What becomes of a store, a repartition topic, a position, or the whole application."""
+    """The effect of a new version on a store, a repartition topic, a position, or the whole application."""
 
     KEEPS = "keeps"
     NEW = "new"
@@ -46,7 +46,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TopologyChange:
-    """What becomes of one thing. `why` and `cure` are sentences, or empty.
+    """The effect of a new version on one thing. `why` and `cure` are sentences, or empty.
 
     Shape: `what` is `application`, `store`, `repartition topic` or `position`.
     """
@@ -63,7 +63,7 @@ class TopologyChange:
 
 
 def changes(old: Outline, new: Outline) -> list[TopologyChange]:
-    """Return what becomes of everything in either version, the old version's stores first."""
+    """Return the effect on everything that either version has, the old version's stores first."""
     if old.application_id != new.application_id:
         return [_another_application(old, new)]
     renamed = _renamed(old, new)

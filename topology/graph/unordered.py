@@ -3,7 +3,7 @@
 The broker gives a record to any member, in any order, and again after a failure. So nothing may depend on an earlier
 record: no store, no window, no table, no stream time.
 
-Invariant: what becomes of a record depends on nothing but the record, and on global tables.
+Invariant: the results of a record depend only on the record and on global tables.
 Turned down: processors (they keep what they like, and are scheduled by stream time), and topics by pattern (positions
 of a share group cannot be found again when a pattern changes).
 """

@@ -1,7 +1,7 @@
 """What a consumer has fetched, by partition, until a reader returns it: `FetchBuffer`, of which there are two.
 
 `messages.MessageBuffer` is pure Python, on messages of confluent-kafka; `native_buffer.NativeBuffer` is for the data
-plane in Rust. The reader decides what to read; a buffer brings it, and keeps what comes of partitions that are held.
+plane in Rust. The reader decides what to read; a buffer fetches it, and keeps the records of held partitions.
 
 Invariant: a buffer gives the records of a partition in the order of the log, each once, from where it was started.
 """
@@ -71,7 +71,7 @@ class FetchBuffer(Protocol):
         """
 
     def disconnect(self) -> None:
-        """Let go of the client, which may be closed then. Idempotent."""
+        """Release the client, which may then be closed. Idempotent."""
 
     def start(self, partition: TopicPartition, offset: int) -> None:
         """Read a partition from this offset; drop what is here of it. It is not held then, if it is new."""
@@ -80,10 +80,10 @@ class FetchBuffer(Protocol):
         """Read a partition no longer."""
 
     def expect(self, partitions: Collection[TopicPartition]) -> None:
-        """Be ready for what comes of these partitions, which are about to be assigned."""
+        """Prepare for records of these partitions, which are about to be assigned."""
 
     def hold(self, partition: TopicPartition, held: bool) -> None:
-        """Keep what comes of a partition, or return it."""
+        """Hold a partition, or release it: the records of a held one stay in the buffer."""
 
     def route(self, partition: TopicPartition, routes: Routes) -> None:
         """Cut the records of a partition so, where that can be done before they are returned."""

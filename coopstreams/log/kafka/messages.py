@@ -83,7 +83,7 @@ class MessageBuffer:
         self._consumer = consumer
 
     def disconnect(self) -> None:
-        """Let go of the client: there is nothing to do."""
+        """Do nothing: no reference to the client is kept."""
 
     def start(self, partition: TopicPartition, offset: int) -> None:
         """Read a partition from this offset."""
@@ -97,10 +97,10 @@ class MessageBuffer:
         self._by_number = None
 
     def expect(self, partitions: Collection[TopicPartition]) -> None:
-        """Be ready for what comes: there is nothing to do."""
+        """Do nothing: messages are taken as they come."""
 
     def hold(self, partition: TopicPartition, held: bool) -> None:
-        """Keep what comes of a partition, or return it."""
+        """Hold a partition, or release it: the records of a held one stay in the buffer."""
         self._readings[partition].held = held
 
     def route(self, partition: TopicPartition, routes: Routes) -> None:

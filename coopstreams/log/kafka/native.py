@@ -69,7 +69,7 @@ class Appender(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the producer, which may be discarded then."""
+        """Release the producer, which may then be discarded."""
 
 
 RawColumns: TypeAlias = tuple[
@@ -92,7 +92,7 @@ class Fetcher(Protocol):
         ...
 
     def disconnect(self) -> None:
-        """Let go of the consumer, which may be closed then."""
+        """Release the consumer, which may then be closed."""
 
     def start(self, topic: str, partition: int, offset: int) -> int:
         """Read a partition from this offset; return its id."""

@@ -81,7 +81,7 @@ class NativeBuffer:
         self._consumer, self._fatal = consumer, None
 
     def disconnect(self) -> None:
-        """Let go of the client."""
+        """Release the client."""
         self._fetcher.disconnect()
 
     def start(self, partition: TopicPartition, offset: int) -> None:
@@ -101,11 +101,11 @@ class NativeBuffer:
         self._reported.stop(partition)
 
     def expect(self, partitions: Collection[TopicPartition]) -> None:
-        """Be ready for what comes of these partitions."""
+        """Prepare for records of these partitions."""
         self._fetcher.expect([self._ids[partition] for partition in partitions])
 
     def hold(self, partition: TopicPartition, held: bool) -> None:
-        """Keep what comes of a partition, or return it."""
+        """Hold a partition, or release it: the records of a held one stay in the buffer."""
         self._fetcher.hold(self._ids[partition], held)
 
     def route(self, partition: TopicPartition, routes: Routes) -> None:
