@@ -8,12 +8,13 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from coopstreams import CoopStreams
+from coopstreams import CoopStreams, SessionWindows, StreamsBuilder, TimeWindows, Topology, serdes, until_window_closes
 from coopstreams.admin.rebuild import Rebuilder, RebuildScope, RebuiltPartition, logged, to_rebuild
 from coopstreams.common.metrics import Metrics
 from coopstreams.log.kafka.log import KafkaLog
@@ -29,7 +30,6 @@ from coopstreams.topology.graph.nodes import SubTopology
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.task_id import TaskId
 from tests.broker.counting import Counting, await_running, await_table, metric
-from tests.broker.test_windows import topology_of
 from tests.broker.waiting import eventually
 from tests.conftest import PATIENT, Kafka
 
@@ -45,6 +45,32 @@ def cluster(kafka: Kafka) -> Iterator[KafkaLog]:
     log = KafkaLog({"bootstrap.servers": kafka.bootstrap})
     yield log
     log.close()
+
+
+def windowed(application: str, topics: dict[str, str]) -> Topology:
+    """Clicks in sessions, in minutes once they are over, and how many keys have how many of them."""
+    builder = StreamsBuilder(application)
+    clicks = builder.stream(topics["clicks"], key=serdes.text, value=serdes.text)
+    group = clicks.group_by_key()
+    sessions = group.windowed_by(SessionWindows(gap=timedelta(seconds=10), grace=timedelta(hours=1))).count(
+        store="sessions"
+    )
+    sessions.to_stream().map(
+        lambda at, count: (at.key, f"{at.start_ms}-{at.end_ms}:{count}"), key=serdes.text, value=serdes.text
+    ).to(topics["sessions"])
+    minutes = (
+        group.windowed_by(TimeWindows(minutes=1)).count(store="minutes").suppress(until_window_closes(), name="final")
+    )
+    minutes.to_stream().map(
+        lambda at, count: (at.key, f"{at.start_ms}:{count}"), key=serdes.text, value=serdes.text
+    ).to(topics["minutes"])
+    totals = (
+        group.count(store="totals")
+        .group_by(lambda _, count: (str(count), "x"), key=serdes.text, value=serdes.text)
+        .count(store="groups")
+    )
+    totals.to_stream().map_values(str, value=serdes.text).to(topics["groups"])
+    return builder.build()
 
 
 def rebuilt(cluster: KafkaLog, counting: Counting, url: str, *, afresh: bool = False) -> tuple[Manifest, int]:
@@ -123,7 +149,7 @@ def test_windows_sessions_and_what_waits_are_picked_up_as_they_are_replayed(
 ) -> None:
     topics = {name: kafka.topic(name) for name in ("clicks", "sessions", "minutes", "groups")}
     application, url = kafka.unique("windows"), str(tmp_path / "snapshots")
-    topology = topology_of(application, topics)
+    topology = windowed(application, topics)
     settings = {
         "bootstrap.servers": kafka.bootstrap,
         "commit.interval.ms": 100,
