@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from coopstreams.topology.errors import (
     LogError,
     StateError,
     StateLockedError,
-    TopologyError,
     UnknownTopicError,
 )
 from tests.broker.counting import Counting, await_running, await_table, failure_of
@@ -47,78 +45,6 @@ def test_a_source_topic_that_does_not_exist(kafka: Kafka, tmp_path: Path) -> Non
     error = run(copying(kafka, existing + "s", existing), kafka.bootstrap, tmp_path)
     assert isinstance(error, UnknownTopicError)
     assert f'there is no topic "{existing}s" (did you mean "{existing}"?)' in str(error)
-
-
-def test_a_sink_topic_that_does_not_exist(kafka: Kafka, tmp_path: Path) -> None:
-    missing = kafka.unique("missing")
-    error = run(copying(kafka, kafka.topic(), missing), kafka.bootstrap, tmp_path)
-    assert isinstance(error, UnknownTopicError)
-    assert missing in str(error)
-    assert "create it" in str(error)
-
-
-def test_a_dead_letter_topic_that_does_not_exist(kafka: Kafka, tmp_path: Path) -> None:
-    missing = kafka.unique("dead")
-    error = run(
-        copying(kafka, kafka.topic(), kafka.topic()),
-        kafka.bootstrap,
-        tmp_path,
-        processing_exception_handler="dead-letter",
-        errors_dead_letter_queue_topic_name=missing,
-    )
-    assert isinstance(error, UnknownTopicError)
-    assert missing in str(error)
-
-
-def test_topics_of_a_join_that_differ_in_partitions(kafka: Kafka, tmp_path: Path) -> None:
-    orders, customers = kafka.topic("orders", 3), kafka.topic("customers", 2)
-    builder = StreamsBuilder(kafka.unique("join"))
-    table = builder.table(customers, key=serdes.text, value=serdes.text)
-    builder.stream(orders, key=serdes.text, value=serdes.text).join(table, lambda a, b: a + b, value=serdes.text).to(
-        kafka.topic()
-    )
-    error = run(builder.build(), kafka.bootstrap, tmp_path)
-    assert isinstance(error, TopologyError)
-    for part in (f'"{orders}" has 3 partitions', f'"{customers}" has 2', "join", ".repartition()"):
-        assert part in str(error)
-
-
-def test_an_internal_topic_with_another_number_of_partitions(kafka: Kafka, tmp_path: Path) -> None:
-    """The source topic has grown: the changelog has one partition too few."""
-    application, source = kafka.unique("grown"), kafka.topic("in", 1)
-
-    def counts(topic: str) -> Topology:
-        builder = StreamsBuilder(application)
-        builder.stream(topic, key=serdes.text, value=serdes.raw).group_by_key().count(store="counts")
-        return builder.build()
-
-    with CoopStreams(counts(source), kafka.config(tmp_path)) as app:
-        await_running([app])
-    error = run(counts(kafka.topic("in", 2)), kafka.bootstrap, tmp_path)
-    assert isinstance(error, TopologyError)
-    for part in (f"{application}-counts-changelog", "has 1 partitions", "needs 2", "application id"):
-        assert part in str(error)
-
-
-def test_internal_topics_of_an_earlier_form_of_the_program_are_told(
-    kafka: Kafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    application, source = kafka.unique("renamed"), kafka.topic("in")
-
-    def counts(store: str) -> Topology:
-        builder = StreamsBuilder(application)
-        builder.stream(source, key=serdes.text, value=serdes.raw).group_by_key().count(store=store)
-        return builder.build()
-
-    settings = kafka.config(tmp_path)
-    with CoopStreams(counts("old"), settings) as app:
-        await_running([app])
-    caplog.clear()
-    with caplog.at_level(logging.WARNING), CoopStreams(counts("new"), settings) as app:
-        await_running([app])
-    told = [record.getMessage() for record in caplog.records if f"{application}-old-changelog" in record.getMessage()]
-    assert told, "a store that was renamed is an empty store: that must be told"
-    assert "delete" in told[0]
 
 
 def test_a_state_folder_in_use(kafka: Kafka, tmp_path: Path) -> None:
@@ -247,32 +173,3 @@ def test_a_topic_made_anew(kafka: Kafka, tmp_path: Path, ranges: int) -> None:
     assert done.exit_code == 0, done.output
     with counting.app(tmp_path, ranges_per_partition=ranges) as app:
         await_table(app, {"a": 5 + 9})
-
-
-def test_a_topic_that_forgets_is_worth_a_warning(
-    kafka: Kafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    kept = kafka.topic("kept", cleanup_policy="compact")
-    deleted = kafka.topic("deleted", cleanup_policy="delete", retention_ms="3600000")
-    builder = StreamsBuilder(kafka.unique("forgets"))
-    for topic in (kept, deleted):
-        builder.table(topic, key=serdes.text, value=serdes.text, store=f"of-{topic}")
-    settings = kafka.config(tmp_path, topology_optimization="all")
-    with caplog.at_level(logging.WARNING), CoopStreams(builder.build(), settings):
-        pass
-    (warning,) = [record.getMessage() for record in caplog.records if "topology.optimization" in record.getMessage()]
-    assert warning.startswith(
-        f'the table "of-{deleted}" is restored from its topic "{deleted}" (topology.optimization), whose '
-        "cleanup.policy is delete"
-    )
-
-
-def test_a_table_that_is_restored_from_the_beginning_must_be_read_from_the_beginning(
-    kafka: Kafka, tmp_path: Path
-) -> None:
-    builder, topic = StreamsBuilder(kafka.unique("latest")), kafka.topic("people", cleanup_policy="compact")
-    builder.table(topic, key=serdes.text, value=serdes.text, store="people")
-    settings = kafka.config(tmp_path, topology_optimization="all", auto_offset_reset="latest")
-    error = failure_of(CoopStreams(builder.build(), settings))
-    assert isinstance(error, ConfigError)
-    assert f'the table "people" is restored from its topic "{topic}"' in str(error)

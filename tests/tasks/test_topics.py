@@ -1,0 +1,120 @@
+"""Checks of an application's topics before the first task runs: each error names the topic and the cure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+
+import pytest
+
+from coopstreams.common.config import Config
+from coopstreams.log.log import TopicSpec
+from coopstreams.log.memory.log import MemoryLog
+from coopstreams.tasks.topics import check_topics, prepare_topics
+from coopstreams.topology import serdes
+from coopstreams.topology.dsl.builder import StreamsBuilder
+from coopstreams.topology.errors import ConfigError, CoopStreamsError, TopologyError, UnknownTopicError
+
+Write = Callable[[StreamsBuilder], object]
+
+COMPACT = {"cleanup.policy": "compact"}
+TOPICS = [
+    TopicSpec("in", 3),
+    TopicSpec("other", 2),
+    TopicSpec("out", 1),
+    TopicSpec("kept", 1, COMPACT),
+    TopicSpec("deleted", 1, {"cleanup.policy": "delete", "retention.ms": "3600000"}),
+]
+
+
+def cluster() -> MemoryLog:
+    log = MemoryLog()
+    log.create_topics(TOPICS)
+    return log
+
+
+def check(log: MemoryLog, write: Write, settings: Mapping[str, str]) -> None:
+    builder = StreamsBuilder("app")
+    write(builder)
+    config = Config.of({"bootstrap.servers": "in-memory", **settings}, "app")
+    check_topics(log, builder.build().optimized(config["topology.optimization"]), config)
+
+
+def copied(sink: str) -> Write:
+    return lambda b: b.stream("in", key=serdes.raw, value=serdes.raw).to(sink)
+
+
+def counted(topic: str, store: str = "counts") -> Write:
+    return lambda b: b.stream(topic, key=serdes.text, value=serdes.raw).group_by_key().count(store=store)
+
+
+def joined(b: StreamsBuilder) -> None:
+    table = b.table("other", key=serdes.text, value=serdes.text)
+    b.stream("in", key=serdes.text, value=serdes.text).join(table, str.__add__, value=serdes.text).to("out")
+
+
+def marked(b: StreamsBuilder) -> None:
+    b.stream("kept", key=serdes.raw, value=serdes.raw, idle_advance=timedelta(seconds=1)).to("out")
+
+
+def tables(*topics: str) -> Write:
+    return lambda b: [b.table(topic, key=serdes.text, value=serdes.text, store=f"of-{topic}") for topic in topics]
+
+
+FROM_SOURCES = {"topology.optimization": "all"}
+DEAD = {"processing.exception.handler": "dead-letter", "errors.dead.letter.queue.topic.name": "dead"}
+
+
+@pytest.mark.parametrize(
+    ("write", "settings", "kind", "parts"),
+    [
+        pytest.param(copied("missing"), {}, UnknownTopicError, ["writes to missing", "create it"], id="sink"),
+        pytest.param(copied("out"), DEAD, UnknownTopicError, ["writes to dead", "create it"], id="dead letters"),
+        pytest.param(
+            joined, {}, TopologyError, ['"in" has 3 partitions', '"other" has 2', "join", ".repartition()"], id="join"
+        ),
+        pytest.param(
+            marked, {}, ConfigError, ["the topic is compacted", ".repartition(idle_advance=...)"], id="time marks"
+        ),
+        pytest.param(
+            tables("kept"),
+            FROM_SOURCES | {"auto.offset.reset": "latest"},
+            ConfigError,
+            ['the table "of-kept" is restored from its topic "kept"', 'reset="earliest"'],
+            id="a table that is restored from its beginning",
+        ),
+    ],
+)
+def test_topics_that_do_not_fit_are_named_with_the_cure(
+    write: Write, settings: Mapping[str, str], kind: type[CoopStreamsError], parts: list[str]
+) -> None:
+    with pytest.raises(kind) as caught:
+        check(cluster(), write, settings)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def with_internal_topics_of(write: Write) -> MemoryLog:
+    """Return a cluster on which this program has run."""
+    log, builder = cluster(), StreamsBuilder("app")
+    write(builder)
+    prepare_topics(log, builder.build(), Config.of({"bootstrap.servers": "in-memory"}, "app"))
+    return log
+
+
+def test_an_internal_topic_with_another_number_of_partitions_is_an_error() -> None:
+    with pytest.raises(TopologyError, match=r"app-counts-changelog.*has 2 partitions.*needs 3.*application id"):
+        check(with_internal_topics_of(counted("other")), counted("in"), {})
+
+
+def test_internal_topics_of_an_earlier_form_of_the_program_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    check(with_internal_topics_of(counted("in", "old")), counted("in", "new"), {})
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.startswith("app-old-changelog looks like an internal topic"), "a renamed store is an empty store"
+    assert "delete" in told
+
+
+def test_a_topic_that_forgets_is_worth_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    check(cluster(), tables("kept", "deleted"), FROM_SOURCES)
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.startswith('the table "of-deleted" is restored from its topic "deleted" (topology.optimization)')
