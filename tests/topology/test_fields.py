@@ -6,6 +6,8 @@ import operator
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -16,6 +18,8 @@ from coopstreams import StreamsBuilder, TimeWindows, field, serdes
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.fields import Condition
+from coopstreams.topology.operators.codegen import Unit
+from coopstreams.topology.operators.expressions import expression
 from tests.durations import ms
 
 Function = Callable[[dict[str, Any]], Any]
@@ -155,3 +159,55 @@ def test_conditions_filter_live_and_nobody_reads_the_key_for_them(ranges: int) -
         assert [record.value for record in driver.output("out", serdes.raw, serdes.int64).read()] == [11, 12]
         # Time is what came through: 30, then 10, too late.
         assert [(reason, count) for (_, reason), count in driver.dropped.items()] == [("late", 1)]
+
+
+class Mine(Condition):
+    """A condition that is not ours."""
+
+    def __call__(self, *record: Any) -> bool:
+        return len(record[-1]) > 1
+
+
+def told(function: Callable[[], object]) -> object:
+    """Return what it returns, or what it raises, in words."""
+    try:
+        return function()
+    except Exception as error:
+        return repr(error)
+
+
+ANYTHING = st.one_of(
+    VALUES, SCALARS, st.lists(SCALARS, max_size=1), st.builds(Order, SCALARS), st.builds(MappingProxyType, VALUES)
+)
+OURS = CONDITIONS.map(lambda pair: pair[0])
+
+
+@given(st.one_of(OURS, st.builds(lambda one: one & Mine() | ~Mine(), OURS)), ANYTHING)
+def test_the_expression_of_a_condition_gives_and_raises_what_its_call_does(condition: Condition, value: Any) -> None:
+    unit = Unit()
+    code = expression(unit, condition, "value", "called(None, value)")
+    known = {"value": value, "called": condition, **unit.constants}
+    one, other = told(lambda: eval(code, known)), told(lambda: condition(None, value))
+    assert (type(one), repr(one)) == (type(other), repr(other))
+
+
+def test_the_loop_over_records_does_not_call_conditions() -> None:
+    unit, kept = Unit(), (field("a") > 1) & ~field("b") & (field("c") == "x")
+    assert expression(unit, kept, "value", "predicate(None, value)") == (
+        "((not not value['a'] > constant and not not not value['b'] and not not value['c'] == constant_2) "
+        "if value.__class__ is dict else predicate(None, value))"
+    )
+    assert expression(unit, field("a"), "value", "mapper(value)") == (
+        "(value['a'] if value.__class__ is dict else mapper(value))"
+    )
+
+
+def test_long_conditions_are_expressions_and_deep_ones_are_called() -> None:
+    long = reduce(operator.or_, [field("x") == number for number in range(400)])
+    deep = reduce(lambda one, number: (one | (field("x") == number)) & field("x"), range(60), field("x"))
+    for condition, written in ((long, True), (deep, False)):
+        unit = Unit()
+        code = expression(unit, condition, "value", "called(value)")
+        assert ("dict" in code) is written
+        for x in (0, 59, 399, 400):
+            assert eval(code, {"value": {"x": x}, "called": condition, **unit.constants}) is condition({"x": x})

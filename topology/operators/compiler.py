@@ -14,10 +14,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+from coopstreams.topology.fields import Condition
 from coopstreams.topology.graph.nodes import Function as UserFunction
 from coopstreams.topology.graph.nodes import Node
 from coopstreams.topology.operators.analysis import Analysis, Edge, reads_argument
 from coopstreams.topology.operators.codegen import MOST_LOOPS, Function, RecordVariables, Unit
+from coopstreams.topology.operators.expressions import expression
 from coopstreams.topology.processors import ProcessorWrapper
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
@@ -116,12 +118,16 @@ class Compiler:
     def call_of(
         self, function: Function, label: str, called: UserFunction, record: RecordVariables, parts: tuple[str, ...]
     ) -> str:
-        """Return the call of a user function with these parts of a record, None for those it provably never reads."""
+        """Return the call of a user function with these parts of a record, None for those it provably never reads.
+
+        Of a field or a condition, return the expression.
+        """
         read = [
             part if part not in ("key", "value") else self._part(function, record, part, called, at, len(parts))
             for at, part in enumerate(parts)
         ]
-        return f"{self.unit.constant(label, called)}({', '.join(read)})"
+        call = f"{self.unit.constant(label, called)}({', '.join(read)})"
+        return expression(self.unit, called, read[-1], call) if isinstance(called, Condition) else call
 
     def stream_time(self, function: Function, node: Node, record: RecordVariables) -> str:
         """Generate code: a node has received a record; return the variable of its stream time, the largest timestamp.
