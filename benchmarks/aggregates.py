@@ -29,7 +29,7 @@ from rich.table import Table
 from coopstreams import KStream, StreamsBuilder, TimeWindows, field, serdes
 from coopstreams.common.config import Config
 from coopstreams.common.memory import tune_memory
-from coopstreams.log.kafka.native import data_plane, native_tables
+from coopstreams.log.kafka.native import data_plane, native_parts, native_tables
 from coopstreams.state.engines import open_database, open_engine
 from coopstreams.state.task_state import TaskState
 from coopstreams.topology.columns import Columns, TopicPartition
@@ -91,7 +91,9 @@ def timed(case: str, records: int, folder: Path, *, native: bool) -> tuple[float
         1 << 30,
         native_tables(part, Config.of({"bootstrap.servers": "nowhere:1"}, "bench"), caching=caching) if native else {},
     )
-    program = compile_subtopology(topology, part).bind(state.stores, fail, caching=caching)
+    program = compile_subtopology(topology, part, parts=native_parts() if native else None).bind(
+        state.stores, fail, caching=caching
+    )
     processing, committing, rows = list[float](), 0.0, 0
     for number, columns in enumerate(batches(records), 1):
         begin = time.process_time()

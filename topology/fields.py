@@ -176,6 +176,19 @@ class Not(Condition):
         return f"~{self.one!r}"
 
 
+def fields_of(condition: Condition | None) -> tuple[str, ...]:
+    """Return the names of the fields in a condition."""
+    match condition:
+        case field(name) | Comparison(field(name)):
+            return (name,)
+        case Both(one, other) | Either(one, other):
+            return fields_of(one) + fields_of(other)
+        case Not(one):
+            return fields_of(one)
+        case _:
+            return ()
+
+
 def _condition(sign: str, other: object) -> Condition:
     if isinstance(other, Condition):
         return other

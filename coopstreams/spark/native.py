@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from coopstreams.topology import serdes
-from coopstreams.topology.fields import Both, Comparing, Comparison, Condition, Either, Not, field
+from coopstreams.topology.fields import Both, Comparing, Comparison, Condition, Either, Not, field, fields_of
 from coopstreams.topology.graph.folding import Kind, known_kind
 from coopstreams.topology.graph.nodes import Aggregate, Filter, MapValues, Node, Sink, Source, SubTopology, ToStream
 from coopstreams.topology.windows import TimeWindows
@@ -67,19 +67,6 @@ def translated(part: SubTopology, outputs: str = "none") -> tuple[Aggregation, .
         if made is not None:
             found.append(made)
     return tuple(found)
-
-
-def fields_of(condition: Condition | None) -> tuple[str, ...]:
-    """Return the names of the fields in a condition."""
-    match condition:
-        case field(name) | Comparison(field(name)):
-            return (name,)
-        case Both(one, other) | Either(one, other):
-            return fields_of(one) + fields_of(other)
-        case Not(one):
-            return fields_of(one)
-        case _:
-            return ()
 
 
 def _other(node: Node, nodes: dict[str, Node]) -> str | None:

@@ -30,7 +30,7 @@ import pyarrow as pa
 from coopstreams.commit.progress import Progress
 from coopstreams.common.config import Config
 from coopstreams.common.host import Timed
-from coopstreams.log.kafka.native import native_tables
+from coopstreams.log.kafka.native import native_parts, native_tables
 from coopstreams.log.log import Position, RecordBatch
 from coopstreams.spark.changelog_rows import record_of, visible
 from coopstreams.spark.history.global_tables import Cut, read_rows, tables_of
@@ -163,7 +163,7 @@ class TaskAttempt:
         """`tables`: the stores that are made in another way than usual; None: known folds, natively where it can be."""
         topology = unship(work.shipped)
         round_ = round_of(topology, work.subtopology, work.round)
-        program = compile_subtopology(topology, round_.part)
+        program = compile_subtopology(topology, round_.part, parts=native_parts())
         partition, slot = divmod(number, work.ranges)
         self._work, self._number = work, number
         self.id = TaskId(work.subtopology, partition, KeyRange.split(work.ranges)[slot])

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from coopstreams.common.config import Config
 from coopstreams.group.members import Runs
+from coopstreams.log.kafka.native import native_parts
 from coopstreams.log.log import Log
 from coopstreams.tasks.topics import prepare_topics
 from coopstreams.topology.columns import TopicPartition
@@ -74,5 +75,6 @@ def resolve_topology(cluster: Log, built: Topology, config: Config, known: Colle
     announced = tuple(
         Runs(prints[part.id], 0 if part.unordered else topics.tasks[part.id], part.divisible) for part in parts
     )
-    programs = {part.id: compile_subtopology(topology, part, config["processor.wrapper"]) for part in parts}
+    wrapper, reader = config["processor.wrapper"], native_parts()
+    programs = {part.id: compile_subtopology(topology, part, wrapper, reader) for part in parts}
     return ResolvedTopology(topology, topics, programs, announced)

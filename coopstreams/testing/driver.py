@@ -25,7 +25,7 @@ from typing import Any, TypeAlias, TypeVar, overload
 from coopstreams.commit.progress import Progress
 from coopstreams.common.config import Config
 from coopstreams.common.host import Timed
-from coopstreams.log.kafka.native import native_tables
+from coopstreams.log.kafka.native import native_parts, native_tables
 from coopstreams.log.log import Position, RecordBatch, TopicSpec
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.state.database import Database
@@ -325,7 +325,7 @@ class TopologyTestDriver:
         Tasks that were open are closed.
         """
         self._programs[part.id], before = (
-            compiled(Identity(self.topology, part, self._config["processor.wrapper"])),
+            compiled(Identity(self.topology, part, self._config["processor.wrapper"]), native_parts()),
             self._parts[part.id],
         )
         for old in (task for siblings in before for task in siblings):

@@ -8,6 +8,7 @@ from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.compile.program import Program
 from coopstreams.topology.graph.nodes import SubTopology
 from coopstreams.topology.graph.topology import Topology
+from coopstreams.topology.operators.parts import MakeParts
 from coopstreams.topology.processors import ProcessorWrapper
 
 PROGRAMS = 64
@@ -33,6 +34,6 @@ class Identity:
 
 
 @lru_cache(PROGRAMS)
-def compiled(identity: Identity) -> Program:
-    """Return the program of a sub-topology, compiled once for all drivers of a topology."""
-    return compile_subtopology(identity.topology, identity.part, identity.wrapper)
+def compiled(identity: Identity, parts: MakeParts | None) -> Program:
+    """Return the program of a sub-topology, compiled once for all drivers of a topology on this data plane."""
+    return compile_subtopology(identity.topology, identity.part, identity.wrapper, parts)

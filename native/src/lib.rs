@@ -2,7 +2,8 @@
 //!
 //! `librdkafka`: its functions · `client`: a producer, seen from inside librdkafka · `appender`: columns of Python to
 //! records · `consumer`: a consumer, `pile`: what it has fetched of one partition, `fetcher`: that as columns of Python ·
-//! `router`: records to key ranges · `rows`: the write buffer of an aggregation. `docs/architecture.md` says where it plugs in, `coopstreams/log/kafka/native.py` when
+//! `router`: records to key ranges · `rows`: the write buffer of an aggregation ·
+//! `parts`: JSON to columns of its fields. `docs/architecture.md` says where it plugs in, `coopstreams/log/kafka/native.py` when
 //! it is used. Apart from Kafka: `front`, the connections of the query server, one in `front_connection`, what it asks in
 //! `front_request`.
 
@@ -14,6 +15,7 @@ mod front;
 mod front_connection;
 mod front_request;
 mod librdkafka;
+mod parts;
 mod pile;
 mod router;
 mod rows;
@@ -36,6 +38,9 @@ mod coopstreams_native {
     use super::front::Front;
 
     #[pymodule_export]
+    use super::parts::Parts;
+
+    #[pymodule_export]
     use super::router::Router;
 
     #[pymodule_export]
@@ -43,7 +48,7 @@ mod coopstreams_native {
 
     /// Which calls there are, and what they mean: coopstreams refuses another one.
     #[pymodule_export]
-    const INTERFACE: u32 = 6;
+    const INTERFACE: u32 = 7;
 
     /// Find librdkafka through the module of confluent-kafka that needs it; return its version and its features.
     #[pyfunction]

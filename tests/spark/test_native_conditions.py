@@ -16,10 +16,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 
 from coopstreams import StreamsBuilder, TimeWindows, Topology, field, serdes
-from coopstreams.spark.native import fields_of, translated, unreadable
+from coopstreams.spark.native import translated, unreadable
 from coopstreams.spark.native_values import judged, token
 from coopstreams.topology.errors import ProcessingError
-from coopstreams.topology.fields import Condition
+from coopstreams.topology.fields import Condition, fields_of
 from tests.durations import ms
 from tests.spark.native_runs import GOES_ON, GRACE, Row, backfilled, both, same_state, was_native
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from dataclasses import field as attribute
 from functools import cache
 from itertools import accumulate
 from random import Random
@@ -15,7 +16,7 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from coopstreams.common.config import Config
-from coopstreams.log.kafka.native import SETTING, native_tables
+from coopstreams.log.kafka.native import SETTING, native_parts, native_tables
 from coopstreams.state.database import Database
 from coopstreams.state.memory import Memory
 from coopstreams.state.task_state import NO_TABLES, ChangelogBatch, TaskState
@@ -26,6 +27,7 @@ from coopstreams.topology.compile.program import Program
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import SerdeError, StateError
 from coopstreams.topology.failures import Failure
+from coopstreams.topology.fields import field
 from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.suppressed import until_window_closes
 from coopstreams.topology.windows import TimeWindows
@@ -70,6 +72,17 @@ FLOWS: dict[str, Build] = {
     "greatest": lambda stream, _: numbers(stream, INT).reduce(max, store="s"),
     "least float": lambda stream, _: numbers(stream, FLOAT).reduce(min, store="s"),
     "greatest float": lambda stream, _: numbers(stream, FLOAT).reduce(max, store="s"),
+    "part": lambda stream, _: stream.map_values(field("a"), value=INT).group_by_key().reduce(operator.add, store="s"),
+    "greatest part": lambda stream, _: (
+        stream.map_values(field("a"), value=INT).group_by_key().windowed_by(HOPPING).reduce(max, store="s")
+    ),
+    "float part": lambda stream, _: (
+        stream.map_values(field("a"), value=FLOAT).group_by_key().windowed_by(TUMBLING).reduce(operator.add, store="s")
+    ),
+    "part of some": lambda stream, _: (
+        stream.filter(field("b") != 1).map_values(field("a"), value=INT).group_by_key().reduce(operator.add, store="s")
+    ),
+    "part count": lambda stream, _: stream.filter(field("a")).group_by_key().count(store="s"),
     "tumbling sum": lambda stream, _: numbers(stream, INT).windowed_by(TUMBLING).reduce(operator.add, store="s"),
     "hopping float sum": lambda stream, _: numbers(stream, FLOAT).windowed_by(HOPPING).reduce(operator.add, store="s"),
 }
@@ -85,14 +98,15 @@ SHAPES: dict[str, Callable[[Any], Any]] = {
 
 
 @cache
-def program(flow: str, shape: str) -> Program:
+def program(flow: str, shape: str, native: bool = True) -> Program:
     builder = StreamsBuilder("app")
     streams = [builder.stream(topic, key=serdes.raw, value=serdes.json) for topic in ("in", "more")]
     SHAPES[shape](FLOWS[flow](*streams))
     if flow != "count of more":
         streams[1].to("in-any-case")
     topology = builder.build()
-    return compile_subtopology(topology, next(part for part in topology.subtopologies if part.stores))
+    part = next(part for part in topology.subtopologies if part.stores)
+    return compile_subtopology(topology, part, parts=native_parts() if native else None)
 
 
 @dataclass(frozen=True)
@@ -116,7 +130,7 @@ class Run:
     buffer: int
     caching: bool
     shared: bool
-    seen: list[Any] = field(default_factory=list)
+    seen: list[Any] = attribute(default_factory=list)
 
     def __post_init__(self) -> None:
         self.part = self.program.subtopology
@@ -194,7 +208,7 @@ class Run:
 
 def check(flow: str, shape: str, steps: list[Step], *, buffer: int, caching: bool, shared: bool) -> None:
     """Compare both planes."""
-    runs = [Run(program(flow, shape), native, buffer, caching, shared) for native in (False, True)]
+    runs = [Run(program(flow, shape, native), native, buffer, caching, shared) for native in (False, True)]
     for step in [*steps, "commit", "full"]:
         for run in runs:
             run.step(step)
@@ -260,7 +274,14 @@ TIGHT, ROOMY = 1500, 1 << 20
 
 
 def value_of(dice: Random, flow: str, buffer: int) -> bytes | None:
-    """Return JSON: mostly a number that fits, now and then something else."""
+    """Return JSON: mostly a number that fits, or an object with such a part, now and then something else."""
+    number = number_of(dice, flow, buffer)
+    if "part" not in flow or number is None or dice.random() < 0.05:
+        return number
+    return b'{"b": %d, "a": %s}' % (dice.randint(0, 2), number)
+
+
+def number_of(dice: Random, flow: str, buffer: int) -> bytes | None:
     if dice.random() < 0.55:
         return serdes.json.encode(dice.choice(FLOATS) if "float" in flow else dice.randint(-9, 9))
     if dice.random() < 0.3 and "float" not in flow:

@@ -45,6 +45,7 @@ from coopstreams.topology.operators import (
 from coopstreams.topology.operators.analysis import Analysis
 from coopstreams.topology.operators.codegen import Function, RecordVariables, Unit
 from coopstreams.topology.operators.compiler import Compiler, Operator
+from coopstreams.topology.operators.parts import MakeParts, parts_read, read_parts
 from coopstreams.topology.operators.tables import row_key
 from coopstreams.topology.processors import ProcessorWrapper
 from coopstreams.topology.serdes import Serde
@@ -71,11 +72,15 @@ _Cached: TypeAlias = TableSource | Aggregate | CogroupMerge | TableAggregate | T
 
 
 def compile_subtopology(
-    topology: Topology, subtopology: SubTopology, wrapper: ProcessorWrapper | None = None
+    topology: Topology,
+    subtopology: SubTopology,
+    wrapper: ProcessorWrapper | None = None,
+    parts: MakeParts | None = None,
 ) -> Program:
     """Return the program of a sub-topology. Its code is generated when a task binds it.
 
-    `wrapper`: wraps each node but the sources; None: nothing is wrapped.
+    `wrapper`: wraps each node but the sources; None: nothing is wrapped. `parts`: reads parts of JSON values; None:
+    values become dicts.
 
     Raises:
         TopologyError: two sources read the same topic, or there is no operator for a kind of node.
@@ -91,10 +96,10 @@ def compile_subtopology(
         subtopology,
         tuple(sinks),
         {topic: timestamp_column(source) for topic, source in sources.items() if source.timestamp is not None},
-        cache(partial(_compiled, title, subtopology, OPERATORS, wrapper)),
+        cache(partial(_compiled, title, subtopology, OPERATORS, wrapper, parts)),
         ahead=None
         if first is None
-        else Program(first, (), {}, cache(partial(_compiled, f"{title} ahead", first, calls.AHEAD, None))),
+        else Program(first, (), {}, cache(partial(_compiled, f"{title} ahead", first, calls.AHEAD, None, None))),
         keys_suffice=first is not None and keys_suffice(subtopology),
         idle_ms={topic: source.idle_ms for topic, source in sources.items() if source.idle_ms is not None},
     )
@@ -118,6 +123,7 @@ def _compiled(
     subtopology: SubTopology,
     operators: Mapping[type[Node], Operator],
     wrapper: ProcessorWrapper | None,
+    parts: MakeParts | None,
     caching: bool,
     shared: bool = False,
     by_key: bool = False,
@@ -130,6 +136,7 @@ def _compiled(
         shared=shared,
         by_key=by_key,
         native=native,
+        parts=parts,
         wrapper=wrapper,
     )
     for node, store in expiring.expiring(compiler):
@@ -204,9 +211,17 @@ def _source_function(compiler: Compiler, source: Source) -> str:
             with function.guard("deserialization", source.name):
                 function.line(f"{check}(key_bytes)")
         record = RecordVariables("key_bytes", None, source.key, "value_bytes", None, source.value, source.name)
+        if (
+            compiler.parts is not None
+            and compiler.unit.wrapper is None
+            and (names := parts_read(compiler.analysis, source))
+        ):
+            read_parts(function, compiler.parts, names)
+            record.parts = function.parts
         compiler.forward(function, source, record)
     folding.settle(compiler, function, source)
     columns = {"key_bytes": "keys", "value_bytes": "values", "timestamp": "timestamps", "stream_time": "stream_times"}
+    columns |= {part: f"{part}_column" for part in record.parts.values()}
     # Keys and values are always iterated: the keys' iterator sets the headers, the values' is the cursor.
     used = [name for name in columns if name in ("key_bytes", "value_bytes") or function.mentions(name)]
     function.lines[header] = f"    for {', '.join(used)} in zip({', '.join(columns[name] for name in used)}):"

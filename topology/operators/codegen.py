@@ -15,7 +15,7 @@ time).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -42,7 +42,8 @@ class RecordVariables:
     """The variables of the record at hand, at one point of the code.
 
     Shape: key and value each have at least one form. `key_serde` belongs to `key_bytes`, and `value_serde` to
-    `value_bytes`; without bytes it is None. `stream_time` is the source partition's. `dense`: the value is never null.
+    `value_bytes`; without bytes it is None. `parts`: variables of parts of the value; `without_parts`: that of the
+    value where its parts are not read. `stream_time` is the source partition's. `dense`: the value is never null.
     `old`: for a table's update, the old value as an object; None if no node needs it. `latest`: for a versioned table's
     update, whether it is the latest of its row; None if all are.
     """
@@ -64,6 +65,8 @@ class RecordVariables:
     latest: str | None = None
     side: int = 0
     """The number of the parent from which the record comes."""
+    parts: Mapping[str, str] = field(default_factory=dict)
+    without_parts: str | None = None
 
     def with_key(self, key: str) -> RecordVariables:
         """Return the record with a new key."""
@@ -71,7 +74,9 @@ class RecordVariables:
 
     def with_value(self, value: str, old: str | None = None) -> RecordVariables:
         """Return the record with a new value."""
-        return replace(self, value_bytes=None, value=value, value_serde=None, dense=False, old=old)
+        return replace(
+            self, value_bytes=None, value=value, value_serde=None, dense=False, old=old, parts={}, without_parts=None
+        )
 
     def form(self) -> tuple[object, ...]:
         """Return what must be equal in two records for the same function to take both."""
@@ -88,7 +93,7 @@ class RecordVariables:
     def as_parameters(self) -> RecordVariables:
         """Return the same record inside a function that is given its parts."""
         named = {part: part for part in PARAMETERS if getattr(self, part) is not None}
-        return replace(self, **named)  # type: ignore[arg-type]
+        return replace(self, **named, parts={}, without_parts=None)  # type: ignore[arg-type]
 
 
 @dataclass(slots=True)
@@ -321,7 +326,8 @@ class Function:
 
     Shape: `skip` is the statement that ends the work on the record at hand: `return`, or `continue` in a loop.
     `over_batch`: the function is given many records and loops over them; `prologue` and `epilogue` are its lines before
-    and behind the loop.
+    and behind the loop. `parts`: the variables of parts of the values, whose columns are read before the
+    loop.
     """
 
     def __init__(self, unit: Unit, name: str, skip: str) -> None:
@@ -333,6 +339,7 @@ class Function:
         self.prologue: list[str] = []
         self.epilogue: list[str] = []
         self.lines: list[str] = []
+        self.parts: dict[str, str] = {}
         self.assigned: set[str] = set()
         """Variables of the task, not of the call, that the function changes."""
         self.loops = 0
@@ -411,6 +418,22 @@ class Function:
             assert record.value_serde is not None
             record.value = self._decoded("value", record.value_bytes, record.value_serde, record.source, record.dense)
         return record.value
+
+    def value_without_parts(self, record: RecordVariables) -> tuple[str, str]:
+        """Return the variable of the value of a record whose parts were not read, and the test whether they were.
+
+        Write its deserialisation if needed.
+        """
+        part = next(iter(record.parts.values()))
+        if record.without_parts is None:
+            assert record.value_bytes is not None
+            assert record.value_serde is not None
+            record.without_parts = self.fresh("value")
+            self.line(f"{record.without_parts} = None")
+            with self.block(f"if {part} is unread:"):
+                value = self._decoded("value", record.value_bytes, record.value_serde, record.source, record.dense)
+                self.line(f"{record.without_parts} = {value}")
+        return record.without_parts, f"{part} is not unread"
 
     def key_as_bytes(self, record: RecordVariables, serde: Serde[Any], node: Node) -> str:
         """Return the variable of the key as bytes of this serde; write its serialisation if needed."""

@@ -19,7 +19,8 @@ from coopstreams.topology.graph.nodes import Function as UserFunction
 from coopstreams.topology.graph.nodes import Node
 from coopstreams.topology.operators.analysis import Analysis, Edge, reads_argument
 from coopstreams.topology.operators.codegen import MOST_LOOPS, Function, RecordVariables, Unit
-from coopstreams.topology.operators.expressions import expression
+from coopstreams.topology.operators.expressions import expression, of_value
+from coopstreams.topology.operators.parts import MakeParts
 from coopstreams.topology.processors import ProcessorWrapper
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
@@ -42,6 +43,7 @@ class Compiler:
         shared: bool,
         by_key: bool,
         native: frozenset[str] = frozenset(),
+        parts: MakeParts | None = None,
         wrapper: ProcessorWrapper | None = None,
     ) -> None:
         self.analysis = analysis
@@ -50,6 +52,8 @@ class Compiler:
         """Other tasks have other keys of the partition, and their records advance stream time here, too."""
         self.native = native
         """The stores whose rows are numbers in native memory: see `folding`."""
+        self.parts = parts
+        """What reads parts of JSON values; None: values become dicts."""
         self.unit = Unit(by_key=by_key, wrapper=wrapper)
         self._operators = operators
 
@@ -120,14 +124,20 @@ class Compiler:
     ) -> str:
         """Return the call of a user function with these parts of a record, None for those it provably never reads.
 
-        Of a field or a condition, return the expression.
+        A field or a condition is no call where its value is a dict, or its parts are at hand.
         """
+        if isinstance(called, Condition) and parts[-1] == "value" and record.parts:
+            code = expression(self.unit, called, record.parts.__getitem__)
+            if code is not None:
+                value, has_parts = function.value_without_parts(record)
+                arguments = ", ".join(["None"] * (len(parts) - 1) + [value])
+                return f"({code} if {has_parts} else {self.unit.constant(label, called)}({arguments}))"
         read = [
             part if part not in ("key", "value") else self._part(function, record, part, called, at, len(parts))
             for at, part in enumerate(parts)
         ]
         call = f"{self.unit.constant(label, called)}({', '.join(read)})"
-        return expression(self.unit, called, read[-1], call) if isinstance(called, Condition) else call
+        return of_value(self.unit, called, read[-1], call) if isinstance(called, Condition) else call
 
     def stream_time(self, function: Function, node: Node, record: RecordVariables) -> str:
         """Generate code: a node has received a record; return the variable of its stream time, the largest timestamp.

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from coopstreams.topology.fields import field
 from coopstreams.topology.graph.folding import is_only_state, plain_sinks
-from coopstreams.topology.graph.nodes import Aggregate, Sink, Source
+from coopstreams.topology.graph.nodes import Aggregate, MapValues, Sink, Source
 from coopstreams.topology.operators.codegen import Function, RecordVariables
 from coopstreams.topology.operators.compiler import Compiler
 from coopstreams.topology.serdes import float64
@@ -28,8 +29,8 @@ def fold(compiler: Compiler, function: Function, node: Aggregate, record: Record
     _begin(compiler, node, name)
     if node.windows is not None:
         compiler.expire(compiler.operator_time(function, node), node.store)
-    if _takes_batches(compiler, function, node, record, key_bytes):
-        _add_batch(compiler, function, node)
+    if (values := _batches(compiler, function, node, record, key_bytes)) is not None:
+        _add_batch(compiler, function, node, name, values)
     function.line(f"add_keys_{name}({key_bytes})")
     function.line(f"add_timestamps_{name}({record.timestamp})")
     if node.windows is not None and compiler.shared:
@@ -43,7 +44,7 @@ def fold(compiler: Compiler, function: Function, node: Aggregate, record: Record
     if node.aggregator is not None:
         value = function.value(record)
         function.line(f"add_values_{name}({value})")
-        singly += [f"{value}.__class__ is not {'float' if node.store.value == float64 else 'int'}", f"odd_{name}"]
+        singly += [f"{value}.__class__ is not {_number(node)}", f"odd_{name}"]
     if singly:
         with function.block(f"if {' or '.join(singly)}:"):
             function.line(f"settle_{name}()")
@@ -106,44 +107,60 @@ def _begin(compiler: Compiler, node: Aggregate, name: str) -> None:
         function.line(f"{part}_{name}.clear()")
     _count_late(compiler, function, node)
     if node.aggregator is not None:
-        function.assigned.add(f"odd_{name}")
-        function.line(f"odd_{name} = {store}_rows.odd")
+        _note_odd(compiler, function, node, name)
         with function.block("for error in errors:"):
             function.line(f"fail({unit.site('processing', node.name)}, error)")
 
 
-def _add_batch(compiler: Compiler, function: Function, node: Aggregate) -> None:
-    """Generate code before the loop: a batch whose records have no headers is added as it is."""
+def _add_batch(compiler: Compiler, function: Function, node: Aggregate, name: str, values: str) -> None:
+    """Generate code before the loop: a batch whose records have no headers is added as it is.
+
+    `values`: the column of the values. Of a reduce, all must be numbers of its class, and those before, too: then
+    nothing fails.
+    """
     lines = Function(compiler.unit, "", "")
     times = node.windows is not None and compiler.shared
-    given = ["keys", "batch.values", "timestamps", "operator_times[0]" if times else "None"]
-    with lines.block("if not headed and keys is batch.keys:"):
+    given = ["keys", values, "timestamps", "operator_times[0]" if times else "None"]
+    fits = "not headed and keys is batch.keys"
+    if node.aggregator is not None:
+        fits += f" and {values.removesuffix('_column')}_class is {_number(node)} and not odd_{name}"
+    with lines.block(f"if {fits}:"):
         _call(compiler, lines, node, given, f"drops_null_values={node.drops_null_values}")
         lines.line(f"dropped[{compiler.unit.drop(node.name, 'null-key')}] += null_keys")
         if node.drops_null_values:
             lines.line(f"dropped[{compiler.unit.drop(node.name, 'null-value')}] += null_values")
         _count_late(compiler, lines, node)
+        if node.aggregator is not None:
+            _note_odd(compiler, lines, node, name)
         lines.line("return")
     function.assigned |= lines.assigned
     function.prologue += ["batch = process.at_hand()[1]", *(line[4:] for line in lines.lines)]
 
 
-def _takes_batches(
+def _batches(
     compiler: Compiler, function: Function, node: Aggregate, record: RecordVariables, key_bytes: str
-) -> bool:
-    """Whether a batch can be added without a look at its records: a count of all records of a source, by their keys."""
-    source = compiler.analysis.named(node.parents[0])
-    return (
+) -> str | None:
+    """Return the column of the values if a batch can be added without a look at its records, by their keys.
+
+    It can be a count of all records of a source, or a fold of a part of their values that is a column.
+    """
+    above = compiler.analysis.named(node.parents[0])
+    source, values = above, "batch.values"
+    if node.aggregator is not None:
+        if not isinstance(above, MapValues) or type(above.mapper) is not field or not function.parts:
+            return None
+        source, values = compiler.analysis.named(above.parents[0]), f"{function.parts[above.mapper.name]}_column"
+    at_hand = (
         function.over_batch
-        and node.aggregator is None
         and len(node.parents) == 1
         and isinstance(source, Source)
-        and len(compiler.analysis.edges(source)) == 1
+        and len(compiler.analysis.edges(source)) == len(compiler.analysis.edges(above)) == 1
         and source.timestamp is None
         and (source.key.check_key is None or source.internal)
         and record.key_bytes == key_bytes == "key_bytes"
         and is_only_state(node, compiler.analysis.nodes)
     )
+    return values if at_hand else None
 
 
 def _call(compiler: Compiler, function: Function, node: Aggregate, columns: Sequence[str], more: str) -> None:
@@ -164,6 +181,16 @@ def _call(compiler: Compiler, function: Function, node: Aggregate, columns: Sequ
             function.line(f"{now} = reached")
     for line in _writes(compiler, sinks):
         function.line(line)
+
+
+def _note_odd(compiler: Compiler, function: Function, node: Aggregate, name: str) -> None:
+    function.assigned.add(f"odd_{name}")
+    function.line(f"odd_{name} = {compiler.unit.store(node.store)}_rows.odd")
+
+
+def _number(node: Aggregate) -> str:
+    """Return the name of the class of the numbers in a store."""
+    return "float" if node.store.value == float64 else "int"
 
 
 def _count_late(compiler: Compiler, function: Function, node: Aggregate) -> None:

@@ -27,12 +27,13 @@ from coopstreams.topology.columns import Headers, Int64s
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.folding import folds
 from coopstreams.topology.graph.nodes import SubTopology
+from coopstreams.topology.operators.parts import MakeParts
 
 logger = logging.getLogger(__name__)
 
 SETTING = "COOPSTREAMS_NATIVE"
 PLUGINS = "plugin.library.paths"
-INTERFACE = 6
+INTERFACE = 7
 """The calls of the extension that this version knows; `native/src/lib.rs` has the same number."""
 LIBRDKAFKA = 2
 """The major version of librdkafka whose structs the extension knows."""
@@ -187,6 +188,14 @@ def native_tables(part: SubTopology, config: Config, *, caching: bool) -> dict[s
         )
         for name, fold in folds(part, caching=caching).items()
     }
+
+
+def native_parts() -> MakeParts | None:
+    """Return what reads parts of JSON values natively; None: pure Python makes dicts of them."""
+    if data_plane() != "native":
+        return None
+    made: MakeParts = _loaded().Parts
+    return made
 
 
 def with_plugin(settings: dict[str, Any]) -> dict[str, Any]:

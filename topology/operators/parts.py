@@ -1,0 +1,98 @@
+"""Parts of JSON values as columns, where a program reads its values by `field(...)` only: no dict is made of them.
+
+What reads the columns is not ours (`MakeParts`): without one, values become dicts. It may leave any record `unread`;
+the code then deserialises the value and calls what it would have called.
+
+Invariant: a part is read only where nothing needs the whole value, so no value is read twice.
+Turned down: reading parts in Python, by a msgspec type of these fields (in what it skips it accepts what orjson
+refuses: control characters, escapes, bytes that are no UTF-8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol, TypeAlias
+
+from coopstreams.topology import serdes
+from coopstreams.topology.fields import Condition, fields_of
+from coopstreams.topology.graph.nodes import (
+    Aggregate,
+    DropNullKeys,
+    Filter,
+    MapValues,
+    Node,
+    SelectKey,
+    Sink,
+    Source,
+)
+from coopstreams.topology.operators.analysis import Analysis, aggregate_reads, reads_pair
+from coopstreams.topology.operators.codegen import Function
+
+unread: Final = object()
+"""In the place of a part: the value has to be deserialised."""
+
+
+class Parts(Protocol):
+    """Reads parts of JSON values, each as orjson does."""
+
+    def columns(self, values: Sequence[bytes | None], unread: object) -> list[tuple[list[Any], type | None]]:
+        """Return the column of each part, and int or float if all in it are of this class.
+
+        A record of which a part is missing, or is no scalar, is unread in all columns, as is what is no JSON object.
+        """
+        ...
+
+
+MakeParts: TypeAlias = Callable[[Sequence[str]], Parts]
+"""Names of parts to what reads them."""
+
+
+def parts_read(analysis: Analysis, source: Source) -> tuple[str, ...]:
+    """Return the names of the parts of a source's values that are read; none if the whole value is.
+
+    Only of a linear run of operators, which is one loop: elsewhere the columns are not at hand.
+    """
+    names: list[str] = []
+    node: Node = source
+    while source.value == serdes.json and len(edges := analysis.edges(node)) == 1:
+        node = edges[0].child
+        if not analysis.has_one_parent(node):
+            break
+        match node:
+            case Filter(table=False, predicate=function) | SelectKey(mapper=function):
+                pass
+            case MapValues(table=False, mapper=function):
+                pass
+            case DropNullKeys():
+                continue
+            case Sink(partitioner=None, value=source.value):
+                return tuple(dict.fromkeys(names))
+            case Aggregate() if not aggregate_reads(node).value:
+                return tuple(dict.fromkeys(names))
+            case _:
+                break
+        if isinstance(function, Condition):
+            names += fields_of(function)
+        elif reads_pair(function).value:
+            break
+        if not all(type(name) is str and name.isprintable() for name in names):
+            break  # a lone surrogate, or a StrEnum
+        if isinstance(node, MapValues):
+            return tuple(dict.fromkeys(names))
+    return ()
+
+
+def read_parts(function: Function, make: MakeParts, names: Sequence[str]) -> None:
+    """Generate code before the loop over a source: the columns of these parts of its values.
+
+    Shape: with `_column` and `_class` behind it, the variable of a part is that of its column and class.
+    """
+    unit = function.unit
+    function.parts = {name: unit.identifier("part", name) for name in names}
+    made = unit.constant("Parts", make)
+    read = unit.bind(f"columns_{function.name}", f"columns_{function.name} = {made}({list(names)!r}).columns")
+    columns = ", ".join(f"({variable}_column, {variable}_class)" for variable in function.parts.values())
+    function.prologue += [
+        "batch = process.at_hand()[1]",
+        f"{columns}, = {read}(batch.values, {unit.constant('unread', unread)})",
+    ]
