@@ -4,8 +4,12 @@ One process counts records at full speed, by turns without and with a load on it
 over connections that stay open, and clients that are slow to ask and to read. A connection whose answer has not come
 asks nothing more, so a server that is slower is asked less; the table says how much was answered.
 
+The load has the same cores as the processing, which clients on other machines would leave to it. So the heaviest load
+is also put on another instance, which has counted as many keys and is idle: the processing beside it is the control.
+
     records/s    by the group's committed offsets
     CPU          of the measured process, user and system, a million records; that of the load is not in it
+    load         CPU of the load itself, of a core
     p50, p99     from a request for a key to its answer, as the load sees it
 """
 
@@ -23,7 +27,7 @@ import tempfile
 import time
 from bisect import bisect_left
 from collections.abc import MutableSequence, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import astuple, dataclass
 from heapq import heappop, heappush
 from itertools import accumulate
@@ -41,7 +45,8 @@ from coopstreams.dev.broker import KafkaBroker
 from coopstreams.dev.process import free_port
 
 CONNECTIONS = 100
-SOURCE, SINK, GROUP = "load-in", "load-out", "load"
+IDLE_RECORDS = 5 * KEYS
+"""What the other instance has counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,7 @@ class Load:
     rate: int
     slow: int
     warm_s: float
+    elsewhere: bool = False
 
 
 LOADS = [
@@ -59,16 +65,18 @@ LOADS = [
     Load("5,000 requests/s", 5000, 0, 3.0),
     # 500 that begin at once ask for 50 ranges of 200 rows a second at first; after that they read.
     Load("2,000 requests/s, 500 slow clients", 2000, 500, 25.0),
+    Load("the same, of another instance", 2000, 500, 25.0, elsewhere=True),
 ]
 BINS, BINS_A_S = 10_000, 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What was done in a window of time. Units: records/s, CPU seconds a million records, answers/s, ms."""
+    """What was done in a window of time. Units: records/s, CPU seconds a million records, cores, answers/s, ms."""
 
     rate: float
     cpu: float
+    load: float
     answers: float
     p50: float
     p99: float
@@ -154,7 +162,7 @@ def put(port: int, load: Load, seconds: float, took: MutableSequence[int]) -> No
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     now = time.monotonic()
     until = now + seconds
-    asking = [_Asking(port, now, CONNECTIONS / load.rate, took) for _ in range(CONNECTIONS)]
+    asking = [_Asking(port, now, CONNECTIONS / load.rate, took) for _ in range(CONNECTIONS if load.rate else 0)]
     clients: list[_Client] = [*asking, *(_Crawling(port, now) for _ in range(load.slow))]
     due = [(now, number, client) for number, client in enumerate(clients)]
     with selectors.EpollSelector() as selector:
@@ -171,15 +179,16 @@ def put(port: int, load: Load, seconds: float, took: MutableSequence[int]) -> No
                     heappush(due, (again, numbers[ready.data], ready.data))
 
 
-class Measured:
-    """The process that counts, and what it has done so far."""
+class Counting:
+    """An instance that counts the records of a topic, and what it has done so far."""
 
-    def __init__(self, bootstrap: str, folder: str, settings: Sequence[str]) -> None:
+    def __init__(self, name: str, bootstrap: str, folder: str, settings: Sequence[str]) -> None:
         self.port = free_port()
+        self._name, self._source = name, f"{name}-in"
         self._admin = KafkaAdminClient(bootstrap_servers=bootstrap)
         own = ["commit.interval.ms=200", f"http.max.connections={2 * (500 + CONNECTIONS)}", *settings]
         command = coopstreams_run("count", bootstrap, folder, http=f"127.0.0.1:{self.port}", settings=own)
-        environment = {"BENCH_APPLICATION": GROUP, "BENCH_SOURCE": SOURCE, "BENCH_SINK": SINK}
+        environment = {"BENCH_APPLICATION": name, "BENCH_SOURCE": self._source, "BENCH_SINK": f"{name}-out"}
         self._process = subprocess.Popen(command, env=os.environ | environment, stdout=subprocess.DEVNULL)
 
     def at(self) -> int:
@@ -190,28 +199,34 @@ class Measured:
         """
         if self._process.poll() is not None:
             raise SystemExit(f"the process ended with status {self._process.returncode}")
-        return committed(self._admin, GROUP, SOURCE)
+        return committed(self._admin, self._name, self._source)
 
-    def window(self, load: Load, seconds: float) -> Window:
+    def reach(self, offset: int) -> None:
+        """Wait until it has committed this offset."""
+        while self.at() < offset:
+            time.sleep(0.1)
+
+    def window(self, load: Load, port: int, seconds: float) -> Window:
         """Measure for so long; the load begins before, so that its slow clients are in the middle of something."""
         took: MutableSequence[int] = multiprocessing.Array("q", BINS, lock=False)
-        given = self.port, load, load.warm_s + seconds + 1, took
-        worker = multiprocessing.Process(target=put, args=given) if load.rate else None
-        if worker is not None:
-            worker.start()
-            time.sleep(load.warm_s)
-        began, first, cpu, before = time.perf_counter(), self.at(), cpu_of(self._process.pid), list(took)
+        worker = multiprocessing.Process(target=put, args=(port, load, load.warm_s + seconds + 1, took))
+        worker.start()
+        time.sleep(load.warm_s)
+        processes = self._process.pid, worker.pid or 0
+        began, first, before = time.perf_counter(), self.at(), list(took)
+        cpu = [cpu_of(process) for process in processes]
         time.sleep(seconds)
         passed, records = time.perf_counter() - began, self.at() - first
+        own, loads = (cpu_of(process) - earlier for process, earlier in zip(processes, cpu, strict=True))
         answers = [count - earlier for count, earlier in zip(took, before, strict=True)]
         found = Window(
             records / passed,
-            (cpu_of(self._process.pid) - cpu) * 1e6 / max(1, records),
+            own * 1e6 / max(1, records),
+            loads / passed,
             sum(answers) / passed,
             *(1000 * bisect_left([*accumulate(answers)], part * sum(answers)) / BINS_A_S for part in (0.5, 0.99)),
         )
-        if worker is not None:
-            worker.join()
+        worker.join()
         return found
 
     def end(self) -> None:
@@ -224,36 +239,40 @@ def main() -> None:
     """Measure by turns, and print what the load has cost."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--records", type=int, default=130_000_000, help="in the topic; it must not end before the rounds"
+        "--records", type=int, default=220_000_000, help="in the topic; it must not end before the rounds"
     )
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each window")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the process")
     arguments = parser.parse_args()
     table = Table(title=f"medians of {arguments.rounds} rounds; records/s also as a part of those without, each round")
-    for column in ("", "records/s", "", "CPU s a million", "answers/s", "p50 ms", "p99 ms"):
+    for column in ("", "records/s", "", "CPU s a million", "load", "answers/s", "p50 ms", "p99 ms"):
         table.add_column(column, justify="right" if column or table.columns else "left")
-    with tempfile.TemporaryDirectory() as folder, KafkaBroker(Path(folder) / "kafka") as broker:
+    with tempfile.TemporaryDirectory() as folder, KafkaBroker(Path(folder) / "kafka") as broker, ExitStack() as stack:
         admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-        for made in admin.create_topics([NewTopic(SOURCE, 1, 1), NewTopic(SINK, 1, 1)]).values():
+        topics = [f"{name}-{end}" for name in ("load", "idle") for end in ("in", "out")]
+        for made in admin.create_topics([NewTopic(topic, 1, 1) for topic in topics]).values():
             made.result(30)
-        fill(broker.bootstrap, SOURCE, arguments.records)
-        measured = Measured(broker.bootstrap, folder, arguments.set)
-        rounds: list[list[Window]] = []
-        try:
-            while not measured.at():
-                time.sleep(0.1)
-            while len(rounds) < arguments.rounds:
-                rounds += [[measured.window(load, arguments.seconds) for load in LOADS]]
-            if measured.at() >= arguments.records:
-                raise SystemExit("the topic has ended before the rounds: give more --records")
-        finally:
-            measured.end()
+        sizes = {"idle": IDLE_RECORDS, "load": arguments.records}
+        counting: dict[str, Counting] = {}
+        for name, records in sizes.items():
+            fill(broker.bootstrap, f"{name}-in", records)
+            state = Path(folder, name)
+            state.mkdir()
+            counting[name] = Counting(name, broker.bootstrap, str(state), arguments.set)
+            stack.callback(counting[name].end)
+            counting[name].reach(min(records, IDLE_RECORDS))
+        measured, rounds = counting["load"], list[list[Window]]()
+        while len(rounds) < arguments.rounds:
+            ports = [counting["idle" if load.elsewhere else "load"].port for load in LOADS]
+            rounds += [[measured.window(*each, arguments.seconds) for each in zip(LOADS, ports, strict=True)]]
+        if measured.at() >= arguments.records:
+            raise SystemExit("the topic has ended before the rounds: give more --records")
     for load, windows in zip(LOADS, zip(*rounds, strict=True), strict=True):
-        rate, cpu, answers, p50, p99 = (median(each) for each in zip(*map(astuple, windows), strict=True))
+        rate, cpu, own, answers, p50, p99 = (median(each) for each in zip(*map(astuple, windows), strict=True))
         parts = ", ".join(f"{one.rate / each[0].rate:.2f}" for one, each in zip(windows, rounds, strict=True))
-        times = (f"{p50:.1f}", f"{p99:.1f}") if answers else ("", "")
-        table.add_row(load.name, f"{rate:,.0f}", parts, f"{cpu:.1f}", f"{answers:,.0f}", *times)
+        shown = (f"{answers:,.0f}", f"{p50:.1f}", f"{p99:.1f}") if answers else ("0", "", "")
+        table.add_row(load.name, f"{rate:,.0f}", parts, f"{cpu:.1f}", f"{own:.2f}", *shown)
     Console().print(table)
 
 

@@ -290,7 +290,7 @@ class Rocks:
     def _rows(self, cursor: _Cursor, lowest: bytes | None) -> Iterator[tuple[bytes, bytes]]:
         """Yield the rows ascending, or with `lowest` descending to this key."""
         # In chunks: between them only the cursor holds the iterator, so that `close` can take it away.
-        for size in chain((4, 16, 64), repeat(256)):
+        for size in chain((1, 2, 8, 32), repeat(256)):
             chunk = self._chunk(cursor, lowest, size)
             yield from chunk
             if len(chunk) < size:

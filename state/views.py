@@ -10,6 +10,7 @@ on the hot path).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
 
@@ -57,7 +58,7 @@ class KeyRangeView:
         self.spec = spec
         self.ranges = tuple(ranges)
         self._database = database
-        self._groups = frozenset(group for owned in ranges for group in layout.groups_of(owned).numbers)
+        self._groups = _groups_of(self.ranges)
 
     def owns(self, key: bytes) -> bool:
         """Whether a plain key lies in the ranges."""
@@ -195,6 +196,12 @@ class GlobalView:
     def approximate_count(self) -> int:
         """Return the number of entries."""
         return len(self._rows.entries)
+
+
+@lru_cache(maxsize=1024)
+def _groups_of(ranges: tuple[KeyRange, ...]) -> frozenset[int]:
+    """Return the key groups of some ranges. Kept: a view is made for each batch of queries, and reads a key or two."""
+    return frozenset(group for owned in ranges for group in layout.groups_of(owned).numbers)
 
 
 def _times(row: bytes) -> tuple[int, int]:
