@@ -25,7 +25,7 @@ from typing import Any, TypeAlias, TypeVar, overload
 from coopstreams.commit.progress import Progress
 from coopstreams.common.config import Config
 from coopstreams.common.host import Timed
-from coopstreams.log.kafka.native import native_parts, native_tables
+from coopstreams.log.kafka.native import native_parts
 from coopstreams.log.log import Position, RecordBatch, TopicSpec
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.state.database import Database
@@ -40,8 +40,8 @@ from coopstreams.tasks.tally import Tally
 from coopstreams.tasks.task import Incarnation, Task
 from coopstreams.testing.held_calls import HeldCalls
 from coopstreams.testing.memory_sink import Sinks
-from coopstreams.testing.ordered import ordered, taken
-from coopstreams.testing.programs import Identity, compiled
+from coopstreams.testing.ordered import as_written, ordered, taken
+from coopstreams.testing.programs import Identity, compiled, tables
 from coopstreams.testing.silences import Silences
 from coopstreams.testing.topic_serdes import decoded, one_of, read_with, written_with
 from coopstreams.testing.views import InputTopic, OutputRecord, OutputTopic, StoreView
@@ -99,6 +99,8 @@ class TopologyTestDriver:
         self._log = MemoryLog()
         self._writer, self._reader = self._log.writer(), self._log.reader()
         self._forwarded: list[OutputRecord[bytes | None, bytes | None]] = []
+        self._fetched = 0
+        """How many of them have been fetched from the topics that they were written to."""
         self._order: list[Output] = []
         """The output of each forwarded record since the last `_collect`, in order."""
         self._host = Timed(lambda: self.now_ms)
@@ -357,9 +359,9 @@ class TopologyTestDriver:
 
     def _task(self, task_id: TaskId, progress: Progress, database: Database) -> Task:
         program = self._programs[task_id.subtopology]
-        tables = native_tables(program.subtopology, self._config, caching=self._caching)
+        native = tables(program.subtopology, self._config, caching=self._caching)
         cache_bytes = _CACHE_BYTES if self._state_dir is None else 0
-        state = TaskState(database, program.subtopology.stores, task_id.key_range, cache_bytes, tables)
+        state = TaskState(database, program.subtopology.stores, task_id.key_range, cache_bytes, native)
         task = Task(
             Incarnation(
                 task_id,
@@ -417,18 +419,21 @@ class TopologyTestDriver:
             self._fetch()
 
     def _fetch(self) -> None:
-        """Give the next record of each partition to its tasks."""
+        """Give the next record of each partition to its tasks; partitions in the order in which they were written."""
         for source in [
             source for source in self._at_hand if not any(task.queues.waiting(source) for task in self._tasks[source])
         ]:
             del self._at_hand[source]
             self._reader.hold(source, False)
+        found: dict[TopicPartition, Position] = {}
         while runs := self._reader.fetch(1, 0.0):
             for run in runs:
                 self._tasks[run.partition][run.slot].add(run)
                 if self._silences.heard(run, self.now_ms) or len(run.columns):
-                    self._at_hand[run.partition] = Position(run.next_offset, run.stream_time)
+                    found[run.partition] = Position(run.next_offset, min([run.stream_time, *run.columns.timestamps]))
                     self._reader.hold(run.partition, True)
+        self._at_hand |= as_written(found, [record.topic for record in self._forwarded[self._fetched :]])
+        self._fetched = len(self._forwarded)
 
     def _go_on(self, source: TopicPartition) -> bool:
         """Run the tasks of a partition until they are done with its record; return whether they got any further."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
+from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.outputs import ANY_PARTITION, Output
+
+T = TypeVar("T")
 
 
 def ordered(topic: str, order: list[Output]) -> Output:
@@ -36,6 +39,12 @@ def taken(order: list[Output]) -> Iterator[tuple[Any, ...]]:
     for output in rows:
         output.clear()
     order.clear()
+
+
+def as_written(found: Mapping[TopicPartition, T], topics: Sequence[str]) -> dict[TopicPartition, T]:
+    """Return entries in the order in which their topics were first written. Those that were not written come first."""
+    first = {topic: at for at, topic in reversed(list(enumerate(topics)))}
+    return {source: found[source] for source in sorted(found, key=lambda source: first.get(source.topic, -1))}
 
 
 class _OrderedKeys(list[bytes | None]):

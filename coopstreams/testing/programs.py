@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from coopstreams.common.config import Config
+from coopstreams.log.kafka.native import native_tables
+from coopstreams.state.task_state import MakeTable
 from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.compile.program import Program
 from coopstreams.topology.graph.nodes import SubTopology
@@ -37,3 +40,14 @@ class Identity:
 def compiled(identity: Identity, parts: MakeParts | None) -> Program:
     """Return the program of a sub-topology, compiled once for all drivers of a topology on this data plane."""
     return compile_subtopology(identity.topology, identity.part, identity.wrapper, parts)
+
+
+def tables(part: SubTopology, config: Config, *, caching: bool) -> dict[str, MakeTable]:
+    """Return what makes the stores whose rows are in native memory.
+
+    There the updates of a record are forwarded behind all else that it makes. So if there is more, there are none: a
+    driver returns results in the order in which Kafka Streams forwards them.
+    """
+    parents = {parent for node in part.nodes for parent in node.parents}
+    ends = sum(node.name not in parents for node in part.nodes)
+    return native_tables(part, config, caching=caching) if caching or ends == 1 else {}

@@ -454,6 +454,8 @@ class BoundProgram:
             yield key
             due = self.punctuations["stream_time"].next_ms
             if due is not None and due <= now:
+                topic = self._source.topic
+                self._stream_times[topic] = max(now, self._stream_times[topic])
                 self._punctuate("stream_time", self.task_time())
 
     def _punctuate(self, type_: PunctuationType, now_ms: int) -> bool:

@@ -141,11 +141,17 @@ def late(taken: Flow, name: str | None) -> Flow:
 def merge(left: Flow, right: Flow, name: str | None) -> Flow:
     """Return both flows merged. A serde that both have stays; keys with two serdes count as changed.
 
+    A flow that is merged with itself has each record once, as in Kafka Streams.
+
     Raises:
         TopologyError: the flows belong to two builders.
     """
     left.same_graph(right, "merge()")
-    both = left.then("KSTREAM-MERGE-", name, lambda name, parents: Merge(name=name, parents=(*parents, right.node)))
+    both = left.then(
+        "KSTREAM-MERGE-",
+        name,
+        lambda name, parents: Merge(name=name, parents=tuple(dict.fromkeys((*parents, right.node)))),
+    )
 
     def common(a: Serde[Any] | Unknown, b: Serde[Any] | Unknown) -> Serde[Any] | Unknown:
         unknown = next(

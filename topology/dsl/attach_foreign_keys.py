@@ -62,8 +62,8 @@ def join_foreign(
         )
     key, left_value = left.flow.needed("key", where), left.flow.needed("value", where)
     other_key, right_value = right.flow.needed("key", where), right.flow.needed("value", where)
-    ask_for_old_values(graph, left.flow.node, force=True)
     for table in (left, right):
+        ask_for_old_values(graph, table.flow.node, force=True)
         materialize(graph, table.flow.node)
     names = graph.names
     subscriptions, answers, subscribers = (_name(graph, name, part) for part in ("registration", "response", "store"))

@@ -200,6 +200,8 @@ def _add_to_row(
         if forwards and compiler.analysis.wants_old(node)
         else None
     )
+    if old is not None:
+        old = _begun(compiler, function, node, before, old)
     value = _new_aggregate(compiler, function, node, record, entry, before)
     touch(compiler, function, node.store, key_bytes, entry)
     if not node.emit_on_close:
@@ -408,6 +410,17 @@ def _kept(compiler: Compiler, function: Function, store: StoreSpec, before: str,
         f"{old} = {unit.constant('snapshot', snapshot)}({before}, {unit.constant('value_serde', store.value)})"
     )
     return old
+
+
+def _begun(compiler: Compiler, function: Function, node: Aggregate, before: str, old: str) -> str:
+    """Generate the old value of a row that begins: the initial one, as in Kafka Streams. A reduce has none."""
+    if node.initializer is None and not _is_count(node):
+        return old
+    begun = function.fresh("old")
+    initial = "0" if _is_count(node) else f"{compiler.unit.constant('initializer', node.initializer)}()"
+    with function.guard("processing", node.name):
+        function.line(f"{begun} = {initial} if {before} is None else {old}")
+    return begun
 
 
 def _new_aggregate(

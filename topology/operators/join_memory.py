@@ -152,7 +152,7 @@ class EmissionGate:
         self._reach, self._grace_ms, self._guard = reach, grace_ms, guard
         self._order: Any = SortedList()
         self._of: tuple[Any, Any] = (SortedList(), SortedList())
-        self._first, self._opened = _FOREVER, _NEVER
+        self._first, self._opened = _FOREVER, -_FOREVER
 
     def add(self, waiting: Iterable[Wait]) -> None:
         """Add waiting records."""
@@ -162,6 +162,8 @@ class EmissionGate:
                     self._order.add(wait)
                     self._of[1 - wait[1]].add(wait)
                 self._first = min(self._first, wait[0])
+                if self._is_closed(wait, self._opened):
+                    self._opened = -_FOREVER  # it waits for the next look: this one came before it
 
     def remove(self, wait: Wait) -> None:
         """Remove a record that has found a match or was emitted."""

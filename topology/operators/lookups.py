@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from coopstreams.topology.graph.aggregate_nodes import Suppress
 from coopstreams.topology.graph.join_nodes import TableTableJoin
 from coopstreams.topology.graph.nodes import Filter, MapValues, Node
 from coopstreams.topology.operators.codegen import Function, RecordVariables
 from coopstreams.topology.operators.compiler import Compiler
+from coopstreams.topology.operators.suppressing import buffer
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.versions import version_at
 
@@ -56,14 +58,11 @@ def look_up(
         return row
     if isinstance(node, TableTableJoin):
         return _joined(compiler, function, node, record, key_bytes, said=said)
-    assert isinstance(node, Filter | MapValues)
-    return _seen(
-        compiler,
-        function,
-        node,
-        record,
-        look_up(compiler, function, node.parents[0], record, key_bytes, as_of=as_of, said=said),
-    )
+    assert isinstance(node, Filter | MapValues | Suppress)
+    row = look_up(compiler, function, node.parents[0], record, key_bytes, as_of=as_of, said=said)
+    if isinstance(node, Suppress):
+        return _let_go(compiler, function, node, record, key_bytes, row)
+    return _seen(compiler, function, node, record, row)
 
 
 def joined_value(kind: str, joiner: str, left: str, right: str, *, known: str | None = None) -> str:
@@ -140,6 +139,23 @@ def _seen(
         else:
             function.line(f"{seen} = None if {row.value} is None else {call}")
     return RowVariables(seen, row.timestamp)
+
+
+def _let_go(
+    compiler: Compiler, function: Function, node: Suppress, record: RecordVariables, key_bytes: str, row: RowVariables
+) -> RowVariables:
+    """Generate code: a row of which an update is held is what it was before the update, with an unknown timestamp."""
+    held, seen = function.fresh("held"), RowVariables(function.fresh("row"), function.fresh("timestamp"))
+    decode = compiler.unit.constant("decode_value", node.value.decode)
+    found = f"{buffer(compiler, node)}.held({key_bytes})"
+    function.line(f"{held} = {found}" if record.has_key else f"{held} = None if {key_bytes} is None else {found}")
+    with function.block(f"if {held} is not None:"):
+        function.line(f"{seen.value} = None if {held}.before is None else {decode}({held}.before)")
+        function.line(f"{seen.timestamp} = -1")
+    with function.block("else:"):
+        function.line(f"{seen.value} = {row.value}")
+        function.line(f"{seen.timestamp} = -1 if {row.value} is None else {row.timestamp}")
+    return seen
 
 
 def _joined(

@@ -60,6 +60,11 @@ class SuppressionBuffer:
         if not entry.dirty:
             self._store.touch(key, entry)
 
+    def held(self, key: bytes) -> SuppressedUpdate | None:
+        """Return the update that is held of a row, None if there is none."""
+        held: SuppressedUpdate | None = (self._store.entries.get(key) or self._store.load(key)).value
+        return held
+
     def due(self, stream_time: int) -> list[tuple[bytes, SuppressedUpdate]]:
         """Return and remove the updates whose time has come, and the earliest ones above the limits.
 
@@ -106,20 +111,25 @@ def suppress(compiler: Compiler, function: Function, node: Suppress, record: Rec
     key_bytes = function.key_as_bytes(record, node.key, node)
     value_bytes = function.value_as_bytes(record, node.value, node)
     before = "None"
-    if record.old and compiler.analysis.wants_old(node):
+    if record.old and node.sends_old:
         known = RecordVariables(None, None, None, None, record.old, None, node.name)
         before = function.value_as_bytes(known, node.value, node)
     operator_time = compiler.stream_time(function, node, record)
-    unit = compiler.unit
-    name = unit.identifier("waiting", node.name)
-    make = f"make_{name}"
-    if make not in unit.constants:
-        unit.constant(make, partial(SuppressionBuffer, node))
-        unit.bind(name, f"{name} = {make}(stores)")
+    name = buffer(compiler, node)
+    if all(known.name != f"{name}_due" for known in compiler.unit.functions):
         _write_due(compiler, node, name, operator_time)
     function.line(f"{name}.put({key_bytes}, {value_bytes}, {before}, {record.timestamp}, process.headers)")
     if not compiler.caching:
         function.line(f"{name}_due()")
+
+
+def buffer(compiler: Compiler, node: Suppress) -> str:
+    """Return the variable of the updates that are held."""
+    name = compiler.unit.identifier("waiting", node.name)
+    make = f"make_{name}"
+    if make not in compiler.unit.constants:
+        compiler.unit.constant(make, partial(SuppressionBuffer, node))
+    return compiler.unit.bind(name, f"{name} = {make}(stores)")
 
 
 def _write_due(compiler: Compiler, node: Suppress, name: str, operator_time: str) -> None:
