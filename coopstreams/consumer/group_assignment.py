@@ -56,7 +56,9 @@ def assign_consumers(
     claims = claims_of(consumers)
     # Instances of an application hold tasks whose topics are unknown here: grant nothing until they have released them.
     held = any(state.tasks for state in strangers.values())
-    granted = dict.fromkeys(consumers, ()) if held else grant(target, claims)
+    granted = (
+        dict.fromkeys(consumers, ()) if held else _whole_or_shared(grant(target, claims), topics, wanted, shareable)
+    )
     check_granted(granted, claims)
     settled = granted == target
     counts = {topic_number(topic): count for topic, count in partitions.items()}
@@ -85,6 +87,23 @@ def _subscription(state: MemberState, topics: Mapping[int, str]) -> Subscription
     known = frozenset(state.topics) & frozenset(topics.values())
     held, promised = _held(state.tasks, topics), _held(state.target, topics)
     return Subscription(known, state.info.allow_key_share, held, promised, state.generation)
+
+
+def _whole_or_shared(
+    granted: Mapping[str, Iterable[TaskId]],
+    topics: Mapping[int, str],
+    wanted: Mapping[str, Subscription],
+    shareable: Collection[str],
+) -> dict[str, tuple[TaskId, ...]]:
+    """Return the grants without parts of partitions for those who read whole ones, until all of one is free."""
+    return {
+        id_: tuple(
+            task
+            for task in tasks
+            if task.key_range.is_whole or (wanted[id_].allow_key_share and topics[task.subtopology] in shareable)
+        )
+        for id_, tasks in granted.items()
+    }
 
 
 def _held(tasks: Iterable[TaskId], topics: Mapping[int, str]) -> Held:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import pytest
+
 from coopstreams.consumer.assignors import sticky
 from coopstreams.consumer.group_assignment import assign_consumers, topic_number
 from coopstreams.group.members import MemberInfo, MemberState, Runs
-from coopstreams.topology.keys import WHOLE
+from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.task_id import TaskId
 
 ORDERS = TaskId(topic_number("orders"), 0, WHOLE)
 
 
-def consumer() -> MemberState:
-    return MemberState(MemberInfo("consumer"), topics=("orders",))
+def consumer(*tasks: TaskId, shares: bool = True) -> MemberState:
+    return MemberState(MemberInfo("consumer", allow_key_share=shares), tasks, 3, tasks, ("orders",))
 
 
 def instance(*tasks: TaskId) -> MemberState:
@@ -34,3 +36,14 @@ def test_while_it_holds_tasks_nobody_reads_what_it_may_be_reading() -> None:
     given = assign_consumers(sticky, {"orders": 1}, ["orders"], {"a": consumer(), "app": instance(TaskId(0, 0, WHOLE))})
     assert (given["a"].tasks, given["a"].target) == ((), (ORDERS,))
     assert not given["app"].settled
+
+
+@pytest.mark.parametrize(("shares", "shareable"), [(False, ["orders"]), (True, [])])
+def test_whoever_reads_whole_partitions_waits_until_all_of_one_is_free(shares: bool, shareable: list[str]) -> None:
+    half = TaskId(topic_number("orders"), 0, KeyRange.split(2)[1])
+    members = {"a": consumer(shares=shares), "b": MemberState(MemberInfo("consumer"), (half,), 3)}
+    given = assign_consumers(sticky, {"orders": 1}, shareable, members)
+    assert (given["a"].tasks, given["a"].target) == ((), (ORDERS,))
+    assert not given["a"].settled
+    members["b"] = MemberState(MemberInfo("consumer"), (), 4)
+    assert assign_consumers(sticky, {"orders": 1}, shareable, members)["a"].tasks == (ORDERS,)
