@@ -21,7 +21,7 @@ from multiprocessing import get_context
 from threading import Event
 from typing import NamedTuple
 
-from tests.simulation.histories import STEPS, History, histories, play
+from tests.simulation.histories import CONSUMERS, STEPS, History, histories, play
 from tests.simulation.planted import PLANTED, WITHIN, Planted
 from tests.simulation.programs import PROGRAMS
 from tests.simulation.shrinking import shrunk
@@ -46,7 +46,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes that play")
     parser.add_argument("--steps", type=int, default=STEPS, help="how many things happen in each history")
     parser.add_argument("--guarantee", choices=("exactly_once_v2", "at_least_once"), help="only this one")
-    parser.add_argument("--program", choices=PROGRAMS, help="always this one; otherwise they take turns")
+    parser.add_argument("--program", choices=[*PROGRAMS, CONSUMERS], help="always this one; otherwise they take turns")
     parser.add_argument(
         "--planted",
         choices=[*PLANTED, "all"],
@@ -83,8 +83,8 @@ def main() -> int:
 
 def _play(given: argparse.Namespace) -> int:
     first, last = map(int, given.seeds.split(".."))
-    todo = histories(range(first, last), given.guarantee, given.program)
-    every = (last - first) * (1 if given.guarantee else 2)
+    todo = list(histories(range(first, last), given.guarantee, given.program))
+    every = len(todo)
     began, turns, wrong = time.monotonic(), 0, 0
     ends = began + 60 * given.minutes if given.minutes else math.inf
     said, interrupted = began, Event()

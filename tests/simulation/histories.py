@@ -1,9 +1,8 @@
-"""What is played for a seed: one of the programs, under each guarantee."""
+"""What is played for a seed, under each guarantee: one of the programs of instances, or a group of consumers."""
 
 from __future__ import annotations
 
 import gc
-import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack
 from types import ModuleType
@@ -13,12 +12,16 @@ from unittest.mock import patch
 from coopstreams.common.config import AT_LEAST_ONCE, EXACTLY_ONCE
 from coopstreams.instance import deployed
 from coopstreams.tasks import resolved_topology
+from tests.simulation.consumers import Consumers
 from tests.simulation.oracles import ViolationError
 from tests.simulation.programs import PROGRAMS
-from tests.simulation.shelf import IN_PLACE
+from tests.simulation.stage import Stage
 from tests.simulation.world import World
 
 STEPS = 30
+CONSUMERS = "consumers"
+EVERY = 8
+"""Of so many seeds, one has a group of consumers besides its program."""
 T = TypeVar("T")
 
 
@@ -34,12 +37,14 @@ class History(NamedTuple):
 
 
 def histories(seeds: Iterable[int], guarantee: str | None = None, program: str | None = None) -> Iterator[History]:
-    """Yield what is played for these seeds: the programs in turn, or always the same one."""
+    """Yield what is played for these seeds: the programs in turn, now and then consumers; or always the same one."""
     names = list(PROGRAMS)
     for seed in seeds:
-        for each in (EXACTLY_ONCE, AT_LEAST_ONCE):
-            if guarantee in (None, each):
-                yield History(seed, program or names[seed % len(names)], each)
+        played = [names[seed % len(names)], *([CONSUMERS] if seed % EVERY == 0 else [])]
+        for each in played if program is None else [program]:
+            for kind in (EXACTLY_ONCE, AT_LEAST_ONCE):
+                if guarantee in (None, kind):
+                    yield History(seed, each, kind)
 
 
 def _once(function: Callable[..., T], about: Callable[..., object]) -> Callable[..., T]:
@@ -67,16 +72,20 @@ _MADE = [(where, name, _once(getattr(where, name), about)) for where, name, abou
 
 def play(
     history: History, only: Collection[int] | None = None, steps: int = STEPS
-) -> tuple[World, ViolationError | None]:
-    """Return the world of a history of so many steps at its end, and what was wrong in it. `only`: see `World.run`."""
+) -> tuple[Stage[Any], ViolationError | None]:
+    """Return the stage of a history of so many steps at its end, and what was wrong in it. `only`: see `Stage.run`."""
     gc.disable()  # within a history, each pass of the collector would go over all modules
     gc.collect()
     gc.freeze()
-    world = World(history.seed, PROGRAMS[history.program], exactly_once=history.guarantee == EXACTLY_ONCE)
+    exactly_once = history.guarantee == EXACTLY_ONCE
+    world: Stage[Any] = (
+        Consumers(history.seed, exactly_once=exactly_once)
+        if history.program == CONSUMERS
+        else World(history.seed, PROGRAMS[history.program], exactly_once=exactly_once)
+    )
     try:
         with ExitStack() as stack:
-            # temporary folders, too, are in memory: a history makes a dozen of them
-            for where, name, stands_in in [*_MADE, *IN_PLACE, (tempfile, "tempdir", str(world.folder))]:
+            for where, name, stands_in in [*_MADE, *world.stand_ins()]:
                 stack.enter_context(patch.object(where, name, stands_in))
             world.run(steps, only)
     except ViolationError as violation:

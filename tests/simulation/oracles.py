@@ -33,6 +33,9 @@ ORACLES = {
     "rows": "a database has rows that were committed, and no others",
     "stores": "in the end, stores have what those of a single task have",
     "answers": "no owner of a key answers with an older row than was answered before",
+    "again": "a record whose commit has counted is not handed out again, to the same owner or a later one",
+    "order": "records of a key are handed out in order, and none is passed over that nobody has done",
+    "owners": "once a key range has a new owner, no commit counts that an earlier one begins",
     "errors": "no thread ends with an error",
     "turns": "time passes",
 }

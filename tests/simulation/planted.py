@@ -48,6 +48,7 @@ from coopstreams.tasks.turns import Turns
 from coopstreams.tasks.waiting_records import NodeCall
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError, SnapshotError
+from tests.simulation import planted_consumers as consumers
 from tests.simulation import planted_times as times
 from tests.simulation import queries
 
@@ -461,6 +462,12 @@ PLANTED: dict[str, Planted] = {
     "a thread that dies of a lost group": Planted(_fragile, 0, "a count", oracle="errors"),
     "a watcher that never rests": Planted(_restless, 0, "a count", oracle="turns"),
     "times of the reader alone": Planted(times.times_of_the_reader, 90, "calls before windows", oracle="results"),
+    "done before, and handed out": Planted(consumers.done_before, 0, "consumers", AT_LEAST_ONCE, oracle="again"),
+    "no way back": Planted(consumers.no_way_back, 0, "consumers", AT_LEAST_ONCE, oracle="order"),
+    "no fence": Planted(consumers.no_fence, 0, "consumers", AT_LEAST_ONCE, oracle="owners"),
+    "results without progress": Planted(consumers.results_first, 0, "consumers", oracle="results"),
+    "progress without results": Planted(consumers.commit_beside, 0, "consumers", oracle="progress"),
+    "an abort that keeps": Planted(consumers.abort_that_keeps, 0, "consumers", oracle="progress"),
 }
 """By name."""
 WITHIN = 30

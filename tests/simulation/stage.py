@@ -125,6 +125,10 @@ class Stage(ABC, Generic[P]):
         self.processes: list[P] = []
         self.lives: dict[int, int] = {}
 
+    def stand_ins(self) -> list[tuple[Any, str, object]]:
+        """Return what replaces what while it runs: where, its name, and by what."""
+        return []
+
     def run(self, steps: int, only: Collection[int] | None = None) -> None:
         """Let so many things happen, then let everything come to an end.
 

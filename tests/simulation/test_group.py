@@ -18,7 +18,7 @@ from coopstreams.common.config import AT_LEAST_ONCE, EXACTLY_ONCE
 from tests.simulation.histories import History, play
 from tests.simulation.oracles import ORACLES
 from tests.simulation.planted import PLANTED
-from tests.simulation.world import SHELVES
+from tests.simulation.world import SHELVES, World
 
 PARTS = [(0, 72, 8), (72, 144, 8), (144, 216, 8), (216, 288, 8), (288, 308, 30)]
 """Seeds from and up to, and steps: many short histories, in as many parts as processes run tests, and a few long ones.
@@ -61,6 +61,7 @@ def test_a_history_that_has_been_played_leaves_nothing(kind: str, monkeypatch: p
     monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)  # pytest keeps what is logged
     shelf = next(seed for seed in range(100) if Random(f"{seed} snapshots").random() < SHELVES)
     played, _ = play(History(shelf, "a count", kind), steps=8)
+    assert isinstance(played, World)
     assert played.shelf is not None
     kept = ref(played)
     del played

@@ -16,6 +16,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from coopstreams import Topology
 from coopstreams.common.config import Config
@@ -36,7 +37,7 @@ from tests.simulation.process import Process
 from tests.simulation.programs import APPLICATION, Program
 from tests.simulation.queries import Queries
 from tests.simulation.service import service
-from tests.simulation.shelf import Shelf
+from tests.simulation.shelf import IN_PLACE, Shelf
 from tests.simulation.stage import MOST_PROCESSES, TRANSACTION_S, Stage
 from tests.simulation.upkeep import Upkeep
 
@@ -149,6 +150,10 @@ class World(Stage[Process]):
             },
             APPLICATION,
         )
+
+    def stand_ins(self) -> list[tuple[Any, str, object]]:
+        # temporary folders, too, are in memory: a history makes a dozen of them
+        return [*IN_PLACE, (tempfile, "tempdir", str(self.folder))]
 
     def close(self) -> None:
         """Forget everything."""

@@ -1,0 +1,140 @@
+"""What users of consumers have got, done and committed, and what is wrong in it.
+
+again    a record whose commit has counted is handed out by nobody who opened its key range later, nor again by
+         whoever committed it
+order    records of a key come in order, and none is passed over that nobody has done
+owners   once a key range has a new owner, no commit counts that an earlier owner begins
+results  a record has one result that counts, at most
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from coopstreams.consumer import ConsumerRecord, KeyRange
+from coopstreams.consumer.share import Share
+from coopstreams.topology.columns import Columns, TopicPartition
+
+
+class Place(NamedTuple):
+    """Where a record is."""
+
+    at: TopicPartition
+    offset: int
+
+
+def place(record: ConsumerRecord) -> Place:
+    """Return where a record is."""
+    return Place(TopicPartition(record.topic, record.partition), record.offset)
+
+
+@dataclass(eq=False, slots=True)
+class _Owned:
+    """A key range of a partition with one of its owners. `since`: when it was opened."""
+
+    by: str
+    at: TopicPartition
+    key_range: KeyRange
+    since: int
+    handed: dict[bytes, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """The offsets that it has handed out, by key."""
+
+
+class Book:
+    """Everything that was seen. `denied`: keys that nobody gets."""
+
+    def __init__(self, denied: frozenset[bytes], now: Callable[[], float]) -> None:
+        self.wrong: dict[str, list[str]] = {"again": [], "order": [], "owners": [], "results": []}
+        self._denied, self._now = denied, now
+        self._count = 0
+        """Numbers what happens."""
+        self._written: dict[tuple[TopicPartition, bytes], list[int]] = defaultdict(list)
+        self._done: set[Place] = set()
+        self._committed: dict[Place, tuple[int, _Owned]] = {}
+        self._opened: list[_Owned] = []
+        self._owned: dict[Share, _Owned] = {}
+        self._results: dict[Place, int] = {}
+        self._last_result: dict[tuple[TopicPartition, bytes], int] = {}
+
+    def written(self, at: TopicPartition, offset: int, key: bytes) -> None:
+        """A record is in the log."""
+        if key not in self._denied:
+            self._written[at, key].append(offset)
+
+    def moment(self) -> int:
+        """Return a number above all that were given before."""
+        self._count += 1
+        return self._count
+
+    def opened(self, by: str, at: TopicPartition, key_range: KeyRange) -> None:
+        """Somebody has opened a key range."""
+        self._opened.append(_Owned(by, at, key_range, self.moment()))
+
+    def handed(self, by: str, record: ConsumerRecord) -> None:
+        """Somebody has got a record."""
+        here, key, owned = place(record), record.key or b"", self._of(by, record.share)
+        if here in self._committed:
+            since, owner = self._committed[here]
+            if since < owned.since or owner is owned:
+                self._say("again", f"{by} gets {here} of {record.share}, which {owner.by} has committed")
+        earlier, mine = self._written[here.at, key], owned.handed[key]
+        if mine and mine[-1] >= here.offset:
+            self._say("order", f"{by} gets {here} of key {key!r} after {mine[-1]}")
+        before = bisect_left(earlier, here.offset)
+        if before and (last := earlier[before - 1]) not in mine and Place(here.at, last) not in self._done:
+            self._say("order", f"{by} gets {here} of key {key!r}, and nobody has done {last}")
+        mine.append(here.offset)
+
+    def done(self, record: ConsumerRecord) -> None:
+        """Somebody has done a record."""
+        self._done.add(place(record))
+
+    def committed(self, by: str, records: Iterable[ConsumerRecord], began: int) -> None:
+        """A commit of these has counted. `began`: the moment before it."""
+        for record in records:
+            here, owned = place(record), self._of(by, record.share)
+            since, other = self._committed.setdefault(here, (self.moment(), owned))
+            if other is not owned:
+                self._say("owners", f"{by} commits {here} of {record.share}, which {other.by} committed at {since}")
+            for later in self._opened:
+                if (
+                    later.at == here.at
+                    and owned.since < later.since < began
+                    and later.key_range.overlaps(owned.key_range)
+                ):
+                    self._say("owners", f"{by} commits {here} of {record.share}, which {later.by} has opened since")
+
+    def told(self, results: Columns) -> None:
+        """Results count."""
+        for key, value in zip(results.keys, results.values, strict=True):
+            topic, partition, offset = (value or b"").decode().split(":")
+            here, name = Place(TopicPartition(topic, int(partition)), int(offset)), key or b""
+            self._results[here] = self._results.get(here, 0) + 1
+            if self._results[here] > 1:
+                self._say("results", f"{here} has {self._results[here]} results")
+            if self._last_result.get((here.at, name), -1) > here.offset:
+                self._say("results", f"{here} has its result after that of {self._last_result[here.at, name]}")
+            self._last_result[here.at, name] = here.offset
+
+    def lacking(self, *, results: bool) -> list[str]:
+        """Return which records nobody has done, or, of these, have no result."""
+        every = {Place(at, offset) for (at, _), offsets in self._written.items() for offset in offsets}
+        lacking = sorted(every - (self._results.keys() if results else self._done))
+        return [f"{len(lacking)} records are not done, the first is {lacking[0]}"] if lacking else []
+
+    def _of(self, by: str, share: Share) -> _Owned:
+        """Return what is known of an open key range; the last opening of it that its owner was told is its own."""
+        if share not in self._owned:
+            self._owned[share] = next(
+                one
+                for one in reversed(self._opened)
+                if (one.by, one.at, one.key_range) == (by, share.at, share.id.key_range)
+            )
+        return self._owned[share]
+
+    def _say(self, oracle: str, what: str) -> None:
+        self.wrong[oracle].append(what)

@@ -1,0 +1,64 @@
+"""Bugs that are put in on purpose, in consumers: see `planted`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest.mock import patch
+
+from coopstreams.commit.inflight import InFlight
+from coopstreams.commit.progress import CommitPlan
+from coopstreams.consumer.committing import CommitResult, Committing
+from coopstreams.consumer.ownership import Ownership, Shared, Transaction
+from coopstreams.consumer.session import ConsumerSession
+from coopstreams.consumer.share import Share
+
+
+def done_before() -> AbstractContextManager[Any]:
+    """What earlier owners committed beyond the position is handed out again."""
+    return patch.object(InFlight, "_not_found", lambda *given: given[-1])
+
+
+def no_way_back() -> AbstractContextManager[Any]:
+    """Records that waited when their key range was revoked are not read again when it is kept after all."""
+    return patch.object(Share, "_forget_waiting", lambda self: self.waiting.clear())
+
+
+def no_fence() -> AbstractContextManager[Any]:
+    """Commits are not fenced by the generation of the group."""
+
+    def commit(_: Shared, writer: Transaction, plan: CommitPlan, epoch: int, timeout_s: float) -> None:
+        writer.commit(timeout_s)
+
+    return patch.object(Shared, "commit", commit)
+
+
+def commit_beside() -> AbstractContextManager[Any]:
+    """The progress of a user's transaction is committed before it, in one of its own."""
+
+    def commit_in(
+        self: Committing, transaction: Transaction, shares: Sequence[Share], ownership: Ownership
+    ) -> CommitResult:
+        done = self.commit(shares, ownership, {})
+        transaction.commit(self._timeout_s)
+        return done
+
+    return patch.object(Committing, "commit_in", commit_in)
+
+
+def results_first() -> AbstractContextManager[Any]:
+    """The results of a user's transaction are committed before its progress."""
+
+    def commit_in(
+        self: Committing, transaction: Transaction, shares: Sequence[Share], ownership: Ownership
+    ) -> CommitResult:
+        transaction.commit(self._timeout_s)
+        return self.commit(shares, ownership, {})
+
+    return patch.object(Committing, "commit_in", commit_in)
+
+
+def abort_that_keeps() -> AbstractContextManager[Any]:
+    """After a transaction that was aborted, what it had done is not handed out again."""
+    return patch.object(ConsumerSession, "reopen", lambda _: None)
