@@ -63,7 +63,7 @@ def _once(function: Callable[..., T], about: Callable[..., object]) -> Callable[
 MADE_ONCE: list[tuple[ModuleType, str, Callable[..., object]]] = [
     (resolved_topology, "as_it_runs", lambda built, _, config: (id(built), config["topology.optimization"])),
     (resolved_topology, "fingerprints", lambda topology, partitions: (id(topology), tuple(partitions))),
-    (resolved_topology, "compile_subtopology", lambda topology, part, wrapper: (id(topology), part.id, wrapper)),
+    (resolved_topology, "compile_subtopology", lambda topology, part, *read_by: (id(topology), part.id, *read_by)),
     (deployed, "outline", id),
 ]
 """What each process would make of its topology as the others have, with what it is made of. No program has patterns."""
