@@ -4,8 +4,8 @@ What reads the columns is not ours (`MakeParts`): without one, values become dic
 the code then deserialises the value and calls what it would have called.
 
 Invariant: a part is read only where nothing needs the whole value, so no value is read twice.
-Turned down: reading parts in Python, by a msgspec type of these fields (in what it skips it accepts what orjson
-refuses: control characters, escapes, bytes that are no UTF-8).
+Turned down: reading parts in Python, by a msgspec type of these fields (in what it skips it accepts bytes that are no
+UTF-8, which orjson refuses).
 """
 
 from __future__ import annotations
