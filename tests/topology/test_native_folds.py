@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from dataclasses import field as attribute
 from functools import cache
@@ -16,7 +16,7 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from coopstreams.common.config import Config
-from coopstreams.log.kafka.native import SETTING, native_parts, native_tables
+from coopstreams.log.kafka.native import native_parts, native_tables
 from coopstreams.state.database import Database
 from coopstreams.state.memory import Memory
 from coopstreams.state.task_state import NO_TABLES, ChangelogBatch, TaskState
@@ -34,14 +34,7 @@ from coopstreams.topology.windows import TimeWindows
 from tests.conftest import needs_native
 from tests.durations import ms
 
-pytestmark = needs_native
-
-
-@pytest.fixture(scope="module", autouse=True)
-def native_plane() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(SETTING, "1")
-        yield
+pytestmark = [needs_native, pytest.mark.usefixtures("native_plane")]
 
 
 IN = TopicPartition("in", 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import cache
 from itertools import accumulate
@@ -15,7 +15,7 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from coopstreams import KStream, StreamsBuilder, field, serdes
-from coopstreams.log.kafka.native import SETTING, native_parts
+from coopstreams.log.kafka.native import native_parts
 from coopstreams.state.database import Database
 from coopstreams.state.memory import Memory
 from coopstreams.state.task_state import TaskState
@@ -28,14 +28,7 @@ from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.operators.parts import unread
 from tests.conftest import needs_native
 
-pytestmark = needs_native
-
-
-@pytest.fixture(scope="module", autouse=True)
-def native_plane() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(SETTING, "1")
-        yield
+pytestmark = [needs_native, pytest.mark.usefixtures("native_plane")]
 
 
 def columns(names: list[str], values: Sequence[bytes | None]) -> list[tuple[list[Any], type | None]]:
