@@ -114,6 +114,7 @@ assert_type(by_carrier, KGroupedStream[str, Flight])
 assert_type(flights.group_by(lambda _, f: f.tail_number, key=serdes.text), KGroupedStream[str, Flight])
 assert_type(flights.group_by_key(), KGroupedStream[str, Flight])
 assert_type(by_carrier.count(), KTable[str, int])
+assert_type(flights.map_values(lambda f: f.time_ms, value=serdes.int64).group_by_key().mean(), KTable[str, float])
 assert_type(by_carrier.reduce(lambda old, new: new), KTable[str, Flight])
 assert_type(by_carrier.reduce(lambda old, new: None), KTable[str, Flight])
 assert_type(

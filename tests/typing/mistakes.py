@@ -34,6 +34,7 @@ orders.map_values(lambda order: order.amount).filter(lambda _, amount: amount.cu
 orders.filter(lambda order: True)  # type: ignore[arg-type, misc]
 orders.map_values(lambda key, order: order)  # type: ignore[arg-type, misc]
 orders.group_by_key().reduce(lambda key, old, new: new)  # type: ignore[arg-type, misc]
+orders.group_by_key().mean()  # type: ignore[misc]
 
 # keys that do not meet
 orders.join(numbers, lambda order, number: number)  # type: ignore[arg-type]

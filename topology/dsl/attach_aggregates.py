@@ -17,6 +17,7 @@ from coopstreams.topology.dsl.repartition import keyed
 from coopstreams.topology.durations import Duration, duration_ms
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.aggregate_nodes import CogroupMerge, TableAggregate, TableGroup
+from coopstreams.topology.graph.folding import no_row, of_both, with_number
 from coopstreams.topology.graph.graph import Flow, serde_or_none
 from coopstreams.topology.graph.nodes import Aggregate
 from coopstreams.topology.serdes import Serde, changed, session_windowed, windowed, windowed_by
@@ -40,6 +41,10 @@ class Fold:
     aggregator: Function | None = None
     merger: Function | None = None
     subtractor: Function | None = None
+
+
+MEAN = Fold("mean", no_row, with_number, of_both)
+"""The rows of a mean: `folding.mean_of` divides them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,13 @@ from typing import Any, Generic, TypeVar, overload
 
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.attach import Grouped
-from coopstreams.topology.dsl.attach_aggregates import Fold, Kept, aggregate, aggregate_table
+from coopstreams.topology.dsl.attach_aggregates import MEAN, Fold, Kept, aggregate, aggregate_table
 from coopstreams.topology.dsl.cogrouped import CogroupedKStream
 from coopstreams.topology.dsl.functions import checked
 from coopstreams.topology.dsl.ktable import KTable
 from coopstreams.topology.dsl.materialized import Materialized
-from coopstreams.topology.dsl.windowed import SessionWindowedKStream, TimeWindowedKStream, checked_windows
+from coopstreams.topology.dsl.windowed import SessionWindowedKStream, TimeWindowedKStream, checked_windows, means
+from coopstreams.topology.graph.folding import totals
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.windows import SessionWindows, SlidingWindows, Windows
 
@@ -37,6 +38,15 @@ class KGroupedStream(Generic[K, V]):
     def count(self, *, store: str | Materialized | None = None, name: str | None = None) -> KTable[K, int]:
         """Count the records of each key, as `serdes.int64`."""
         return KTable(aggregate(self._group, Fold("count"), Kept(serdes.int64, store, name)))
+
+    def mean(
+        self: KGroupedStream[K, int] | KGroupedStream[K, float],
+        *,
+        store: str | Materialized | None = None,
+        name: str | None = None,
+    ) -> KTable[K, float]:
+        """Return the mean of the numbers of each key, as `serdes.float64`. The store has their totals and counts."""
+        return means(aggregate(self._group, MEAN, Kept(totals, store, name)), name)
 
     def reduce(
         self,

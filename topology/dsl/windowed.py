@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeAlias, TypeVa
 
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.attach import Grouped, TableFlow, late
-from coopstreams.topology.dsl.attach_aggregates import Fold, Kept, aggregate
+from coopstreams.topology.dsl.attach_aggregates import MEAN, Fold, Kept, aggregate
 from coopstreams.topology.dsl.functions import checked
 from coopstreams.topology.dsl.ktable import KTable
 from coopstreams.topology.dsl.materialized import Materialized
 from coopstreams.topology.durations import Duration
 from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.graph.folding import mean_of, totals
 from coopstreams.topology.graph.graph import Flow
 from coopstreams.topology.serdes import Serde, Windowed
 from coopstreams.topology.windows import AnyWindows, SessionWindows, SlidingWindows, Windows
@@ -56,6 +57,19 @@ class _WindowedKStream(Generic[K, V]):
     ) -> KTable[Windowed[K], int]:
         """Count the records of each key and window or session, as `serdes.int64`."""
         return KTable(self._kept(Fold("count"), Kept(serdes.int64, store, name, retention)))
+
+    def mean(
+        self: _WindowedKStream[K, int] | _WindowedKStream[K, float],
+        *,
+        store: str | Materialized | None = None,
+        retention: Duration | None = None,
+        name: str | None = None,
+    ) -> KTable[Windowed[K], float]:
+        """Return the mean of the numbers of each key and window or session, as `serdes.float64`.
+
+        The store has their totals and counts. Null values are left out.
+        """
+        return means(self._kept(MEAN, Kept(totals, store, name, retention)), name)
 
     def reduce(
         self,
@@ -161,6 +175,11 @@ def checked_windows(windows: AnyWindows) -> AnyWindows:
     if not isinstance(windows, Windows | SlidingWindows | SessionWindows):
         raise TopologyError(f"windowed_by() needs windows such as TimeWindows(hours=1), not {windows!r}")
     return windows
+
+
+def means(rows: TableFlow, name: str | None) -> KTable[Any, float]:
+    """Return the view of a table of totals and counts that divides them."""
+    return KTable(rows).map_values(mean_of, value=serdes.float64, name=None if name is None else f"{name}-mean")
 
 
 def late_stream(taken: Flow | None, name: str | None) -> KStream[Any, Any]:

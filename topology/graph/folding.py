@@ -4,8 +4,15 @@ Known are a count, and a reduce by `operator.add`, `min` or `max` over `int64` o
 tumbling and hopping ones. Records come to such a store in whole batches. So nothing else may look at it: an operator
 that looks it up between two records, or a processor that writes it, would see the batch before or after.
 
+The functions of a mean are here, too: its rows are totals and counts, and a view divides them. Null values are no
+numbers: they leave a row as it is.
+
 Invariant: an answer errs only on the safe side; what is not known here runs as any aggregation does.
-Turned down: reading lambdas (bytecode proves nothing about the types it meets).
+Invariant: the total of a mean is a float from the first number on, so the order of the numbers, that of their offsets,
+is all that decides how it is rounded.
+Shape: a row of a mean is (total, count); as bytes 8 of IEEE 754 and 8 of a signed integer, big-endian.
+Turned down: reading lambdas (bytecode proves nothing about the types it meets); the mean itself as the row (it does not
+say how much the next number weighs).
 """
 
 from __future__ import annotations
@@ -13,6 +20,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from struct import Struct
 from typing import Any, Final, Literal, TypeAlias
 
 from coopstreams.topology import serdes
@@ -27,14 +35,18 @@ from coopstreams.topology.graph.nodes import (
     ToStream,
 )
 from coopstreams.topology.graph.record_cache import uncached
+from coopstreams.topology.serde import Serde
 from coopstreams.topology.windows import TimeWindows
 
 Kind: TypeAlias = Literal["count", "sum", "min", "max"]
 Number: TypeAlias = Literal["int64", "float64"]
+MeanRow: TypeAlias = tuple[float, int]
+"""Total and count."""
 
 _REDUCERS: Final[tuple[tuple[Any, Kind], ...]] = ((operator.add, "sum"), (min, "min"), (max, "max"))
 _NUMBERS: Final[tuple[tuple[Any, Number], ...]] = ((serdes.int64, "int64"), (serdes.float64, "float64"))
 _MOST_MS = 1 << 62
+_MEAN_ROW = Struct(">dq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,3 +168,36 @@ def _may_follow(node: Aggregate, fold: Fold, nodes: Sequence[Node]) -> bool:
 
 def _children(node: Node, nodes: Sequence[Node]) -> list[Node]:
     return [other for other in nodes if node.name in other.parents]
+
+
+def no_row() -> None:
+    """Return None, the row before the first number."""
+
+
+def with_number(_key: object, number: float | None, row: MeanRow | None) -> MeanRow | None:
+    """Return the row with one more number."""
+    if number is None:
+        return row
+    return (0.0 + number, 1) if row is None else (row[0] + number, row[1] + 1)
+
+
+def of_both(_key: object, one: MeanRow | None, other: MeanRow) -> MeanRow:
+    """Return the row of two sessions."""
+    return other if one is None else (one[0] + other[0], one[1] + other[1])
+
+
+def mean_of(row: MeanRow) -> float:
+    """Return the mean of a row's numbers."""
+    return row[0] / row[1]
+
+
+def _encode(row: MeanRow) -> bytes:
+    return _MEAN_ROW.pack(*row)
+
+
+def _decode(data: bytes) -> MeanRow:
+    total, count = _MEAN_ROW.unpack(data)
+    return total, count
+
+
+totals: Serde[MeanRow] = Serde("total and count", _encode, _decode)
