@@ -6,8 +6,9 @@ None.
 
 Invariant: `deserialize(serialize(value)) == value`. A value or bytes that do not fit raise `SerdeError`; they never
 become other bytes.
-Turned down: choosing a serde by the type of a value at run time (one record in a million corrupts a topic), and
-comparing serdes by name (two teams call theirs "json").
+Turned down: choosing a serde by the type of a value at run time (one record in a million corrupts a topic), or by the
+annotations of a function (who corrects one changes the bytes of a topic); a class in the place of a serde (it does not
+say in which format); comparing serdes by name (two teams call theirs "json").
 """
 
 from __future__ import annotations
