@@ -133,6 +133,8 @@ class _Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no typ
 
     def _process_join_group_response(self, response: Any, send_time: float) -> None:
         self._joined_at = self._host.elapsed()  # the request that follows is sent after that
+        if not response.error_code:
+            self._hooks.answered(response.generation_id)
         super()._process_join_group_response(response, send_time)
 
     def _process_sync_group_response(self, response: Any, send_time: float) -> bytes:

@@ -1,5 +1,6 @@
 """The tasks that this member holds, is giving up, and was promised: a state machine without I/O.
 
+    answered    a generation began with the last request of this member; if one was missed in between: lost
     assigned    tasks that are not in the assignment are closing, new ones are added
     released    a closing task is closed: no thread of this process touches it again
     lost        the group has removed this member: all its work is void, and the epoch is another one
@@ -8,6 +9,9 @@ Invariant: every task that may still be open here is in `held`, so the leader gr
 not released).
 Invariant: the epoch changes whenever membership is lost, before any work can begin under a new one. A commit names the
 epoch under which its work began; under another epoch the work is void, even if this member holds the same task again.
+Invariant: what is held was claimed in each generation since it was assigned. A broker may handle an old request to join
+after a newer one (they came by two connections) and begin a generation with the old claim. It answers the request that
+it handled last, so this member gets no answer from such a generation, and voids what it holds when it has missed one.
 Turned down: releasing revoked tasks at once, as consumers may: the next owner would open them beside our open
 transaction.
 """
@@ -79,6 +83,8 @@ class Holdings:
         self._serial = 0
         self._asked = 0
         self._sent = 0
+        self._answered = NO_GENERATION
+        """The generation that answered the last request to join."""
 
     @property
     def held(self) -> tuple[TaskId, ...]:
@@ -101,6 +107,19 @@ class Holdings:
     def wants_rebalance(self) -> bool:
         """Whether a rebalance was requested after the state was sent last: one that runs already may be too early."""
         return self._asked > self._sent
+
+    def answered(self, generation: int) -> Lost | None:
+        """Apply the answer to the last request to join; return what is lost because a generation was missed before it.
+
+        A missed one may have begun with a request from before the last assignment, and have granted to others what is
+        held here.
+        """
+        missed = generation > self._answered + 1
+        self._answered = generation
+        if not (missed and self.held):
+            return None
+        self.ask()  # the request that was answered names what is void now
+        return self.lost()
 
     def assigned(self, generation: int, assignment: Assignment) -> Assigned:
         """Apply an assignment; revoked tasks stay held until they are released."""

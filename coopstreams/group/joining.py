@@ -56,6 +56,12 @@ class Hooks(Protocol):
         """Whether a join may begin now."""
         ...
 
+    def answered(self, generation: int) -> None:
+        """Handle the answer to a join: this generation began with the subscription that was sent last.
+
+        Called before `Coordinator.identity` names the generation.
+        """
+
     def joined(self, generation: int, assignment: bytes) -> bool:
         """Apply an assignment; return whether to join again at once."""
         ...

@@ -314,6 +314,18 @@ class _Hooks:
     def may_join(self) -> bool:
         return self._of._gate.close()
 
+    def answered(self, generation: int) -> None:
+        member = self._of
+        with member._lock:
+            if (void := member._holdings.answered(generation)) is not None:
+                log.warning(
+                    "group %s began generations before %d without an answer to this member: %d tasks are void",
+                    member.group,
+                    generation,
+                    len(void.tasks),
+                )
+                self._tell(void)
+
     def joined(self, generation: int, assignment: bytes) -> bool:
         member = self._of
         given = (

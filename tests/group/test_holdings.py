@@ -107,6 +107,42 @@ def test_what_is_lost_is_gone_at_once_and_the_epoch_is_another() -> None:
     assert (state.tasks, state.target, state.generation) == ((), (), NO_GENERATION)
 
 
+def joined(holdings: Holdings, generation: int, *tasks: TaskId) -> None:
+    """Join the group: the answer, and then the assignment."""
+    assert holdings.answered(generation) is None
+    holdings.assigned(generation, assignment(*tasks))
+
+
+def test_what_is_held_is_void_when_a_generation_began_without_an_answer() -> None:
+    """The broker had an old request for it, which did not name what was assigned since."""
+    holdings = Holdings("me")
+    joined(holdings, 4, A, B)
+    joined(holdings, 5, B, C)
+    event = holdings.answered(7)
+    assert event is not None
+    assert (event.epoch, event.tasks) == (1, (A, B, C))
+    assert holdings.wants_rebalance  # the request that was answered names them, so that nobody else gets them
+    assert not holdings.held
+
+
+def test_a_generation_that_ends_before_its_assignment_comes_voids_nothing() -> None:
+    holdings = Holdings("me")
+    joined(holdings, 4, A)
+    assert holdings.answered(5) is None
+    assert holdings.answered(6) is None
+    assert holdings.answered(6) is None  # the same broker again
+    assert holdings.answered(5) is None  # another broker, to which the first one had not told of its generations
+    assert holdings.held == (A,)
+
+
+def test_whoever_holds_nothing_may_miss_any_number_of_generations() -> None:
+    holdings = Holdings("me")
+    joined(holdings, 17, A)
+    holdings.lost()
+    joined(holdings, 23, A)
+    assert holdings.epoch == 1
+
+
 def test_after_a_loss_an_old_release_frees_nothing() -> None:
     holdings = holding(A)
     old = holdings.assigned(2, assignment())

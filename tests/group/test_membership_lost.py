@@ -200,6 +200,9 @@ class Stranger:
     def may_join(self) -> bool:
         return True
 
+    def answered(self, generation: int) -> None:
+        pass
+
     def joined(self, generation: int, assignment: bytes) -> bool:
         self.given.append(assignment)
         return False

@@ -56,8 +56,8 @@ class _Member:
     session_s: float
     joined: bool = True
     assignment: bytes = b""
-    asked: bool = True
-    """Whether this broker knows of its last request to join."""
+    request: int = 0
+    """The request to join that the broker answers: the last that came, as Kafka has it; 0: it knows of none."""
 
 
 @dataclass
@@ -78,6 +78,7 @@ class Group:
     _settled: dict[Machine, Callable[[int], bool]] = field(default_factory=dict)
     """Whether the process on a machine is a member of a generation, as it knows itself."""
     _ids: int = 0
+    _requests: int = 0
     _moves: int = 0
     _kept: tuple[int, str, dict[str, _Member]] = (0, "", {})
     """What is in the log: generation, leader and members of the last assignment."""
@@ -106,32 +107,38 @@ class Group:
         if owner in self._settled and self._settled[owner](self.generation):
             self.wrong.append(f"{by.name} ends the transaction of {owner.name}, which is in the group")
 
-    def join(self, member: str, subscription: bytes, session_s: float) -> str:
-        """Take a request to join; return the id of the member. The answer comes when `in_generation`."""
+    def join(self, member: str, subscription: bytes, session_s: float) -> tuple[str, int]:
+        """Take a request to join; return the ids of the member and of the request. The answer comes when
+        `in_generation`.
+        """
         if member and member not in self.members:
             raise UnknownMemberError(f"the coordinator does not know {member}")
         if not member:
             self._ids += 1
             member = f"member-{self._ids}"
+        unchanged = member in self.members and self.members[member].subscription == subscription
         known = self.members.setdefault(member, _Member(subscription, self.scheduler.now, session_s))
-        unchanged = known.subscription == subscription and known.assignment
-        known.subscription, known.heard, known.asked = subscription, self.scheduler.now, True
-        if self.phase is Phase.STABLE and unchanged and member != self.leader:
-            return member  # Kafka gives it what it has
+        self._requests += 1
+        known.subscription, known.heard, known.request = subscription, self.scheduler.now, self._requests
+        if unchanged and (self.phase is Phase.COMPLETING or (self.phase is Phase.STABLE and member != self.leader)):
+            return member, known.request  # Kafka answers with the generation that it has
         if self.phase is not Phase.PREPARING:
             self._prepare()
         known.joined = True
         self._complete_if_all()
-        return member
+        return member, known.request
 
-    def in_generation(self, member: str) -> tuple[int, dict[str, bytes]]:
-        """Wait for the generation; return it, and for the leader what everybody says."""
+    def in_generation(self, member: str, request: int) -> tuple[int, dict[str, bytes]]:
+        """Wait for the answer to a request to join; return the generation, and for the leader what everybody says."""
         self._await(lambda: member not in self.members or self.phase is not Phase.PREPARING)
         if member not in self.members:
             raise UnknownMemberError(f"the coordinator does not know {member}")
-        if not self.members[member].asked:
-            raise LogError("the broker that was asked does not coordinate the group any more", retryable=True)
-        self.members[member].heard = self.scheduler.now
+        known = self.members[member]
+        if known.request != request:
+            if known.request:  # a request of before came late, and the answer goes where nobody listens any more
+                self.scheduler.wait(known.session_s + ANSWER_S)
+            raise LogError("the broker that was asked does not answer", retryable=True)
+        known.heard = self.scheduler.now
         told = (
             {id_: each.subscription for id_, each in self.members.items()}
             if member == self.leader and self.phase is Phase.COMPLETING
@@ -178,7 +185,7 @@ class Group:
         """Another broker coordinates the group, or this one has begun anew: it knows what is in the log."""
         self.generation, self.leader, kept = self._kept
         self.members = {
-            id_: replace(each, heard=self.scheduler.now, joined=True, asked=False) for id_, each in kept.items()
+            id_: replace(each, heard=self.scheduler.now, joined=True, request=0) for id_, each in kept.items()
         }
         self.phase = Phase.STABLE if self.members else Phase.EMPTY
         self._moves += 1
@@ -369,10 +376,11 @@ class SimCoordinator:
         session_s = self._timings.session / 1000
         self._again = False
         try:
-            self._member = self._call("join", lambda: self._group.join(self._member, subscription, session_s))
-            generation, told = self._group.in_generation(self._member)
+            self._member, request = self._call("join", lambda: self._group.join(self._member, subscription, session_s))
+            generation, told = self._group.in_generation(self._member, request)
             if self._closed:
                 return
+            self._hooks.answered(generation)
             self._generation, joined = generation, self._machine.elapsed()
             given = self._hooks.assignments(told) if told else {}
             self._call("sync", lambda: self._group.sync(self._member, generation, given))

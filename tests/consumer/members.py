@@ -1,0 +1,100 @@
+"""Consumers of one group without a broker: each runs a function of the test, on a machine of the simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from random import Random
+from typing import Any
+
+from coopstreams.commit import policy
+from coopstreams.consumer import CooperativeConsumer
+from coopstreams.group.joining import Hooks, Timings
+from coopstreams.log.kafka.wiring import Wiring
+from coopstreams.log.log import TopicSpec
+from coopstreams.log.memory.writer import MemoryWriter
+from coopstreams.topology.keys import KeyRange, key_hash
+from tests.simulation.cluster import MachineClient, MachineCluster, MachineLog
+from tests.simulation.fibers import Machine, Scheduler
+from tests.simulation.group import Group, SimCoordinator
+from tests.simulation.kafka.plan import NoFaults, Plan
+from tests.simulation.producer import Producer
+
+GROUP = "readers"
+Body = Callable[["Member"], None]
+
+
+class Member:
+    """A consumer, and the machine that it is on."""
+
+    def __init__(self, members: Members, name: str, settings: dict[str, Any]) -> None:
+        self.machine = Machine(members.scheduler, name)
+        self.client = MachineClient(members.cluster, self.machine, Random(name), 0.001, lambda *_: None)
+        self._group = members.group
+        wiring = Wiring(self.machine, lambda *_: MachineLog(self.client), lambda _: self._coordinator)
+        self.consumer = CooperativeConsumer(
+            {"bootstrap.servers": "nowhere:1", "group.id": GROUP, **settings}, wiring=wiring
+        )
+
+    def producer(self) -> Producer:
+        """Return a producer for transactions of this consumer."""
+        producer = Producer(self.client, self.consumer.transactional_id)
+        producer.init_transactions()
+        return producer
+
+    def _coordinator(self, name: str, _: str | None, timings: Timings, hooks: Hooks, __: str) -> SimCoordinator:
+        return SimCoordinator(self.client, self._group, name, timings, hooks)
+
+
+class Members:
+    """A cluster with a topic of one partition, which may be shared, and a group that reads it."""
+
+    def __init__(self, keys: Sequence[bytes], plan: Plan | None = None, **settings: Any) -> None:
+        """`settings`: of all consumers, with `_` for each dot."""
+        self.scheduler = Scheduler(Random(0))
+        self.group = Group(self.scheduler, lambda: self.cluster.brokers.answers(GROUP))
+        self.cluster = MachineCluster(self.scheduler, plan or NoFaults(), self.group.check, transaction_timeout_s=15.0)
+        self._settings = {name.replace("_", "."): value for name, value in settings.items()}
+        self._machines: list[Machine] = []
+        for spec in (TopicSpec("in", 1), TopicSpec("out", 1), policy.topic_spec()):
+            self.cluster.state.create_topic(spec)
+        self._writer = MemoryWriter(self.cluster.state, None)
+        self._writer.append(policy.TOPIC, [b'["accept.range.fetch","in"]'], [b"true"], [0])
+        self.write(*keys)
+
+    def write(self, *keys: bytes) -> None:
+        """Write a record of each of these keys."""
+        for key in keys:
+            self._writer.append("in", [key], [b""], [0])
+
+    def start(self, name: str, body: Body) -> None:
+        """Have a consumer begin, and do this. What it raises, `run` raises."""
+        member = Member(self, name, self._settings)
+        self._machines.append(member.machine)
+        member.machine.thread(lambda: body(member), "main").start()
+
+    def run(self, seconds: float) -> None:
+        """Let time pass."""
+        self.scheduler.run(self.scheduler.now + seconds)
+        for _, error in self.scheduler.errors:
+            raise error
+
+    def close(self) -> None:
+        """Forget everybody."""
+        self.scheduler.close(self._machines)
+
+
+@contextmanager
+def members(keys: Sequence[bytes], plan: Plan | None = None, **settings: Any) -> Iterator[Members]:
+    """Return a group without members."""
+    group = Members(keys, plan, **settings)
+    try:
+        yield group
+    finally:
+        group.close()
+
+
+def keys_of(key_range: KeyRange, count: int) -> list[bytes]:
+    """Return so many keys that a key range owns."""
+    found = (key for number in range(10_000) if key_hash(key := b"key-%d" % number) in key_range)
+    return [next(found) for _ in range(count)]
