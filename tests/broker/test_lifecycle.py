@@ -24,7 +24,7 @@ from coopstreams import (
     serdes,
 )
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import ApplicationStoppedError, ConfigError, ProcessingError
+from coopstreams.topology.errors import ApplicationStoppedError, ProcessingError
 from tests.broker.counting import Counting, await_table, failure_of, metric
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
@@ -230,16 +230,6 @@ def test_calls_that_pause_are_a_reason_in_health(kafka: Kafka, tmp_path: Path) -
         healthy.set()
         eventually(lambda: len(read_topic(kafka.bootstrap, out)) == 20, 120, lambda: str(app.status()))
         assert not paused(app)
-
-
-def test_an_answer_that_is_none_is_an_error_with_the_words_that_are(kafka: Kafka, tmp_path: Path) -> None:
-    topic, instance = dividing(kafka, on_error=lambda _: "replace-thread")
-    app = instance(tmp_path, 0)
-    kafka.write(topic, [(b"k", b"")], partition=0)
-    failure = failure_of(app)
-    assert isinstance(failure, ConfigError)
-    assert "on_error returned 'replace-thread': it must be one of StreamThreadExceptionResponse.REP" in str(failure)
-    assert isinstance(failure.__cause__, ProcessingError)
 
 
 def both_work(apps: list[CoopStreams]) -> bool:

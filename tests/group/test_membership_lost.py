@@ -13,7 +13,6 @@ import pytest
 from confluent_kafka import Consumer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
-from kafka.admin import KafkaAdminClient, MemberToRemove
 from kafka.protocol.consumer.metadata import ConsumerProtocolSubscription
 
 from coopstreams.dev.broker import KafkaBroker
@@ -61,35 +60,6 @@ def test_a_zombie_learns_that_it_is_one_and_comes_back_under_another_epoch(
     assert z.assigned.epoch == 1
     assert z.member.sure(1)
     commit(z, partition, 3)
-
-
-def test_a_refused_commit_makes_a_zombie_look_at_once(app: Application, partition: TopicPartition) -> None:
-    """With a heartbeat every ten minutes it would otherwise go on for long."""
-    z = app.start("z", timings=Timings(session=1_800_000, heartbeat=600_000))
-    app.complete("z")
-    member = commit(z, partition, 1).member
-    admin = KafkaAdminClient(bootstrap_servers=app.bootstrap)
-    admin.remove_group_members(app.group, [MemberToRemove(member_id=member)])
-    admin.close()
-    with pytest.raises(MembershipLostError):
-        commit(z, partition, 2)
-    eventually(lambda: z.heard(Lost))
-    app.complete("z")
-
-
-def test_a_process_without_progress_leaves_and_comes_back(app: Application) -> None:
-    moving = threading.Event()
-    moving.set()
-    a = app.start("a", alive=moving.is_set)
-    app.start("b")
-    app.complete("a", "b")
-    moving.clear()
-    app.complete("b")
-    eventually(lambda: "no progress" in a.member.problem)
-    moving.set()
-    app.complete("a", "b")
-    assert a.member.epoch == 1
-    assert a.member.problem == ""
 
 
 def test_a_short_outage_of_the_broker_costs_nobody_the_membership(broker_to_break: KafkaBroker) -> None:
@@ -152,10 +122,6 @@ def test_a_group_that_other_consumers_use_is_named(app: Application, partition: 
     eventually(lambda: consumer.poll(0.05) is None and len(consumer.assignment()) == 1)
     assert f"group {app.group} is in use by other consumers" in refusal(app.start("a"))
     consumer.close()
-
-
-def test_a_session_time_out_that_brokers_do_not_allow_is_named(app: Application) -> None:
-    assert "session.timeout.ms 600 is outside" in refusal(app.start("a", timings=Timings(session=600, heartbeat=100)))
 
 
 def test_a_broker_that_cannot_be_reached_is_named_with_the_reason() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coopstreams.state import expiring_table, layout
+from coopstreams.state import engine_stores, expiring_table, layout
 from coopstreams.state.checkpoints import Checkpoint
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Engine
@@ -133,7 +133,9 @@ def test_rows_expire_when_they_are_due_whatever_happens_in_between(
     run(steps, Memory())
 
 
-def test_any_engine_lists_the_rows(new_engine: NewEngine) -> None:
+@pytest.mark.parametrize("few", [0, engine_stores.FEW])
+def test_any_engine_lists_the_rows(new_engine: NewEngine, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_stores, "FEW", few)  # 0: an iterator for each key group, as for many rows
     steps = [("put", key, 9 * number) for number, key in enumerate(KEYS)]
     run([*steps, ("commit", b"", 0), ("advance", b"", 9), ("recut", b"", 0), ("advance", b"", 15)], new_engine())
 

@@ -84,6 +84,23 @@ def test_records_that_come_again_after_the_reader_went_back_are_dropped() -> Non
     assert taken(queues) == [("orders", 3)]
 
 
+def test_a_batch_from_below_what_was_received_changes_nothing() -> None:
+    queues = SourceQueues([(STREAM, START)])
+    feed(queues, STREAM, log_of([1, 2, 3]), upto=3, at_end=False)
+    feed(queues, STREAM, log_of([1, 2]), upto=2, at_end=True)
+    feed(queues, STREAM, [], upto=3, at_end=False)
+    assert (queues.received(STREAM), queues.waiting(STREAM)) == (3, 3)
+    assert [(step.next_offset, len(step.columns)) for step in queues.steps(1 << 20, 0.0)] == [(3, 3)]
+
+
+def test_a_batch_that_reports_the_end_again_is_a_step_without_records() -> None:
+    queues = SourceQueues([(STREAM, START)])
+    feed(queues, STREAM, log_of([1]), upto=1, at_end=True)
+    assert taken(queues) == [("orders", 0)]
+    feed(queues, STREAM, [], upto=1, at_end=True)
+    assert [(step.next_offset, len(step.columns)) for step in queues.steps(1 << 20, 0.0)] == [(1, 0)]
+
+
 def test_a_step_says_where_the_source_stands_when_part_of_a_batch_waits() -> None:
     queues = SourceQueues([(TABLE, START), (STREAM, START)])
     feed(queues, STREAM, log_of([1, 9]), upto=2, at_end=True)

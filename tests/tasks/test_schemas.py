@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from coopstreams import StreamsBuilder, serdes
+from coopstreams import Processor, Record, StreamsBuilder, TopologyBuilder, key_value_store, serdes
 from coopstreams.common.config import Config
 from coopstreams.log.kafka import schema_registry
 from coopstreams.log.kafka.schema_registry import RegistryClient, registry_of
@@ -106,6 +106,35 @@ def test_the_subjects_are_those_of_kafka_streams() -> None:
     ]
     assert {use.subject("RecordNameStrategy") for use in uses} == {"shop.Customer", "shop.Order", "shop.Total"}
     assert uses[1].subject("TopicRecordNameStrategy") == "orders-shop.Order"
+
+
+class Keep(Processor[str, Any, Any, Any]):
+    """Makes the rows of a global store; this one makes none."""
+
+    def process(self, record: Record[str, Any]) -> None: ...
+
+
+def test_a_global_store_is_read_with_the_schemas_of_its_topic() -> None:
+    """Where a processor makes the rows, the topic has serdes of its own."""
+    topology = (
+        TopologyBuilder("shop")
+        .add_source("lines", "in", key=serdes.text, value=serdes.text)
+        .add_global_store(key_value_store("customers", key=serdes.avro(KEY), value=serdes.avro(TOTAL)), "customers")
+        .add_global_store(
+            key_value_store("notes", key=serdes.text, value=serdes.text),
+            "orders",
+            "keep",
+            Keep,
+            value=serdes.avro(ORDER),
+        )
+        .add_sink("out", "out", "lines", key=serdes.text, value=serdes.text)
+        .build()
+    )
+    assert [(use.topic, use.part, use.codec.name, use.written) for use in schema_uses(topology)] == [
+        ("customers", "key", "shop.Customer", False),
+        ("customers", "value", "shop.Total", False),
+        ("orders", "value", "shop.Order", False),
+    ]
 
 
 def test_what_is_written_is_registered_at_start(registry: InMemoryRegistry) -> None:

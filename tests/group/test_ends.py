@@ -1,0 +1,153 @@
+"""True ends of partitions, asked of scripted brokers: who is asked, whose answer counts, and what is said otherwise."""
+
+# pyright: reportAttributeAccessIssue=false
+# pyright brings stubs of kafka-python 2.
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kafka.errors import FencedLeaderEpochError, TopicAuthorizationFailedError
+from kafka.protocol.admin import DescribeConfigsRequest
+from kafka.protocol.consumer import ListOffsetsRequest
+from kafka.protocol.metadata import MetadataRequest
+
+from coopstreams.group.admin import connected
+from coopstreams.group.ends import Ends
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import CoopStreamsError
+from tests.group.brokers import Brokers, Fields, brokers
+from tests.group.instances import eventually
+
+A, B = TopicPartition("a", 0), TopicPartition("b", 0)
+PATIENCE_S = 60.0
+SHORT_S = 0.2
+
+
+class Leaders:
+    """The end of each partition as each broker has it, if it leads in the epoch that it is asked for."""
+
+    def __init__(self, kafka: Brokers) -> None:
+        self.kafka = kafka
+        self.ends: dict[tuple[int, TopicPartition], int] = {}
+        kafka.answers |= {ListOffsetsRequest: self.offsets, DescribeConfigsRequest: self.min_isr}
+
+    def offsets(self, broker: int, request: Any) -> Fields:
+        topics = []
+        for topic in request.topics:
+            partitions = []
+            for asked in topic.partitions:
+                at = TopicPartition(topic.name, asked.partition_index)
+                known = self.kafka.views[broker][at]
+                leads = (known["leader_id"], known["leader_epoch"]) == (broker, asked.current_leader_epoch)
+                told = {"offset": self.ends[broker, at]} if leads else {"error_code": FencedLeaderEpochError.errno}
+                partitions.append({"partition_index": at.partition, **told})
+            topics.append({"name": topic.name, "partitions": partitions})
+        return {"topics": topics}
+
+    def min_isr(self, _: int, request: Any) -> Fields:
+        config = {"name": "min.insync.replicas", "value": "2"}
+        return {"results": [{"resource_name": one.resource_name, "configs": [config]} for one in request.resources]}
+
+
+@pytest.fixture
+def kafka() -> Iterator[Brokers]:
+    with brokers(3) as kafka:
+        yield kafka
+
+
+@pytest.fixture
+def leaders(kafka: Brokers) -> Leaders:
+    return Leaders(kafka)
+
+
+@pytest.fixture
+def ends(kafka: Brokers, leaders: Leaders) -> Iterator[Ends]:
+    connection = connected({"bootstrap.servers": kafka.bootstrap}, PATIENCE_S)
+    yield Ends(connection)
+    connection.close()
+
+
+def test_the_end_is_that_of_the_leader_of_the_highest_epoch(kafka: Brokers, leaders: Leaders, ends: Ends) -> None:
+    kafka.lead(A, 2, 4)
+    kafka.lead(A, 1, 3, by=1)  # it has slept, and believes that it leads
+    kafka.lead(B, 3, 0)
+    leaders.ends = {(1, A): 5, (2, A): 15, (3, B): 7}
+    answer = ends.ask([A, B], PATIENCE_S)
+    assert (answer.ends, answer.reasons, answer.unknown, answer.heard) == ({A: 15, B: 7}, {}, frozenset(), True)
+
+
+def test_an_end_is_not_known_where_the_leader_refuses_or_there_is_none(
+    kafka: Brokers, leaders: Leaders, ends: Ends
+) -> None:
+    kafka.lead(A, 2, 4)
+    kafka.lead(A, 2, 3, by=2)
+    kafka.lead(B, -1, 3)
+    answer = ends.ask([A, B], PATIENCE_S)
+    assert answer.reasons == {A: "FencedLeaderEpochError of its leader", B: "it has no leader"}
+    assert answer.ends == {}
+
+
+def test_a_leader_that_hangs_is_named(kafka: Brokers, leaders: Leaders, ends: Ends) -> None:
+    kafka.lead(A, 2)
+    kafka.answers[ListOffsetsRequest] = lambda *_: None
+    (reason,) = ends.ask([A], SHORT_S).reasons.values()
+    assert reason == "its leader, broker 2, does not answer: it is silent"
+
+
+def test_a_partition_that_no_broker_knows_is_unknown(kafka: Brokers, ends: Ends) -> None:
+    answer = ends.ask([A], PATIENCE_S)
+    assert (answer.ends, answer.unknown, answer.heard) == ({}, frozenset({A}), True)
+
+
+def test_a_topic_that_this_principal_may_not_describe_is_an_error_with_the_cure(kafka: Brokers, ends: Ends) -> None:
+    def hidden(broker: int, request: Any) -> Fields:
+        told = kafka._metadata(broker, request)
+        return {**told, "topics": [{"name": "a", "error_code": TopicAuthorizationFailedError.errno}]}
+
+    kafka.answers[MetadataRequest] = hidden
+    with pytest.raises(CoopStreamsError, match=r"--operation Describe --topic a"):
+        ends.ask([A], PATIENCE_S)
+
+
+def test_a_broker_that_has_joined_since_is_asked_as_well(kafka: Brokers, leaders: Leaders) -> None:
+    """Two of three answers are enough with two in-sync replicas; here only one of the brokers known at the start is."""
+    for number in kafka.known:
+        kafka.known[number] = {1}
+    connection = connected({"bootstrap.servers": kafka.bootstrap}, PATIENCE_S)
+    for number in kafka.known:
+        kafka.known[number] = {1, 2, 3}
+    kafka.lead(A, 2)
+    leaders.ends = {(2, A): 15}
+    ends = Ends(connection)
+    assert ends.ask([A], SHORT_S).reasons == {A: "broker 2, 3 may know of a newer leader and has not answered"}
+    eventually(lambda: ends.ask([A], PATIENCE_S).ends == {A: 15})
+    connection.close()
+
+
+def test_min_insync_replicas_are_asked_for_again_when_their_time_is_over(
+    kafka: Brokers, leaders: Leaders, ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kafka.lead(A, 2)
+    leaders.ends = {(2, A): 15}
+
+    def asked() -> int:
+        before = kafka.count(DescribeConfigsRequest)
+        assert ends.ask([A], PATIENCE_S).ends == {A: 15}
+        return kafka.count(DescribeConfigsRequest) - before
+
+    monkeypatch.setattr("coopstreams.group.ends.BELIEVED_S", -1.0)
+    assert asked() > 0
+    monkeypatch.undo()
+    assert asked() > 0
+    assert asked() == 0
+
+
+def test_silent_replicas_are_named(kafka: Brokers, ends: Ends) -> None:
+    kafka.lead(A, 1)
+    assert ends.silent([A], PATIENCE_S) == {}
+    answers = kafka.answers[MetadataRequest]
+    kafka.answers[MetadataRequest] = lambda broker, request: None if broker == 3 else answers(broker, request)
+    assert ends.silent([A], SHORT_S) == {A: {3}}
