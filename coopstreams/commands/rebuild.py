@@ -101,8 +101,17 @@ def rebuild(
     if _is_source(from_):
         if afresh:
             raise ConfigError("--afresh is for a rebuild from the changelogs; from the source there is no other")
-        how = ranges or 4, work, resume, cores or "*"
-        from_source(topology, checked, wanted, *how, dry_run=dry_run, incomplete=incomplete)
+        from_source(
+            topology,
+            checked,
+            wanted,
+            ranges=ranges or 4,
+            cores=cores or "*",
+            work=work,
+            resume=resume,
+            dry_run=dry_run,
+            incomplete=incomplete,
+        )
         return
     if (ranges, work, resume) != (None, None, None) or dry_run or incomplete:
         raise ConfigError(
@@ -185,11 +194,11 @@ def from_source(
     topology: Topology,
     config: Config,
     wanted: RebuildScope,
+    *,
     ranges: int,
+    cores: str,
     work: str | None,
     resume: str | None,
-    cores: str,
-    *,
     dry_run: bool,
     incomplete: bool,
 ) -> None:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from coopstreams.common.metrics import Totals
 from coopstreams.query.backend import (
-    CallStatus,
     FailureStatus,
     Health,
     Owner,
     Peer,
     Placement,
     Reason,
-    ShareStatus,
     Status,
     StoreInfo,
     TaskStatus,
@@ -45,8 +44,7 @@ def metadata(placement: Placement, stores: Mapping[str, StoreInfo], status: Stat
         "generation": placement.generation,
         "here": placement.here,
         "share_groups": [
-            {"subtopology": share.subtopology, "group": share.group, "topics": list(share.topics)}
-            for share in status.shares
+            {"subtopology": share.subtopology, "group": share.group, "topics": share.topics} for share in status.shares
         ],
         "instances": [
             {
@@ -112,7 +110,7 @@ def instance_status(placement: Placement, url: str | None, status: Status) -> Re
         "details": dict(status.details),
         "totals": _totals(status.totals),
         "failures": [_failure(failure) for failure in status.failures],
-        "shares": [_share(share) for share in status.shares],
+        "shares": [asdict(share) | {"dropped": _dropped(share.dropped)} for share in status.shares],
     }
 
 
@@ -138,7 +136,7 @@ def _task(status: TaskStatus) -> Report:
         "written": dict(status.written),
         "dropped": _dropped(status.dropped),
         "dead_letters": status.dead_letters,
-        "calls": None if status.calls is None else _calls(status.calls),
+        "calls": status.calls and asdict(status.calls) | {"oldest_s": round(status.calls.oldest_s, 1)},
         "hot": [{"key_group": group, "share": round(share, 3)} for group, share in status.hot],
         "stream_time": status.stream_time,
         "behind_ms": status.behind_ms,
@@ -153,39 +151,12 @@ def _task(status: TaskStatus) -> Report:
                 "end": source.end,
                 "lag": source.lag,
                 "stream_time": source.stream_time,
-                "silent_s": None if source.silent_s is None else round(source.silent_s, 1),
+                "silent_s": source.silent_s and round(source.silent_s, 1),
             }
             for source in status.sources
         ],
-        "restore": [
-            {
-                "store": restore.store,
-                "restored": restore.restored,
-                "remaining": restore.remaining,
-                "rate": round(restore.rate, 1),
-                "eta_s": restore.eta_s,
-            }
-            for restore in status.restore
-        ],
-        "download": [
-            {
-                "store": download.store,
-                "fetched_bytes": download.fetched_bytes,
-                "total_bytes": download.total_bytes,
-                "rate": round(download.rate, 1),
-                "eta_s": download.eta_s,
-            }
-            for download in status.download
-        ],
-    }
-
-
-def _calls(calls: CallStatus) -> Report:
-    return {
-        "in_flight": calls.in_flight,
-        "oldest_s": round(calls.oldest_s, 1),
-        "blocked_keys": calls.blocked_keys,
-        "retries": calls.retries,
+        "restore": [asdict(restore) | {"rate": round(restore.rate, 1)} for restore in status.restore],
+        "download": [asdict(download) | {"rate": round(download.rate, 1)} for download in status.download],
     }
 
 
@@ -193,22 +164,6 @@ def _dropped(counts: Mapping[tuple[str, str], int]) -> list[Report]:
     return [
         {"node": node, "reason": reason, "records": count} for (node, reason), count in sorted(counts.items()) if count
     ]
-
-
-def _share(share: ShareStatus) -> Report:
-    return {
-        "subtopology": share.subtopology,
-        "group": share.group,
-        "topics": list(share.topics),
-        "threads": share.threads,
-        "waits": share.waits,
-        "acquired": share.acquired,
-        "processed": share.processed,
-        "redelivered": share.redelivered,
-        "written": dict(share.written),
-        "dropped": _dropped(share.dropped),
-        "dead_letters": share.dead_letters,
-    }
 
 
 def _failure(failure: FailureStatus) -> Report:
