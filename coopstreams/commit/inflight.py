@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import replace
 
 from coopstreams.commit.ranges import Runs, above, advance, contains, merge, runs_of
 from coopstreams.commit.record import Segment
@@ -157,6 +158,15 @@ class InFlight:
         if len(segments) == 1 and segments[0].position == position == self.next:
             self._found = segments  # `next` has passed every segment that was found
         return segments
+
+    def passed_by(self, committed: Sequence[Segment]) -> list[Segment]:
+        """Return the progress of the last commit, moved on to the first record that was handed out after it."""
+        until = min([self.next, *self._missing, *self._latest, *(start for start, _ in self._news)])
+        stands = []
+        for one in committed:
+            at, done = advance(max(until, one.position), above(one.runs, until))
+            stands.append(replace(one, position=at, runs=done))
+        return stands
 
     def _own(self) -> tuple[int, Runs]:
         """Return the position and the done runs above it by what was handed out here; `_found` is not included."""

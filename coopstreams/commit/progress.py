@@ -231,6 +231,10 @@ class Progress:
         """Return the committed progress of each part of the range."""
         return self._sources[partition].durable
 
+    def staged_segments(self, partition: TopicPartition) -> tuple[Segment, ...]:
+        """Return the progress in the last commit, which may be in doubt, of each part of the range."""
+        return self._sources[partition].staged
+
     def stand(self, partition: TopicPartition, segments: Iterable[Segment]) -> None:
         """Set the segments of a source whose records are done out of order; in the place of `advance`."""
         self._sources[partition].segments = tuple(join(list(segments)))

@@ -12,7 +12,9 @@ offset of each partition has reached the commit's first offset, so results becom
 
     stable 40;  B commits [45,49] -> waits;  A commits [40,44] -> proceeds, stable 45 -> B proceeds
 
-The commit topic is the queue: each consumer reads the progress of the others there, and needs no other signal.
+The commit topic is the queue: each consumer reads the progress of the others there, and needs no other signal. So a
+consumer also commits up to where it has no records (`let_pass`), before it waits itself and now and then in `consume`:
+two whose last commits lie behind would otherwise wait for each other, and one without records would hold up all others.
 
 Invariant: individual commits first, fence last (`tasks/committer`). After a failure the writer aborts, which decides
 whether the failed commit counted. What is in flight stays in flight, and the next commit repeats everything; positions
@@ -71,7 +73,7 @@ class Committing:
         self._host, self._follower = host, follower
         self._writer: Writer = log.writer(transactional_id, lambda: [follower.partition.topic])
         self._timeout_s = timeout_s
-        self._in_offset_order = in_offset_order
+        self.in_offset_order = in_offset_order
         self.in_order = False
         """Whether commits contain positions only, without done runs above them."""
 
@@ -124,15 +126,29 @@ class Committing:
         Raises:
             MembershipLostError | LogError: abort the transaction.
         """
+        news = _news(shares)
+        if self.in_offset_order:
+            self._await_turn(shares, news, ownership)
         for share in shares:
             share.stand(in_order=self.in_order)
         moved = [share for share in shares if share.progress.moved]
-        news = _news(shares)
-        if self._in_offset_order:
-            self._await_turn(shares, news)
         # The fence is sent even if nothing moved: it fences the user's results, too.
         self._write(transaction, moved, ownership, shares[0].epoch)
         return self._result(shares, moved, news)
+
+    def let_pass(self, shares: Sequence[Share], ownership: Ownership) -> None:
+        """Commit that these key ranges have no records up to the first uncommitted one: others may wait for that.
+
+        Raises:
+            MembershipLostError | LogError: see `commit`.
+        """
+        for share in shares:
+            share.stand_before()
+        moved = [share for share in shares if share.progress.moved]
+        if moved:
+            self._in_own_transaction(moved, ownership)
+        for share in moved:
+            share.progress.committed()
 
     def close(self) -> None:
         """Close the writer."""
@@ -164,7 +180,7 @@ class Committing:
         transaction.flush(self._timeout_s)
         ownership.commit(transaction, commit, epoch, self._timeout_s)
 
-    def _await_turn(self, shares: Sequence[Share], news: Mapping[TopicPartition, Runs]) -> None:
+    def _await_turn(self, shares: Sequence[Share], news: Mapping[TopicPartition, Runs], ownership: Ownership) -> None:
         """Return when other consumers have committed everything before the first offset of this commit.
 
         Raises:
@@ -182,6 +198,7 @@ class Committing:
                     f"{self._timeout_s / 2:g} s: {reasons}",
                     retryable=True,
                 )
+            self.let_pass(shares, ownership)
             self._follower.poll(WAIT_S)
 
     def _others_stable(self, at: TopicPartition, shares: Sequence[Share]) -> int | None:

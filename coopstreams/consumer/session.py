@@ -48,6 +48,8 @@ SLICE_S = 0.05
 OPENING_S = 0.005
 """The longest wait for records while a key range waits to be opened."""
 AGAIN_S = 0.1
+LET_PASS_S = 0.2
+"""With `commit.order=offset`: the time between two commits that tell siblings that there is nothing to wait for."""
 MOST_IN_VAIN = 5
 """How often a commit is tried again that was fenced because the group has a new generation."""
 
@@ -92,6 +94,7 @@ class ConsumerSession:
         self._parts = parts
         self._told = False
         """Whether something was revoked or lost during this poll, so that `consume` returns early."""
+        self._let_pass_at = 0.0
         self._blocked: set[Share] = set()
         self._refused: GroupError | None = None
         self._obey()
@@ -107,6 +110,7 @@ class ConsumerSession:
             self.follower.poll(OPENING_S if self.openings else 0.0)
             self._open()
             self._note()
+            self._let_pass()
             records = self.fetching.records(most)
             left = deadline - self._host.now()
             if not records:
@@ -328,6 +332,16 @@ class ConsumerSession:
             if isinstance(self.ownership, Shared):
                 self.ownership.member.rejoin()
         self._blocked = blocked
+
+    def _let_pass(self) -> None:
+        """In offset order: have siblings' transactions not wait for key ranges that have no records before them."""
+        if not self.committing.in_offset_order or self.ownership.alone or self._host.now() < self._let_pass_at:
+            return
+        self._let_pass_at = self._host.now() + LET_PASS_S
+        try:
+            self.committing.let_pass(list(self.shares.values()), self.ownership)
+        except (LogError, MembershipLostError) as error:
+            log.info("siblings wait longer: %s", error)
 
     def _lose(self, lost: Iterable[Share]) -> None:
         """Note that these are lost, and call `on_lost`."""

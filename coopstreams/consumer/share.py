@@ -136,6 +136,10 @@ class Share:
         self.progress.stand(self.at, segments)
         return segments
 
+    def stand_before(self) -> None:
+        """Set in `progress` the segments of a commit that has no more records than the last one."""
+        self.progress.stand(self.at, self.inflight.passed_by(self.progress.staged_segments(self.at)))
+
     def _forget_waiting(self) -> None:
         """Drop the waiting records, to read them again."""
         self.waiting.clear()

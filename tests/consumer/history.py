@@ -58,6 +58,8 @@ class Owner:
         self.key_range = key_range
         self.out: list[int] = []
         self.before = set(group.complete)
+        self.tried: set[int] = set()
+        """What its commits said, whether or not they counted."""
 
     def owns(self, offset: int) -> bool:
         return HASHES[offset] in self.key_range
@@ -79,8 +81,16 @@ class Group:
 
     def step(self) -> None:
         owner = self.dice.choice(self.owners)
-        acts: list[Callable[[Owner], None]] = [self.read, self.finish, self.name, self.commit, self.restart, self.recut]
-        self.dice.choices(acts, [6, 8, 1, 4, 1, 1])[0](owner)
+        acts: list[Callable[[Owner], None]] = [
+            self.read,
+            self.finish,
+            self.name,
+            self.commit,
+            self.let_pass,
+            self.restart,
+            self.recut,
+        ]
+        self.dice.choices(acts, [6, 8, 1, 4, 2, 1, 1])[0](owner)
         self.check()
 
     def read(self, owner: Owner) -> None:
@@ -113,11 +123,26 @@ class Group:
 
     def commit(self, owner: Owner) -> None:
         owner.progress.stand(AT, owner.inflight.segments())
+        if self.counts(owner, covered(owner.inflight.segments(), owner)):
+            owner.inflight.committed()
+
+    def let_pass(self, owner: Owner) -> None:
+        """Commit that there is nothing up to the first record that is not committed."""
+        segments = owner.inflight.passed_by(owner.progress.staged_segments(AT))
+        said = covered(segments, owner)
+        assert said <= self.complete | owner.tried, "a commit without news has some"
+        until = min([owner.inflight.next, *owner.out, *(start for start, _ in owner.inflight.news())])
+        assert all(segment.position >= until for segment in segments), "a commit without news keeps others waiting"
+        owner.progress.stand(AT, segments)
+        self.counts(owner, said)
+
+    def counts(self, owner: Owner, said: set[int]) -> bool:
+        """Commit where an owner stands; return whether it counts, and the owner hears of it."""
+        owner.tried |= said
         commit = plan([owner.progress], self.commits)
-        said = covered(owner.inflight.segments(), owner)
         outcome = self.dice.choice(["counts", "counts", "torn", "unheard"])
         if outcome == "torn":
-            return
+            return False
         for key, value in commit.records:
             self.commits.view.apply(key, value)
         if AT in commit.offsets:
@@ -125,7 +150,7 @@ class Group:
         self.complete |= said
         if outcome == "counts":
             owner.progress.committed()
-            owner.inflight.committed()
+        return outcome == "counts"
 
     def restart(self, owner: Owner) -> None:
         """What was in memory is gone."""
