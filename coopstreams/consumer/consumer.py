@@ -275,20 +275,19 @@ class CooperativeConsumer:
                 raise GroupError("transactions need the fence of a group: subscribe, do not assign")
             session.take_done()
             transaction = ProducerTransaction(producer, self._config["transaction.timeout.ms"] / 1000)
-            transaction.begin()
             self._in_transaction = True
             try:
-                yield
-                all_here = session.take_done()
-                shares = sorted(session.shares.values(), key=lambda share: share.id)
-                if not all_here or not shares:
-                    raise MembershipLostError(
-                        "key ranges of this transaction have another owner by now; what is uncommitted is void"
-                    )
-                session.committing.commit_in(transaction, shares, session.ownership)
+                with transaction.open():
+                    yield
+                    all_here = session.take_done()
+                    shares = sorted(session.shares.values(), key=lambda share: share.id)
+                    if not all_here or not shares:
+                        raise MembershipLostError(
+                            "key ranges of this transaction have another owner by now; what is uncommitted is void"
+                        )
+                    session.committing.commit_in(transaction, shares, session.ownership)
             except BaseException:
                 session.reopen()
-                transaction.abort()
                 raise
             finally:
                 self._in_transaction = False

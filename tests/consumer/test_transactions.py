@@ -1,12 +1,16 @@
-"""Transactions of siblings in offset order."""
+"""Transactions of siblings in offset order, and what comes again after one that cannot begin."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from coopstreams.topology.errors import LogError, MembershipLostError
 from coopstreams.topology.keys import KeyRange
 from tests.consumer.members import Member, keys_of, members
+from tests.simulation.producer import Producer
 
 LOW, HIGH = (keys_of(half, 3) for half in KeyRange.split(2))
 
@@ -38,3 +42,37 @@ def test_in_offset_order_nobody_waits_for_a_sibling_that_has_nothing_before(keys
         group.write(*keys)
         group.run(3.0)
         assert done == list(range(len(keys)))
+
+
+class Unfinished(Producer):
+    """A producer with a commit under way, for a while."""
+
+    finished = False
+
+    def begin_transaction(self) -> None:
+        if not self.finished:
+            raise KafkaException(KafkaError(KafkaError._STATE, "commit_transaction has to be called again"))
+        super().begin_transaction()
+
+
+def test_what_was_handed_out_comes_again_after_a_transaction_that_could_not_begin() -> None:
+    handed: list[list[int]] = []
+
+    def body(member: Member) -> None:
+        producer = Unfinished(member.client, member.consumer.transactional_id)
+        producer.init_transactions()
+        member.consumer.subscribe(["in"])
+        while True:
+            records = member.consumer.consume(10, 1.0)
+            handed.append([record.offset for record in records])
+            try:
+                with member.consumer.transaction(producer):
+                    for record in records:
+                        member.consumer.done(record)
+            except (LogError, MembershipLostError):
+                producer.finished = bool(records)
+
+    with members(LOW) as group:
+        group.start("a", body)
+        group.run(10.0)
+    assert [some for some in handed if some] == [[0, 1, 2], [0, 1, 2]]

@@ -6,7 +6,8 @@ records go out by the same producer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from confluent_kafka import Producer
@@ -45,6 +46,16 @@ class ProducerTransaction:
     def begin(self) -> None:
         """Begin the transaction."""
         self._call("beginning a transaction", self._producer.begin_transaction)
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Begin the transaction; abort it if the body, which ends with its commit, raises."""
+        self.begin()
+        try:
+            yield
+        except BaseException:
+            self.abort()
+            raise
 
     def append(
         self,
