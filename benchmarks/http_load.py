@@ -1,13 +1,16 @@
 """What queries cost the processing: `python -m benchmarks.http_load [--rounds N] [--set NAME=VALUE]`.
 
-One process counts records at full speed, by turns without and with a load on its query server: requests for single keys
-over connections that stay open, and clients that are slow to ask and to read. A connection whose answer has not come
-asks nothing more, so a server that is slower is asked less; the table says how much was answered.
+One process counts records at full speed, by turns of a few seconds without and with a load on its query server:
+requests for single keys over connections that stay open, and clients that are slow to ask and to read. A connection
+whose answer has not come asks nothing more, so a server that is slower is asked less; the table says how much was
+answered.
 
-The load has the same cores as the processing, which clients on other machines would leave to it. So the heaviest load
-is also put on another instance, which has counted as many keys and is idle: the processing beside it is the control.
+Clients on other machines would take nothing from the processing, so the process has a core of its own; the broker and
+the load have the others. The third turn of each round puts the same load on another instance there, which has counted
+as many keys and is idle: it is the control.
 
     records/s    by the group's committed offsets
+    part         of the records/s without load in the same round; the quartiles, since machines are noisy
     CPU          of the measured process, user and system, a million records; that of the load is not in it
     load         CPU of the load itself, of a core
     p50, p99     from a request for a key to its answer, as the load sees it
@@ -26,13 +29,14 @@ import subprocess
 import tempfile
 import time
 from bisect import bisect_left
-from collections.abc import MutableSequence, Sequence
+from collections.abc import Callable, MutableSequence, Sequence, Set
 from contextlib import ExitStack, suppress
 from dataclasses import astuple, dataclass
 from heapq import heappop, heappush
 from itertools import accumulate
+from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
@@ -47,39 +51,31 @@ from coopstreams.dev.process import free_port
 CONNECTIONS = 100
 IDLE_RECORDS = 5 * KEYS
 """What the other instance has counted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Requests for keys a second, and slow clients. `warm_s`: so long before it is measured."""
-
-    name: str
-    rate: int
-    slow: int
-    warm_s: float
-    elsewhere: bool = False
-
-
-LOADS = [
-    Load("without", 0, 0, 0.0),
-    Load("5,000 requests/s", 5000, 0, 3.0),
-    # 500 that begin at once ask for 50 ranges of 200 rows a second at first; after that they read.
-    Load("2,000 requests/s, 500 slow clients", 2000, 500, 25.0),
-    Load("the same, of another instance", 2000, 500, 25.0, elsewhere=True),
-]
+TURNS = ("without load", "with it", "with it on another instance")
+NOBODY = 0
+WARM_S = 40.0
+"""So long both instances have the load first: 500 slow clients that begin at once ask for 50 ranges a second, and then
+read."""
+SETTLE_S = 0.3
 BINS, BINS_A_S = 10_000, 10_000
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """Requests for keys a second, and how many clients are slow."""
+
+    rate: int
+    slow: int
+
+
+@dataclass(frozen=True, slots=True)
 class Window:
-    """What was done in a window of time. Units: records/s, CPU seconds a million records, cores, answers/s, ms."""
+    """What was done in a turn. Units: records/s, CPU seconds a million records, cores, answers/s."""
 
     rate: float
     cpu: float
     load: float
     answers: float
-    p50: float
-    p99: float
 
 
 class _Client:
@@ -107,6 +103,12 @@ class _Asking(_Client):
         super().__init__(port)
         self._every_s, self._took = every_s, took
         self._due, self._asked_at = now + random.random() * every_s, 0.0
+
+    def connect_again(self) -> bool:
+        """Connect again; return whether it waited for an answer: that is forgotten."""
+        self.socket.close()
+        self.socket, waited, self._asked_at = self.connected(), self._asked_at > 0.0, 0.0
+        return waited
 
     def step(self, now: float) -> float | None:
         if self._asked_at:
@@ -139,12 +141,14 @@ class _Crawling(_Client):
     def step(self, now: float) -> float | None:
         if now < self._due:
             return self._due
-        self._due = now + 0.5
         try:
             if self._sent < len(self.REQUEST):
+                self._due = now + 0.25  # 3 s of turns, and those of others between them: less than `ask_s`
                 self._sent += self.socket.send(self.REQUEST[self._sent : self._sent + 8])
-            elif not self.socket.recv(128):
-                raise ConnectionError
+            else:
+                self._due = now + 0.5
+                if not self.socket.recv(128):
+                    raise ConnectionError
         except BlockingIOError:
             pass
         except OSError:  # the end of an answer, or of the server's patience
@@ -153,36 +157,59 @@ class _Crawling(_Client):
         return self._due
 
 
-def put(port: int, load: Load, seconds: float, took: MutableSequence[int]) -> None:
-    """Put a load on a server for so long, in a process of its own.
+class _Clients:
+    """The clients of a server. Their time goes on during their turns only."""
+
+    def __init__(self, port: int, load: Load, took: MutableSequence[int]) -> None:
+        self._asking = [_Asking(port, 0.0, CONNECTIONS / load.rate, took) for _ in range(CONNECTIONS)]
+        clients: list[_Client] = [*self._asking, *(_Crawling(port, 0.0) for _ in range(load.slow))]
+        self._due = [(0.0, number, client) for number, client in enumerate(clients)]
+        self._numbers = {client: number for number, client in enumerate(clients)}
+        self._selector = selectors.EpollSelector()
+        for each in self._asking:
+            self._selector.register(each.socket, selectors.EVENT_READ, each)
+        self._passed = 0.0
+
+    def turn(self, on: Callable[[], bool]) -> None:
+        """Ask and read until the turn is over."""
+        for each in self._asking:  # the server has closed what was idle so long
+            self._selector.unregister(each.socket)
+            if each.connect_again():
+                heappush(self._due, (self._passed, self._numbers[each], each))
+            self._selector.register(each.socket, selectors.EVENT_READ, each)
+        began = time.monotonic() - self._passed
+        while on():
+            now, due = time.monotonic() - began, self._due
+            while due and due[0][0] <= now:
+                _, number, client = heappop(due)
+                if (again := client.step(now)) is not None:
+                    heappush(due, (again, number, client))
+            wait_s = max(0.0, min(0.05, due[0][0] + began - time.monotonic() if due else 0.05))
+            for ready, _ in self._selector.select(wait_s):
+                if (again := ready.data.step(time.monotonic() - began)) is not None:
+                    heappush(due, (again, self._numbers[ready.data], ready.data))
+        self._passed = time.monotonic() - began
+
+
+def put(ports: Sequence[int], load: Load, turn: Synchronized[int], took: Sequence[MutableSequence[int]]) -> None:
+    """Put a load on the server whose turn it is, in a process of its own, until the turn is below 0.
 
     It is a loop over sockets without a framework: what it costs is taken from the processing, on a machine with few
     cores.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    now = time.monotonic()
-    until = now + seconds
-    asking = [_Asking(port, now, CONNECTIONS / load.rate, took) for _ in range(CONNECTIONS if load.rate else 0)]
-    clients: list[_Client] = [*asking, *(_Crawling(port, now) for _ in range(load.slow))]
-    due = [(now, number, client) for number, client in enumerate(clients)]
-    with selectors.EpollSelector() as selector:
-        for each in asking:
-            selector.register(each.socket, selectors.EVENT_READ, each)
-        numbers = {client: number for number, client in enumerate(clients)}
-        while (now := time.monotonic()) < until:
-            while due and due[0][0] <= now:
-                _, number, client = heappop(due)
-                if (again := client.step(now)) is not None:
-                    heappush(due, (again, number, client))
-            for ready, _ in selector.select(max(0.0, due[0][0] - time.monotonic()) if due else 0.1):
-                if (again := ready.data.step(time.monotonic())) is not None:
-                    heappush(due, (again, numbers[ready.data], ready.data))
+    clients = [_Clients(port, load, times) for port, times in zip(ports, took, strict=True)]
+    while (now := turn.value) >= 0:
+        if now == NOBODY:
+            time.sleep(0.02)
+        else:
+            clients[now - 1].turn(lambda now=now: turn.value == now)  # type: ignore[misc]
 
 
 class Counting:
     """An instance that counts the records of a topic, and what it has done so far."""
 
-    def __init__(self, name: str, bootstrap: str, folder: str, settings: Sequence[str]) -> None:
+    def __init__(self, name: str, bootstrap: str, folder: str, settings: Sequence[str], cores: Set[int]) -> None:
         self.port = free_port()
         self._name, self._source = name, f"{name}-in"
         self._admin = KafkaAdminClient(bootstrap_servers=bootstrap)
@@ -190,6 +217,7 @@ class Counting:
         command = coopstreams_run("count", bootstrap, folder, http=f"127.0.0.1:{self.port}", settings=own)
         environment = {"BENCH_APPLICATION": name, "BENCH_SOURCE": self._source, "BENCH_SINK": f"{name}-out"}
         self._process = subprocess.Popen(command, env=os.environ | environment, stdout=subprocess.DEVNULL)
+        os.sched_setaffinity(self._process.pid, cores)
 
     def at(self) -> int:
         """Return the committed offset.
@@ -206,28 +234,15 @@ class Counting:
         while self.at() < offset:
             time.sleep(0.1)
 
-    def window(self, load: Load, port: int, seconds: float) -> Window:
-        """Measure for so long; the load begins before, so that its slow clients are in the middle of something."""
-        took: MutableSequence[int] = multiprocessing.Array("q", BINS, lock=False)
-        worker = multiprocessing.Process(target=put, args=(port, load, load.warm_s + seconds + 1, took))
-        worker.start()
-        time.sleep(load.warm_s)
-        processes = self._process.pid, worker.pid or 0
-        began, first, before = time.perf_counter(), self.at(), list(took)
+    def window(self, seconds: float, load: int, took: Sequence[int]) -> Window:
+        """Measure for so long. `load`: its process; `took`: its answers."""
+        processes = self._process.pid, load
+        began, first, before = time.perf_counter(), self.at(), sum(took)
         cpu = [cpu_of(process) for process in processes]
         time.sleep(seconds)
         passed, records = time.perf_counter() - began, self.at() - first
         own, loads = (cpu_of(process) - earlier for process, earlier in zip(processes, cpu, strict=True))
-        answers = [count - earlier for count, earlier in zip(took, before, strict=True)]
-        found = Window(
-            records / passed,
-            own * 1e6 / max(1, records),
-            loads / passed,
-            sum(answers) / passed,
-            *(1000 * bisect_left([*accumulate(answers)], part * sum(answers)) / BINS_A_S for part in (0.5, 0.99)),
-        )
-        worker.join()
-        return found
+        return Window(records / passed, own * 1e6 / max(1, records), loads / passed, (sum(took) - before) / passed)
 
     def end(self) -> None:
         """End it."""
@@ -239,41 +254,81 @@ def main() -> None:
     """Measure by turns, and print what the load has cost."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--records", type=int, default=220_000_000, help="in the topic; it must not end before the rounds"
+        "--records", type=int, default=240_000_000, help="in the topic; it must not end before the rounds"
     )
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each window")
+    parser.add_argument("--rounds", type=int, default=18)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each turn")
+    parser.add_argument("--requests", type=int, default=2000, help="for keys, a second")
+    parser.add_argument("--slow", type=int, default=500, help="clients that are slow")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the process")
     arguments = parser.parse_args()
-    table = Table(title=f"medians of {arguments.rounds} rounds; records/s also as a part of those without, each round")
-    for column in ("", "records/s", "", "CPU s a million", "load", "answers/s", "p50 ms", "p99 ms"):
-        table.add_column(column, justify="right" if column or table.columns else "left")
+    own, *others = sorted(os.sched_getaffinity(0), reverse=True)
+    os.sched_setaffinity(0, others)
     with tempfile.TemporaryDirectory() as folder, KafkaBroker(Path(folder) / "kafka") as broker, ExitStack() as stack:
         admin = AdminClient({"bootstrap.servers": broker.bootstrap})
         topics = [f"{name}-{end}" for name in ("load", "idle") for end in ("in", "out")]
         for made in admin.create_topics([NewTopic(topic, 1, 1) for topic in topics]).values():
             made.result(30)
-        sizes = {"idle": IDLE_RECORDS, "load": arguments.records}
         counting: dict[str, Counting] = {}
-        for name, records in sizes.items():
+        for name, records in {"idle": IDLE_RECORDS, "load": arguments.records}.items():
             fill(broker.bootstrap, f"{name}-in", records)
             state = Path(folder, name)
             state.mkdir()
-            counting[name] = Counting(name, broker.bootstrap, str(state), arguments.set)
+            counting[name] = Counting(
+                name, broker.bootstrap, str(state), arguments.set, {own} if name == "load" else {*others}
+            )
             stack.callback(counting[name].end)
             counting[name].reach(min(records, IDLE_RECORDS))
-        measured, rounds = counting["load"], list[list[Window]]()
-        while len(rounds) < arguments.rounds:
-            ports = [counting["idle" if load.elsewhere else "load"].port for load in LOADS]
-            rounds += [[measured.window(*each, arguments.seconds) for each in zip(LOADS, ports, strict=True)]]
+        measured = counting["load"]
+        took: list[MutableSequence[int]] = [multiprocessing.Array("q", BINS, lock=False) for _ in TURNS[1:]]
+        turn = multiprocessing.Value("i", NOBODY)
+        ports = [measured.port, counting["idle"].port]
+        load = multiprocessing.Process(target=put, args=(ports, Load(arguments.requests, arguments.slow), turn, took))
+        load.start()
+        rounds = alternate(measured, load.pid or 0, turn, took, arguments.rounds, arguments.seconds)
+        turn.value = -1
+        load.join()
         if measured.at() >= arguments.records:
             raise SystemExit("the topic has ended before the rounds: give more --records")
-    for load, windows in zip(LOADS, zip(*rounds, strict=True), strict=True):
-        rate, cpu, own, answers, p50, p99 = (median(each) for each in zip(*map(astuple, windows), strict=True))
-        parts = ", ".join(f"{one.rate / each[0].rate:.2f}" for one, each in zip(windows, rounds, strict=True))
-        shown = (f"{answers:,.0f}", f"{p50:.1f}", f"{p99:.1f}") if answers else ("0", "", "")
-        table.add_row(load.name, f"{rate:,.0f}", parts, f"{cpu:.1f}", f"{own:.2f}", *shown)
-    Console().print(table)
+    print_table(rounds, [[], *took])
+
+
+def alternate(
+    measured: Counting,
+    load: int,
+    turn: Synchronized[int],
+    took: Sequence[Sequence[int]],
+    rounds: int,
+    seconds: float,
+) -> list[list[Window]]:
+    """Return the windows of each round, in the order of `TURNS`; each round begins with another one."""
+    for which in range(1, len(TURNS)):
+        turn.value = which
+        time.sleep(WARM_S)
+    found = []
+    for number in range(rounds):
+        windows = {}
+        for which in sorted(range(len(TURNS)), key=lambda which: (which + number) % len(TURNS)):
+            turn.value = which
+            time.sleep(SETTLE_S)
+            windows[which] = measured.window(seconds - SETTLE_S, load, took[which - 1] if which else [])
+        found.append([windows[which] for which in range(len(TURNS))])
+    return found
+
+
+def print_table(rounds: Sequence[Sequence[Window]], took: Sequence[Sequence[int]]) -> None:
+    """Print a line for each kind of turn."""
+    table = Table(title=f"medians of {len(rounds)} rounds")
+    for column in ("", "records/s", "part", "CPU s a million", "load", "answers/s", "p50 ms", "p99 ms"):
+        table.add_column(column, justify="right" if column else "left")
+    for name, windows, times in zip(TURNS, zip(*rounds, strict=True), took, strict=True):
+        rate, cpu, own, answers = (median(each) for each in zip(*map(astuple, windows), strict=True))
+        parts = quantiles([one.rate / each[0].rate for one, each in zip(windows, rounds, strict=True)])
+        waits = [1000 * bisect_left([*accumulate(times)], part * sum(times)) / BINS_A_S for part in (0.5, 0.99)]
+        shown = (f"{answers:,.0f}", *(f"{wait:.1f}" for wait in waits)) if answers else ("0", "", "")
+        part = "{1:.2f} ({0:.2f} to {2:.2f})".format(*parts)
+        table.add_row(name, f"{rate:,.0f}", part, f"{cpu:.2f}", f"{own:.2f}", *shown)
+    Console(width=120).print(table)
 
 
 if __name__ == "__main__":

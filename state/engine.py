@@ -23,6 +23,9 @@ Getter: TypeAlias = Callable[[bytes], bytes | None]
 Rows: TypeAlias = Iterator[tuple[bytes, bytes]]
 """Keys and values in key order."""
 
+Bounds: TypeAlias = tuple[bytes, bytes | None]
+"""First key, and the key behind the last one (None: there is no bound)."""
+
 
 @dataclass(slots=True)
 class Change:
@@ -80,6 +83,15 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Close the engine; iterators end with an error. Idempotent."""
+
+
+@runtime_checkable
+class Scanning(Engine, Protocol):
+    """An engine that reads many ranges at little more than the price of one. Of other engines each is a `scan`."""
+
+    def scans(self, family: str, bounds: Sequence[Bounds], *, reverse: bool = False) -> list[Rows]:
+        """Return the current rows within each of these bounds of an existing family, all of one moment."""
+        ...
 
 
 @runtime_checkable

@@ -16,7 +16,7 @@ from threading import Lock
 
 from coopstreams.state import layout
 from coopstreams.state.checkpoints import NOTHING_OBSERVED, Checkpoint, Checkpoints
-from coopstreams.state.engine import Change, Engine, Getter, Ingesting, Rows
+from coopstreams.state.engine import Bounds, Change, Engine, Getter, Ingesting, Rows, Scanning
 from coopstreams.topology.keys import ALL_GROUPS, KeyGroups
 from coopstreams.topology.stores import StoreSpec
 
@@ -79,24 +79,18 @@ class EngineStores:
     ) -> Rows:
         """Return the store keys start <= key < end of some key groups and their values, in key order, as of now.
 
-        It costs an iterator for each group and segment, unless there are few rows. For the windows of one key, use
+        It costs a seek for each group and segment, unless there are few rows. For the windows of one key, use
         `windows_of`.
         """
         wanted = frozenset(groups)
-        rows: list[Rows] = []
         with self._lock:  # no write between the iterators: all see the same moment
             families = self._families(store)
             few = self._few_rows(families, wanted)
             if few is not None:
                 within = [row for row in few if (start is None or row[0] >= start) and (end is None or row[0] < end)]
                 return iter(sorted(within, reverse=reverse))
-            for group in wanted:
-                low, high = layout.group_bounds(KeyGroups(group, group))
-                if start is not None:
-                    low = layout.PREFIXES[group] + start
-                if end is not None:
-                    high = layout.PREFIXES[group] + end
-                rows += [self._engine.scan(family, low, high, reverse=reverse) for family in families]
+            bounds = [_bounds(group, start, end) for group in wanted]
+            rows = [each for family in families for each in self._scans(family, bounds, reverse=reverse)]
         plain = [_without_group(each) for each in rows]
         return plain[0] if len(plain) == 1 else merge(*plain, reverse=reverse)
 
@@ -106,15 +100,14 @@ class EngineStores:
         Shape: ordered by timestamp, then key. A row may be there under earlier ones, too, and a deleted one still.
         """
         family, start = layout.expiry_family(store), layout.TIMESTAMP.pack(max(0, first_ms))
-        rows: list[Rows] = []
         with self._lock:  # no write between the iterators: all see the same moment
             wanted = frozenset(groups)
             few = self._few_rows([family], wanted)
             if few is not None:
                 rows = [iter(sorted(row for row in few if row[0] >= start))]
-            for group in wanted if few is None else ():
-                low, high = layout.group_bounds(KeyGroups(group, group))
-                rows.append(_without_group(self._engine.scan(family, low + start, high)))
+            else:
+                found = self._scans(family, [_bounds(group, start, None) for group in wanted])
+                rows = [_without_group(each) for each in found]
         at = layout.START_BYTES
         return ((layout.TIMESTAMP.unpack_from(key)[0], key[at:]) for key, _ in merge(*rows))
 
@@ -306,6 +299,11 @@ class EngineStores:
             self._checkpoints.pop(spec.name, None)
         self._engine.write([Change(_META, [_checkpoint_key(spec.name), key], [None, shape.encode()])])
 
+    def _scans(self, family: str, bounds: Sequence[Bounds], *, reverse: bool = False) -> list[Rows]:
+        if isinstance(self._engine, Scanning):
+            return self._engine.scans(family, bounds, reverse=reverse)
+        return [self._engine.scan(family, *each, reverse=reverse) for each in bounds]
+
     def _has_keys(self, family: str, groups: KeyGroups) -> bool:
         return next(self._engine.scan(family, *layout.group_bounds(groups)), None) is not None
 
@@ -316,6 +314,12 @@ class EngineStores:
 
 def _checkpoint_key(store: str) -> bytes:
     return _CHECKPOINT + store.encode()
+
+
+def _bounds(group: int, start: bytes | None, end: bytes | None) -> Bounds:
+    """Return the bounds of the store keys start <= key < end of a key group."""
+    first, behind = layout.group_bounds(KeyGroups(group, group))
+    return first + (start or b""), behind if end is None else first + end
 
 
 def _without_group(rows: Rows) -> Rows:

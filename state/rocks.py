@@ -42,7 +42,7 @@ from rocksdict import (
     WriteBufferManager,
 )
 
-from coopstreams.state.engine import Change, Getter, Rows
+from coopstreams.state.engine import Bounds, Change, Getter, Rows
 from coopstreams.topology.errors import SnapshotError, StateCorruptError, StateError, StateLockedError
 
 _MIB = 1 << 20
@@ -157,20 +157,21 @@ class Rocks:
 
     def scan(self, family: str, start: bytes, end: bytes | None, *, reverse: bool = False) -> Rows:
         """Return the current rows with start <= key < end."""
-        # `_chunk` checks the lower bound: rocksdict 0.3.29 sets the upper bound in `set_iterate_lower_bound` (seen).
-        bounds = ReadOptions()
-        if end is not None:
-            bounds.set_iterate_upper_bound(end)
+        return self.scans(family, [(start, end)], reverse=reverse)[0]
+
+    def scans(self, family: str, bounds: Sequence[Bounds], *, reverse: bool = False) -> list[Rows]:
+        """Return the current rows within each of these bounds, all of one moment: they share an iterator."""
+        # An iterator for each, with options and a place among the cursors, costs six times what it is to seek (7 us).
+        # The lower bounds are checked here: rocksdict 0.3.29 sets the upper bound in `set_iterate_lower_bound` (seen).
+        until = ReadOptions()
+        ends = [end for _, end in bounds]
+        if ends and None not in ends:
+            until.set_iterate_upper_bound(max(end for end in ends if end is not None))
         with self._lock:
             self._check_open()
-            iterator = self._columns[family].rdict.iter(bounds)
-            if reverse:
-                iterator.seek_to_last()
-            else:
-                iterator.seek(start)
-            cursor = _Cursor(iterator, bounds)
+            cursor = _Cursor(self._columns[family].rdict.iter(until), until)
             self._cursors.add(cursor)
-        return self._rows(cursor, start if reverse else None)
+        return [self._rows(cursor, start, end, reverse) for start, end in bounds]
 
     def write(self, changes: Sequence[Change]) -> None:
         """Write to existing families, atomically."""
@@ -287,25 +288,43 @@ class Rocks:
                 batch.delete(rest.key(), self._handles[column.name])
                 rest.next()
 
-    def _rows(self, cursor: _Cursor, lowest: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the rows ascending, or with `lowest` descending to this key."""
+    def _rows(self, cursor: _Cursor, start: bytes, end: bytes | None, reverse: bool) -> Iterator[tuple[bytes, bytes]]:
         # In chunks: between them only the cursor holds the iterator, so that `close` can take it away.
-        for size in chain((1, 2, 8, 32), repeat(256)):
-            chunk = self._chunk(cursor, lowest, size)
+        for size in chain((2, 8, 32), repeat(256)):
+            chunk = self._chunk(cursor, start, end, reverse, size)
             yield from chunk
             if len(chunk) < size:
                 return
+            if reverse:
+                end = chunk[-1][0]
+            else:
+                start = chunk[-1][0] + b"\0"
 
-    def _chunk(self, cursor: _Cursor, lowest: bytes | None, size: int) -> list[tuple[bytes, bytes]]:
+    def _chunk(
+        self, cursor: _Cursor, start: bytes, end: bytes | None, reverse: bool, size: int
+    ) -> list[tuple[bytes, bytes]]:
         chunk: list[tuple[bytes, bytes]] = []
         with self._lock:
             iterator = cursor.iterator
             if iterator is None:
                 raise self._closed_error()
             valid, key, value = iterator.valid, iterator.key, iterator.value
-            step = iterator.next if lowest is None else iterator.prev
-            while len(chunk) < size and valid() and (lowest is None or key() >= lowest):
-                chunk.append((key(), value()))
+            if not reverse:
+                step = iterator.next
+                iterator.seek(start)
+            else:
+                step = iterator.prev
+                if end is None:
+                    iterator.seek_to_last()
+                else:
+                    iterator.seek_for_prev(end)
+                    if valid() and key() == end:
+                        step()
+            while len(chunk) < size and valid():
+                at = key()
+                if at < start or (end is not None and at >= end):
+                    return chunk
+                chunk.append((at, value()))
                 step()
             if len(chunk) < size:
                 try:

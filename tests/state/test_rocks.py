@@ -58,6 +58,27 @@ def test_only_a_few_column_families_are_kept(tmp_path: Path) -> None:
     assert columns(tmp_path) == {"windows/0", "windows/1", "windows/2", "windows/3"}
 
 
+@given(
+    keys=st.sets(st.binary(max_size=2), max_size=60),
+    bounds=st.lists(st.tuples(st.binary(max_size=2), st.none() | st.binary(max_size=2)), max_size=6),
+    reverse=st.booleans(),
+)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_ranges_that_share_an_iterator_are_read_by_turns_and_see_one_moment(
+    keys: set[bytes], bounds: list[tuple[bytes, bytes | None]], reverse: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    engine = Rocks(tmp_path_factory.mktemp("shared"))
+    engine.create("one")
+    engine.write([Change("one", sorted(keys), [b"1"] * len(keys))])
+    found = engine.scans("one", bounds, reverse=reverse)
+    engine.write([Change("one", [b"new"], [b"2"], [(b"", None)])])
+    by_turns = list(itertools.zip_longest(*found))
+    for number, (start, end) in enumerate(bounds):
+        wanted = sorted((key for key in keys if start <= key and (end is None or key < end)), reverse=reverse)
+        assert [row[number] for row in by_turns if row[number]] == [(key, b"1") for key in wanted]
+    engine.close()
+
+
 def test_a_getter_of_a_dropped_family_does_not_read_the_next_one(tmp_path: Path) -> None:
     engine = Rocks(tmp_path)
     engine.create("one")
