@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
@@ -44,52 +44,19 @@ IDLE_S = 1.0
 """How often an idle thread updates `moved_at`, at least."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Open:
-    task: Task
-
-
-@dataclass(frozen=True, slots=True)
-class _Close:
-    tasks: tuple[Task, ...]
-    clean: bool
-
-
 @dataclass(slots=True)
 class _Moved:
-    """A batch without records: the partition of a task has moved on."""
+    """A batch without records that waits in the inbox: the partition of a task has moved on."""
 
-    task: Task
     batch: RecordBatch
 
 
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """Siblings elsewhere may have committed."""
+_Message = Callable[[], None] | None
+"""A call to make on the thread; None: commit and end."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Resumed:
-    """The pause is over."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Called:
-    """Calls of a task have ended."""
-
-    task: Task
-
-
-@dataclass(frozen=True, slots=True)
-class _Silent:
-    """A partition of a task has been silent for long: its stream time advances."""
-
-    task: Task
-    source: TopicPartition
-    stream_time: int
-
-
-_Message = _Open | _Close | _Moved | _Look | _Resumed | _Called | _Silent | tuple[Task, RecordBatch] | None
+def _look() -> None:
+    """Siblings elsewhere may have committed. The message only ends the wait: the loop then commits if it is due."""
 
 
 class StreamThread:
@@ -156,12 +123,12 @@ class StreamThread:
     def open(self, task: Task) -> None:
         """Take over a task."""
         if task.calls is not None:
-            task.calls.tell = partial(self._inbox.put, _Called(task))
-        self._inbox.put(_Open(task))
+            task.calls.tell = partial(self._inbox.put, partial(self._go_on_with, task))
+        self._inbox.put(partial(self._open, task))
 
     def deliver(self, task: Task, batch: RecordBatch) -> None:
         """Queue a batch of records for a task."""
-        message: _Message = (task, batch)
+        message = partial(self._process, task, batch)
         with self._lock:
             if len(batch.columns):
                 self.backlog += len(batch.columns)
@@ -172,12 +139,13 @@ class StreamThread:
                 if before is not None and before.batch.next_offset <= batch.next_offset:
                     before.batch = batch.behind(before.batch)
                     return
-                message = waiting[batch.partition] = _Moved(task, batch)
+                moved = waiting[batch.partition] = _Moved(batch)
+                message = partial(self._move, task, moved)
         self._inbox.put(message)
 
     def advance_time(self, task: Task, source: TopicPartition, stream_time: int) -> None:
         """Append a time mark to a silent source of a task; it counts with the next commit."""
-        self._inbox.put(_Silent(task, source, stream_time))
+        self._inbox.put(partial(self._mark_time, task, source, stream_time))
 
     def close(self, tasks: tuple[Task, ...], *, clean: bool) -> None:
         """Close these tasks; `Closed` follows for each. `clean`: commit before; otherwise discard what is uncommitted.
@@ -187,13 +155,13 @@ class StreamThread:
         """
         for task in tasks:
             task.leaving = True
-        self._inbox.put(_Close(tasks, clean))
+        self._inbox.put(partial(self._close_or_drain, tasks, clean))
         self._awake.set()
 
     def look(self) -> None:
         """Have an idle thread check whether there is something to commit."""
         if self._idle and any(task.progress.mirrors for task in list(self._tasks)):
-            self._inbox.put(_Look())
+            self._inbox.put(_look)
 
     def pause(self, paused: bool) -> None:
         """Process no records and no punctuations from now on; or go on with them.
@@ -201,7 +169,7 @@ class StreamThread:
         Records are still taken in, up to the dispatcher's bounds, and what was processed before is committed.
         """
         if self._paused and not paused:
-            self._inbox.put(_Resumed())
+            self._inbox.put(self._resume)
         self._paused = paused
 
     def retire(self) -> None:
@@ -247,28 +215,14 @@ class StreamThread:
             try:
                 message = self._inbox.get(timeout=wait) if wait else self._inbox.get_nowait()
             except Empty:
-                message = ()  # type: ignore[assignment]  # only time has passed
+                pass  # only time has passed
             else:
-                if not isinstance(message, _Look) or self._host.now() < self._due:
+                if message is not _look or self._host.now() < self._due:
                     self._wake()
-            if message is None:
-                ends = True
-            elif isinstance(message, tuple):
-                if message:
-                    self._process(*message)
-            elif isinstance(message, _Moved):
-                self._process(message.task, self._taken(message))
-            elif isinstance(message, _Called):
-                self._go_on_with(message.task)
-            elif isinstance(message, _Silent):
-                self._advance_time(message)
-            elif isinstance(message, _Open):
-                self._open(message.task)
-            elif isinstance(message, _Close):
-                self._close_or_drain(message)
-            elif isinstance(message, _Resumed):
-                for task in list(self._tasks):
-                    self._go_on_with(task)
+                if message is None:
+                    ends = True
+                else:
+                    message()
             if not self._paused:
                 self._go_on()
                 self._punctuate()
@@ -291,15 +245,20 @@ class StreamThread:
             # All tasks: the writer's undelivered records may be those of any of them.
             self._abort(error)
 
-    def _taken(self, message: _Moved) -> RecordBatch:
-        """Return the batch of a message and forget the message: the next batch without records makes a new one."""
+    def _move(self, task: Task, moved: _Moved) -> None:
+        """Process a batch without records, and forget its message: the next one makes a new one."""
         with self._lock:
-            waiting = self._moved.get(message.task, {})
-            if waiting.get(message.batch.partition) is message:
-                del waiting[message.batch.partition]
+            waiting = self._moved.get(task, {})
+            if waiting.get(moved.batch.partition) is moved:
+                del waiting[moved.batch.partition]
                 if not waiting:
-                    del self._moved[message.task]
-            return message.batch
+                    del self._moved[task]
+        self._process(task, moved.batch)
+
+    def _resume(self) -> None:
+        """Process what has come during the pause."""
+        for task in list(self._tasks):
+            self._go_on_with(task)
 
     def _process(self, task: Task, batch: RecordBatch) -> None:
         try:
@@ -318,13 +277,12 @@ class StreamThread:
         except (LogError, MembershipLostError) as error:
             self._abort(error)
 
-    def _advance_time(self, message: _Silent) -> None:
-        task = message.task
+    def _mark_time(self, task: Task, source: TopicPartition, stream_time: int) -> None:
         if task.closed or task.leaving:
             return
         try:
             self.committer.begin(task)
-            self.committer.mark_time(task, message.source, message.stream_time)
+            self.committer.mark_time(task, source, stream_time)
         except (LogError, MembershipLostError) as error:
             self._abort(error)
 
@@ -453,30 +411,29 @@ class StreamThread:
             task.discard()
         self.committer.abort()
 
-    def _close_or_drain(self, message: _Close) -> None:
+    def _close_or_drain(self, tasks: Sequence[Task], clean: bool) -> None:
         """Close tasks now, or let their calls end before."""
-        drains = message.clean and not self._paused  # what its calls return could not be processed
-        now = tuple(task for task in message.tasks if not drains or not self._draining.begin(task))
-        if now:
-            self._close(_Close(now, message.clean))
+        drains = clean and not self._paused  # what its calls return could not be processed
+        if now := [task for task in tasks if not drains or not self._draining.begin(task)]:
+            self._close(now, clean=clean)
 
     def _close_drained(self) -> None:
         """Close the tasks whose calls have ended, or have had their time."""
         for task in self._draining.ready():
             self._go_on_with(task)
-        if over := tuple(self._draining.over()):
-            self._close(_Close(over, clean=True))
+        if over := list(self._draining.over()):
+            self._close(over, clean=True)
 
-    def _close(self, message: _Close) -> None:
-        mine = [task for task in message.tasks if not task.closed]
-        if mine and message.clean and not self._commit_or_abort():
+    def _close(self, tasks: Sequence[Task], *, clean: bool) -> None:
+        mine = [task for task in tasks if not task.closed]
+        if mine and clean and not self._commit_or_abort():
             mine = []
-        if mine and not message.clean:
+        if mine and not clean:
             others = tuple(task for task in self._tasks if task not in mine)
             self._abandon()
             if others:
                 self._emit(Aborted(others, "a sibling on this thread was given up"))
-        for task in message.tasks:
+        for task in tasks:
             if task in self._tasks:
                 self._tasks.remove(task)
             task.discard()
