@@ -93,13 +93,13 @@ test-slow: setup ## the slow tests: processes and brokers that are killed and st
 	$(PYTEST) -m slow $(ARGS)
 
 demo: setup-demo ## three processes share one partition of real flights, one is killed (ARGS=--once ends by itself)
-	$(BIN)/python -m coopstreams.demo.scenes $(ARGS)
+	$(BIN)/python -m examples.demo.scenes $(ARGS)
 
 pictures: setup-demo ## the pictures in the README, made by a demo; needs Chromium
-	$(BIN)/python -m coopstreams.demo.scenes --once --screenshots docs/images $(ARGS)
+	$(BIN)/python -m examples.demo.scenes --once --screenshots docs/images $(ARGS)
 
 demo-backfill: setup ## half of the flights by Spark, the other half live: the same answers? (ARGS=--once ends by itself)
-	$(BIN)/python -m coopstreams.demo.backfill $(ARGS)
+	$(BIN)/python -m examples.demo.backfill $(ARGS)
 
 bench: setup ## records per second on this machine, beside other frameworks if benchmarks.peers has installed them
 	$(BIN)/python -m benchmarks $(ARGS)

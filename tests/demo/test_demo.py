@@ -21,18 +21,17 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from coopstreams.commands.loading import load_topology
-from coopstreams.demo import scenes as demo
-from coopstreams.demo.answers import HOUR_MS, Answers, Delay, DepartureTally, differences
-from coopstreams.demo.browser import NAMES, WIDTH
-from coopstreams.demo.data import airline_value, departure_value, plane_value
-from coopstreams.demo.flights import Airline, Departure, FlightsData, Plane, flights_data
-from coopstreams.demo.pictures import PICTURES
-from coopstreams.demo.progress import HighestPositions, RunningRange, owned, shared
-from coopstreams.demo.run import SOURCES
-from coopstreams.demo.screen import answers, verdict
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
-from coopstreams.topology.errors import DevError
+from examples.demo import scenes as demo
+from examples.demo.answers import HOUR_MS, Answers, Delay, DepartureTally, differences
+from examples.demo.browser import NAMES, WIDTH
+from examples.demo.data import airline_value, departure_value, plane_value
+from examples.demo.flights import Airline, Departure, FlightsData, Plane, flights_data
+from examples.demo.pictures import PICTURES
+from examples.demo.progress import HighestPositions, RunningRange, owned, shared
+from examples.demo.run import SOURCES
+from examples.demo.screen import answers, verdict
 
 AIRLINES = [Airline("UA", "United"), Airline("B6", "JetBlue")]
 PLANES = [Plane("N1", 1999, "fixed", "BOEING", "737", 2, 100)]
@@ -126,7 +125,7 @@ def test_the_verdict_names_what_differs_and_on_which_side() -> None:
 def test_the_example_computes_what_plain_loops_compute(data: FlightsData, ranges: int) -> None:
     departures = list(itertools.islice(data.departures(), 0, 33_600, 28))
     tally = DepartureTally(data.airlines(), data.planes())
-    with TopologyTestDriver(load_topology(str(demo.example())), ranges=ranges) as driver:
+    with TopologyTestDriver(load_topology(str(demo.PROGRAM)), ranges=ranges) as driver:
         airlines = driver.input("airlines", serdes.text, serdes.json)
         for airline in data.airlines():
             airlines.send(airline.carrier, airline_value(airline), 1)
@@ -151,7 +150,7 @@ def like(value: Any) -> Delay:
 
 
 def test_the_demo_knows_what_the_example_reads() -> None:
-    topology = load_topology(str(demo.example()))
+    topology = load_topology(str(demo.PROGRAM))
     reads = {part.id: set(part.topics) for part in topology.subtopologies}
     assert {number: set(topics) for number, topics in SOURCES.items()} == reads
 
@@ -200,14 +199,8 @@ def test_a_partition_is_shared_when_all_processes_run_all_of_every_stage() -> No
     assert not shared(restoring, ["http://0", "http://1"], [0])
 
 
-def test_without_a_checkout_the_error_says_where_to_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "__file__", str(tmp_path / "site-packages" / "coopstreams" / "dev" / "demo.py"))
-    with pytest.raises(DevError, match=r"there is no .*examples/flights\.py\. Clone the repository"):
-        demo.example()
-
-
 def run_demo(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "coopstreams.demo.scenes", "--once", "--data", str(folder), *options]
+    command = [sys.executable, "-m", "examples.demo.scenes", "--once", "--data", str(folder), *options]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
 
 

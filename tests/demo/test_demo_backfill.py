@@ -16,7 +16,7 @@ def test_half_by_spark_and_half_live_give_equal_answers_and_leave_nothing_runnin
     command = [
         sys.executable,
         "-m",
-        "coopstreams.demo.backfill",
+        "examples.demo.backfill",
         "--once",
         "--data",
         str(tmp_path / "demo"),

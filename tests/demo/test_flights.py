@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from coopstreams.demo.flights import DEPARTURES, Airline, Departure, FlightsData, flights_data
 from coopstreams.topology.errors import DevError
+from examples.demo.flights import DEPARTURES, Airline, Departure, FlightsData, flights_data
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from coopstreams.demo.browser import Browser
 from coopstreams.topology.errors import DevError
+from examples.demo.browser import Browser
 
 WAIT_S = 120
 """The longest wait for what a page has to show. For machines that stand still; no test is about it."""

@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
-from coopstreams.demo.browser import Browser
 from coopstreams.topology.errors import DevError
+from examples.demo.browser import Browser
 
 PAGE_S = 60.0
 PICTURES = {

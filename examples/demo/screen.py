@@ -13,11 +13,11 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from coopstreams.demo.answers import Answers, Delay, DepartureTally, differences
-from coopstreams.demo.progress import RunningRange
-from coopstreams.demo.run import fetch
-from coopstreams.demo.workers import Worker
 from coopstreams.topology.keys import GROUPS
+from examples.demo.answers import Answers, Delay, DepartureTally, differences
+from examples.demo.progress import RunningRange
+from examples.demo.run import fetch
+from examples.demo.workers import Worker
 
 STRIP = 16
 """The number of characters that represent the hash space."""

@@ -26,14 +26,21 @@ from rich.console import Console
 from rich.markup import escape
 
 from coopstreams.common.java import find_java
-from coopstreams.demo.answers import DepartureTally
-from coopstreams.demo.data import create_topics, load
-from coopstreams.demo.flights import DEPARTURES, FlightsData, flights_data
-from coopstreams.demo.pictures import Pictures
-from coopstreams.demo.progress import RunningRange, shared
-from coopstreams.demo.run import STAGES, Run
-from coopstreams.demo.screen import DemoScreen, LiveScreen, bars, owners
-from coopstreams.demo.workers import (
+from coopstreams.dev.broker import KafkaBroker
+from coopstreams.dev.cache import cache_folder
+from coopstreams.dev.jars import KAFKA, kafka_jars
+from coopstreams.log.kafka.log import KafkaLog
+from coopstreams.query.client import QueryClient
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import CoopStreamsError, DevError
+from examples.demo.answers import DepartureTally
+from examples.demo.data import create_topics, load
+from examples.demo.flights import DEPARTURES, FlightsData, flights_data
+from examples.demo.pictures import Pictures
+from examples.demo.progress import RunningRange, shared
+from examples.demo.run import STAGES, Run
+from examples.demo.screen import DemoScreen, LiveScreen, bars, owners
+from examples.demo.workers import (
     SESSION_MS,
     Workers,
     free_ports,
@@ -42,19 +49,14 @@ from coopstreams.demo.workers import (
     interrupts_wait,
     wait_for_port,
 )
-from coopstreams.dev.broker import KafkaBroker
-from coopstreams.dev.cache import cache_folder
-from coopstreams.dev.jars import KAFKA, kafka_jars
-from coopstreams.log.kafka.log import KafkaLog
-from coopstreams.query.client import QueryClient
-from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import CoopStreamsError, DevError
 
 PROCESSES = 3
 HALF = 0.5
 PICTURE_AT = 0.3
 """When the plots have something to show, and nothing was killed yet."""
 LOOK_EVERY_S = 0.25
+PROGRAM = Path(__file__).resolve().parents[1] / "flights.py"
+"""The topology that the demo runs."""
 MARK = ".coopstreams-demo"
 """The file that marks the folder of a demo, whose contents a later demo may delete."""
 
@@ -82,7 +84,7 @@ def demo(
     run_alone(
         console,
         data or cache_folder() / "demo",
-        lambda folder: Demo(console, folder, example(), departures, Pictures(screenshots)).run(once=once),
+        lambda folder: Demo(console, folder, departures, Pictures(screenshots)).run(once=once),
     )
 
 
@@ -101,28 +103,12 @@ def run_alone(console: Console, folder: Path, demo: Callable[[Path], bool]) -> N
     raise typer.Exit(0 if equal else 1)
 
 
-def example() -> Path:
-    """Return the topology file of the demo.
-
-    Raises:
-        DevError: it is not there: coopstreams was not installed from a checkout.
-    """
-    path = Path(__file__).resolve().parents[2] / "examples" / "flights.py"
-    if not path.is_file():
-        raise DevError(
-            f"the demo runs examples/flights.py of a checkout, and there is no {path}. Clone the repository and run "
-            "`make demo` in it"
-        )
-    return path
-
-
 @dataclass(slots=True)
 class Demo:
     """One run."""
 
     console: Console
     folder: Path
-    program: Path
     most: int | None
     pictures: Pictures
     _screen: DemoScreen = field(init=False)
@@ -152,7 +138,7 @@ class Demo:
             log = KafkaLog({"bootstrap.servers": broker.bootstrap})
             with self._screen.timed("loading"):
                 tally = self._load(log, data)
-            workers = Workers(self.program, broker.bootstrap, self.folder, ports)
+            workers = Workers(PROGRAM, broker.bootstrap, self.folder, ports)
             with self.pictures:
                 with self._screen.timed("processing"):
                     parts = self._process(log, workers, tally)
@@ -186,7 +172,7 @@ class Demo:
         for _ in range(PROCESSES):
             workers.start()
         self._screen.say(
-            f"{PROCESSES} processes run {self.program.name}, exactly once; their logs: {self.folder}/process-*.log"
+            f"{PROCESSES} processes run {PROGRAM.name}, exactly once; their logs: {self.folder}/process-*.log"
         )
         wait_for_port(workers.all[0], workers.check)
         self.pictures.watch(workers.all[0].url)

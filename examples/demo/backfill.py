@@ -19,18 +19,18 @@ import typer
 from rich.console import Console
 
 from coopstreams.commands.loading import load_topology
-from coopstreams.demo.answers import DepartureTally
-from coopstreams.demo.data import create_topics, write_departures
-from coopstreams.demo.flights import DEPARTURES, Departure, FlightsData, flights_data
-from coopstreams.demo.run import Run
-from coopstreams.demo.scenes import example, run_alone
-from coopstreams.demo.screen import DemoScreen
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.dev.cache import cache_folder
 from coopstreams.instance.app import CoopStreams
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.query.client import QueryClient
 from coopstreams.topology.columns import TopicPartition
+from examples.demo.answers import DepartureTally
+from examples.demo.data import create_topics, write_departures
+from examples.demo.flights import DEPARTURES, Departure, FlightsData, flights_data
+from examples.demo.run import Run
+from examples.demo.scenes import PROGRAM, run_alone
+from examples.demo.screen import DemoScreen
 
 if TYPE_CHECKING:
     from coopstreams.spark import Backfilled, TableHistory
@@ -73,7 +73,7 @@ class BackfillDemo:
         self._console = console
         self._folder = folder
         self._most = most
-        self._topology = load_topology(str(example()))
+        self._topology = load_topology(str(PROGRAM))
         self._screen = DemoScreen(console)
 
     def run(self, *, once: bool) -> bool:

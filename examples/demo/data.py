@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 import orjson
 
-from coopstreams.demo.answers import DepartureTally
-from coopstreams.demo.flights import Airline, Departure, FlightsData, Plane
 from coopstreams.log.log import Log, TopicSpec, Writer
+from examples.demo.answers import DepartureTally
+from examples.demo.flights import Airline, Departure, FlightsData, Plane
 
 TOPICS = ("flights", "airlines", "planes", "delays-by-hour")
 BATCH = 4000

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from coopstreams.demo.flights import Airline, Departure, Plane
+from examples.demo.flights import Airline, Departure, Plane
 
 HOUR_MS = 3_600_000
 

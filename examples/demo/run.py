@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from coopstreams.demo.answers import Answers, Delay
-from coopstreams.demo.progress import HighestPositions, RunningRange, owned
 from coopstreams.log.log import Log
 from coopstreams.query.client import QueryClient
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import DevError, QueryError
+from examples.demo.answers import Answers, Delay
+from examples.demo.progress import HighestPositions, RunningRange, owned
 
 STUCK_S = 90.0
 PAGE = 5000
