@@ -1,6 +1,4 @@
-"""`python -m coopstreams`, and what the script `coopstreams` calls: the command line, which hears signals before it
-loads anything.
-"""
+"""The command line, for `python -m coopstreams` and the script `coopstreams`. Signals are handled before imports."""
 
 import sys
 

@@ -46,9 +46,7 @@ logging.getLogger("kafka").setLevel(logging.CRITICAL)
 
 @pytest.fixture(autouse=True)
 def logging_as_before() -> Iterator[None]:
-    """Take back how a command that a test ran has set up the logging of the process, or each later test would be told
-    of in its terms.
-    """
+    """Undo the logging set-up of a command that a test ran; later tests would log in its format."""
     loggers = [logging.getLogger(name) for name in ("", "coopstreams", "kafka", "py4j")]
     levels, handlers = [each.level for each in loggers], list(loggers[0].handlers)
     yield
@@ -114,7 +112,7 @@ class Kafka:
         return f"{name}-{os.getpid()}-{next(self._numbers)}"
 
     def topic(self, name: str = "topic", partitions: int = 1, **config: str) -> str:
-        """Make a topic with a name of its own and return the name. Dots in the config are written as underscores:
+        """Create a topic with a unique name and return the name. Dots in the config are written as underscores:
         `cleanup_policy="compact"`.
         """
         topic = self.unique(name)

@@ -1,4 +1,4 @@
-"""An OpenID Connect provider on this machine: its token endpoint knows one client, and keeps what it is asked."""
+"""An OpenID Connect provider on this machine: its token endpoint knows one client, and records the requests."""
 
 from __future__ import annotations
 

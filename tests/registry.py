@@ -36,7 +36,7 @@ def newer_java() -> Path | None:
 
 
 class Registry:
-    """A registry in memory, in a process of its own, which can be stopped and woken."""
+    """A registry in memory, in a process of its own, which can be paused and resumed."""
 
     def __init__(self, folder: Path) -> None:
         jar = _downloaded() / "quarkus-run.jar"

@@ -215,9 +215,7 @@ def asked_of_the_system(path: str) -> Iterator[str]:
 
 
 def test_only_the_host_is_asked_for_time_threads_and_chance() -> None:
-    """So that a simulation decides them: see `coopstreams/common/host.py`. A lock that nobody waits in is no matter of
-    the host's.
-    """
+    """So a simulation controls them: see `coopstreams/common/host.py`. Locks held without waiting are exempt."""
     hosted = [
         path for path in LIBRARY if path.startswith(HOSTED) and path not in SPEAKS_WITH_BROKERS | SEEN_FROM_OUTSIDE
     ]

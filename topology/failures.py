@@ -34,7 +34,7 @@ class Failure:
     timestamp: int
     headers: Headers | None
     attempt: int = 1
-    """The how many-th failure in a row of this record this is, if a handler had it processed again. A restart, or
+    """How many times in a row this record has failed, if a handler had it processed again. A restart, or
     another range, begins at 1.
     """
 

@@ -43,7 +43,7 @@ from coopstreams.topology.task_id import TaskId
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 120.0
-"""How long a changelog may stand still before a rebuild gives up: brokers are unreachable, or a transaction hangs."""
+"""How long a changelog may give no record before a rebuild fails: brokers are unreachable, or a transaction hangs."""
 
 OnProgress = Callable[["RebuiltPartition", Sequence[RestoreProgress]], None]
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 TOGETHER_S = 0.004
-"""Calls that end within this time are reported together: to wake a stream thread costs as much as several calls."""
+"""Calls that end within this time are reported together: waking a stream thread costs as much as several calls."""
 IN_A_ROW = 8
 """Calls that one asyncio task makes before others run, for functions that return without waiting."""
 LOOKS = 16
@@ -108,9 +108,9 @@ class Lane(Generic[AnyCall]):
         """Set for a moment whenever an attempt has ended, if there is a breaker."""
         self._draining = self._cancelled = False
         self.drained = False
-        """Since `drain`, every call that was under way has ended and was told. Any thread."""
+        """Whether every call under way at `drain` has ended and was reported. Any thread."""
         self._over: list[AnyCall] = []
-        """The calls that have ended and were not told yet."""
+        """The calls that have ended and are not yet reported."""
 
     @property
     def pauses(self) -> str:
@@ -223,7 +223,7 @@ class Lane(Generic[AnyCall]):
         attempt.calls = calls
 
     def _end(self, calls: Sequence[AnyCall]) -> None:
-        """Tell soon that these calls have ended; their chains go on."""
+        """Report soon that these calls have ended, and begin the next calls of their keys."""
         if not self._draining:
             for call in calls:
                 chain = self._chain(call)

@@ -155,7 +155,7 @@ class Positions:
         author = Author(self._follower.group, generation, self._author, self._alone)
         ready = [one for one in ready if not self._asks_again(one)]
         read = {source for one in ready for source in self.sources(one.id)}
-        # Only a task that knows no plain offset begins anew.
+        # Only a task without a plain offset starts at `auto.offset.reset`.
         beginning = {source for one in ready for source in self.sources(one.id) if one.plain[source] is None}
         resets = {source: self._reset(source) if source in beginning else Position(0) for source in read}
         ids = (

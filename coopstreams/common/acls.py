@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Acl:
-    """What a user may do to a resource. `prefixed`: to all whose names begin so.
+    """An operation that a user may do on a resource. `prefixed`: on all resources whose names begin with `name`.
 
-    Shape: `kind` and `operation` in the words of `kafka-acls`, with a space for the dash; of the cluster, no name.
+    Shape: `kind` and `operation` are words of `kafka-acls`, with a space for the dash; `name` is empty for the cluster.
     """
 
     kind: str

@@ -171,7 +171,7 @@ class KafkaBroker:
         self._end()
 
     def pause(self) -> None:
-        """Freeze the process (SIGSTOP); return when it stands still. Connections stay open, and requests time out."""
+        """Pause the process (SIGSTOP); return when it has stopped. Connections stay open, and requests time out."""
         self._signal(signal.SIGSTOP)
         wait_until(lambda: (broker := self.running) is None or paused(broker.pid), STOP_TIMEOUT_S, every_s=0.001)
 

@@ -120,7 +120,7 @@ class _Download:
                 workers.put(self, partial(self._fetch_for, futures[-1], pin))
             done = _wait(futures, FIRST_EXCEPTION)
         finally:
-            self._stopped.set()  # Ctrl-C: nobody waits for a repository that says nothing
+            self._stopped.set()  # Ctrl-C: do not wait for a repository that does not answer
         _wait(futures, ALL_COMPLETED)
         for future in done:
             future.result()

@@ -314,7 +314,7 @@ class _Block:
             self._loop.call_soon_threadsafe(self._end, failed)
 
     def was_cancelled(self, error: BaseException) -> bool:
-        """Whether the block ends with this error because it was cancelled here, and by nobody else."""
+        """Whether the block ends with this error because it was cancelled here, and not by other code."""
         if not self._cancelled or not isinstance(error, asyncio.CancelledError):
             return False
         assert self._task is not None

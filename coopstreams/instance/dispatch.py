@@ -29,7 +29,7 @@ from coopstreams.topology.compile.program import TimestampColumn
 
 FETCH_RECORDS = 10_000
 HELD_WAIT_S = 0.01
-"""How often to check whether a held partition may go on: a fast thread is done with what waits in 15 ms."""
+"""How often to check whether a held partition may be released: a fast thread is done with what waits in 15 ms."""
 MOST_WAITING = 4 * FETCH_RECORDS
 """Most small records in front of a thread or of a task's source.
 

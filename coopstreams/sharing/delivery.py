@@ -60,7 +60,7 @@ class Delivery:
 
     @property
     def attempt(self) -> int:
-        """The how many-th attempt at it this is: an earlier delivery counts as one."""
+        """The number of this attempt, from 1 on: each earlier delivery counts as one."""
         return self.record.deliveries + self.failures
 
 

@@ -42,7 +42,7 @@ class Deliveries:
         self.at_hand: Mapping[tuple[TopicPartition, int], Delivery] = {}
 
     def attempt(self, task: TaskId, failure: Failure) -> int:  # noqa: ARG002 as of all `Attempts`
-        """Return the how many-th attempt at its record has failed."""
+        """Return the number of the attempt at its record that has failed."""
         delivery = self.at_hand.get((failure.source, -1 if failure.offset is None else failure.offset))
         return 1 if delivery is None else delivery.attempt
 

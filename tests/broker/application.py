@@ -33,9 +33,9 @@ class Application:
     settings: Mapping[str, object]
     supervisors: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     ended: dict[str, int] = field(default_factory=dict)
-    """Supervisors that ended although nobody asked them to, with their statuses."""
+    """Supervisors that ended without a request, with their exit statuses."""
     stopped: set[int] = field(default_factory=set)
-    """Workers that stand still, by process id."""
+    """Paused workers (SIGSTOP), by process id."""
     ending: set[str] = field(default_factory=set)
     """Supervisors that were asked to end, and have not."""
     _ports: dict[str, int] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class Application:
             self.ending.discard(name)
 
     def workers(self) -> dict[int, int]:
-        """Return the process id of each worker that runs, by its number; those that stand still, too."""
+        """Return the process id of each worker that runs, by its number; paused ones included."""
         return dict(pair for process in self.supervisors.values() for pair in _children(process.pid))
 
     def urls(self) -> dict[int, str]:
@@ -116,7 +116,7 @@ class Application:
         return pid
 
     def thaw(self, pid: int) -> None:
-        """Let a stopped worker go on."""
+        """Resume a paused worker."""
         self.stopped.discard(pid)
         _signal(pid, signal.SIGCONT)
 
@@ -156,7 +156,7 @@ def _signal(pid: int, which: signal.Signals) -> None:
 
 
 def _ports_in_a_row() -> int:
-    """Return a port that is free, as are those behind it; those that systems hand out by themselves lie above."""
+    """Return the first of several free ports, below the ephemeral range."""
     while True:
         first = 15_000 + MOST_WORKERS * secrets.randbelow(2000)
         if all(port_is_free(first + number) for number in range(MOST_WORKERS)):

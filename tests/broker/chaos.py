@@ -36,7 +36,7 @@ class Topics:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the application is told."""
+        """The environment variables that tell the application its name and topics."""
         names = {
             "APPLICATION": self.application,
             "ORDERS": self.orders,
@@ -183,7 +183,7 @@ class Chaos:
         time.sleep(self.generator.uniform(least_s, most_s))
 
     def note(self, what: str) -> None:
-        """Remember what was done, let some time pass, and see that nobody has ended because of it."""
+        """Log a fault, wait for a while, and check that no supervisor has ended because of it."""
         self.done.append(what)
         self._pause(0.5, 3.0)
         ended = self.group.ended()

@@ -73,9 +73,7 @@ class Run:
             self.application.look()
 
     def break_brokers(self) -> None:
-        """Have a broker be away for a while, one after the other, mostly one that coordinates or leads, until it is
-        over.
-        """
+        """Stop brokers for a while, one after the other, mostly coordinators and leaders, until the end of the run."""
         generator = random.Random(self.seed + 1)
         while not self.over.wait(generator.uniform(5, 12)):
             what, node = self._important(generator)
@@ -112,7 +110,7 @@ class Run:
         return [f"{self.topics.application}-{place.read_text().strip()}-0" for place in places]
 
     def _victim(self, generator: random.Random) -> int | None:
-        """Return a worker, if others go on beside it."""
+        """Return a worker to stop; None if no other would be left running."""
         standing = {number for number, pid in self.application.workers().items() if pid not in self.application.stopped}
         return generator.choice(sorted(standing)) if len(standing) > 1 else None
 

@@ -34,8 +34,8 @@ _FIND_COORDINATOR = 10
 
 
 class ThreeBrokers:
-    """A cluster of three nodes in a folder. Started by `with`, stopped at its end; a broker that is broken stays so
-    until `start` or `mend`.
+    """A cluster of three nodes in a folder, as a context manager. A stopped or paused broker stays so until `start` or
+    `mend`.
     """
 
     def __init__(
@@ -75,13 +75,13 @@ class ThreeBrokers:
         self.close()
 
     def close(self) -> None:
-        """End all brokers at once: nobody wants their data any more."""
+        """Kill all brokers at once: their data is not needed any more."""
         for broker in self.brokers.values():
             broker.kill()
 
     @property
     def bootstrap(self) -> str:
-        """The addresses of all brokers, also of those that are down."""
+        """The addresses of all brokers, including those that are down."""
         return ",".join(broker.bootstrap for broker in self.brokers.values())
 
     @property
@@ -109,12 +109,12 @@ class ThreeBrokers:
         self.brokers[node].stop()
 
     def pause(self, node: int) -> None:
-        """Freeze a broker: its connections stay open, and nobody answers."""
+        """Pause a broker: its connections stay open, and requests get no answer."""
         self.paused.add(node)
         self.brokers[node].pause()
 
     def resume(self, node: int) -> None:
-        """Let a paused broker go on; it may not know for a while what happened meanwhile."""
+        """Resume a paused broker; for a while its metadata may be out of date."""
         self.paused.discard(node)
         self.brokers[node].resume()
 
@@ -134,16 +134,16 @@ class ThreeBrokers:
         assert not missing, f"partitions without all their replicas after {MEND_TIMEOUT_S:g} s: {missing}"
 
     def leader_of(self, topic: str, partition: int = 0) -> int | None:
-        """Return the broker that leads a partition; None: nobody does."""
+        """Return the leader of a partition; None: it has none."""
         found = self._admin().list_topics(topic, timeout=30).topics[topic].partitions[partition].leader
         return found if found > 0 else None
 
     def group_coordinator(self, group: str) -> int | None:
-        """Return the broker that coordinates a group; None: nobody does at present."""
+        """Return the coordinator of a group; None: it has none at present."""
         return self._coordinator(_GROUP, group)
 
     def transaction_coordinator(self, transactional_id: str) -> int | None:
-        """Return the broker that coordinates a transactional producer; None: nobody does at present."""
+        """Return the coordinator of a transactional id; None: it has none at present."""
         return self._coordinator(_TRANSACTION, transactional_id)
 
     def controller(self) -> int:
@@ -156,7 +156,7 @@ class ThreeBrokers:
             while True:
                 try:
                     return int(client.describe_metadata_quorum()["topics"][0]["partitions"][0]["leader_id"])
-                except KafkaError:  # it asked one that stands still
+                except KafkaError:  # it asked a paused broker
                     assert time.monotonic() < deadline, "no controller says that it is one"
         finally:
             client.close()

@@ -62,7 +62,7 @@ class Orders:
         return consumer
 
     def alone(self, ranges: Sequence[KeyRange], **config: Any) -> CooperativeConsumer:
-        """A consumer that is told to read these key ranges of partition 0."""
+        """A consumer that reads these key ranges of partition 0, without a group."""
         consumer = self.make(**config)
         consumer.assign({self.at: ranges})
         return consumer

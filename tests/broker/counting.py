@@ -32,7 +32,7 @@ class Counting:
 
     @staticmethod
     def make(kafka: Kafka, partitions: int = 1) -> Counting:
-        """Return one with topics of its own."""
+        """Return a counting application with topics of its own."""
         application = kafka.unique("counting")
         source = kafka.topic("in", partitions)
         sink = kafka.topic("out", partitions)
@@ -136,9 +136,7 @@ def await_running(apps: Iterable[CoopStreams], timeout_s: float = 120) -> None:
 
 
 def at_rest(instances: Iterable[Instance]) -> bool:
-    """Whether no rebalance is to follow: one generation gave all what they were promised, and nobody gives anything
-    up.
-    """
+    """Whether no rebalance will follow: all are in one generation, and none has tasks to revoke or to wait for."""
     holdings = [instance.member._holdings for instance in instances]
     generations = {each.generation for each in holdings}
     return len(generations) == 1 and all(
@@ -155,7 +153,7 @@ def _whole(states: list[dict[Any, Any]]) -> bool:
 
 
 def groups_on_disk(app: CoopStreams, store: str = "counts") -> Counter[int]:
-    """Return how many keys of each key group are in the databases of an instance, whoever owns them."""
+    """Return how many keys of each key group the databases of an instance hold, owned groups or not."""
     instance, found = instance_of(app), Counter[int]()
     for subtopology, partition in instance.components.directory.partitions():
         database = instance.components.directory.open(
@@ -183,7 +181,7 @@ def metric(app: CoopStreams, name: str) -> float:
 
 
 def failure_of(app: CoopStreams, timeout_s: float = 120) -> BaseException:
-    """Run an application that cannot go on; return what it ends with."""
+    """Run an application that fails; return the error that ends it."""
     found: list[BaseException] = []
 
     def run() -> None:

@@ -29,9 +29,7 @@ class Hammer:
     urls: Callable[[], list[str]]
     threads: int = 2
     answers: Counter[str] = field(default_factory=Counter)
-    """How often which kind of answer came: `found`, `never seen`, codes of retryable errors, names of transport
-    errors.
-    """
+    """Counts of answers by kind: `found`, `never seen`, codes of retryable errors, names of transport errors."""
     wrong: list[str] = field(default_factory=list)
     _seen: dict[str, int] = field(default_factory=dict)
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -51,7 +49,7 @@ class Hammer:
             thread.join(60)
 
     def await_answers(self) -> None:
-        """Go on until there were some answers."""
+        """Query until there were some answers."""
         eventually(lambda: self.answers["found"] > 100, 120, lambda: str(self.answers))
 
     def check(self) -> None:

@@ -56,7 +56,7 @@ class Workers:
         self._signal(number, signal.SIGSTOP)
 
     def thaw(self, number: int) -> None:
-        """Let a stopped worker go on, as a zombie if the group went on without it."""
+        """Resume a paused worker; it is a zombie if the group has removed it meanwhile."""
         self._signal(number, signal.SIGCONT)
 
     def terminate(self, number: int, timeout_s: float = 90) -> int:
@@ -74,7 +74,7 @@ class Workers:
         return {number: worker.wait(timeout_s) for number, worker in self.running.items()}
 
     def _await_ears(self, numbers: Iterable[int]) -> None:
-        """Wait until these can hear a signal: Python itself dies of a SIGTERM."""
+        """Wait until these workers have their signal handlers: before that, SIGTERM kills Python."""
         eventually(lambda: all(self.url(number) is not None for number in numbers), 120, self.logs)
 
     def clean_up(self) -> None:

@@ -78,9 +78,7 @@ def waits(orders: Iterable[Record], counts: Iterable[Record]) -> list[Stall]:
 
 
 def stalls(waited: Iterable[Stall], long_s: float = LONG_S) -> list[Stall]:
-    """Return the stalls, longest first: waits of a partition that overlap are one, from the first record that waited
-    for long.
-    """
+    """Return the stalls, longest first. A partition's overlapping waits are one stall, from its first slow record on."""
     by_partition = defaultdict(list)
     for wait in waited:
         if wait.longest_s > long_s:
@@ -137,9 +135,7 @@ class Reasons:
             thread.join(60)
 
     def of(self, stall: Stall) -> Counter[str]:
-        """Return how many times each reason was given for a stall: of which worker, which code, and the last message of
-        that.
-        """
+        """Return how often each reason was reported during a stall, by worker and code, with its last message."""
         said = [one for one in self.seen if stall.start <= one.at <= stall.end and one.concerns(stall.partition)]
         last = {(one.worker, one.code): one.message for one in said}
         counts = Counter((one.worker, one.code) for one in said)
@@ -148,7 +144,7 @@ class Reasons:
         )
 
     def silent_s(self, stall: Stall) -> float:
-        """Return for how long of a stall nobody had a reason: of the time after which it is called one.
+        """Return how much of a stall had no reported reason, counted from the time after which it is a stall.
 
         Units: seconds, to a half; a reason counts for a moment before and after.
         """
@@ -192,7 +188,7 @@ def _ask(client: httpx.Client, worker: int, url: str) -> list[Said]:
 
 
 def _ask_of_others(client: httpx.Client, url: str) -> list[Said] | None:
-    """Return what an instance says of those that do not answer it; None: it does not answer either."""
+    """Return the reasons that an instance reports for those that do not answer it; None: it does not answer either."""
     now = time.time()
     try:
         instances = client.get(f"{url}/v1/status").json()["instances"]

@@ -41,7 +41,7 @@ async def served(app: CoopStreams, listener: socket.socket) -> AsyncIterator[Non
 
 
 async def owners(client: AsyncQueryClient) -> set[str | None]:
-    """Return who has the keys; None has one while it moves."""
+    """Return the owner of each key; None for a key that is moving."""
     found = [(await client.owner("counts", key))["owner"] for key in KEYS]
     return {owner and owner["url"] for owner in found}
 

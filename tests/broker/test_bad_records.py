@@ -26,8 +26,8 @@ PHASES = ("deserialization", "processing", "production")
 
 
 def one_of_three(chosen: str) -> pytest.MarkDecorator:
-    """Return the phases as a parameter: one for each answer of a handler, the others among the slow tests. What each
-    phase makes of each answer, `tests/tasks/test_failures.py` shows.
+    """Return the phases as a parameter: one phase for each answer of a handler; the others are slow tests.
+    `tests/tasks/test_failures.py` has each phase with each answer.
     """
     phases = [pytest.param(phase, marks=[pytest.mark.slow] * (phase != chosen)) for phase in PHASES]
     return pytest.mark.parametrize("phase", phases)
@@ -56,7 +56,7 @@ class Case:
         builder = StreamsBuilder(self.application)
         stream = builder.stream(self.source, key=serdes.text, value=serdes.json)
         if self.phase == "deserialization":
-            stream = stream.filter(lambda _, value: "number" in value)  # a value that nobody reads is not deserialised
+            stream = stream.filter(lambda _, value: "number" in value)  # a value not read is not deserialised
         if self.phase == "processing":
             stream = stream.map_values(refuse_bad, value=serdes.json)
         if self.phase == "production":
@@ -170,8 +170,8 @@ def test_a_dead_letter_is_the_record_with_the_reason_in_its_headers(kafka: Kafka
 def test_an_aggregate_that_does_not_serialise_is_told_with_store_and_key(
     kafka: Kafka, tmp_path: Path, handler: str, cache: int
 ) -> None:
-    """State that cannot be written cannot be dropped either: whatever the handler says, the instance ends and names
-    it.
+    """A row that cannot be written must not be dropped: for any answer of the handler the instance ends, and names the
+    row.
     """
     source, dead = kafka.topic("in"), kafka.topic("dead")
     builder = StreamsBuilder(kafka.unique("state"))

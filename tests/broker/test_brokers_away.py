@@ -54,8 +54,8 @@ def test_an_instance_starts_while_all_brokers_are_away_and_goes_on_when_they_com
 
 
 def test_a_topic_that_was_made_is_there_whichever_broker_is_asked(three_brokers: ThreeBrokers) -> None:
-    """One broker answers before the others know of it: a worker ended with a KeyError, because its next question went
-    to another.
+    """One broker answers before the others know the topic: a worker ended with a KeyError when its next request went to
+    another.
     """
     log = KafkaLog({"bootstrap.servers": three_brokers.bootstrap})
     try:

@@ -235,7 +235,7 @@ def test_an_application_that_was_reset_may_be_another_one(kafka: Kafka, tmp_path
 
 
 def test_a_version_that_waits_is_asked_again_when_it_is_its_turn(kafka: Kafka, tmp_path: Path) -> None:
-    """Nobody had told which version ran last when it started; before it has its turn, somebody has."""
+    """No version was recorded as the last one when it started; another instance records one before it opens tasks."""
     changed = Application(kafka, tmp_path)
     changed.write(changed.a)
     changed.counts(counted())

@@ -1,4 +1,4 @@
-"""Key ranges that a consumer is told to read, on a real Kafka."""
+"""A consumer that is assigned key ranges by hand, on a real Kafka."""
 
 from __future__ import annotations
 

@@ -39,9 +39,7 @@ def test_what_is_done_twice_is_a_warning_and_changes_nothing(orders: Orders, cap
 
 @pytest.mark.slow
 def test_a_lost_commit_topic_leaves_the_stable_offset(broker_of_own: Callable[..., KafkaBroker]) -> None:
-    """It is refused, because what was done above the stable offset would be done again; and gone on from there if the
-    user says so.
-    """
+    """A start is refused, because records above the stable offset would be processed again; the user may allow it."""
     broker = broker_of_own()
     orders = Orders(broker)
     orders.write(100)

@@ -32,7 +32,7 @@ LEFT, RIGHT = KeyRange.split(2)
 
 
 class Member:
-    """A consumer with a thread of its own, that finishes what it is given at once, or as `work` says."""
+    """A consumer on a thread of its own; it acknowledges each record at once, or after `work`."""
 
     def __init__(
         self,
@@ -185,9 +185,7 @@ def test_members_of_other_topics_do_not_stand_in_the_way(kafka: Kafka, members: 
 def test_a_slow_key_holds_back_nobody_and_what_others_did_is_kept(
     kafka: Kafka, members: Callable[..., list[Member]]
 ) -> None:
-    """Its first record is not finished until everything else is; then whoever comes next is given that record, and no
-    other.
-    """
+    """Its first record is not finished until all others are; then the next owner gets that record, and no other."""
     topic, group, records = shareable(kafka, "orders", 1), kafka.unique("slow"), 5000
     kafka.write(topic, ((b"slow" if i == 0 else b"key-%d" % (i % 50), b"%d" % i) for i in range(records)), partition=0)
     (member,) = members(1, group, [topic], work=lambda record: record.key != b"slow")
@@ -250,7 +248,7 @@ class Processes:
         worker.wait()
 
     def freeze(self, name: str) -> None:
-        """Stop a worker for longer than its session: the group goes on without it; then let it go on, as a zombie."""
+        """Pause a worker for longer than its session, so that the group removes it; then resume it, as a zombie."""
         self.running[name].send_signal(signal.SIGSTOP)
         time.sleep(5)
         self.running[name].send_signal(signal.SIGCONT)

@@ -98,9 +98,7 @@ def test_transactions_need_a_group(orders: Orders) -> None:
 
 
 def test_in_offset_order_a_transaction_waits_for_those_before_it(orders: Orders, out: str) -> None:
-    """The purgatory of the proposal: A has the smaller offsets, B the larger ones; B commits first, and waits until A
-    has.
-    """
+    """The proposal's purgatory: A has the smaller offsets, B the larger; B's commit waits for that of A."""
     first, second = orders.make(commit_order="offset"), orders.make(commit_order="offset")
     for consumer in (first, second):
         consumer.subscribe([orders.topic])

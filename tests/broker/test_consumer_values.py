@@ -20,7 +20,7 @@ AT_ONCE = 20
 
 
 def write_with_holes(orders: Orders) -> list[int]:
-    """Write records among which some were aborted; return the offsets of those that count."""
+    """Write committed and aborted records; return the offsets of the committed ones."""
     writer = orders.log.writer(f"{orders.topic}-writer")
     for part in range(6):
         writer.begin()
@@ -41,9 +41,7 @@ def write_with_holes(orders: Orders) -> list[int]:
 
 
 class Reading:
-    """A consumer of both halves of a partition, of which the left one gets no further than `AT_ONCE` records until it
-    may.
-    """
+    """A consumer of both halves of a partition; the left half stops after `AT_ONCE` records until it is released."""
 
     def __init__(self, orders: Orders, *, reserves: bool) -> None:
         PolicyTopic(orders.log).set("reserve.message.value.range.fetch", reserves, orders.topic)
@@ -78,7 +76,7 @@ class Reading:
             self.turn()
 
     def finish(self) -> None:
-        """Let the left one go on to the end."""
+        """Let the left consumer read to the end."""
         while self.shares[0].inflight.next < self.end:
             for record in self.got[LEFT]:
                 record.share.inflight.done(record.offset)

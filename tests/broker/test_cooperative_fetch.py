@@ -31,7 +31,7 @@ pytestmark = pytest.mark.broker
 
 PATIENCE_S = 90.0
 GAP_MS = 8000
-"""Longer than a busy machine stands still."""
+"""Longer than a busy machine pauses."""
 
 
 def write(bootstrap: str, topic: str, count: int) -> None:
@@ -74,9 +74,7 @@ def topic(kafka: Kafka) -> str:
 
 
 def test_three_members_share_one_partition_and_each_record_is_done_once(kafka: Kafka, topic: str) -> None:
-    """Records are written, as fast as they are done, until each member had some, so that it does not count who begins
-    late.
-    """
+    """Records are written as fast as they are processed, until each member has had some, also one that joins late."""
     group, records = kafka.unique("share"), 0
     done: Counter[int] = Counter()
     shares: Counter[str] = Counter()

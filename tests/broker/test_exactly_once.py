@@ -35,8 +35,8 @@ MakeWorkers = Callable[..., Workers]
 
 
 def settle(bootstrap: str, topics: Topics, feeder: Feeder, chaos: Chaos) -> None:
-    """Wait until everything was processed; then every update is there once, in order, and state and outputs say the
-    same.
+    """Wait until all records are processed; then check that each update is there once and in order, and equals the
+    state.
     """
     feeder.join()
     found: dict[str, Found] = {}

@@ -124,7 +124,7 @@ def write(writer: KafkaWriter, value: str) -> None:
 
 
 def lose(cluster: ThreeBrokers, node: int) -> None:
-    """Kill a broker; return when the others know that nobody leads its partition."""
+    """Kill a broker; return when the others know that its partition has no leader."""
     cluster.kill(node)
     eventually(lambda: cluster.leader_of(ALONE.topic) is None, 60, lambda: f"broker {node} is thought to lead")
 

@@ -55,7 +55,7 @@ class Starts:
         self._folder, self._bootstrap, self._environment = folder, bootstrap, environment
 
     def run(self, number: signal.Signals, after_s: float, *arguments: str, **settings: object) -> None:
-        """Start, send a signal, and see that the end is a good one and leaves nobody behind."""
+        """Start, send a signal, and check that the process ends with status 0 and leaves no other process behind."""
         given = {
             "bootstrap.servers": self._bootstrap,
             "state.dir": self._folder / "state",
@@ -105,7 +105,7 @@ def away(tmp_path: Path) -> Starts:
 
 @pytest.fixture
 def there(kafka: Kafka, tmp_path: Path) -> Callable[[int], Starts]:
-    """Return a function that makes starts of an application that nobody has started yet."""
+    """Return a function that makes `Starts` of a new application on the shared Kafka."""
 
     def make(number: int) -> Starts:
         environment = {

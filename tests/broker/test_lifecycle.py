@@ -38,7 +38,7 @@ FAILED = [StreamsState.PENDING_ERROR, StreamsState.ERROR]
 
 
 class Heard(RestoreListener):
-    """Keeps what it is told."""
+    """Records the calls of its methods."""
 
     def __init__(self) -> None:
         self.started: list[tuple[TopicPartition, str, int, int]] = []

@@ -1,4 +1,4 @@
-"""Exactly-once into PostgreSQL, while processes are killed, stop and wake, and the database goes away."""
+"""Exactly-once into PostgreSQL while processes are killed, paused and resumed, and the database restarts."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from tests.conftest import Kafka
 pytestmark = pytest.mark.broker
 
 PATIENT = {"session_timeout_ms": 60_000, "transaction_timeout_ms": 60_000}
-"""A machine that stands still for some seconds costs no membership, and no commit at the end."""
+"""A machine that pauses for some seconds costs no membership, and not the last commit."""
 
 
 class Program:
@@ -89,7 +89,7 @@ class Program:
         )
 
     def details(self) -> list[dict[str, object]]:
-        """Return what each process says of its restarts, as one of them tells."""
+        """Return the restarts of each process, from the status that one of them reports."""
         told = [instance.get("details", {}) for instance in self.instances()]
         return [{name: found[name] for name in ("restarts", "last_end") if name in found} for found in told]
 
@@ -98,7 +98,7 @@ class Program:
         return sum(task["processed"] for instance in self.instances() for task in instance["tasks"])
 
     def instances(self) -> list[dict[str, Any]]:
-        """Return the status of each process, as the last one that was started and answers tells."""
+        """Return the status of each process, from the newest process that answers."""
         for url in reversed(re.findall(r"queries are answered at (\S+)", self.said())):
             with suppress(httpx.ConnectError):  # it has ended
                 return list(httpx.get(f"{url}/v1/status", timeout=30).json()["instances"])

@@ -50,7 +50,7 @@ HISTORY = 50 * STEP
 
 @dataclass(frozen=True)
 class Uneven(Windows):
-    """Windows of one and of three steps in turn: no one length is that of all."""
+    """Windows of one and of three steps by turns, so that there is no common length."""
 
     size_ms: int = 3 * STEP
     grace_ms: int = 10 * HISTORY
@@ -64,7 +64,7 @@ class Uneven(Windows):
 
 
 class Marking(Processor[str, str, str, str]):
-    """Keeps each record in a window of its own."""
+    """Puts each record into a window of its own."""
 
     def init(self, context: ProcessorContext[str, str]) -> None:
         self._marks: WindowStore[str, str] = context.store("marks")

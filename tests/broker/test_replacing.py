@@ -47,9 +47,7 @@ class Failing:
         return CoopStreams(self.topology, settings, on_error=on_error)
 
     def write(self) -> Counter[str]:
-        """Write records whose values are their numbers, to one partition after the other; return how often each key was
-        written.
-        """
+        """Write numbered records to the partitions by turns; return how often each key was written."""
         producer = Producer({"bootstrap.servers": self.kafka.bootstrap, "enable.idempotence": True})
         written = Counter[str]()
         for number in range(RECORDS):

@@ -26,9 +26,7 @@ def updates(counting: Counting) -> dict[str, list[int]]:
 
 
 def check_once(counting: Counting, written: Counter[str]) -> None:
-    """Assert that each update came out, once and in order; a moment after the last commit, because its markers follow
-    the answer.
-    """
+    """Assert that each update came out once and in order, soon after the last commit: its markers follow its answer."""
     right = {key: list(range(1, count + 1)) for key, count in written.items()}
     eventually(lambda: sum(map(len, updates(counting).values())) >= written.total(), 60, lambda: str(updates(counting)))
     assert updates(counting) == right
@@ -76,9 +74,7 @@ def test_a_sink_topic_that_is_deleted_stops_the_instance(kafka: Kafka, tmp_path:
 
 @pytest.mark.slow
 def test_a_slow_function_commits_between_records(kafka: Kafka, tmp_path: Path) -> None:
-    """A run of records takes longer than a transaction may; a second instance gets its share without waiting for the
-    queue.
-    """
+    """A batch takes longer than a transaction may; a second instance gets its share without waiting for the queue."""
     source, sink, application = kafka.topic("in"), kafka.topic("out"), kafka.unique("slow")
     builder = StreamsBuilder(application)
     handed_over = threading.Event()

@@ -190,7 +190,7 @@ def fits(name: str, acl: Acl) -> bool:
 
 
 def made_without(secured: SecuredKafka, kind: str, name: str, operation: str) -> tuple[Counting, Acl, dict[str, Any]]:
-    """Return an application, an ACL that it needs, and its user, who has all but this one. The user may describe what
+    """Return an application, one ACL that it needs, and a user that has all its other ACLs. The user may describe what
     it may not read or write.
     """
     counting = made(secured)

@@ -87,7 +87,7 @@ def test_tokens_by_openid_connect_are_renewed_while_it_runs(secured: SecuredKafk
 
 
 def stays_in(counting: Counting, folder: Path, login: dict[str, Any]) -> None:
-    """Run an application for three lives of a token: it goes on counting, and is a member in one generation."""
+    """Run an application for three token lifetimes: it continues to count, in one generation of the group."""
     with counting.app(folder, processing_guarantee="exactly_once_v2", ranges_per_partition=2, login=login) as app:
         await_table(app, counting.write(["a"]))
         generation = instance_of(app).member._holdings.generation
@@ -101,7 +101,7 @@ def stays_in(counting: Counting, folder: Path, login: dict[str, Any]) -> None:
 
 
 def test_an_application_outlives_an_identity_provider_that_is_away(secured: SecuredKafka, tmp_path: Path) -> None:
-    """Away for longer than a token lives: nobody can log in, and nothing ends."""
+    """The provider is away for longer than a token lasts: no client can log in, and no process ends."""
     counting = counted(secured, CLIENT)
     with identity_provider(lambda: secured.secured.token(CLIENT, LIFETIME_S)) as provider:
         login = secured.without_password() | provider.settings()

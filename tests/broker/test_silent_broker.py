@@ -69,8 +69,8 @@ def coordinator_of(instance: Instance) -> int | None:
 
 @pytest.mark.parametrize("how", ["kill", "pause"])
 def test_offsets_reach_the_next_coordinator_of_the_group(three_brokers: ThreeBrokers, how: str) -> None:
-    """A producer that knew the lost one waited for it: the commit behind it, and then the whole transaction, was done
-    again for nothing.
+    """A producer connected to the lost broker waited for it, so that the commit, and then the whole transaction, was
+    repeated.
     """
     kafka = three_brokers.kafka
     partition = TopicPartition(kafka.topic("input"), 0)

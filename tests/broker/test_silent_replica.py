@@ -27,7 +27,7 @@ LATE = {"broker.session.timeout.ms": "40000", "replica.lag.time.max.ms": "60000"
 
 @pytest.fixture(scope="module")
 def late_cluster(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[ThreeBrokers]:
-    """Return three brokers; the cluster goes on late without one that is lost."""
+    """Return three brokers of which a lost one is fenced late."""
     with ThreeBrokers(tmp_path_factory.mktemp("late"), settings=LATE, console=download_kafka(request)) as cluster:
         yield cluster
 

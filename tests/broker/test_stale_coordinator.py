@@ -65,8 +65,8 @@ def test_a_transaction_that_is_open_is_not_ended_because_an_old_coordinator_says
         controller = three_brokers.controller()
         with ThreadPoolExecutor(1) as thread:
             settled = thread.submit(transactions.settle_topics, id_, [topic], 20.0)
-            time.sleep(1.0)  # the question waits in the socket of the broker that stands still
-            three_brokers.pause(controller)  # so the other one wakes, and is not told what has happened
+            time.sleep(1.0)  # the request waits in the socket of the paused broker
+            three_brokers.pause(controller)  # so the old coordinator resumes without new metadata
             three_brokers.resume(old)
             with suppress(LogError):
                 settled.result(2 * LONG_S)

@@ -45,7 +45,7 @@ def led_by(cluster: ThreeBrokers, topic: str, partitions: int) -> tuple[int, lis
 
 
 def pass_on(cluster: ThreeBrokers, old: int, led: list[TopicPartition]) -> tuple[int, TopicPartition]:
-    """Have a leader stand still until it has successors; return the controller, and a partition that it did not get."""
+    """Pause a leader until its partitions have others; return the controller, and a partition that it does not lead."""
     cluster.pause(old)
     eventually(
         lambda: not {cluster.leader_of(*at) for at in led} & {old, None}, LONG_S, lambda: f"broker {old} still leads"
@@ -55,9 +55,7 @@ def pass_on(cluster: ThreeBrokers, old: int, led: list[TopicPartition]) -> tuple
 
 
 def wake(cluster: ThreeBrokers, old: int, controller: int) -> None:
-    """Let a broker go on, and the controller stand still: so nobody tells that one, for a while, that it leads no
-    more.
-    """
+    """Resume a broker and pause the controller: for a while the broker does not learn that it leads no more."""
     cluster.pause(controller)
     cluster.resume(old)
 
@@ -85,7 +83,7 @@ def test_a_leader_that_wakes_is_not_asked_where_a_partition_ends(
         fill(client, at, numbers(AFTER))
     with ThreadPoolExecutor(2) as threads:
         reported, true = threads.submit(log.reported_end, at), threads.submit(log.end_offset, at)
-        time.sleep(0.2)  # the questions wait in the socket of the broker that stands still
+        time.sleep(0.2)  # the requests wait in the socket of the paused broker
         wake(three_brokers, old, controller)
         told, heard, until = [], [], time.monotonic() + WINDOW_S
         while time.monotonic() < until:

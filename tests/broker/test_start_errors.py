@@ -124,8 +124,8 @@ def test_a_stranger_does_not_get_into_the_group(kafka: Kafka, tmp_path: Path) ->
 
 
 def test_offsets_that_the_log_no_longer_has(kafka: Kafka, tmp_path: Path) -> None:
-    """Retention deleted what was not processed: that is told, not skipped; the command that is named goes on without
-    it.
+    """Retention deleted unprocessed records: that is an error, not a skip; the command in its message continues without
+    them.
     """
     counting = Counting.make(kafka)
     with counting.app(tmp_path) as app:

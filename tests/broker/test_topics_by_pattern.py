@@ -101,7 +101,7 @@ def test_an_application_waits_for_the_first_topic_that_matches(shop: Shop, caplo
 @pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once_v2"])
 def test_a_topic_that_is_deleted_is_no_longer_read_and_the_others_go_on(shop: Shop, guarantee: str) -> None:
     europe, asia = shop.topic("europe"), shop.topic("asia")
-    # Nobody would look for five minutes; but a commit for the topic fails.
+    # The next check for topics is five minutes away; but a commit for the topic fails.
     with shop.app(0, metadata_max_age_ms=300_000, processing_guarantee=guarantee) as app:
         await_running([app])
         shop.write(asia, 200)

@@ -29,9 +29,7 @@ pytestmark = pytest.mark.broker
 
 @dataclass
 class Program:
-    """An application of which there are versions, each reading some of its topics; what was written, and what came out,
-    by topic.
-    """
+    """An application with versions that read different topics; its inputs and outputs, by topic."""
 
     kafka: Kafka
     folder: Path

@@ -25,8 +25,8 @@ STOPS = 8
 def test_a_process_that_wakes_again_and_again_lives_on(
     kafka: Kafka, workers: Callable[..., Workers], guarantee: str
 ) -> None:
-    """Repartition records are deleted every second. Each stop is longer than the session: the group has gone on, and
-    deleted.
+    """Repartition records are deleted every second. Each pause is longer than the session, so the successor has deleted
+    some.
     """
     topics, seed = topics_for(kafka, 1), seed_of_run()
     feeder = Feeder(kafka.bootstrap, topics, seed, orders=90_000, a_second=1000)

@@ -432,7 +432,7 @@ def test_a_cancelled_lane_is_silent() -> None:
 
 
 def test_it_is_told_at_once_when_others_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others of the same moment are told with it, and nothing is told twice."""
+    """Calls that ended at the same moment are reported with it, each once."""
     monkeypatch.setattr("coopstreams.calling.lanes.TOGETHER_S", 2 * PATIENCE_S)
     told: queue.SimpleQueue[Sequence[Call]] = queue.SimpleQueue()
 

@@ -12,7 +12,7 @@ from coopstreams.query.problems import moving
 
 def test_addresses_that_take_no_connection_are_named_with_what_they_said() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening, socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))  # and nobody listens there
+        bound.bind(("127.0.0.1", 0))  # no process listens there
         here, nowhere = (f"127.0.0.1:{each.getsockname()[1]}" for each in (listening, bound))
         assert refusals(f"PLAINTEXT://{nowhere},x:y") == [
             f"PLAINTEXT://{nowhere}: Connection refused",

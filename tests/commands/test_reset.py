@@ -42,7 +42,7 @@ class WordCount:
 
     @staticmethod
     def make(kafka: Kafka, folder: Path) -> WordCount:
-        """Return one with topics of its own."""
+        """Return a counting application with topics of its own."""
         made = WordCount(kafka, folder, kafka.unique("words"), kafka.topic("lines", 2), kafka.topic("out", 2))
         (folder / "app.py").write_text(PROGRAM.format(application=made.application, lines=made.lines, words=made.words))
         return made

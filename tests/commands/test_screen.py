@@ -160,7 +160,7 @@ def test_a_terminal_shows_the_processes_and_ctrl_c_ends_them_in_good_order(start
 
 @pytest.mark.broker
 def test_workers_whose_screen_is_gone_drain_and_end(started: tuple[Terminal, Any]) -> None:
-    """Nobody reads what they print any more: that must not keep them from their commit."""
+    """Their output is not read any more; that must not block their last commit."""
     terminal, write = started
     assert wait_until(lambda: len(terminal.rows(r"^ *[01]  pid \d+ +running +0_0\[\S+\]")) >= 2, 150), terminal.text[
         -4000:

@@ -68,7 +68,7 @@ def read(start: int, stop: int, owned: range) -> Columns:
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """One owner of some slices. `at` is the set model of its progress, kept apart from the real one."""
+    """One owner of some slices. `at` is the set model of its progress, beside the real one."""
 
     process: Follower
     owned: range
@@ -110,9 +110,7 @@ class World:
         self.rebalance(rng)
 
     def started(self, *, newer: bool) -> Follower:
-        """Return what a process knows of the log when it has just begun: nothing. `newer`: it is of a version of the
-        future.
-        """
+        """Return the empty knowledge of the log with which a process starts. `newer`: it is of a later version."""
         process = Follower(cast(Log, self.log if newer else self.log_of_today), GROUP)
         if newer:
             self.upgraded.add(process)
@@ -204,8 +202,8 @@ class World:
         self.seen["compactions"] += 1
 
     def wake(self, rng: Random) -> None:
-        """A zombie goes on where it was; it learns nothing until something refuses it. An open transaction may also
-        time out.
+        """A zombie continues where it was, and learns nothing until it is refused. An open transaction may also time
+        out.
         """
         if self.zombies:
             task = rng.choice(self.zombies)
@@ -294,8 +292,8 @@ class World:
         task.stage = "running" if self.exactly_once else "asking"
 
     def ask(self, task: Task) -> None:
-        """Fence between what was read and the claim derived from it: a zombie that opened with its successor's commits
-        in view ends here.
+        """Fence between the reads and the claim derived from them: a zombie that saw its successor's commits is refused
+        here.
         """
         assert ask(task.process) == {COMMITS: (task.process.tail, "")}
         task.stage = "dead" if task in self.zombies else "claiming"

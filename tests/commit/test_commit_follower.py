@@ -140,7 +140,7 @@ def test_a_topic_that_deletes_what_is_old_is_refused_with_the_command_that_mends
 
 
 class StoodStill(MemoryLog):
-    """A log whose broker reports ends of before: it stood still, and has not heard of its successor."""
+    """A log whose broker reports old ends: it was paused, and does not know its successor."""
 
     before: int
 

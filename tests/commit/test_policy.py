@@ -17,8 +17,8 @@ from coopstreams.topology.errors import ConfigError, LogError, UnknownTopicError
 
 @pytest.fixture(params=["memory", pytest.param("kafka", marks=[pytest.mark.broker, pytest.mark.slow])])
 def log(request: pytest.FixtureRequest) -> Iterator[Log]:
-    """A cluster with the topic `orders`, and no policy: the topic is one for the whole cluster, so Kafka is started for
-    each test.
+    """A cluster with the topic `orders` and no policy. The policy topic is one for the cluster, so each test starts a
+    Kafka.
     """
     cluster: Log = MemoryLog()
     if request.param == "kafka":

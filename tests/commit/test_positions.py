@@ -40,9 +40,7 @@ LEFT, RIGHT = (TaskId(0, number, WHOLE) for number in range(2))
 
 @dataclass
 class Busy:
-    """A coordinator of a group that commits all the time: of each partition an answer is rarely certain, of the commit
-    topic's row never.
-    """
+    """A coordinator of a busy group: the offset of a partition is rarely stable, that of the commit topic never."""
 
     rng: Random
     offsets: dict[TopicPartition, int]

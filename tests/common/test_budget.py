@@ -13,7 +13,7 @@ from coopstreams.common.budget import BURST_S, CpuBudget
 
 @dataclass
 class Clock:
-    """Time passes when somebody waits or computes."""
+    """A clock that advances only when a test waits or computes."""
 
     now: float = 100.0
     cpu: float = 7.0

@@ -48,7 +48,7 @@ DAYIKoZIhvcNAgkFADAUBggqhkiG9w0DBwQITD/N7xn3H90EgZCnqpapcCqllXnD
 GnmvaDhHfn28Ld8bGnq4GEw10sGJY5ZdXmEjXl+HZVBG2WHGo7AmmnagvY/xs5c1
 wxa/aKERuYkV0yPOs/qP+XMdvMFHMwDWiFMLqDxEbnI+wBiri3o=
 -----END ENCRYPTED PRIVATE KEY-----
-"""  # of nobody: made for this test
+"""  # a key that is used nowhere else
 
 
 def tokens(config: str) -> tuple[str, float]:

@@ -63,7 +63,7 @@ def filter_(world: World, op: Op) -> Any:
 
 
 def _kept(op: Op) -> dict[str, str]:
-    """Return what a table's method is told of a store."""
+    """Return the arguments of a table's method that name a store."""
     return {"store": op["store"]} if "store" in op else {}
 
 

@@ -47,9 +47,7 @@ EXPLAINED = {
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a case. Passed if there is no difference; `explained`: why there is one, which is as it should
-    be.
-    """
+    """The result of a case. It passed if there is no difference; `explained`: why a difference is expected."""
 
     name: str
     family: str

@@ -1,4 +1,4 @@
-"""The leader of a group of consumers: what is held is not given away, and who is no consumer gets nothing."""
+"""The leader of a group of consumers: a range that is held is not assigned again, and a foreign member gets none."""
 
 from __future__ import annotations
 

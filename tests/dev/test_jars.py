@@ -64,7 +64,7 @@ class Answer(SimpleHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Length", "1000000000")
         self.end_headers()
-        with suppress(OSError):  # whoever read has gone
+        with suppress(OSError):  # the client has closed the connection
             while True:
                 self.wfile.write(b"x" * 8192)
                 time.sleep(0.01)

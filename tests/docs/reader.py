@@ -25,8 +25,8 @@ AGAIN_S = 0.3
 
 
 class Reader:
-    """Types in a folder. `commands` and `addresses` map what a page says to what is right here: whole commands, parts
-    of any text.
+    """Types commands in a folder. `commands` and `addresses` replace a page's commands, and parts of any text, for this
+    machine.
     """
 
     def __init__(self, folder: Path, commands: dict[str, str], addresses: dict[str, str]) -> None:
@@ -53,7 +53,7 @@ class Reader:
                 self._run(f"{block}", typed, wanted)
 
     def close(self) -> None:
-        """Press Ctrl-C everywhere; whoever does not listen is killed."""
+        """Send Ctrl-C to all programs; kill those that do not end."""
         for terminal in list(self._terminals):
             self._end(terminal)
 
@@ -119,7 +119,7 @@ class Reader:
 
 
 def free_ports(count: int) -> int:
-    """Return the first of some neighbouring ports that nobody listens on."""
+    """Return the first of some neighbouring free ports."""
     while True:
         first = free_port()
         if all(port_is_free(first + i) for i in range(count)):

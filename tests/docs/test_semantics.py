@@ -1,4 +1,4 @@
-"""The figures and exceptions that the page about semantics names are those that the cases give."""
+"""The figures and exceptions on the page about semantics are the results of the conformance cases."""
 
 from __future__ import annotations
 

@@ -28,14 +28,14 @@ from coopstreams.topology.task_id import TaskId
 
 PATIENCE_S = 90.0
 CALM = Timings(session=60_000, heartbeat=200, patience=10_000)
-"""A machine that stands still for some seconds costs nobody the membership."""
+"""A machine that pauses for some seconds costs no member its membership."""
 QUICK = Timings(session=6000, heartbeat=200)
-"""For those who die."""
+"""For members that are killed: the group notices within six seconds."""
 
 
 @dataclass
 class Ledger:
-    """Who has which task open. `clashes` are keys that two instances had open at the same time."""
+    """The tasks that each instance has open. `clashes`: key ranges that two instances had open at the same time."""
 
     partitions: int
     open: dict[str, set[TaskId]] = field(default_factory=dict)
@@ -155,7 +155,7 @@ class Instance:
         self._end()
 
     def die(self) -> None:
-        """End without a word: nobody commits any more, the group finds out by itself."""
+        """End without leaving the group, as a killed process does."""
         self.member.close(leave=False)
         self.ledger.died(self.name)
         self._end()

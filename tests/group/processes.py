@@ -65,7 +65,7 @@ class Process:
 
 @dataclass
 class Group:
-    """What the broker knows: who is a member, and the generation."""
+    """The broker's knowledge: the members and the generation."""
 
     partitions: dict[int, int]
     ranges: int
@@ -108,7 +108,7 @@ class Group:
         return a.conflicts(b)
 
     def rebalance(self, deaf: int | None = None) -> None:
-        """Everybody joins; all but one (`deaf`) hear the answer."""
+        """All members join; all but `deaf` receive the answer."""
         self.generation += 1
         told = {
             id_: encode_subscription(*p.holdings.state(self.info(p)), ["t"], {0: ["t"]})
@@ -123,7 +123,7 @@ class Group:
                 )
 
     def check(self) -> None:
-        """No key has two owners among those that are members and know it."""
+        """Check that no key has two owners among the members of the current generation."""
         aware = [p for p in self.members.values() if not any(not isinstance(event, Assigned) for event in p.inbox)]
         for one, other in combinations(aware, 2):
             clashes = [(str(a), str(b)) for a in one.open for b in other.open if self.clash(one, a, other, b)]
@@ -132,8 +132,8 @@ class Group:
             assert process.open <= {*process.holdings.held}
 
     def play(self, history: Iterable[tuple[str, int]]) -> None:
-        """Have this happen, one thing after the other; the number says of whom, or how many. No key has two owners at
-        any time.
+        """Apply these events in order; the number names a member, or a count. Check after each that no key has two
+        owners.
         """
         for what, number in history:
             everybody = [self.members[id_] for id_ in sorted(self.members)]
@@ -152,7 +152,7 @@ class Group:
             self.check()
 
     def rest(self) -> int:
-        """Let everybody handle, release and join until nobody wants more; return how many rebalances that took."""
+        """Have all members handle, release and join until none asks for a rebalance; return how many there were."""
         for rounds in range(10):
             for process in self.members.values():
                 while process.inbox:

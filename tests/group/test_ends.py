@@ -1,4 +1,4 @@
-"""True ends of partitions, asked of scripted brokers: who is asked, whose answer counts, and what is said otherwise."""
+"""True ends of partitions from scripted brokers: which are asked, which answers count, and the reasons otherwise."""
 
 # pyright: reportAttributeAccessIssue=false
 # pyright brings stubs of kafka-python 2.
@@ -72,7 +72,7 @@ def ends(kafka: Brokers, leaders: Leaders) -> Iterator[Ends]:
 
 def test_the_end_is_that_of_the_leader_of_the_highest_epoch(kafka: Brokers, leaders: Leaders, ends: Ends) -> None:
     kafka.lead(A, 2, 4)
-    kafka.lead(A, 1, 3, by=1)  # it has slept, and believes that it leads
+    kafka.lead(A, 1, 3, by=1)  # it was paused, and acts as the leader still
     kafka.lead(B, 3, 0)
     leaders.ends = {(1, A): 5, (2, A): 15, (3, B): 7}
     answer = ends.ask([A, B], PATIENCE_S)

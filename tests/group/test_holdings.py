@@ -62,7 +62,7 @@ def test_when_nobody_waits_for_it_no_rebalance_is_wanted() -> None:
 def test_a_rebalance_that_was_asked_for_while_one_ran_is_still_wanted() -> None:
     holdings = holding(A)
     holdings.ask()
-    holdings.state(MemberInfo("me"))  # the leader is told
+    holdings.state(MemberInfo("me"))  # the leader learns it
     holdings.ask()
     holdings.assigned(2, assignment(A))
     assert holdings.wants_rebalance
@@ -121,7 +121,7 @@ def test_what_is_held_is_void_when_a_generation_began_without_an_answer() -> Non
     event = holdings.answered(7)
     assert event is not None
     assert (event.epoch, event.tasks) == (1, (A, B, C))
-    assert holdings.wants_rebalance  # the request that was answered names them, so that nobody else gets them
+    assert holdings.wants_rebalance  # the answered request names them, so the leader assigns them to no other member
     assert not holdings.held
 
 
@@ -131,7 +131,7 @@ def test_a_generation_that_ends_before_its_assignment_comes_voids_nothing() -> N
     assert holdings.answered(5) is None
     assert holdings.answered(6) is None
     assert holdings.answered(6) is None  # the same broker again
-    assert holdings.answered(5) is None  # another broker, to which the first one had not told of its generations
+    assert holdings.answered(5) is None  # another broker, which does not know the generations of the first one
     assert holdings.held == (A,)
 
 

@@ -30,7 +30,7 @@ class State:
     eligible: frozenset[int] = frozenset()
 
     def without(self, broker: int, min_isr: int) -> State:
-        """The controller has not heard from a broker for long."""
+        """The controller fences a broker whose heartbeats have stopped."""
         isr = self.isr - {broker}
         eligible = self.eligible | (self.isr - isr) if len(isr) < min_isr else frozenset[int]()
         keep = isr or (self.isr if min_isr == 1 else isr)  # the last one stays, but where others are eligible
@@ -55,7 +55,7 @@ class State:
 
 @dataclass
 class Cluster:
-    """The controller's states, one after the other, and how many of them each broker has heard of."""
+    """The controller's states in order, and how many of them each broker knows."""
 
     brokers: int
     min_isr: int
@@ -159,7 +159,7 @@ def test_whoever_is_asked_leads_in_the_epoch_of_the_last_acknowledged_record_or_
 
 @given(st.integers(1, 5), st.data())
 def test_those_that_live_are_enough(brokers: int, data: st.DataObject) -> None:
-    """If all that are not offline answer, and records could be acknowledged, nobody else is waited for."""
+    """If all brokers that are not offline have answered, and records can be acknowledged, no other answer is needed."""
     min_isr = data.draw(st.integers(1, brokers))
     living = data.draw(
         st.sets(st.integers(0, brokers - 1), min_size=max(min_isr, brokers - min_isr + 1 if min_isr > 1 else 1))

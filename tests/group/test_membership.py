@@ -127,7 +127,7 @@ def test_what_does_not_move_stays_open(kafka: Kafka) -> None:
 
 
 def test_a_follower_can_have_a_rebalance(app: Application) -> None:
-    """The broker gives a follower that says nothing new its old assignment: every wish is told apart by its number."""
+    """A follower that joins with an unchanged subscription gets its old assignment: so each request has a number."""
     a, b = app.start("a"), app.start("b")
     app.complete("a", "b")
     for instance in (a, b):
@@ -220,7 +220,7 @@ def test_there_is_no_fence_before_the_first_assignment_nor_after_the_end(app: Ap
 def test_commits_of_several_threads_go_on_while_members_come_and_go(
     app: Application, partition: TopicPartition
 ) -> None:
-    """Rebalances refuse nobody who holds what he holds: joins wait for commits, commits for joins."""
+    """A rebalance refuses no commit of a rightful owner: joins wait for commits, and commits for joins."""
     a = app.start("a")
     app.complete("a")
     stop = threading.Event()
@@ -342,7 +342,7 @@ class Laptop(System):
 
 
 def test_a_machine_that_was_suspended_costs_the_certainty_until_the_group_has_answered(app: Application) -> None:
-    """The monotonic clock stands still meanwhile; the one that is asked goes on, and so does the broker's."""
+    """The monotonic clock stops meanwhile; the clock that counts suspended time does not, nor does the broker's."""
     asleep, awake, laptop = threading.Event(), threading.Event(), Laptop()
     awake.set()
 

@@ -147,7 +147,7 @@ def test_a_broker_that_comes_up_late_is_found(broker_of_own: Callable[..., Kafka
 
 
 class Stranger:
-    """Somebody who calls his assignor `coopstreams` and means something else."""
+    """A foreign member whose assignor is called `coopstreams` as well."""
 
     def __init__(self) -> None:
         self.given: list[bytes] = []

@@ -147,7 +147,7 @@ def test_a_task_that_opens_below_the_reader_makes_it_go_back_and_its_sibling_rep
 
 
 def test_a_task_that_opens_where_the_reader_stands_at_the_end_does_not_wait_for_its_table() -> None:
-    """The reader says once that a partition is at its end; who opens later must hear of it, too."""
+    """The reader reports the end of a partition once; a task that is opened later needs the report, too."""
     made = Engine(joining(), {"in": 1, "names": 1, "out": 1}, processing_guarantee=EXACTLY)
     key = next(key for key in KEYS if key_hash(key) in RIGHT)
     made.write("names", [(key, b"ann", 1)])
@@ -256,7 +256,7 @@ def test_a_batch_is_as_late_as_its_first_record_and_never_comes_before_it_was_ma
 
 
 def test_it_is_behind_while_the_log_has_more_than_was_fetched() -> None:
-    """Also when the threads wait: whoever keeps the interpreter from the reader would look like a log that ended."""
+    """Even while all threads are idle: queries that hold the interpreter delay the reader, which is not its end."""
     made = Engine(counting(), {"in": 1, "out": 1})
     assert not made.dispatcher.behind, "nothing is read"
     made.open(WHOLE)

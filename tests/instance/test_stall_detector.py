@@ -110,7 +110,7 @@ def test_a_task_that_waits_says_so_long_before_it_is_ill() -> None:
 
 
 def test_a_replica_that_does_not_answer_is_named_while_its_leader_reports_the_old_end() -> None:
-    """Its records wait where nobody can read them: no task has lag (seen: 10 of 13 s without a reason)."""
+    """The leader's end does not move while records come: no task has lag (seen: 10 of 13 s without a reason)."""
     stall_detector = StallDetector()
     for now, end in enumerate([7, 9, 9, 9, 9, 9, 9]):
         stall_detector.look(TASK, float(now), {AT: end}, {AT: end}, end)
@@ -121,7 +121,7 @@ def test_a_replica_that_does_not_answer_is_named_while_its_leader_reports_the_ol
     assert stall_detector.slow(6.0) == {
         TASK: f"nothing new can be read from {AT} for 5 s: broker 2 has an in-sync replica of it and does not answer"
     }
-    stall_detector.quiet.silent = {}  # the cluster goes on without it
+    stall_detector.quiet.silent = {}  # the cluster has fenced it
     assert stall_detector.slow(7.0) == {}
 
 

@@ -26,7 +26,7 @@ EVERY_S = 300.0
 
 @dataclass
 class Subscribed:
-    """A subscription to `orders-.*` that looks every five minutes, and what it has said of topics, and when."""
+    """A subscription to `orders-.*` that checks every five minutes, and its events with their times."""
 
     log: MemoryLog = field(default_factory=MemoryLog)
     scheduler: Scheduler = field(default_factory=lambda: Scheduler(Random(1)))

@@ -109,7 +109,7 @@ def test_what_all_siblings_have_done_is_deleted(watched: Watched) -> None:
 
 
 def test_what_one_sibling_has_not_done_stays(watched: Watched) -> None:
-    """The right half is nobody's: it may be on another instance, or on its way."""
+    """No task here has the right half: another instance may have it, or it is moving."""
     watched.run(LEFT)
     watched.watcher.start()
     watched.write("in", [(key, b"", 5) for key in KEYS])

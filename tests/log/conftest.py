@@ -25,9 +25,7 @@ MakeTopic = Callable[..., TopicPartition]
 
 
 def faulty(seed: int) -> SimulatedLog:
-    """Return a simulated cluster with those faults that no test may notice: silence, records sent early, markers that
-    come later.
-    """
+    """Return a simulated cluster with faults that change no result: lost answers, records sent early, late markers."""
     plan = Chance(Random(seed), {"append": [(0.3, Early())], "fetch": [(0.2, Lost())], "marker": [(0.5, Late(0.02))]})
     return SimulatedLog(Client(Cluster(plan, SYSTEM), "contract"))
 
@@ -55,7 +53,7 @@ def log(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     kafka: Kafka = request.getfixturevalue("kafka")
     cluster = KafkaLog(
         {"bootstrap.servers": kafka.bootstrap, "producer.transaction.timeout.ms": 60_000}
-    )  # a machine may stand still for some seconds
+    )  # a busy machine may pause for some seconds
     yield cluster
     cluster.close()
 

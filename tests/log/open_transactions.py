@@ -31,7 +31,7 @@ class Raw:
         self._connection = connected({"bootstrap.servers": bootstrap}, 60)
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._connection.close()
 
     def told(self, transactional_id: str) -> TransactionDescription:

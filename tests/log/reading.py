@@ -59,7 +59,7 @@ def to_end(reader: Reader, *partitions: TopicPartition, max_records: int = 1000)
 def read_all(
     log: Log, partition: TopicPartition, *, committed_only: bool = True, max_records: int = 1000
 ) -> list[Seen]:
-    """Return all records of a partition, by a reader of its own."""
+    """Return all records of a partition, read by a new reader."""
     reader = log.reader(committed_only=committed_only)
     reader.assign({partition: Position(log.start_offset(partition))})
     seen = records(to_end(reader, partition, max_records=max_records))
@@ -94,9 +94,7 @@ def values(seen: Iterable[Seen]) -> list[str | None]:
 def arrives(
     log: Log, partition: TopicPartition, expected: Sequence[str | None], *, committed_only: bool = True
 ) -> None:
-    """Assert that the partition reads so, soon: a commit is visible when its markers are written, which Kafka does
-    after it answered.
-    """
+    """Assert that the partition soon has these values: Kafka writes a commit's markers after its answer."""
     deadline = time.monotonic() + PATIENCE_S
     while (
         values(seen := read_all(log, partition, committed_only=committed_only)) != list(expected)

@@ -108,7 +108,7 @@ def test_a_fetch_that_waits_goes_on_when_it_is_woken_and_misses_nothing(log: Log
     reader.assign({partition: Position(0)})
     to_end(reader, partition)
     reader.wake()
-    assert reader.fetch(10, 600) == []  # woken before it waits
+    assert reader.fetch(10, 600) == []  # `wake` comes before the wait
     for _ in range(2):
         waiting = Thread(target=reader.fetch, args=(10, 600))
         waiting.start()
@@ -387,16 +387,14 @@ def test_what_was_deleted_before_it_was_read_is_out_of_range(log: Log, topic: Ma
 
 @pytest.mark.parametrize("ahead", [6, 1_000_000])
 def test_what_was_said_of_another_position_does_not_count_any_more(log: Log, topic: MakeTopic, ahead: int) -> None:
-    """A client says late that an offset is out of range: after it was told to read elsewhere, and of the new position
-    as it seems.
-    """
+    """A client reports an old offset as out of range after a seek, so that the new position seems to be meant."""
     partition = topic()
     fill(log, partition, numbers(10))
     log.delete_before(partition, 6)
     reader = log.reader()
     for wrong in (2, ahead + 1) if ahead > 10 else (2, 3):
         reader.assign({partition: Position(wrong)})
-        time.sleep(1)  # the answer comes, and nobody hears it
+        time.sleep(1)  # the answer comes while nothing is fetched
     reader.assign({partition: Position(6)})
     assert values(records(to_end(reader, partition))) == numbers(4, start=6)
 

@@ -63,9 +63,7 @@ class Setting:
         return self.log.writer(self.name, lambda: [self.told.topic, self.forgotten.topic])
 
     def last_transaction(self, *, commit: bool) -> None:
-        """Have a transaction that ends, and of which the broker forgets to tell a partition and the offsets of a
-        group.
-        """
+        """End a transaction without its markers in one partition and in the offsets of a group."""
         writer = self.log.writer(self.name)
         write(writer, self.told, "before")
         if commit:
@@ -134,7 +132,7 @@ def test_what_was_aborted_is_aborted_everywhere_before_its_id_is_taken_over(sett
 def test_an_id_that_was_initialised_since_had_its_last_transaction_aborted(setting: Setting) -> None:
     writer = setting.writer()
     write(writer, setting.told, "void")
-    setting.raw.init(setting.name)  # as whoever ends the transactions of dead members does
+    setting.raw.init(setting.name)  # as a member does that ends the transactions of dead members
     setting.forget([b"void"])
     writer.close()
     writer = setting.writer()

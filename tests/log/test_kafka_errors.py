@@ -111,7 +111,7 @@ def test_a_record_is_worth_writing_again_unless_it_was_refused(name: str, again:
 
 
 class Clock:
-    """Time that passes only when somebody waits."""
+    """A clock that advances only when the code under test waits."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -140,8 +140,8 @@ def test_attempts_grow_and_end_with_the_time_out(caplog: pytest.LogCaptureFixtur
 
 
 def test_attempts_at_a_leader_stay_short_until_a_dead_one_must_have_a_successor() -> None:
-    """The attempt under way when the successor is elected is lost: 4 of the 18 s in which a killed worker's partitions
-    stood still, when the coordinator of its group was killed with it.
+    """The attempt under way at the election of the successor is lost: 4 of the 18 s for which a killed worker's
+    partitions had no owner, when its coordinator was killed with it.
     """
     clock, attempts = Clock(), list[tuple[float, float]]()
     patience = Patience("asking for the offsets of t-0", 60.0, clock, clock.sleep)

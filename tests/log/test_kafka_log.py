@@ -46,14 +46,14 @@ pytestmark = pytest.mark.broker
 def log(kafka: Kafka) -> Iterator[KafkaLog]:
     cluster = KafkaLog(
         {"bootstrap.servers": kafka.bootstrap, "producer.transaction.timeout.ms": 60_000}
-    )  # a machine may stand still for some seconds
+    )  # a busy machine may pause for some seconds
     yield cluster
     cluster.close()
 
 
 @pytest.fixture
 def member(kafka: Kafka) -> Iterator[tuple[GroupFence, bytes, Consumer]]:
-    """A live member of a group: its identity, the same as confluent-kafka writes it, and the client."""
+    """A live member of a group: its identity as our fence, the same in confluent-kafka's bytes, and its consumer."""
     group = kafka.unique("fence")
     consumer = Consumer(
         {"bootstrap.servers": kafka.bootstrap, "group.id": group, "session.timeout.ms": 60_000, "log_level": 2}
@@ -105,7 +105,7 @@ def test_the_coordinator_takes_a_live_member_and_refuses_a_stale_one(
 def test_offsets_of_a_topic_that_is_gone_are_said_to_be_so_and_the_writer_goes_on(
     kafka: Kafka, log: KafkaLog, member: tuple[GroupFence, bytes, Consumer]
 ) -> None:
-    """No record was refused, so whoever reads the topic by a pattern may go on without it."""
+    """No record was refused, so an application that reads the topic by a pattern continues without it."""
     gone, writer = TopicPartition(kafka.unique("gone"), 0), log.writer(kafka.unique("tx"))
     for _ in range(2):
         writer.begin()
@@ -359,7 +359,7 @@ def failure_of(action: Callable[[], None]) -> LogError | None:
 def write_plain(
     log: KafkaLog, plain: TopicPartition, stop: threading.Event, written: list[str], failures: list[LogError]
 ) -> None:
-    """Write until told to stop; after a failure the log says what counts."""
+    """Write until `stop`; after a failure, read from the log which records count."""
     writer = log.writer()
     while not stop.is_set():
         names = numbers(20, start=len(written))
@@ -379,7 +379,7 @@ def write_plain(
 def write_atomic(
     log: KafkaLog, atomic: TopicPartition, stop: threading.Event, committed: list[str], failures: list[LogError]
 ) -> None:
-    """Write in transactions until told to stop; after a failure the log says what counts."""
+    """Write in transactions until `stop`; after a failure, read from the log which records count."""
     writer = log.writer("restarts")
     while not stop.is_set():
         names = numbers(20, start=len(committed))

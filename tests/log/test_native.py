@@ -178,7 +178,7 @@ def test_what_is_neither_bytes_nor_null_is_left_to_python() -> None:
 
 
 def lone() -> tuple[Consumer, Fetcher, list[KafkaError]]:
-    """Return a consumer without a broker, its fetcher, and the errors that Python is told."""
+    """Return a consumer without a broker, its fetcher, and the errors that reach Python."""
     told: list[KafkaError] = []
     settings = with_plugin({"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "log_level": 0})
     consumer = Consumer(settings | {"error_cb": told.append, "logger": logging.getLogger("quiet")})

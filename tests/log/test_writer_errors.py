@@ -121,7 +121,7 @@ def test_a_record_that_no_broker_takes_is_not_worth_trying_again(
 
 @pytest.mark.parametrize("transactional", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_topic_that_was_deleted_is_not_worth_trying_again(kafka: Kafka, plane: str, transactional: bool) -> None:
-    """The first answer may be that nobody took the record in time; the next one is that there is no such topic."""
+    """The first error may be a delivery time-out; the next one is that there is no such topic."""
     topic = kafka.topic()
     # How long a topic that no broker knows is taken for a new one.
     cluster = KafkaLog({"bootstrap.servers": kafka.bootstrap, "topic.metadata.propagation.max.ms": 1000})
@@ -208,8 +208,8 @@ class Counted(Producer):
 def test_a_commit_that_ran_out_of_time_is_left_to_a_new_producer(
     broker_to_break: KafkaBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client goes on with the commit. It refuses an abort beside it; and a second call, with no time left, ended
-    the process when the broker answered (seen on a busy machine).
+    """The client continues the commit, and refuses an abort beside it. A second call without time left ended the
+    process when the broker answered (seen on a busy machine).
     """
     monkeypatch.setattr("coopstreams.log.kafka.writer.Producer", Counted)
     cluster = KafkaLog({"bootstrap.servers": broker_to_break.bootstrap})

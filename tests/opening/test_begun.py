@@ -1,6 +1,4 @@
-"""Applications that have lost their positions, and those that begin: two stages on a log whose offsets the test
-sets.
-"""
+"""Lost positions, told apart from a first start: two sub-topologies on a log whose offsets the test sets."""
 
 from __future__ import annotations
 
@@ -120,7 +118,7 @@ def test_individual_commits_that_tile_are_a_position() -> None:
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_source_without_a_position_has_lost_it_where_another_one_has_lost_its_plain_offset(first: int) -> None:
-    """Whoever opens first: a stage without state would write again into one that goes on where it was."""
+    """Whichever opens first: a stage without state would write again into one that continues at its position."""
     app = Application()
     tiled(app, REPARTITION, 7)
     for partition in (TopicPartition("orders", 1), TopicPartition(REPARTITION.topic, 1)):

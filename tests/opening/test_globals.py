@@ -209,7 +209,7 @@ def test_a_value_that_cannot_be_read_ends_the_load_and_is_named() -> None:
 def test_a_value_that_cannot_be_read_may_be_left_out_and_the_row_stays_as_it_was(answer: str) -> None:
     log, reasons = written(*BAD), list[str]()
     log.create_topics([TopicSpec("dead", 1)])
-    for start in (1, 2):  # nobody commits: each start finds the same
+    for start in (1, 2):  # nothing is committed: each start finds the same
         table = tables_of(log, noted(reasons), deserialization_exception_handler=answer)
         table.load(lambda: False)
         assert {key: entry.value for key, entry in table.rows["all-names"].scan(None, None)} == {b"a": "1", b"b": "2"}

@@ -44,12 +44,12 @@ NO_SETTINGS: Mapping[str, str] = {}
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that stands still is no place that is silent."""
+    """A machine that pauses must not look like a storage that does not answer."""
     monkeypatch.setattr(snapshot_download, "PATIENCE_S", 3600.0)
 
 
 class Counted(Metrics):
-    """Remembers what it was told."""
+    """Records the calls of its methods."""
 
     def __init__(self) -> None:
         super().__init__("app", "process")

@@ -12,7 +12,7 @@ from coopstreams.topology.errors import DevError
 from examples.demo.browser import Browser
 
 WAIT_S = 120
-"""The longest wait for what a page has to show. For machines that stand still; no test is about it."""
+"""The longest wait for an element of the page: long, because a busy machine may pause; no test depends on it."""
 KEYS = {"ArrowRight": 39, "ArrowDown": 40}
 COMPLAINTS = ("Log.entryAdded", "Runtime.exceptionThrown")
 

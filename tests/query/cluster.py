@@ -229,7 +229,7 @@ class Node:
         return self.server.url
 
     def open(self, task: TaskId, data: Data) -> None:
-        """Own a task, with what it has in the data."""
+        """Own a task, with its rows of the data."""
         database = self._databases.get(task.partition) or self._database(task.partition)
         opening = Opening(task, next(self._epochs), database)
         for store, entries in data.items():
@@ -247,7 +247,7 @@ class Node:
         self.openings[task] = opening
 
     def close(self, task: TaskId) -> None:
-        """Give a task up, and its state; with the last task of a partition its database is closed, whoever reads it."""
+        """Give a task and its state up; with a partition's last task its database is closed, even while it is read."""
         del self.openings[task]
         self._databases[task.partition].drop(task.key_range.groups)
         if not any(other.partition == task.partition for other in self.openings):
@@ -340,7 +340,7 @@ class Node:
 
 
 LIMITS = RequestLimits(request_s=60.0, forward_s=60.0, connect_s=60.0, retry_s=0.3)
-"""For tests that are not about these: a machine that stands still for some seconds makes no error."""
+"""Time limits for tests of other things: a machine that pauses for some seconds causes no error."""
 
 
 class Cluster:
@@ -355,7 +355,7 @@ class Cluster:
         folder: Path | None = None,
         access: Sequence[Access] = (),
     ) -> None:
-        """Bind the servers; `access` has who may ask each node, if not anybody."""
+        """Bind the servers; `access`: the tokens of each node, if it has any."""
         self.nodes = [kind("abcdefgh"[i], folder, access[i] if access else OPEN) for i in range(size)]
         self.generation = 0
         self.placed: dict[str, list[TaskId]] = {}
@@ -375,7 +375,7 @@ class Cluster:
         return next(node for node in self.nodes if node.name == name)
 
     def locate(self, placed: Mapping[str, Sequence[TaskId]], *, without_url: Sequence[str] = ()) -> None:
-        """Tell all nodes who owns what, as a new generation; nothing is opened or closed."""
+        """Give all nodes a new placement, as a new generation; no task is opened or closed."""
         self.generation += 1
         self.placed = {name: list(owned) for name, owned in placed.items()}
         instances = tuple(

@@ -1,6 +1,6 @@
 """Clients that are slow, never ask, never read, or are many: none holds a connection for ever, and others are answered.
 
-The deadlines that a test waits for are short. None is for what the test does itself: a machine may stand still.
+The deadlines that a test waits for are short. None limits the test's own steps, because a busy machine may pause.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The native front answers as the server does without it, whoever asks and however the bytes come."""
+"""The native front gives the same answers as the server without it, for any client and any split of the bytes."""
 
 from __future__ import annotations
 

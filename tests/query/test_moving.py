@@ -26,7 +26,7 @@ DATA: Data = {"counts": COUNTS, "hours": HOURS, "visits": VISITS, "prices": {"k"
 
 
 def hand_over(cluster: Cluster, rng: random.Random) -> None:
-    """Move a task, or cut a partition anew, as a group does it: given up, then nobody's, then announced, then open."""
+    """Move a task or cut a partition anew as a group does: given up, without an owner, assigned, open."""
     placed = {name: list(owned) for name, owned in cluster.placed.items()}
     if rng.random() < 0.3:
         partition = rng.randrange(2)
@@ -51,7 +51,7 @@ def hand_over(cluster: Cluster, rng: random.Random) -> None:
 
 
 LEAST_ANSWERS = 20
-"""From each of those that ask, however slow the machine is."""
+"""Of each client, however slow the machine is."""
 
 
 def keep_asking(
@@ -158,7 +158,7 @@ def test_a_task_given_up_under_a_read_makes_the_read_void(chosen: str, monkeypat
     monkeypatch.setenv("COOPSTREAMS_NATIVE", chosen)
 
     class Hasty(Node):
-        """Gives a task up, and its state, between the opening of a view and the read; its siblings keep the database
+        """Gives a task and its state up between the opening of a view and its read; its siblings keep the database
         open.
         """
 

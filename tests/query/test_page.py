@@ -307,7 +307,7 @@ def test_streams_are_bounded_and_end_with_the_server() -> None:
         cluster.deal(2, DATA)
         url = cluster["a"].url + "/v1/status"
         with client.stream("GET", url, headers=STREAM) as one, client.stream("GET", url, headers=STREAM) as two:
-            events = one.iter_lines(), two.iter_lines()  # httpx closes an answer whose lines nobody holds
+            events = one.iter_lines(), two.iter_lines()  # httpx closes a response when its iterator is collected
             assert [instance["id"] for instance in first_event(events[0])["instances"]] == ["a", "b"]
             assert first_event(events[1])["here"] == "a"
             refused = client.get(url, headers=STREAM)

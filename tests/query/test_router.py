@@ -40,9 +40,7 @@ def tilings(draw: st.DrawFn) -> list[KeyRange]:
 
 @st.composite
 def placements(draw: st.DrawFn, *, whole: bool = False) -> Placement:
-    """Tasks of two partitions dealt to three instances; unless `whole`, some to nobody, some claimed twice, some
-    without an address.
-    """
+    """Tasks of two partitions on three instances; unless `whole`, some have no owner, two, or one without a url."""
     hands: dict[str, list[TaskId]] = {"a": [], "b": [], "c": []}
     for partition in (0, 1):
         for piece in draw(tilings()):

@@ -332,9 +332,7 @@ def test_an_address_that_cannot_be_is_an_error_at_once(listen: str) -> None:
 
 @pytest.mark.slow
 def test_a_server_that_takes_long_to_come_up_comes_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker was stopped for 12 s while it started: an error of its settings, it said when it woke, and all workers
-    were ended.
-    """
+    """A worker that was paused for 12 s during its start reported an error of its settings, which ended all workers."""
     startup = uvicorn.Server.startup
 
     async def late(server: uvicorn.Server, sockets: list[socket.socket] | None = None) -> None:
@@ -353,7 +351,7 @@ def test_a_server_on_all_addresses_is_known_by_the_name_of_its_host() -> None:
 
 
 def test_stopping_finishes_what_is_being_answered_and_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "DRAIN_S", 60)  # a machine that stands still cuts no answer off
+    monkeypatch.setattr(server, "DRAIN_S", 60)  # a machine that pauses cuts no answer off
     before = set(threading.enumerate())
     with Cluster(1) as cluster:
         cluster.deal(1, {"counts": {f"{i:05}": (i, i) for i in range(5000)}})

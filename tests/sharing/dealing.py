@@ -88,7 +88,7 @@ class Member:
         self._open: set[tuple[str, int, int]] = set()
         self._answers: dict[tuple[str, int, int], bool] = {}
         self.breaks_at: int | None = None
-        """The answer with which its broker goes, for good or (`heals`) for a moment; None: never."""
+        """The request at which its broker fails, for ever or (`heals`) for a moment; None: never."""
         self.heals = False
 
     def subscribe(self, topics: Sequence[str]) -> None:
@@ -146,7 +146,7 @@ class Member:
         return refused
 
     def close(self) -> None:
-        """Leave; what it has is free at once, as the broker has it when a member leaves."""
+        """Leave the group; its records are available at once, as with a real broker."""
         with self._group.lock:
             for each in self._group.dealt.values():
                 if each.holder is self:

@@ -47,9 +47,7 @@ def settled(group: ShareGroup) -> bool:
 @given(breaks=st.lists(st.integers(0, 5), max_size=4), waits=st.booleans(), threads=st.integers(1, 3))
 @settings(max_examples=20)
 def test_nothing_is_lost_whenever_members_break(breaks: list[int], waits: bool, threads: int) -> None:
-    """One instance after the other loses its broker at an answer, with all that it has; as often as a record is dealt
-    at most.
-    """
+    """Instances lose their broker by turns, with all their records, as often as a record may be delivered."""
     group = ShareGroup(most=7)
     group.write("in", *encoded(*range(60)))
 

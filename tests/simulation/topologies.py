@@ -81,7 +81,7 @@ def _is_odd(_key: str, value: str | bytes) -> bool:
 
 
 def filtered(below: Callable[[KStream[str, bytes]], None], builder: StreamsBuilder) -> None:
-    """Have the operators below see every second record: their times are not that of the partition."""
+    """Pass on every second record only, so that the stream time of the operators below is not that of the partition."""
     below(builder.stream("in", key=serdes.text, value=serdes.raw).filter(_is_odd))
 
 

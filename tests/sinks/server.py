@@ -25,7 +25,7 @@ def programs() -> Path | None:
 
 
 class PostgresServer:
-    """A server on a port of its own, which can be killed and started again on its data."""
+    """A server on a free port, which can be killed and started again on its data."""
 
     def __init__(self, folder: Path) -> None:
         self._programs = programs()

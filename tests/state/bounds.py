@@ -1,4 +1,4 @@
-"""A changelog as the brokers tell of it, and where state stands in it: for tests that restore from lists of records."""
+"""The bounds of a changelog and the position of the state in it, for tests that restore from lists of records."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A task that stops after a commit and begins anew, from its database or from its changelogs alone, goes on as if
-nothing had happened.
-"""
+"""A restart after a commit, from the database or from the changelogs alone, changes no result of windows."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ def test_a_range_that_moves_away_goes_from_every_engine_and_its_folders_when_not
         "0_3",
         "0_3.tests.state.sqlite_engine-Sqlite",
     }
-    directory.drop(0, 3, [right], ALL)  # while nobody is there
+    directory.drop(0, 3, [right], ALL)  # while no process runs
     assert directory.partitions() == []
     assert [path.name for path in directory.folder.iterdir() if path.is_dir()] == []
     directory.close()

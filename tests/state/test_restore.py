@@ -198,9 +198,7 @@ def test_state_that_is_older_than_the_tombstones_of_its_changelog_is_not_trusted
 def test_state_of_the_future_is_not_trusted_because_nobody_knows_how_old_it_is(
     ahead_s: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A host whose clock was ahead for a moment: what it wrote then would be taken for new for as long as it was
-    ahead.
-    """
+    """A host whose clock was ahead for a moment: its state would count as recent for as long as the clock was ahead."""
     now, database = 1_000_000, Database(Memory(), [SPEC])
     feed(Restore(database, SPEC, [WHOLE], bounds(2, now_s=now + ahead_s)), [(0, b"a", b"1"), (1, b"b", b"1")], 2)
     with caplog.at_level(logging.WARNING):

@@ -57,7 +57,7 @@ def stored(database: Database, spec: StoreSpec = SPEC) -> Rows:
 
 
 def feed(restore: Restore, log: list[Record], end: int, batch: int = 5) -> None:
-    """Read as a caller does: from the position on, also what lies above the target."""
+    """Read as a caller does: from the position on, including records above the target."""
     while not restore.done:
         found = [record for record in log if record[0] >= restore.position][:batch]
         times = [offset * 10 for offset, _, _ in found]

@@ -94,7 +94,7 @@ def test_a_getter_of_a_dropped_family_does_not_read_the_next_one(tmp_path: Path)
 
 
 def test_the_next_family_begins_empty_and_is_itself_after_a_restart(tmp_path: Path) -> None:
-    """Rows of the one before would be state that nobody wrote; without its name, its own would be lost."""
+    """Rows of the dropped family would be wrong state; without its name, its own rows would be lost."""
     engine = Rocks(tmp_path)
     engine.create("one")
     engine.write([Change("one", [b"k"], [b"1"])])

@@ -86,7 +86,7 @@ def test_a_lookup_reads_one_run_of_each_segment_and_then_what_it_knows(keys: int
 
 
 def test_a_key_without_sessions_is_looked_for_once() -> None:
-    """Until a segment has expired: then a store that lives long has let go of the keys that are no more."""
+    """Until a segment has expired; from then on a store that is open for long has forgotten the expired keys."""
     engine = Counting()
     state = new_state(engine)
     for minute in range(0, 10, 2):
@@ -130,8 +130,8 @@ def test_a_session_table_is_a_dict_that_forgets_old_sessions(
     live: dict[tuple[bytes, int, int], int] = {}
     committed, observed, committed_observed = dict(live), -1, -1
     newest = -1
-    """What any task over the database has put. A discarded table comes to it again, as its task does; one that is
-    opened anew has only itself.
+    """The largest session of any task over the database. A discarded table finds it again; a new one starts from its
+    own rows.
     """
     for number, (what, key, minute, length) in enumerate(operations):
         table = sessions_of(state)

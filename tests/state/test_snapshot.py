@@ -150,7 +150,7 @@ def test_a_database_that_ingests_slices_is_the_one_they_came_from(
     origin = Database(new_engine(), [SPEC, WINDOWS])
     fill(origin)
     target = Database(new_engine(), [SPEC, WINDOWS])
-    fill(target, 100)  # what it has is in the way, and goes
+    fill(target, 100)  # its rows are in the way, and are deleted
     for each in taken(folder, origin, spec, PART):
         files = [snapshot.fetch(Storage(folder), "app", file, tmp_path) for file in each.files]
         by_family: dict[str, list[Path]] = {}

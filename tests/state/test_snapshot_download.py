@@ -41,7 +41,7 @@ class Downloading:
         ticks = count()
         self.downloads = Downloads(
             clock or (lambda: next(ticks) / 1e6)
-        )  # a machine that stands still is no storage that is silent
+        )  # a machine that pauses must not look like a storage that does not answer
         self.folder = folder / "incoming"
         self._snapshots = Snapshots(url, "app", self.folder)
 

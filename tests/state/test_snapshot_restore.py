@@ -75,7 +75,7 @@ def ended(download: SnapshotDownload, downloads: Downloads) -> SnapshotDownload:
 
 
 class RestoringFromSnapshot:
-    """A database that is restored with a published snapshot at hand."""
+    """A database that is restored where a snapshot is published."""
 
     def __init__(
         self, url: str, engine: Engine, folder: Path, spec: StoreSpec = SPEC, changelog: Changelog = CHANGELOG
@@ -88,7 +88,7 @@ class RestoringFromSnapshot:
 
     def take(self, groups: Sequence[int], now: Bounds) -> SnapshotDownload:
         """Return a snapshot restore that has ended."""
-        downloads = Downloads(lambda: 0.0)  # a machine that stands still is no storage that is silent
+        downloads = Downloads(lambda: 0.0)  # a machine that pauses must not look like a storage that does not answer
         download = SnapshotDownload(
             downloads, self._snapshots, self.database, self.spec, PARTITION, self._changelog, groups, now
         )

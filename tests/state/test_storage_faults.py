@@ -33,9 +33,7 @@ numbers = count()
 
 
 class Flaky(ThreadingHTTPServer):
-    """Passes requests on to a server; of each path that is downloaded, the first answer is an error, and the second one
-    is cut short.
-    """
+    """Forwards requests to a server; the first download of each path fails, and the second one is cut short."""
 
     def __init__(self, upstream: str) -> None:
         super().__init__(("127.0.0.1", 0), Passing)
@@ -67,11 +65,11 @@ class Passing(BaseHTTPRequestHandler):
         self.answer(status, headers, body, len(body) // 2 if self.flaky.asked[path] == 2 else len(body))
 
     def do_HEAD(self) -> None:
-        """Answer what is known of a name."""
+        """Answer as the server behind does."""
         self.answer(*self.passed_on())
 
     def passed_on(self) -> tuple[int, list[tuple[str, str]], bytes]:
-        """Return what the server says."""
+        """Return the answer of the server behind: status, headers, body."""
         connection = http.client.HTTPConnection(self.flaky.upstream, timeout=60)
         connection.request(
             self.command,

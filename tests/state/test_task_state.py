@@ -190,8 +190,8 @@ HOUR_S = 3600
 def test_a_task_that_has_nothing_to_write_is_continued_from_for_as_long_as_it_said_that_it_is_alive(
     new_engine: NewEngine,
 ) -> None:
-    """Alive for 30 hours, then away for one: nobody else wrote its keys meanwhile, so it has missed no tombstone. Its
-    sibling is not known to live.
+    """Confirmed for 30 hours, then away for one: no other process wrote its keys, so it missed no tombstone. Its
+    sibling is not confirmed.
     """
     began, database, (mine, other) = 1_000_000, Database(new_engine(), [COUNTS]), KeyRange.split(2)
     Restore(database, COUNTS, [WHOLE], bounds(0, now_s=began))

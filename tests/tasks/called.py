@@ -54,7 +54,7 @@ def forwarding(called: Callable[..., Any], **options: Any) -> Topology:
 
 
 class Gate:
-    """A function that waits for one value until it is let go, and remembers what it was called with."""
+    """A function that blocks on one value until it is released, and records its arguments."""
 
     def __init__(self, stuck: int) -> None:
         self.stuck = stuck
@@ -74,7 +74,7 @@ class Gate:
 
 
 class Held:
-    """A function that returns when it is let go, and remembers what it was called with."""
+    """A function that returns when it is released, and records its arguments."""
 
     def __init__(self) -> None:
         self.called: Counter[int] = Counter()
@@ -98,7 +98,7 @@ def played(
     """Return the outputs of each key, in order. `records`: topic, key, value and timestamp of each."""
     made = Engine(topology, TOPICS, threads=2, **settings)
     ranges = KeyRange.split(pieces)
-    for name in ("in", "other"):  # all there is at the start: the order of the sources is that of their times
+    for name in ("in", "other"):  # all records are there at the start: the sources go by their times
         made.write(
             name,
             [(key.encode(), b"%d" % value, timestamp) for topic, key, value, timestamp in records if topic == name],

@@ -67,7 +67,7 @@ def test_the_stream_time_of_a_commit_is_that_before_the_record_that_waits() -> N
 
 @pytest.mark.usefixtures("short_drain")
 def test_a_commit_names_no_time_of_another_source_that_comes_after_the_record_that_waits() -> None:
-    """Whoever takes over from there would take windows as told that close by that time."""
+    """A task that takes over from there would treat the windows that close by that time as emitted."""
     gate, other = Gate(stuck=1), TopicPartition("other", 0)
     builder = StreamsBuilder("app")
     read, beside = (builder.stream(topic, key=serdes.text, value=serdes.json) for topic in ("in", "other"))

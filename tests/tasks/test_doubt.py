@@ -13,8 +13,8 @@ happenings = st.lists(st.sampled_from(["expire", "error", "old error", "answer",
 
 @given(happenings)
 def test_no_error_counts_that_happened_after_the_group_had_given_the_tasks_away(happens: list[str]) -> None:
-    """The group drops this member now and then (`expire`), which it finds out by an answer, and its control thread a
-    while later (`told`).
+    """The group removes this member at times (`expire`); an answer tells the member so, and later the control thread
+    (`told`).
     """
     doubts, now = Doubts(), 0.0
     ours, member_epoch, heard_at = True, 0, 0.0
@@ -53,7 +53,7 @@ def test_no_error_counts_that_happened_after_the_group_had_given_the_tasks_away(
             for failure in void
             if failure.epoch == member_epoch
         )
-    # The group answers, the control thread hears of it: nothing is held for ever.
+    # The group answers, and the control thread gets the event: nothing is held for ever.
     if not ours:
         member_epoch += 1
     doubts.epoch = member_epoch

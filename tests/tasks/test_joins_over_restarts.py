@@ -35,8 +35,8 @@ def joined() -> Topology:
 
 
 def parts_of(seed: int) -> list[dict[str, Rows]]:
-    """What is written between two restarts: one record in five comes up to half a minute late. The last part lets all
-    go that waits.
+    """The records between two restarts: one in five is up to half a minute late. The last part releases all waiting
+    records.
     """
     chance = random.Random(seed)
     parts = [{"left": Rows(), "right": Rows()} for _ in range(4)]
@@ -65,7 +65,7 @@ def pairs(found: Results) -> Results:
 
 
 def expected(topology: Topology, parts: list[dict[str, Rows]]) -> Results:
-    """What comes of the records part by part, in the order of time."""
+    """The results of the records, part by part, in the order of time."""
     with TopologyTestDriver(topology) as driver:
         for part in parts:
             order = []
@@ -82,9 +82,7 @@ def expected(topology: Topology, parts: list[dict[str, Rows]]) -> Results:
 @pytest.mark.parametrize("ranges", [1, 4, 16])
 @pytest.mark.parametrize("seed", range(4))
 def test_no_pair_is_missed_and_none_is_told_twice(seed: int, ranges: int) -> None:
-    """With several ranges a task may know less of what time it is for others' keys, and join what is later than grace
-    allows.
-    """
+    """With several ranges a task may not know the time of others' keys, and join records later than the grace."""
     topology, parts = joined(), parts_of(seed)
     engine = Engine(topology, {"left": 1, "right": 1, "out": 1}, processing_guarantee=EXACTLY, buffer=1)
     engine.start()
@@ -108,7 +106,7 @@ def test_no_pair_is_missed_and_none_is_told_twice(seed: int, ranges: int) -> Non
 
 
 def test_who_takes_over_from_one_that_was_ahead_misses_no_pair_of_what_is_left_to_do() -> None:
-    """The rows of the one that was ahead are newer than any that what is left to do can meet."""
+    """The rows of the task that was ahead are newer than any row that the remaining records can match."""
     halves = KeyRange.split(2)
     mine, other = (next(key for key in KEYS if key_hash(key) in half) for half in halves)
     engine = Engine(joined(), {"left": 1, "right": 1, "out": 1}, processing_guarantee=EXACTLY, buffer=1)
@@ -122,7 +120,7 @@ def test_who_takes_over_from_one_that_was_ahead_misses_no_pair_of_what_is_left_t
 
 
 def test_a_record_without_a_match_goes_when_a_sibling_has_come_further_before_it() -> None:
-    """The sibling opens the gate for the time that the record's own task hears of later."""
+    """The sibling opens the gate for a time that the record's own task learns of later."""
     halves = KeyRange.split(2)
     mine, other = (next(key for key in KEYS if key_hash(key) in half) for half in halves)
     engine = Engine(joined(), {"left": 1, "right": 1, "out": 1}, processing_guarantee=EXACTLY, buffer=1)
@@ -143,9 +141,7 @@ def _settled(engine: Engine, key_range: KeyRange) -> Task:
 
 
 def test_what_a_store_has_forgotten_stays_forgotten() -> None:
-    """After a restart a task has rows of its own keys only; how far time had come for its store, others' records had
-    told it.
-    """
+    """A restored task has rows of its own keys only, but its store's time had advanced with records of other keys."""
     halves = KeyRange.split(2)
     mine, other = (next(key for key in KEYS if key_hash(key) in half) for half in halves)
     engine = Engine(joined(), {"left": 1, "right": 1, "out": 1}, processing_guarantee=EXACTLY, buffer=1)

@@ -211,8 +211,8 @@ owned = st.lists(st.tuples(st.integers(0, 50), st.booleans()), max_size=30)
 def test_no_source_tells_a_time_to_which_another_has_not_come(
     left: list[tuple[int, bool]], right: list[tuple[int, bool]], random: Random
 ) -> None:
-    """Part of the records are siblings'. A task hears how far they have moved time: when it has come there, and not
-    later than at the end.
+    """Part of the records are siblings'. A task learns the time that they have reached when it gets there, and at the
+    end at the latest.
     """
     mine = {TABLE: [own for _, own in left], STREAM: [own for _, own in right]}
     logs = {TABLE: log_of([time for time, _ in left]), STREAM: log_of([time for time, _ in right])}
@@ -269,8 +269,8 @@ def test_a_source_that_waits_keeps_one_batch_of_nothing_and_says_what_all_of_the
 
 
 def test_what_the_log_still_has_of_a_source_is_waited_for_however_late_it_is() -> None:
-    """A simulated history found it: the thread looked again without a pause, because a time was over that it no longer
-    waited for.
+    """Found by a simulated history: the thread polled without a pause, because a time had passed for which it no longer
+    waited.
     """
     queues = SourceQueues([(TABLE, START), (STREAM, START)], max_idle_ms=500)
     feed(queues, TABLE, [], upto=0, at_end=True)

@@ -97,7 +97,7 @@ def test_a_task_that_the_dead_thread_was_never_told_of_is_opened_again_too() -> 
     late = made.task(WHOLE)
     made.dispatcher.close(task)
     made.tasks[task.id] = late, made.threads[0]
-    made.threads[0].open(late)  # its inbox is read by nobody
+    made.threads[0].open(late)  # no thread reads its inbox
     failed = made.events.get(timeout=PATIENCE_S)
     assert isinstance(failed, Failed)
     assert made.replace(failed) == [WHOLE]

@@ -80,7 +80,7 @@ def _tell(windows: Any) -> None:
 
 
 class Reminder(Processor[bytes, bytes, bytes, bytes]):
-    """Forwards what it has kept when an hour of stream time has passed."""
+    """Forwards its rows when an hour of stream time has passed."""
 
     def init(self, context: ProcessorContext[bytes, bytes]) -> None:
         super().init(context)
@@ -151,7 +151,7 @@ def test_what_is_due_goes_by_records_that_another_process_has(what: str, open_: 
 
 
 def test_what_a_sibling_leaves_to_another_process_moves_time_here() -> None:
-    """Its records have told us of the time, but it has not processed them when it goes: nobody here will."""
+    """Its records have advanced the time here, but it leaves before it processes them, and no task here will."""
     first, rest = KeyRange.split(2)
     topology = MADE["left join"]()
     engine = Engine(topology, {"left": 1, "right": 1, "out": 1}, threads=2)

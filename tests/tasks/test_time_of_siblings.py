@@ -33,8 +33,8 @@ Rows = list[tuple[bytes | None, bytes | None, int]]
 
 
 def rows_of(topic: str) -> Rows:
-    """One record a second, in order, and at last what lets all go that waits; of the left none with the rare key, but
-    at the beginning.
+    """One record a second, in order, and a last one that releases all waiting; on the left, the rare key comes first
+    only.
     """
     keys = [key for key in KEYS if topic == "right" or key != RARE]
     rows: Rows = [(RARE, b"%s at 0" % topic.encode(), 0)]
@@ -141,7 +141,7 @@ def test_who_takes_over_from_one_that_was_ahead_emits_each_window_of_both_once(*
 
 
 def expected(topology: Topology) -> Counter[tuple[bytes | None, bytes | None]]:
-    """What comes of the records one by one, in the order of time."""
+    """The results of the records one by one, in the order of time."""
     rows = sorted(((topic, *row) for topic in ("left", "right") for row in rows_of(topic)), key=lambda row: row[3])
     with TopologyTestDriver(topology) as driver:
         for topic, key, value, timestamp in rows:

@@ -19,7 +19,7 @@ TOLD, PASSED_OVER = b"1", b"0"
 
 
 def closing() -> Topology:
-    """Count what passes a filter in windows of ten milliseconds, and tell it when they close."""
+    """Count the records that pass a filter in windows of ten milliseconds; emit on close."""
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.raw, value=serdes.raw).filter(lambda _, value: value == TOLD)
     windows = stream.group_by_key().windowed_by(TimeWindows(milliseconds=10)).emit_strategy("on_window_close")
@@ -90,7 +90,7 @@ def test_a_window_is_closed_by_a_record_before_the_restart_only_if_that_reached_
 
 
 def answered(gate: Gate) -> Topology:
-    """Count answers in windows of ten milliseconds, and tell it when they close."""
+    """Count the results of calls in windows of ten milliseconds; emit on close."""
     builder = StreamsBuilder("app")
     answers = builder.stream("in", key=serdes.raw, value=serdes.json).map_values_async(gate, value=serdes.json)
     windows = answers.group_by_key(value=serdes.json).windowed_by(TimeWindows(milliseconds=10))
@@ -116,8 +116,8 @@ def test_a_window_that_closes_before_the_record_that_waits_is_told_before_the_co
 
 @pytest.mark.usefixtures("short_drain")
 def test_who_takes_over_tells_what_closes_behind_records_that_waited() -> None:
-    """Of the time before a record that is as late as the newest, its task knows only what its own records say: so the
-    part at the higher position may be at the lower time.
+    """A task knows the time before its newest record only from its own records: so the range at the higher position may
+    be at the lower time.
     """
     gate = Gate(stuck=2)
     engine = Engine(answered(gate), TOPICS, processing_guarantee=EXACTLY)

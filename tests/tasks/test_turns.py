@@ -143,7 +143,7 @@ def counting(function: Callable[..., Any], **options: Any) -> Topology:
 
 
 class Counted:
-    """Counts the records of each key in a store; waits for one value until it is let go."""
+    """Counts the records of each key in a store; blocks on one value until it is released."""
 
     def __init__(self, stuck: int = -1) -> None:
         self.stuck = stuck

@@ -27,7 +27,7 @@ ORDERS = TopicPartition("orders", 0)
 
 
 class Away(Busy):
-    """A coordinator that is away at first; then all offsets stay in somebody's transaction."""
+    """A coordinator that is unreachable at first; then an open transaction keeps all offsets unstable."""
 
     away = True
 

@@ -87,7 +87,7 @@ SHAPES: dict[str, Callable[[Any], Any]] = {
     "mapped": lambda table: table.to_stream().map_values(lambda number: number, value=serdes.json).to("out"),
     "alone": lambda _: None,
 }
-"""What becomes of the updates."""
+"""What receives the updates of a table."""
 
 
 @cache

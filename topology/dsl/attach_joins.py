@@ -283,7 +283,7 @@ def join_streams(
     left_topic, right_topic = (
         f"{name}-{side}" if name else flow.node for side, flow in (("left", left), ("right", right))
     )
-    # A record without a key that finds no match still moves the time by which others are told that they have none.
+    # A record without a key matches nothing, but it advances the time at which unmatched records are emitted.
     left = keyed(left, left_topic, where, drop_null_keys=kind == "inner")
     right = keyed(right, right_topic, where, drop_null_keys=kind == "inner")
     for _ in LEFT_AND_RIGHT:

@@ -1,4 +1,4 @@
-"""Headers go with a record to whatever comes of it."""
+"""The headers of a record are those of every record that results from it."""
 
 from __future__ import annotations
 
@@ -118,9 +118,7 @@ def test_a_row_of_a_topic_that_the_record_cache_held_back_has_the_headers_of_its
     assert dict(headers_of(builder.build(), *records, caching=True)) == {"a": [("h", b"3")], "b": [], "c": []}
 
 
-@pytest.mark.parametrize(
-    "table", [table for table in TABLES if "join" not in table]
-)  # which hear of both sides at once
+@pytest.mark.parametrize("table", [table for table in TABLES if "join" not in table])  # which see both sides at once
 @settings(max_examples=20, deadline=None)
 @given(records=st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([None, b"1", b"2"])), max_size=8))
 def test_with_a_commit_after_each_record_headers_are_those_without_a_cache(

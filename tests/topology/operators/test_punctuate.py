@@ -101,7 +101,7 @@ def test_a_schedule_needs_an_interval_and_a_clock() -> None:
 
 
 class Totals(Processor[str, int, str, int]):
-    """Counts by key, and tells all counts every 10 ms of stream time."""
+    """Counts by key, and forwards all counts every 10 ms of stream time."""
 
     def init(self, context: AnyContext) -> None:
         super().init(context)

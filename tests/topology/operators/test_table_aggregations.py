@@ -1,4 +1,4 @@
-"""Aggregations of tables: when a row changes, what it was is taken out of its group and what it is comes in."""
+"""Aggregations of tables: when a row changes, its old value is subtracted from its group and its new value added."""
 
 from __future__ import annotations
 

@@ -129,8 +129,8 @@ def test_a_filter_tells_of_each_record_that_does_not_pass_also_of_a_row_that_nev
 
 
 def test_a_view_in_a_store_of_its_own_has_no_versions_and_so_no_past() -> None:
-    """What stands below takes each row as the latest, as the store does; below the table itself it would leave this one
-    out.
+    """Operators below take each row as the latest, as the store does; directly below the table they would drop this
+    one.
     """
     builder = StreamsBuilder("app")
     table = builder.table("in", key=serdes.text, value=serdes.int64, store="rows", history=ms(100))
