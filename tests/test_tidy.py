@@ -207,7 +207,7 @@ def test_a_library_stays_behind_its_adapter() -> None:
 
 
 def asked_of_the_system(path: str) -> Iterator[str]:
-    """Yield what a module takes from the system, and not from the host."""
+    """Yield the modules of time, threads and chance that a module imports instead of asking its `Host`."""
     yield from {name.partition(".")[0] for name in imported(path)} & ASKED_OF_THE_HOST
     for node in ast.walk(ast.parse(source(path))):
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "threading":

@@ -78,7 +78,7 @@ def waits(orders: Iterable[Record], counts: Iterable[Record]) -> list[Stall]:
 
 
 def stalls(waited: Iterable[Stall], long_s: float = LONG_S) -> list[Stall]:
-    """Return the stalls, longest first. A partition's overlapping waits are one stall, from its first slow record on."""
+    """Return the stalls, longest first. Overlapping waits of a partition are one, from its first slow record on."""
     by_partition = defaultdict(list)
     for wait in waited:
         if wait.longest_s > long_s:

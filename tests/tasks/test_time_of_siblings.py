@@ -71,7 +71,7 @@ def joined() -> Topology:
 def test_siblings_that_are_far_ahead_in_one_source_close_nothing_for_what_waits_in_another(
     made: Callable[[], Topology], ranges: int
 ) -> None:
-    """All is there when a task opens: one fetch brings ten minutes of each topic."""
+    """All records are there when a task opens: one fetch brings ten minutes of each topic."""
     topology = made()
     engine = Engine(topology, {"left": 1, "right": 1, "out": 1}, processing_guarantee=EXACTLY)
     for topic in ("left", "right"):
@@ -79,7 +79,7 @@ def test_siblings_that_are_far_ahead_in_one_source_close_nothing_for_what_waits_
     engine.start()
     for piece in reversed(KeyRange.split(ranges)):
         engine.open(piece)
-        engine.settle()  # that of the rare key comes last: what siblings share is far ahead of it
+        engine.settle()  # the rare key's range is opened last: the time that siblings share is far ahead of it
     engine.stop()
     out = engine.read("out")
     found = Counter(
@@ -89,7 +89,7 @@ def test_siblings_that_are_far_ahead_in_one_source_close_nothing_for_what_waits_
 
 
 def test_who_takes_over_counts_the_time_of_records_that_others_have_done() -> None:
-    """They are left out when the whole partition is opened behind them, but what they have closed stays closed."""
+    """The owner of the whole partition skips these records, but the windows that they have closed stay closed."""
     first, second = KeyRange.split(2)
     done = next(key for key in KEYS if key_hash(key) in first)
     late = next(key for key in KEYS if key_hash(key) in second)

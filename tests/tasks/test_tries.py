@@ -30,7 +30,7 @@ FAILURE = Failure("processing", "map", ValueError("no"), TopicPartition("in", 0)
 
 
 def asked(answer: Any, tries: Tries | None, task: TaskId | None = TASK) -> OnFailure:
-    """Return the handler of a task for which a function answers so."""
+    """Return a task's failure handler whose function gives this answer."""
     config = Config.of({"bootstrap.servers": "x:1", "processing.exception.handler": lambda _: answer}, "app")
     return handler(task, config, lambda *_: None, lambda *_: None, Sayings(), tries=tries)
 

@@ -88,14 +88,17 @@ def _reads(node: Node, topic: str) -> bool:
 
 
 def keys_suffice(subtopology: SubTopology) -> bool:
-    """Return whether what becomes of a record depends on the earlier records of its own key only.
+    """Return whether the result of a record depends on the earlier records of its own key only.
 
-    Then records of other keys may pass one that waits for a call. What they need of all records before them are
-    operator times, which the reader knows. The order of the partition is needed by operators that forward when time
-    advances (suppressions, windows that are emitted when they close, joins of streams, tables whose rows expire), look
-    back over what expires (sessions, sliding windows, versions) or belong to the user (processors); by windows of which
-    a result decides whether a record reaches them; by calls that wait for each other in that order; and by tables
-    restored from their source topic: only an offset says what is in them.
+    If so, records of other keys may overtake one that waits for a call; the reader has the operator times that they
+    need. The order of the partition is needed by
+    - operators that forward when time advances: suppressions, windows emitted on close, stream-stream joins, tables
+      whose rows expire;
+    - operators that look back over expired rows: sessions, sliding windows, versions;
+    - processors, which are the user's;
+    - windows that a record reaches depending on the result of a call;
+    - calls with `order="partition"`;
+    - tables restored from their source topic, whose state is known by one offset only.
     """
     analysis = Analysis(subtopology)
     return all(_needs_its_key_only(node, analysis) for node in subtopology.nodes) and not any(
