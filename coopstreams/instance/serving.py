@@ -28,7 +28,6 @@ from coopstreams.query.backend import (
     SourceStatus,
     Status,
     StoreInfo,
-    TaskState,
     TaskStatus,
 )
 from coopstreams.query.catalog import stores_of
@@ -38,7 +37,6 @@ from coopstreams.tasks.tally import dropped
 from coopstreams.tasks.task import Task
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.graph.nodes import Structure
-from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.task_id import TaskId
 
@@ -125,9 +123,7 @@ class Serving:
         for task, state in list(self._instance.registry.states.items()):
             if task.subtopology == subtopology and task.partition == partition and hash_ in task.key_range:
                 return self._open(store, task, state)
-        return NotOpen(
-            "not owned", f"this instance has no task for partition {partition} and key hash {hash_}", partition
-        )
+        return NotOpen(f"this instance has no task for partition {partition} and key hash {hash_}")
 
     def views(self, store: str) -> Sequence[OpenView | NotOpen]:
         """Return a view for each task of this instance that has a part of a store."""
@@ -244,19 +240,9 @@ class Serving:
     def _open(self, store: str, id_: TaskId, state: State) -> OpenView | NotOpen:
         task = self._instance.tasks.get(id_)
         if state is not State.RUNNING or task is None or not self.owns(task):
-            return self._not_open(id_, state)
+            return NotOpen(self._why(id_, state))
         sample = self._instance.stall_detector.samples.get(id_)
         return TaskView(self, task, self._specs[store], sample.lag if sample is not None else None)
-
-    def _not_open(self, task: TaskId, state: State) -> NotOpen:
-        key_range: KeyRange = task.key_range
-        match state:
-            case State.CLOSING:
-                return NotOpen("closing", self._why(task, state), task.partition, key_range)
-            case State.WAITING:
-                return NotOpen("waiting", self._why(task, state), task.partition, key_range)
-            case _:
-                return NotOpen("restoring", self._why(task, state), task.partition, key_range)
 
     def _why(self, task: TaskId, state: State) -> str:
         if state is State.OPENING:
@@ -264,12 +250,6 @@ class Serving:
         return f"task {task} is {state.value}"
 
     def _task(self, id_: TaskId, state: State) -> TaskStatus:
-        word: TaskState = {
-            State.WAITING: "waiting",
-            State.OPENING: "restoring",
-            State.RUNNING: "running",
-            State.CLOSING: "closing",
-        }[state]  # type: ignore[assignment]
         task, sample = self._instance.tasks.get(id_), self._instance.stall_detector.samples.get(id_)
         waits = self._instance.opener.waits_for(id_) if state is State.OPENING else TaskWait("")
         restore = tuple(RestoreStatus(r.store, r.passed, r.remaining, r.rate, r.eta_s) for r in waits.restores)
@@ -277,12 +257,12 @@ class Serving:
             DownloadStatus(p.store, p.fetched_bytes, p.total_bytes, p.rate, p.eta_s) for p in waits.downloads
         )
         if task is None:
-            return TaskStatus(id_, word, -1, restore=restore, download=download)
+            return TaskStatus(id_, state.value, -1, restore=restore, download=download)
         rate, ends = (sample.rate, sample.ends) if sample is not None else (0.0, {})
         # Positions as of now; ends as of the watcher's last look, which asks the brokers.
         sources = tuple(self._source(task, source, ends.get(source)) for source in task.sources)
         status = TaskStatus(
-            id_, word, task.progress.author.generation, task.processed, rate, sources, restore, download
+            id_, state.value, task.progress.author.generation, task.processed, rate, sources, restore, download
         )
         behind_ms = None if status.stream_time is None else self._components.host.wall_ms() - status.stream_time
         tally = task.tally

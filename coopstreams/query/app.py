@@ -42,7 +42,7 @@ from coopstreams.query.asked import (
     version_times,
 )
 from coopstreams.query.assets import asset
-from coopstreams.query.backend import Backend, StoreInfo
+from coopstreams.query.backend import Backend, StoreInfo, TimedKind
 from coopstreams.query.certificates import CHECK_EVERY_S, Certificates
 from coopstreams.query.feed import EVENTS, StatusFeed
 from coopstreams.query.openapi import description
@@ -88,8 +88,8 @@ class QueryApp:
             "/v1/stores/{store}/keys": self._keys,
             "/v1/stores/{store}/keys/{key:path}": self._key,
             "/v1/stores/{store}/range": self._range,
-            "/v1/stores/{store}/windows/{key:path}": self._windows,
-            "/v1/stores/{store}/sessions/{key:path}": self._sessions,
+            "/v1/stores/{store}/windows/{key:path}": partial(self._timed, kind="window"),
+            "/v1/stores/{store}/sessions/{key:path}": partial(self._timed, kind="session"),
             "/v1/stores/{store}/versions/{key:path}": self._versions,
             "/v1/metadata": self._metadata,
             "/v1/metadata/{store}/{key:path}": self._key_metadata,
@@ -136,19 +136,12 @@ class QueryApp:
             await self._service.points(self._store(request), parameters.many, self._asked(request, parameters))
         )
 
-    async def _windows(self, request: Request) -> Response:
+    async def _timed(self, request: Request, *, kind: TimedKind) -> Response:
         store = self._store(request)
         text = path_piece(_raw_path(request), 5)
         parameters = _parameters(request, *TIME_PARAMETERS)
         times, limit = times_of(parameters), limit_of(parameters, self._limits)
-        return _json(await self._service.windows(store, text, times, limit, self._asked(request, parameters)))
-
-    async def _sessions(self, request: Request) -> Response:
-        store = self._store(request)
-        text = path_piece(_raw_path(request), 5)
-        parameters = _parameters(request, *TIME_PARAMETERS)
-        times, limit = times_of(parameters), limit_of(parameters, self._limits)
-        return _json(await self._service.sessions(store, text, times, limit, self._asked(request, parameters)))
+        return _json(await self._service.timed(kind, store, text, times, limit, self._asked(request, parameters)))
 
     async def _versions(self, request: Request) -> Response:
         store = self._store(request)

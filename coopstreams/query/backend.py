@@ -19,15 +19,13 @@ from coopstreams.common.metrics import Totals
 from coopstreams.state.views import GlobalView, KeyRangeView
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.graph.nodes import Structure
-from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.serdes import Serde, Windowed
 from coopstreams.topology.task_id import TaskId
 
-TaskState = Literal["waiting", "restoring", "running", "closing"]
-
-
 Kind = Literal["key_value", "versioned", "window", "session", "global"]
 """The kind of a store, which decides the requests that it answers."""
+TimedKind = Literal["window", "session"]
+"""The kinds of stores whose keys have many rows, each of a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +142,9 @@ class OpenView(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NotOpen:
-    """Why a key range cannot be read here now. `key_range` is this instance's part of it; None: it has no part."""
+    """Why a key range cannot be read here now, in words."""
 
-    reason: Literal["not owned", "waiting", "restoring", "closing"]
     message: str
-    partition: int
-    key_range: KeyRange | None = None
     retry_after_ms: int = 200
 
 
@@ -238,12 +233,12 @@ class CallStatus:
 class TaskStatus:
     """A task of this instance, and its work since it was opened.
 
-    Shape: `written` by topic, without changelogs; `dropped` by node and reason.
+    Shape: `state` of `metrics.TASK_STATES`; `written` by topic, without changelogs; `dropped` by node and reason.
     Units: `rate` in records/s over the last seconds.
     """
 
     task: TaskId
-    state: TaskState
+    state: str
     epoch: int
     processed: int = 0
     rate: float = 0.0

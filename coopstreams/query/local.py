@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeAlias
 
-from coopstreams.query.backend import Backend, NotOpen, OpenView, Placement, StoreInfo
+from coopstreams.query.backend import Backend, NotOpen, OpenView, Placement, StoreInfo, TimedKind
 from coopstreams.query.entries import history_of, row_headers, row_value, shown, window_of
 from coopstreams.query.formats import show_key, show_value, to_json
 from coopstreams.query.pages import Cover, Entry, PartialPage, Query, in_order
@@ -58,27 +58,28 @@ class LocalReader:
         """Return the JSON of several keys; a missing one has `found` false."""
         return [entry_of(store, one, *self._row(store, one)) for one in wanted]
 
-    def windows(self, store: StoreInfo, wanted: Lookup, times: Times, limit: int) -> bytes:
-        """Return the JSON of a key's windows that start within `times`, ascending; `more`: the limit cut some off."""
-        text, key, at = wanted
-        with self.reading(store, at) as view:
-            found = [
-                StoredRow(window_key(key, one.start), one.value, one.timestamp)
-                for one in view.store.fetch(key, *times, limit=limit + 1)
-            ]
-            about = self._about(view)
-        return _timed(store, text, key, "windows", found, limit, about)
+    def timed(self, kind: TimedKind, store: StoreInfo, wanted: Lookup, times: Times, limit: int) -> bytes:
+        """Return the JSON of a key's windows that start within `times`, or of its sessions that overlap them.
 
-    def sessions(self, store: StoreInfo, wanted: Lookup, times: Times, limit: int) -> bytes:
-        """Return the JSON of a key's sessions that overlap `times`, ascending; `more`: the limit cut some off."""
+        Shape: ascending; `more`: the limit cut some off.
+        """
         text, key, at = wanted
         with self.reading(store, at) as view:
-            found = [
-                StoredRow(session_key(key, one.start, one.end), one.value, one.timestamp)
-                for one in view.store.sessions(key, *times, limit=limit + 1)
-            ]
+            if kind == "window":
+                windows = view.store.fetch(key, *times, limit=limit + 1)
+                found = [StoredRow(window_key(key, one.start), one.value, one.timestamp) for one in windows]
+            else:
+                sessions = view.store.sessions(key, *times, limit=limit + 1)
+                found = [StoredRow(session_key(key, one.start, one.end), one.value, one.timestamp) for one in sessions]
             about = self._about(view)
-        return _timed(store, text, key, "sessions", found, limit, about)
+        where = _where(store, text)
+        shown = [
+            window_of(store, row.key, where)
+            | {"value": show_value(store.value, row.value, where), "timestamp": row.timestamp}
+            for row in found[:limit]
+        ]
+        told = {"store": store.name, "key": show_key(store.key, key), f"{kind}s": shown, "more": len(found) > limit}
+        return to_json(told | about, where)
 
     def versions(self, store: StoreInfo, wanted: Lookup, times: Times) -> bytes:
         """Return the JSON of the versions of a key that were valid at some moment of `times`, ascending.
@@ -299,21 +300,6 @@ def _collected(store: StoreInfo, query: Query, timeout_s: float, covers: list[Co
             return PartialPage(covers, entries, True)
         entries.append((stored, partition, entry))
     return PartialPage(covers, entries, False)
-
-
-def _timed(
-    store: StoreInfo, text: str, key: bytes, name: str, found: Sequence[StoredRow], limit: int, about: dict[str, Any]
-) -> bytes:
-    """Return the JSON of windows or sessions of a key; `found` has one more than the limit if there are more."""
-    where = _where(store, text)
-    shown = [
-        window_of(store, row.key, where)
-        | {"value": show_value(store.value, row.value, where), "timestamp": row.timestamp}
-        for row in found[:limit]
-    ]
-    return to_json(
-        {"store": store.name, "key": show_key(store.key, key), name: shown, "more": len(found) > limit} | about, where
-    )
 
 
 def _where(store: StoreInfo, text: str) -> str:

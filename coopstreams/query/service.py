@@ -22,7 +22,7 @@ import orjson
 from coopstreams.common.budget import CpuBudget
 from coopstreams.query import reports
 from coopstreams.query.asked import RequestLimits
-from coopstreams.query.backend import Backend, Kind, Peer, StoreInfo
+from coopstreams.query.backend import Backend, Kind, Peer, StoreInfo, TimedKind
 from coopstreams.query.formats import parse_key
 from coopstreams.query.local import LocalReader, Lookup, Times, decided
 from coopstreams.query.pages import Page, PartialPage, Query, page_of
@@ -81,24 +81,16 @@ class QueryService:
         at = locate(store, key)
         return await self._by_key(store, at, asked, path, lambda: self._local.point(store, (text, key, at)))
 
-    async def windows(self, store: StoreInfo, text: str, times: Times, limit: int, asked: Asked) -> bytes:
-        """Return the JSON of one key's windows."""
-        expect(store, "window")
+    async def timed(
+        self, kind: TimedKind, store: StoreInfo, text: str, times: Times, limit: int, asked: Asked
+    ) -> bytes:
+        """Return the JSON of one key's windows or sessions."""
+        expect(store, kind)
         key = parse_key(store.key, text)
-        path = store_path(store.name, f"windows/{path_text(text)}?from={times[0]}&to={times[1]}&limit={limit}")
+        path = store_path(store.name, f"{kind}s/{path_text(text)}?from={times[0]}&to={times[1]}&limit={limit}")
         at = locate(store, key)
         return await self._by_key(
-            store, at, asked, path, lambda: self._local.windows(store, (text, key, at), times, limit)
-        )
-
-    async def sessions(self, store: StoreInfo, text: str, times: Times, limit: int, asked: Asked) -> bytes:
-        """Return the JSON of one key's sessions."""
-        expect(store, "session")
-        key = parse_key(store.key, text)
-        path = store_path(store.name, f"sessions/{path_text(text)}?from={times[0]}&to={times[1]}&limit={limit}")
-        at = locate(store, key)
-        return await self._by_key(
-            store, at, asked, path, lambda: self._local.sessions(store, (text, key, at), times, limit)
+            store, at, asked, path, lambda: self._local.timed(kind, store, (text, key, at), times, limit)
         )
 
     async def versions(self, store: StoreInfo, text: str, times: Times, asked: Asked) -> bytes:

@@ -275,15 +275,12 @@ class Node:
                 return self._view(opening, store)
         for task, reason in list(self.pending.items()):
             if task.partition == partition and hash_ in task.key_range:
-                return NotOpen(reason, f"task {task} is {reason}", partition, task.key_range)
-        return NotOpen("not owned", f"{self.name} does not own it", partition)
+                return NotOpen(f"task {task} is {reason}")
+        return NotOpen(f"{self.name} does not own it")
 
     def views(self, store: str) -> Sequence[OpenView | NotOpen]:
         found: list[OpenView | NotOpen] = [self._view(opening, store) for opening in list(self.openings.values())]
-        found += [
-            NotOpen(reason, f"task {task} is {reason}", task.partition, task.key_range)
-            for task, reason in list(self.pending.items())
-        ]
+        found += [NotOpen(f"task {task} is {reason}") for task, reason in list(self.pending.items())]
         return found
 
     def global_view(self, store: str) -> GlobalView | None:

@@ -367,7 +367,7 @@ def _any_range() -> Iterator[None]:
 
     def view(self: Serving, store: str, partition: int, _: int) -> OpenView | NotOpen:
         opened = (view for view in self.views(store) if not isinstance(view, NotOpen))
-        none = NotOpen("not owned", "it has none", partition)
+        none = NotOpen("it has none")
         return next((view for view in opened if view.task.partition == partition), none)
 
     with patch.object(local, "route", here), patch.object(Serving, "view", view):
