@@ -23,6 +23,7 @@ from kafka.errors import (
     RebalanceInProgressError,
     UnknownMemberIdError,
 )
+from kafka.protocol.admin import ListTransactionsRequest
 from kafka.protocol.consumer import (
     HeartbeatRequest,
     JoinGroupRequest,
@@ -30,6 +31,7 @@ from kafka.protocol.consumer import (
     OffsetCommitRequest,
     SyncGroupRequest,
 )
+from kafka.protocol.producer import InitProducerIdRequest
 
 from coopstreams.group.membership import Lost, Refused, Timings
 from coopstreams.topology.columns import TopicPartition
@@ -232,3 +234,44 @@ def test_a_dead_predecessor_leaves_before_the_member_joins(kafka: Brokers, app: 
     app.complete("a")
     names = [name for _, name in kafka.asked]
     assert names.index("LeaveGroupRequest") < names.index("JoinGroupRequest")
+
+
+def test_a_transaction_of_a_dead_producer_is_ended_by_its_coordinator_wherever_it_has_moved(
+    kafka: Brokers, group: OneMember, app: Application
+) -> None:
+    ended: list[tuple[int, str]] = []
+
+    def init(broker: int, request: Any) -> Mapping[str, Any]:
+        if broker != 2:
+            kafka.coordinator = 2
+            return {"error_code": NotCoordinatorError.errno}
+        ended.append((broker, request.transactional_id))
+        return {"producer_id": 66, "producer_epoch": 4}
+
+    kafka.answers[InitProducerIdRequest] = init
+    a = app.start("a", timings=OFTEN)
+    app.complete("a")
+    a.member.end_transaction("app-of-the-dead-0")
+    assert ended == [(2, "app-of-the-dead-0")]
+
+
+def test_open_transactions_are_those_of_all_brokers_that_answer(
+    kafka: Brokers, group: OneMember, app: Application
+) -> None:
+    """A broker that hangs is asked once, and left out."""
+
+    def listed(broker: int, _: Any) -> Mapping[str, Any] | None:
+        state = {"transactional_id": f"app-{broker}", "producer_id": broker, "transaction_state": "Ongoing"}
+        return {"transaction_states": [state]} if broker not in hanging else None
+
+    hanging: set[int] = set()
+    kafka.answers[ListTransactionsRequest] = listed
+    a = app.start("a", timings=OFTEN)
+    app.complete("a")
+    assert a.member.open_transactions() == {"app-1", "app-2"}
+    assert a.member.open_transactions("app-2") == {"app-2"}
+    hanging.add(2)
+    asked = kafka.count(ListTransactionsRequest)
+    for _ in range(2):
+        assert a.member.open_transactions(timeout_ms=200) == {"app-1"}
+    assert kafka.count(ListTransactionsRequest) == asked + 3

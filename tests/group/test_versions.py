@@ -95,7 +95,7 @@ def test_a_leader_of_another_version_deals_the_tasks_of_the_active_one() -> None
 
 def test_nobody_is_given_anything_before_the_other_version_has_released_everything() -> None:
     """What both read is sub-topology 0 of the one and 1 of the other."""
-    closing = {"a": member(OLD, [task(0, 1)], 6), "b": member(NEW, (), 6), "c": member(NEW, (), 6)}
+    closing = {"a": member(OLD, [task(0, 1)], 6), "b": member(NEW, (), 7), "c": member(NEW, (), 6)}
     given = assign_active(closing)
     assert {name: assignment.tasks for name, assignment in given.items()} == {"a": (), "b": (), "c": ()}
     assert all(given[name].target for name in "bc")
