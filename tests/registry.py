@@ -70,7 +70,7 @@ class Registry:
         self._process.wait(60)
 
     def freeze(self) -> None:
-        """Let it answer nothing."""
+        """Pause it: requests get no answer."""
         self._process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:

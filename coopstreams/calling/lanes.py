@@ -84,7 +84,9 @@ class Lane(Generic[AnyCall]):
     """The calls of one node in one task."""
 
     def __init__(self, calling: Calling, ended: Callable[[Sequence[AnyCall]], None], host: Host = SYSTEM) -> None:
-        """`ended` is called on another thread, at most `TOGETHER_S` after a call has ended, once for several."""
+        """`ended` is called on another thread, at most `TOGETHER_S` after a call has ended; one call of it reports
+        several.
+        """
         self._loop = host.event_loop()
         self._calling = calling
         self._ended = ended

@@ -40,7 +40,7 @@ from coopstreams.topology.errors import DeliveryError, LogError, RefusedError
 log = logging.getLogger(__name__)
 
 POLL_S = 0.5
-"""Short, because the lock of a record is timed from the beginning of the poll."""
+"""Time-out of a poll. Short, because a record's lock is timed from the beginning of the poll."""
 LOOK_S = 0.5
 """How often a thread that may not work, or waits for calls, looks around."""
 ACKNOWLEDGE_S = 30.0

@@ -192,7 +192,7 @@ class SharedWork:
         return self._program.timestamp_of.get(source.topic)
 
     def _leave_out_refused(self, record: AcquiredRecord) -> None:
-        """Hand the results of a record that their topics refuse to the failure handler; leave the rest."""
+        """Hand those results of a record that their topics would refuse to the failure handler, and keep the others."""
         for output in self.program.outputs.values():
             self._refusals.leave_out(output, partial(self._refused, record, output.topic))
 

@@ -90,7 +90,7 @@ class PendingCalls:
             )
             progress.follow(source, self._sources[source].now)
         self._steps: deque[Taken] = deque()
-        """In the order in which they were taken in, from the first that has records or times left."""
+        """The steps taken in, in order, from the first that has records or times left."""
         self._lines: dict[bytes, deque[WaitingRecord]] = {}
         """The records of each line, in order, from the first that has not been released."""
         self._ready: deque[WaitingRecord] = deque()

@@ -22,7 +22,7 @@ class HeldCalls:
         self._random = Random(seed)
         self._changed = Condition()
         self._tasks: list[tuple[Task, PendingCalls, list[NodeCall]]] = []
-        """Each task with the calls that have ended and are not told."""
+        """Each task with its calls that have ended and are not yet reported to it."""
         self._told = 0
 
     def watch(self, task: Task) -> None:

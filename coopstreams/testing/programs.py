@@ -43,10 +43,9 @@ def compiled(identity: Identity, parts: MakeParts | None) -> Program:
 
 
 def tables(part: SubTopology, config: Config, *, caching: bool) -> dict[str, MakeTable]:
-    """Return what makes the stores whose rows are in native memory.
-
-    There the updates of a record are forwarded behind all else that it makes. So if there is more, there are none: a
-    driver returns results in the order in which Kafka Streams forwards them.
+    """Return the factories of stores whose rows are in native memory. They forward a record's updates after all its
+    other results, so they are used only where there are no other results: a driver returns results in Kafka Streams'
+    order.
     """
     parents = {parent for node in part.nodes for parent in node.parents}
     ends = sum(node.name not in parents for node in part.nodes)

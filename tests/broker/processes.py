@@ -28,7 +28,7 @@ class Workers:
     """Of `coopstreams run`, besides the settings."""
     running: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     _began: dict[int, int] = field(default_factory=dict)
-    """Where the log of the present life of a worker begins."""
+    """The offset in each worker's log file at which its current process begins."""
 
     def start(self, number: int) -> None:
         """Start worker `number`, again or for the first time."""

@@ -196,7 +196,9 @@ def test_a_whole_range_task_that_has_written_a_record_writes_one_with_each_commi
 
 @pytest.mark.parametrize("key_range", [WHOLE, LEFT])
 def test_whoever_writes_the_first_record_of_a_source_writes_one_of_each(key_range: KeyRange) -> None:
-    """If the group's offsets expire, a source without one would begin anew, below the state, beside the others."""
+    """If the group's offsets expire, a source without an individual commit would restart, below the state of the
+    others.
+    """
     view, other = Known("g"), TopicPartition("other", 0)
     starts = {at: PartitionStart(4, (Segment(key_range, 10),), Committed(10, -1, 3), claim=False) for at in (AT, other)}
     task = Progress(key_range, starts, Author("g", 5, "app-0-1"))

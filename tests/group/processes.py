@@ -40,7 +40,9 @@ class Process:
         self.holdings = Holdings(self.name)
 
     def handle(self) -> None:
-        """The control thread takes one event; what it opens does not overlap what is still to be closed."""
+        """Handle one event as the control thread does; check that no opened range overlaps one that is still to be
+        closed.
+        """
         if not self.inbox:
             return
         event = self.inbox.pop(0)

@@ -91,7 +91,7 @@ def test_a_stage_without_state_does_not_write_again_into_one_whose_state_is_ther
 
 
 def test_a_partition_that_has_begun_elsewhere_is_no_loss() -> None:
-    """Its process committed where it begins before it wrote; this one asks for ends first."""
+    """The other process committed its first position before it wrote; this one fetches the ends before the offsets."""
     app = Application()
     app.write(CHANGELOG, 1)
     app.offsets[TopicPartition(REPARTITION.topic, 1)] = 0, "ic -1 0"

@@ -102,9 +102,8 @@ GLOBAL = StoreSpec("names", "key_value", serdes.text, serdes.json, logged=False)
 
 Key = Any
 Data = dict[str, dict[Key, tuple[Any, int]]]
-"""Store -> key (window stores: key and start; session stores: key, start, end) -> value and timestamp.
-
-The value of a versioned store is its history, (timestamp, bytes) each.
+"""Store -> key -> (value, timestamp). Keys of window stores are (key, start), of session stores (key, start, end); a
+value of a versioned store is a list of (timestamp, bytes).
 """
 
 

@@ -64,7 +64,7 @@ def commit(state: TaskState) -> None:
 
 @pytest.mark.parametrize("keys", [1, 1000])
 def test_a_lookup_reads_one_run_of_each_segment_and_then_what_it_knows(keys: int) -> None:
-    """A key that is looked for again costs no run at all, and other keys cost nothing."""
+    """A second look-up of a key reads nothing, and no look-up reads the rows of other keys."""
     engine = Counting()
     state = new_state(engine)
     for number in range(keys):

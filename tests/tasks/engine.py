@@ -93,7 +93,7 @@ class Engine:
         self.buffer = buffer
         """How many bytes of rows a task keeps in memory."""
         self.at_fence: list[dict[str, int]] = []
-        """The ends of partition 0 of all topics at each fence that was asked."""
+        """The ends of partition 0 of all topics at each check of a fence."""
         self.log = MemoryLog(self._check_fence)
         self.log.create_topics([TopicSpec(name, count) for name, count in topics.items()])
         given = {name.replace("_", "."): value for name, value in settings.items()}

@@ -327,7 +327,7 @@ def true_ms(made: Engine) -> set[int]:
 def test_state_is_true_as_of_the_time_before_the_fence_because_a_process_may_be_stopped_behind_it(
     guarantee: str,
 ) -> None:
-    """It wakes up three days later: meanwhile others have written tombstones, and compaction has removed them."""
+    """The process resumes three days later: other members have written tombstones, and compaction has removed them."""
     wall = Wall()
     made = engine(guarantee, ["a"], host=wall)
 

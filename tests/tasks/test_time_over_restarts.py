@@ -15,7 +15,7 @@ HOUR_MS = 3_600_000
 HALVES = KeyRange.split(2)
 MINE, OTHER = (next(key for key in (b"a", b"b", b"c", b"d", b"e") if key_hash(key) in half) for half in HALVES)
 TOLD, PASSED_OVER = b"1", b"0"
-"""Values that a filter lets pass, and does not."""
+"""A value that passes the filter, and one that does not."""
 
 
 def closing() -> Topology:
@@ -50,7 +50,7 @@ def test_an_operator_behind_a_filter_goes_on_at_its_own_time(ranges: list[KeyRan
 
 
 def test_who_takes_over_from_several_owners_goes_on_at_the_time_of_each() -> None:
-    """The one that is ahead has closed windows; the other one, which is behind, has not."""
+    """The owner that is ahead has closed windows that the other owner has not."""
     engine = Engine(closing(), {"in": 1, "out": 1}, processing_guarantee=EXACTLY)
     engine.start()
     behind = engine.open(HALVES[0])

@@ -1,4 +1,4 @@
-"""`map`, `select_key`, `repartition`, `group_by`: a new key, and the way of its record to where the key belongs."""
+"""`map`, `select_key`, `repartition`, `group_by`: records with a new key go to the partition of that key."""
 
 from typing import Any
 
