@@ -65,7 +65,7 @@ def test_a_command_without_its_extra_ends_in_one_line_before_it_connects(command
 
 
 def test_an_application_without_the_extra_can_be_made() -> None:
-    """It answers no queries, which it says when it is asked to."""
+    """It answers no queries; the error names the missing extra when it is asked to."""
     subprocess.run([sys.executable, "-c", f"{WITHOUT_HTTPX}from coopstreams import CoopStreams"], check=True)
 
 

@@ -86,7 +86,7 @@ def gc(
     ] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the files that would be deleted.")] = False,
 ) -> None:
-    """Delete files that no kept run mentions. What may still be at work stays: files newer than the published run."""
+    """Delete files that no kept run mentions. Files newer than the published run stay: a run may be in progress."""
     gone = snapshot.sweep(url, application, keep=keep, doing=not dry_run)
     for name in gone:
         typer.echo(name)

@@ -121,7 +121,7 @@ class StreamThreads:
         return dead
 
     def pause(self, paused: bool) -> None:
-        """Have all threads pause, those that are added later, too; or go on."""
+        """Pause or resume all threads, and those that are added later."""
         self._paused = paused
         for thread in self:
             thread.pause(paused)

@@ -244,7 +244,7 @@ class Opener:
             self._hand_over(id_, session)
 
     def _hand_over(self, id_: TaskId, session: SinkSession | None = None) -> None:
-        """Tell that a task is open."""
+        """Emit that a task is open."""
         opening = self._openings.pop(id_)
         assert opening.progress is not None
         assert opening.database is not None

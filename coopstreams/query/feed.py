@@ -117,7 +117,7 @@ class _Stream(StreamingResponse):
 
 
 async def _gzipped(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Compress with what came before as the dictionary: a status is nearly the one before."""
+    """Compress a status with the earlier ones as the dictionary: each differs little from the one before."""
     packer = zlib.compressobj(level=1, wbits=_GZIP)
     async for event in events:
         yield packer.compress(event) + packer.flush(zlib.Z_SYNC_FLUSH)

@@ -14,20 +14,20 @@ from collections.abc import Sequence
 from coopstreams.topology.keys import key_group, key_hash
 
 EVERY = 61
-"""A prime: keys that come in turn are not missed in turn."""
+"""Every how many records one is sampled. A prime, so that keys in a cycle are all sampled in time."""
 HALF_LIFE_S = 20.0
 MOST = 4
-"""The most groups that are told."""
+"""The most groups that are reported."""
 LEAST_SHARE = 0.1
 TIMES_EVEN = 4
-"""A hot group has so many times what it would have if all of the task had the same."""
+"""A hot group has at least this multiple of an even share."""
 LEAST_SAMPLES = 8.0
 MOST_HALVINGS = 500.0
-"""A float holds twice as many; then the weights are made anew."""
+"""After so many half-lives the weights are scaled down: a float could hold twice as many."""
 
 
 class Heat:
-    """The samples of one task. Its stream thread looks, any thread asks."""
+    """The samples of one task. Its stream thread adds them, any thread reads."""
 
     def __init__(self, groups: int) -> None:
         """`groups`: how many key groups the task has."""

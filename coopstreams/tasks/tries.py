@@ -28,7 +28,7 @@ class Held:
 
 
 class TriedLaterError(LogError):
-    """A record is to be processed again after a pause: to its stream thread, an interval that cannot be committed."""
+    """A record is to be processed again after a pause. Its stream thread handles it as a commit that failed."""
 
     def __init__(self, message: str, task: TaskId, pause_s: float) -> None:
         super().__init__(f"{message}; it is processed again in {pause_s:.1f} s", retryable=True)

@@ -62,7 +62,7 @@ def wake(cluster: ThreeBrokers, old: int, controller: int) -> None:
 
 @contextmanager
 def other_client(cluster: ThreeBrokers) -> Iterator[KafkaLog]:
-    """Return a client that knows who leads what now."""
+    """Return a client with fresh metadata."""
     client = KafkaLog({"bootstrap.servers": cluster.bootstrap}, timeout_s=LONG_S)
     yield client
     client.close()

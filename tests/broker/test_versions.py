@@ -50,7 +50,7 @@ class Program:
         return builder.build()
 
     def start(self, name: str, reads: str, folder: str = "") -> CoopStreams:
-        """Start a process of the version that reads these topics; `folder`: whose state it finds, if not its own."""
+        """Start a process of the version that reads these topics; `folder`: the state folder, if not a new one."""
         settings = self.kafka.config(
             self.folder / (folder or name), processing_guarantee="exactly_once_v2", commit_interval_ms=50
         )

@@ -61,7 +61,7 @@ class Outcome:
 
     @property
     def passed(self) -> bool:
-        """Whether all was as expected."""
+        """Whether the results are the expected ones."""
         return not self.differences
 
 

@@ -47,7 +47,7 @@ def anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 
 
 def extension(**changes: Any) -> SimpleNamespace:
-    """Return an extension as `native` sees it while it decides."""
+    """Return a stand-in for the extension with the attributes that `native` checks."""
     usable = {"INTERFACE": native.INTERFACE, "__file__": "/x/it.so", "load": lambda _: (0x021000FF, "ssl,plugins")}
     return SimpleNamespace(**usable | changes)
 

@@ -78,7 +78,7 @@ def test_a_fenced_writer_says_so_from_whatever_comes_next(
         if flushed:
             first.flush(PATIENCE_S)
 
-    for _ in range(3):  # which call it is that says so is chance
+    for _ in range(3):  # it is chance which of the calls raises it
         first.begin()
         step()
         second = cluster.writer(name)

@@ -92,7 +92,7 @@ class World:
         self.log.writer().append(topic, keys, keys, range(len(keys)), partitions=partition)
 
     def publish(self, age_ms: int = 0) -> int:
-        """Publish what the changelog has now, as if that had been some time ago; return how many bytes that is."""
+        """Publish a snapshot of the changelog as it is now, dated back; return its size in bytes."""
         origin = Database(Memory(), [COUNTS])
         plain = Restoring(self.log, self.changelog)
         plain.add(BIG, [COUNTS], origin, {})

@@ -1,4 +1,4 @@
-"""While tasks move: never a wrong "not found", never a range with a hole, never two of an entry."""
+"""While tasks move: never a wrong "not found", never a gap in a range, never an entry twice."""
 
 from __future__ import annotations
 

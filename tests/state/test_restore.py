@@ -217,8 +217,8 @@ def test_clocks_that_differ_a_little_cost_no_state() -> None:
 def test_state_of_another_topic_of_that_name_is_emptied_and_restored_from_the_new_one(
     new_engine: NewEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The new changelog has grown past the checkpoint: its offsets say nothing against it. A sibling that runs stays as
-    it is.
+    """The new changelog has grown past the checkpoint, so offsets alone do not reveal it. A running sibling keeps its
+    state.
     """
     old = [(number, b"%d" % number, b"old") for number in range(100)]
     new = [(number, b"%d" % (number + 50), b"new") for number in range(200)]

@@ -1,4 +1,4 @@
-"""The families of RocksDB: a dropped one leaves its column family to the next, also over a restart."""
+"""The families of RocksDB: a new family reuses the column family of a dropped one, also after a restart."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from tests.state.conftest import NewEngine
 SPEC = StoreSpec("counts", "key_value", text, int64)
 WINDOWS = StoreSpec("windows", "window", text, int64, window_ms=60_000, retention_ms=240_000)
 PART = KeyRange.of_groups(80, 127)
-"""Some slices of two siblings: a file takes a database to be read, and all of them would take long."""
+"""A few slices of two siblings: verifying a file opens a database, so all slices would take long."""
 numbers = count()
 
 

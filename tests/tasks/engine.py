@@ -202,9 +202,7 @@ class Engine:
                 raise AssertionError(event)
 
     def replace(self, failed: Failed, rests_s: float = 0.0) -> list[KeyRange]:
-        """Do what the control thread would when a stream thread has died; return the ranges that are to be opened
-        again.
-        """
+        """Replace a dead stream thread, as the control thread does; return the ranges to open again."""
         assert failed.thread is not None
         dead = self.threads[failed.thread]
         successor = self.threads[failed.thread] = dead.successor(rests_s)

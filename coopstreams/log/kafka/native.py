@@ -159,7 +159,7 @@ def data_plane() -> str:
 
 
 def router() -> MakeRouter | None:
-    """Return what cuts batches by key range natively; None: pure Python."""
+    """Return the native router, which cuts batches by key range; None: pure Python."""
     if data_plane() != "native":
         return None
     made: MakeRouter = _loaded().Router
@@ -167,7 +167,7 @@ def router() -> MakeRouter | None:
 
 
 def front() -> Callable[..., Any] | None:
-    """Return what makes a front of the query server; None: pure Python."""
+    """Return the class of the query server's native front; None: pure Python."""
     if data_plane() != "native":
         return None
     made: Callable[..., Any] = _loaded().Front
@@ -191,7 +191,7 @@ def native_tables(part: SubTopology, config: Config, *, caching: bool) -> dict[s
 
 
 def native_parts() -> MakeParts | None:
-    """Return what reads parts of JSON values natively; None: pure Python makes dicts of them."""
+    """Return the native reader of parts of JSON values; None: pure Python makes dicts of them."""
     if data_plane() != "native":
         return None
     made: MakeParts = _loaded().Parts

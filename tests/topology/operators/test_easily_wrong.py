@@ -66,7 +66,7 @@ def test_the_clock_on_the_wall_closes_no_window_and_one_record_far_ahead_closes_
 
 @pytest.mark.parametrize("ranges", [1, 4])
 def test_a_late_record_of_a_stream_join_meets_what_is_still_kept(ranges: int) -> None:
-    """Its window has closed long ago, and no match comes twice; only what waited without a match was told before."""
+    """Its window has closed long ago, and no pair comes twice; only unmatched records were emitted before."""
     events = [("right", "a", "r", 10), ("left", "z", 0, 100), ("right", "z", 0, 15), ("left", "a", "l", 12)]
     assert run(two_streams("join", JoinWindows(milliseconds=5, grace=ms(50))), *events, ranges=ranges) == [
         ("a", ["l", "r"], 12)
