@@ -83,7 +83,7 @@ class PendingCalls:
             self._sources[source] = SourceInFlight(
                 InFlight(progress.segments(source), MOST_RECORDS),
                 Position(start.position, start.stream_time),
-                start.stream_time,
+                Position(start.position, start.stream_time),
                 bound.resumed(source, start.stream_time, start.operator_times),
                 partial(bound.operator_times, source.topic),
                 [at for at, time in enumerate(bound.resumed(source, 0)) if time == 0],
@@ -158,14 +158,14 @@ class PendingCalls:
         source.segments = None
         calls = self._wanted(step.source, columns)
         begun: list[NodeCall] = []
-        before = source.taken_time
+        behind = source.taken
         for row, (key, offset, timestamp, stream_time) in enumerate(
             zip(columns.keys, columns.offsets, columns.timestamps, columns.stream_times, strict=True)
         ):
             made = calls.get(row, [])
-            # A record below the stream time did not raise it.
-            at = stream_time if timestamp < stream_time else before
-            record = WaitingRecord(taken, row, offset, len(made), at, made)
+            # A record below the stream time did not raise it; else only what was behind the one before is known.
+            before = Position(offset, stream_time) if timestamp < stream_time else behind
+            record = WaitingRecord(taken, row, offset, len(made), before, made)
             for call in made:
                 call.record = record
             begun += (call for call in made if call.visit is None)
@@ -174,8 +174,10 @@ class PendingCalls:
                 begun += _some(self._turns.add(turn))
             source.waiting[offset] = record
             self._line_up(record, key if self._by_key else _ALL)
-            before = stream_time
-        source.taken_time = max(source.taken_time, step.stream_time)
+            behind = Position(offset + 1, stream_time)
+        source.taken = Position(
+            max(source.taken.offset, step.next_offset), max(source.taken.stream_time, step.stream_time)
+        )
         self._calls += sum(map(len, calls.values()))
         self._begin(begun)
 
@@ -233,11 +235,12 @@ class PendingCalls:
         source = self._sources[step.source]
         first = next(iter(source.waiting.values()))
         times = step.columns.operator_times or ()
-        source.reach(Position(first.offset, first.before))
+        source.reach(first.before)
+        before = first.before.stream_time
         yield (
             step.source,
-            first.before,
-            [first.before if at in source.partition_times else of[first.row] for at, of in enumerate(times)],
+            before,
+            [before if at in source.partition_times else of[first.row] for at, of in enumerate(times)],
         )
 
     def look(self) -> bool:

@@ -78,7 +78,11 @@ class _Source:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Records to process now, and the position and stream time of the source once they are done."""
+    """Records to process now, and the position and stream time of the source once they are done.
+
+    Invariant: the stream time is that of all records below the position. Records of siblings may lie between two of
+    this task: a position behind them would skip their time, if another owner goes on there.
+    """
 
     source: TopicPartition
     columns: Columns
@@ -99,7 +103,9 @@ class Step:
         if stop == len(columns):
             times = self.next_offset, self.stream_time, self.operator_times
             return self if not start else Step(self.source, columns.slice(start, stop), *times)
-        return Step(self.source, columns.slice(start, stop), columns.offsets[stop], columns.stream_times[stop - 1])
+        return Step(
+            self.source, columns.slice(start, stop), columns.offsets[stop - 1] + 1, columns.stream_times[stop - 1]
+        )
 
 
 class SourceQueues:
@@ -216,8 +222,7 @@ class SourceQueues:
         # The rest may have no records, only the stream time that siblings' records have reached: it waits as well.
         taken = batch.take(count)
         source.stream_time = taken.stream_times[-1]
-        next_offset = batch.columns.offsets[batch.begun] if len(batch) else taken.offsets[-1] + 1
-        return Step(name, taken, next_offset, source.stream_time)
+        return Step(name, taken, taken.offsets[-1] + 1, source.stream_time)
 
 
 class Pace:

@@ -46,8 +46,8 @@ class WaitingRecord:
     row: int
     offset: int
     waits_for: int
-    before: int
-    """The stream time before it."""
+    before: Position
+    """The last position before it of which the stream time is known: records of siblings may lie between."""
     calls: list[NodeCall]
     line: bytes | None = None
     """The name of the queue in which it waits, if it waits in one."""
@@ -72,7 +72,8 @@ class SourceInFlight:
     inflight: InFlight
     reached: Position
     """Up to where the program has come, in the order in which it takes the records of all sources."""
-    taken_time: int
+    taken: Position
+    """Up to where steps were taken in."""
     taken_operator_times: list[int]
     """The operator times behind what was taken in."""
     operator_times: Callable[[], OperatorTimes]

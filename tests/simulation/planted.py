@@ -452,6 +452,15 @@ PLANTED: dict[str, Planted] = {
     "a gate of siblings": Planted(
         times.gate_of_siblings, 38, "a left join of streams", AT_LEAST_ONCE, oracle="progress"
     ),
+    "a position behind siblings": Planted(
+        times.behind_siblings,
+        40_073_364,
+        "calls before merged windows that are emitted at their close",
+        oracle="progress",
+    ),
+    "a position of who waits": Planted(
+        times.at_who_waits, 40_014_406, "calls before windows that are emitted at their close", oracle="progress"
+    ),
     "rows of before": Planted(_rows_of_before, 0, "calls that keep state", oracle="results"),
     "a slice of any changelog": Planted(_any_slice, 206, "a count", oracle="queries"),
     "a slice of the end": Planted(_slice_of_the_end, 7, "a count", oracle="answers"),

@@ -5,17 +5,43 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
 from coopstreams.commit.progress import Progress
+from coopstreams.log.log import Position
 from coopstreams.state.task_state import TaskState
+from coopstreams.tasks import pending_calls
 from coopstreams.tasks import task as tasks_at_work
 from coopstreams.tasks.pending_calls import PendingCalls
-from coopstreams.tasks.waiting_records import SourceInFlight
+from coopstreams.tasks.queues import SourceQueues
+from coopstreams.tasks.waiting_records import SourceInFlight, WaitingRecord
 from coopstreams.topology.compile.program import BoundProgram
 from coopstreams.topology.operators.join_memory import _Side
 from coopstreams.topology.operators.windowing import Closing
+
+
+def behind_siblings() -> AbstractContextManager[Any]:
+    """The position of a step that ends within a batch is behind siblings' records whose time it does not know."""
+    take = SourceQueues._take
+
+    def far(name: Any, source: Any, *given: Any, **ties: Any) -> Any:
+        batch = source.waiting[0]
+        step = take(name, source, *given, **ties)
+        cut = source.waiting and source.waiting[0] is batch and len(batch)
+        return replace(step, next_offset=batch.columns.offsets[batch.begun]) if cut else step
+
+    return patch.object(SourceQueues, "_take", staticmethod(far))
+
+
+def at_who_waits() -> AbstractContextManager[Any]:
+    """The position of a commit is that of the record that waits, with the time of the one before it."""
+
+    def waiting(taken: Any, row: int, offset: int, waits_for: int, before: Position, calls: Any) -> WaitingRecord:
+        return WaitingRecord(taken, row, offset, waits_for, Position(offset, before.stream_time), calls)
+
+    return patch.object(pending_calls, "WaitingRecord", waiting)
 
 
 def own_time() -> AbstractContextManager[Any]:

@@ -66,6 +66,25 @@ def test_the_stream_time_of_a_commit_is_that_before_the_record_that_waits() -> N
 
 
 @pytest.mark.usefixtures("short_drain")
+def test_a_commit_names_a_position_of_which_the_stream_time_is_known() -> None:
+    """Between two records of a task lies one of a sibling: whoever takes over both at once takes windows as told that
+    close by its time.
+    """
+    gate = Gate(stuck=1)
+    part, rest = KeyRange.split(2)
+    mine, others = ([key for i in range(100) if key_hash(key := b"%d" % i) in each] for each in (part, rest))
+    made = Engine(closing(gate), TOPICS)
+    task = made.open(part)
+    made.write("in", [(mine[0], b"0", 10), (others[0], b"5", 50), (mine[1], b"1", 60)])
+    made.start()
+    until(lambda: gate.called[1] == 1, made)
+    until(lambda: task.progress.position(SOURCE).offset > 0, made)
+    made.close(task)
+    assert task.progress.committed_segments(SOURCE) == (Segment(part, 1, 10, ((1, 1),)),)
+    made.stop()
+
+
+@pytest.mark.usefixtures("short_drain")
 def test_a_commit_names_no_time_of_another_source_that_comes_after_the_record_that_waits() -> None:
     """A task that takes over from there would treat the windows that close by that time as emitted."""
     gate, other = Gate(stuck=1), TopicPartition("other", 0)

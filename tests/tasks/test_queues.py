@@ -212,7 +212,7 @@ def test_no_source_tells_a_time_to_which_another_has_not_come(
     left: list[tuple[int, bool]], right: list[tuple[int, bool]], random: Random
 ) -> None:
     """Part of the records are siblings'. A task learns the time that they have reached when it gets there, and at the
-    end at the latest.
+    end at the latest. Each step has the stream time of all records below its position.
     """
     mine = {TABLE: [own for _, own in left], STREAM: [own for _, own in right]}
     logs = {TABLE: log_of([time for time, _ in left]), STREAM: log_of([time for time, _ in right])}
@@ -232,9 +232,10 @@ def test_no_source_tells_a_time_to_which_another_has_not_come(
         at[source] = upto
         if end:
             ended.add(source)
-        for step in queues.steps(1 << 20, 0.0):
+        for step in queues.steps(random.choice((1, 3, 1 << 20)), 0.0):
             first = step.columns.stream_times[0] if len(step.columns) else step.stream_time
             assert all(position.stream_time <= first for other, position in told.items() if other != step.source)
+            assert not step.next_offset or step.stream_time == logs[step.source][step.next_offset - 1][2]
             told[step.source] = Position(step.next_offset, step.stream_time)
     assert told == {source: Position(len(log), log[-1][2] if log else NO_STREAM_TIME) for source, log in logs.items()}
 
