@@ -83,7 +83,7 @@ class Kafka:
     replicas: int = 1
     """Of each topic that is made here."""
     login: Mapping[str, str] = field(default_factory=dict)
-    """The settings on security of who makes topics here."""
+    """The security settings of the client that creates topics."""
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     @property

@@ -30,8 +30,8 @@ def needs_spark(module: str) -> bool:
 
 
 class WholeModules(LoadScopeScheduling):  # type: ignore[misc]
-    """Deals module after module, so that what the tests of a module share is made once; those that need Spark all to
-    one process, because each session costs as much as a broker and a hundred tests.
+    """Deals whole modules to processes, so that module fixtures are made once; all modules that need Spark to one
+    process, because a session costs as much as a broker and a hundred tests.
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -60,5 +60,7 @@ class WholeModules(LoadScopeScheduling):  # type: ignore[misc]
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    """Return who deals the tests (pytest-xdist's own groups, `--dist loadgroup`, have no effect with pytest 9.2)."""
+    """Return the scheduler of the tests (pytest-xdist's own groups, `--dist loadgroup`, have no effect with pytest
+    9.2).
+    """
     return WholeModules(config, log)

@@ -4,5 +4,5 @@ from datetime import timedelta
 
 
 def ms(milliseconds: int) -> timedelta:
-    """Return so many milliseconds."""
+    """Return a duration in milliseconds."""
     return timedelta(milliseconds=milliseconds)

@@ -16,7 +16,7 @@ CLIENT, SECRET = "orders", "secret-of-the-client"
 
 @dataclass
 class IdentityProvider:
-    """What it answers, and what it was asked."""
+    """Its answers, and the requests that it got."""
 
     token: Callable[[], str]
     url: str = ""

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def run_pytest(folder: Path, plugins: Sequence[str], *options: str) -> subprocess.CompletedProcess[str]:
-    """Run the tests of a folder in several processes; return what the run said."""
+    """Run the tests of a folder in several processes; return the output of the run."""
     loaded = [word for plugin in ("xdist", *plugins, "no:cacheprovider") for word in ("-p", plugin)]
     return subprocess.run(
         [sys.executable, "-m", "pytest", *loaded, "--dist", "loadscope", *options, "--rootdir", folder, folder],

@@ -88,7 +88,7 @@ class OffsetOutOfRangeError(LogError):
 
 
 class AccessDeniedError(LogError):
-    """Kafka does not let this process in, or not do what it asked for: the message names user, mechanism and ACL."""
+    """Kafka refuses this process's login, or one of its requests: the message names user, mechanism and ACL."""
 
 
 class DeliveryError(LogError):
@@ -100,7 +100,9 @@ class RefusedError(DeliveryError):
 
 
 class SinkUnavailableError(LogError):
-    """A place outside of Kafka is away. What was being applied may or may not count: the place's position says it."""
+    """An external sink is unreachable. The records under way may or may not be applied: the sink's stored position says
+    it.
+    """
 
     def __init__(self, message: str) -> None:
         super().__init__(message, retryable=True)

@@ -63,7 +63,7 @@ def dead_letter(
 
 
 def letters(log: Log, topic: str) -> Iterator[DeadLetter]:
-    """Yield what a topic holds now, partition after partition.
+    """Yield the records that a topic holds now, partition after partition.
 
     Raises:
         UnknownTopicError: there is no such topic.

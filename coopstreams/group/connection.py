@@ -53,7 +53,7 @@ class Connection:
     def __init__(self, settings: Mapping[str, Any], request_ms: int) -> None:
         plain = dict(settings)
         self.login: Login = plain.pop("login", Login())
-        """Who this process is to the brokers."""
+        """The login of this process."""
         source = plain.pop("token_source", None)
         self._tokens = None if source is None else Tokens(source)
         self.client = KafkaNetClient(**_client_settings(plain, self._tokens))

@@ -151,9 +151,9 @@ class Instance:
         return self.begun
 
     def pause(self, paused: bool) -> None:
-        """Process nothing from now on, or go on. Any thread.
+        """Pause or resume processing. Any thread.
 
-        It stays a member of the group with its tasks: they are restored, commit and answer queries.
+        A paused instance stays a member of the group with its tasks, which are restored, commit and answer queries.
         """
         if paused is not self.paused:
             log.info("processing is paused" if paused else "processing goes on")

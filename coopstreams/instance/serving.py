@@ -215,7 +215,7 @@ class Serving:
         return self._instance.busy
 
     def pause(self, paused: bool) -> None:
-        """Have the instance process nothing from now on, or go on."""
+        """Pause or resume processing."""
         self._instance.pause(paused)
 
     def end(self) -> None:

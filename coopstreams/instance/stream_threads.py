@@ -82,7 +82,7 @@ class StreamThreads:
         return _name(number)
 
     def added(self, number: int) -> None:
-        """Start a thread that was asked for; forget it if brokers do not let it write: the others go on."""
+        """Start a requested thread; drop it if brokers refuse its producer: the others continue."""
         try:
             thread = self._threads[number] = self._make(number)
         except LogError as error:

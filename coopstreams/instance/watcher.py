@@ -81,7 +81,7 @@ class StallDetector:
     slow_s: float = SLOW_S
     samples: dict[TaskId, LagSample] = field(default_factory=dict)
     unanswered: dict[TopicPartition, float] = field(default_factory=dict)
-    """Sources whose leader does not report their end, and since when; the one that was asked last is the last."""
+    """Sources whose leader does not report their end, and since when; in the order in which they were last asked."""
     quiet: QuietSources = field(default_factory=QuietSources)
     made_anew: dict[TaskId, str] = field(default_factory=dict)
     """Running tasks whose changelog was recreated or deleted since their state was restored, in words."""

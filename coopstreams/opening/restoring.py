@@ -63,7 +63,7 @@ class _SnapshotRestore:
     spec: StoreSpec
     database: Database
     wanted: _Wanted
-    """What it wants of the changelog behind the snapshot."""
+    """What to restore from the changelog after the snapshot."""
     bytes: int = 0
     """Bytes already counted."""
 

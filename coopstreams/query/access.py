@@ -48,7 +48,7 @@ class Access:
         return Access(tokens, Certificates(Files.of(settings), clients_show=clients_show))
 
     def check(self, role: Role | None, authorization: str | None, *, changes: bool = False) -> None:
-        """Do nothing if a request with this header may ask for what the role may. `changes`: it is not only to know.
+        """Check that a request with this header has the role. `changes`: it changes something.
 
         Raises:
             QueryError: UNAUTHORIZED: no token, or one that is not known; FORBIDDEN: the token of the other role.

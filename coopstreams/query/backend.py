@@ -368,5 +368,5 @@ class Backend(Protocol):
         ...
 
     def pause(self, paused: bool) -> None:
-        """Have the instance process nothing from now on, or go on."""
+        """Pause or resume processing."""
         ...

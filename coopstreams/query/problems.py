@@ -111,7 +111,7 @@ def headers_of(error: QueryError) -> dict[str, str]:
 
 
 def internal(error: Exception) -> QueryError:
-    """Return the error for an exception that nobody expected."""
+    """Return the error for an unexpected exception."""
     return QueryError("INTERNAL", f"{type(error).__name__}: {error}", status=500)
 
 

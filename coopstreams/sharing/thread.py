@@ -121,7 +121,7 @@ class ShareThread:
 
     @property
     def retrying(self) -> bool:
-        """Whether what it has is to be processed again later, because it failed. Any thread."""
+        """Whether it has records that failed and are to be processed again. Any thread."""
         return bool(self._later)
 
     def _run(self) -> None:
@@ -170,7 +170,7 @@ class ShareThread:
             work.open(self._news.set)
 
     def _work(self) -> None:
-        """Take records if none is left, and go on with them."""
+        """Poll records if none is left, and begin their calls."""
         assert self._client is not None
         if not self.held:
             began = self._host.now()
@@ -288,7 +288,7 @@ class ShareThread:
             log.warning("share thread %d: records of %s are delivered again: %s", self.number, partition, why)
 
     def _undo(self, error: LogError) -> None:
-        """Process again what is not in the log.
+        """Queue again the records whose results are not in the log.
 
         Raises:
             LogError: repetition does not cure the error.

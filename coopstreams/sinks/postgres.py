@@ -270,7 +270,7 @@ class PostgresSession:
             refused.append(records[0].offset)
 
     def _wanted(self, record: SinkRecord) -> tuple[_Statement, Sequence[Any]]:
-        """Return what a record does, and the values for it; the empty statement if nothing."""
+        """Return the statement that applies a record, and its values; an empty statement if it changes nothing."""
         names, of_key = self._sink.key_columns, ()
         if names:
             of_key = _parts(record.key, names)
@@ -324,7 +324,7 @@ def _heard(dsn: str) -> Iterator[None]:
 
 
 def _place(dsn: str) -> str:
-    """Return where a server is, without what is secret."""
+    """Return the address of a server, without secrets."""
     from psycopg.conninfo import conninfo_to_dict
 
     given = conninfo_to_dict(dsn)
@@ -342,7 +342,7 @@ def _refuses(error: Any) -> bool:
 
 
 def _said(error: Any) -> str:
-    """Return what the server says, or the client, on one line."""
+    """Return the message of the server, or of the client, on one line."""
     return " ".join((error.diag.message_primary or str(error)).split()) or type(error).__name__
 
 

@@ -33,7 +33,7 @@ class Silence:
             self.since, self._stream_time, self._due = now, batch.stream_time, now + self.idle_ms / 1000
 
     def broken(self) -> None:
-        """The reader goes elsewhere: what it finds there is not known yet."""
+        """Forget the silence: the reader has moved to another offset."""
         self.since = None
 
     def due_in(self, now: float) -> float | None:

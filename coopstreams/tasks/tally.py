@@ -49,7 +49,7 @@ class Tally:
 
 
 class Counting(Protocol):
-    """What is counted: a `Task`."""
+    """The object whose work is counted: a `Task`."""
 
     id: TaskId
     processed: int

@@ -164,16 +164,16 @@ class StreamThread:
             self._inbox.put(_look)
 
     def pause(self, paused: bool) -> None:
-        """Process no records and no punctuations from now on; or go on with them.
+        """Pause or resume records and punctuations.
 
-        Records are still taken in, up to the dispatcher's bounds, and what was processed before is committed.
+        A paused thread still takes records in, up to the dispatcher's bounds, and commits those that it has processed.
         """
         if self._paused and not paused:
             self._inbox.put(self._resume)
         self._paused = paused
 
     def retire(self) -> None:
-        """Commit and end, after what it was told before: `ThreadEnded` follows."""
+        """Commit and end, after the messages sent before: `ThreadEnded` follows."""
         self._inbox.put(None)
         self._awake.set()
 
@@ -308,7 +308,7 @@ class StreamThread:
         self._slowest = max(self._slowest, (seconds, call))
 
     def _waited_enough_s(self) -> float:
-        """Return how long until a task goes on without the source that it waits for."""
+        """Return how long until a task stops waiting for another source."""
         return min((at - self._host.now() for _, at in self._waiting()), default=self._idle_s)
 
     def _go_on(self) -> None:

@@ -40,7 +40,7 @@ class Attempts(Protocol):
     """Counts the attempts at a record."""
 
     def attempt(self, task: TaskId, failure: Failure) -> int:
-        """Return the how many-th failure in a row this is of its record."""
+        """Return how many times in a row this record has failed."""
         ...
 
     def note(self, task: TaskId, failure: Failure) -> None:

@@ -99,7 +99,7 @@ class Turns:
         self._of_keys.clear()
 
     def _next(self, turns: deque[_Turn]) -> NodeCall:
-        """Return the call whose turn it is, with the rows that it reads."""
+        """Return the next call to make, with the rows that it reads."""
         turn = turns[0]
         call = turn.calls[0]
         node = self._nodes[call.node]

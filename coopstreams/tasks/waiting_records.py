@@ -67,7 +67,7 @@ class NodeCall(Call):
 
 @dataclass(slots=True)
 class SourceInFlight:
-    """What is in flight of one source partition."""
+    """The records in flight of one source partition."""
 
     inflight: InFlight
     reached: Position
@@ -75,7 +75,7 @@ class SourceInFlight:
     taken: Position
     """Up to where steps were taken in."""
     taken_operator_times: list[int]
-    """The operator times behind what was taken in."""
+    """The operator times behind the records taken in."""
     operator_times: Callable[[], OperatorTimes]
     """Returns those that the program has come to."""
     partition_times: Sequence[int]

@@ -40,7 +40,7 @@ class HeldCalls:
         self._tasks.append((task, task.calls, held))
 
     def tell_one(self) -> Task | None:
-        """Wait until all calls under way have ended, and tell one of them; return its task, None if there is none."""
+        """Wait until all calls under way have ended, and report one of them; return its task, None if there is none."""
         self._tasks = [(task, calls, held) for task, calls, held in self._tasks if not task.closed]
         with self._changed:
             self._changed.wait_for(self._all_ended)

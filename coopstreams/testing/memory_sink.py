@@ -14,7 +14,7 @@ from coopstreams.topology.sinks import OnRefused, SinkPartition, SinkRecord
 
 @dataclass(slots=True)
 class _Row:
-    """What a sink keeps of a partition."""
+    """A sink's records and position of a partition."""
 
     topic_id: str
     position: int

@@ -71,7 +71,7 @@ class NativeRows(Protocol):
         """Forget the windows that start before this time; those that changed, after the next commit."""
 
     def trim(self, excess: int) -> None:
-        """Forget so many clean rows."""
+        """Evict this many clean rows."""
 
     def size_bytes(self) -> int:
         """Return the memory of the rows."""

@@ -42,7 +42,7 @@ class Application:
     _numbers: dict[str, int] = field(default_factory=dict)
 
     def start(self, name: str, processes: int) -> None:
-        """Start a supervisor with so many workers; one of this name has the same numbers and folders again."""
+        """Start a supervisor with this many workers; the same name gets the same numbers and folders again."""
         first = self._numbers.setdefault(name, MOST_WORKERS * len(self._numbers))
         port = self._ports.setdefault(name, _ports_in_a_row())
         named = {
@@ -94,7 +94,7 @@ class Application:
         }
 
     def kill(self, number: int, *, with_state: bool = False) -> None:
-        """Kill a worker, which its supervisor starts again; `with_state`: it finds nothing of what it had."""
+        """Kill a worker, which its supervisor restarts; `with_state`: its state is deleted, too."""
         pid = self.workers().get(number)
         if pid is None:
             return
@@ -129,7 +129,7 @@ class Application:
             process.wait()
 
     def log_file(self, name: str) -> Path:
-        """Where a supervisor and its workers say what they do."""
+        """The log file of a supervisor and its workers."""
         return self.folder / f"{name}.log"
 
     def said(self, pattern: str) -> list[str]:

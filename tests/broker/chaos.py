@@ -130,7 +130,7 @@ def topics_for(kafka: Kafka, partitions: int) -> Topics:
 
 
 class Chaos:
-    """What is done to a group of workers, drawn from a seed."""
+    """The faults of a run, drawn from a seed."""
 
     def __init__(self, group: Workers, seed: int, members: int) -> None:
         self.group = group
@@ -150,7 +150,7 @@ class Chaos:
         self.note(f"kill {victim}")
 
     def stop(self, seconds: float) -> None:
-        """Freeze a worker for so long."""
+        """Pause a worker for this time."""
         victim = self._victim()
         self.group.freeze(victim)
         time.sleep(seconds)
@@ -197,7 +197,7 @@ def city_of(key: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What an output topic has, beside what it should have."""
+    """The records of an output topic beside the expected ones."""
 
     expected: int
     outputs: int

@@ -26,7 +26,7 @@ async def checked(number: int) -> int:
 
 
 async def followed(record: Record[str, int], context: CallContext[str, str]) -> None:
-    """Tell which order of the same key was before, as far as this one is answered for."""
+    """Forward an order with the number of the one before it of the same key, when its call has ended."""
     last = context.store("last")
     before = last.get()
     last.put(record.value)

@@ -47,7 +47,7 @@ BEFORE_S = 15.0
 
 @dataclass(slots=True)
 class Run:
-    """One run: what it works on, and what is done to it."""
+    """One run: its topics, its application, and its faults."""
 
     cluster: ThreeBrokers
     topics: Topics
@@ -85,7 +85,7 @@ class Run:
             self.faults.note(f"broker {node} is back, all replicas in sync")
 
     def _important(self, generator: random.Random) -> tuple[str, int]:
-        """Return a broker, and what it does."""
+        """Return a broker, and its roles in words."""
         found = {
             "group coordinator": lambda: self.cluster.group_coordinator(self.topics.application),
             "transaction coordinator": lambda: self.cluster.transaction_coordinator(
@@ -185,7 +185,7 @@ def topics_of(cluster: ThreeBrokers) -> Topics:
 
 
 def settings_of(topics: Topics, guarantee: str) -> dict[str, object]:
-    """Return the settings of the workers: the defaults, but for what the comparison needs."""
+    """Return the settings of the workers: the defaults, except those that the comparison needs."""
     return {
         "processing.guarantee": guarantee,
         "session.timeout.ms": SESSION_MS,
@@ -231,7 +231,7 @@ def settle(run: Run, feeder: Feeder, *, exactly: bool, calls: bool) -> dict[str,
 
 
 def longest(run: Run, reasons: Reasons, began: float) -> list[Stall]:
-    """Return the stalls, longest first, and print them with what was done and what the workers said."""
+    """Return the stalls, longest first, and print them with the faults and the reported reasons."""
     bootstrap = run.cluster.bootstrap
     waited = waits(read_topic(bootstrap, run.topics.orders), read_topic(bootstrap, run.topics.counts))
     found = stalls(wait for wait in waited if wait.start > began)
@@ -256,7 +256,7 @@ def longest(run: Run, reasons: Reasons, began: float) -> list[Stall]:
 
 
 def report(run: Run, found: dict[str, Found], *, exactly: bool) -> list[str]:
-    """Print the comparison; return what is wrong."""
+    """Print the comparison; return the differences."""
     wrong = [f"chaos itself failed: {error!r}" for error in run.errors]
     print()
     for what, one in found.items():
@@ -280,7 +280,7 @@ def report(run: Run, found: dict[str, Found], *, exactly: bool) -> list[str]:
 
 
 def chaos(folder: Path, minutes: float, guarantee: str, seed: int, *, calls: bool = False) -> list[str]:
-    """Run it; return what is wrong. `calls`: orders go through a slow service first."""
+    """Run it; return the differences. `calls`: orders go through a slow service first."""
     with ExitStack() as running:
         cluster = running.enter_context(ThreeBrokers(folder))
         topics = topics_of(cluster)

@@ -147,7 +147,7 @@ class ThreeBrokers:
         return self._coordinator(_TRANSACTION, transactional_id)
 
     def controller(self) -> int:
-        """Return the controller that decides at present who leads what."""
+        """Return the active controller."""
         client: Any = KafkaAdminClient(
             bootstrap_servers=[self.brokers[node].bootstrap for node in self.living], request_timeout_ms=2000
         )

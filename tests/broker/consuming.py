@@ -83,7 +83,7 @@ class Orders:
 
 
 def read(consumer: CooperativeConsumer, count: int, timeout_s: float = 90.0) -> list[ConsumerRecord]:
-    """Consume until so many records came."""
+    """Consume until this many records have come."""
     records: list[ConsumerRecord] = []
     until = time.monotonic() + timeout_s
     while time.monotonic() < until:
@@ -108,7 +108,7 @@ def finish(
 def poll_until(
     true: Callable[[], object], *consumers: CooperativeConsumer, timeout_s: float = 90.0
 ) -> list[ConsumerRecord]:
-    """Consume with all of them in turn until it is true; return what they were given."""
+    """Poll all consumers by turns until the condition holds; return their records."""
     records: list[ConsumerRecord] = []
     until = time.monotonic() + timeout_s
     while not true():

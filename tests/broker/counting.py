@@ -82,7 +82,7 @@ class Counting:
 
 
 def instance_of(app: CoopStreams) -> Instance:
-    """Return what is inside of a running application."""
+    """Return the instance inside a running application."""
     assert app._instance is not None
     return app._instance
 

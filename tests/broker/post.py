@@ -18,7 +18,7 @@ DEPOT = {"type": "record", "name": "post.DepotKey", "fields": [{"name": "number"
 
 @dataclass
 class Load:
-    """What a depot has; its schema is JSON Schema."""
+    """The load of a depot; its schema is JSON Schema."""
 
     number: int
     grams: int

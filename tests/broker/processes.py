@@ -86,7 +86,7 @@ class Workers:
             worker.wait()
 
     def log(self, number: int) -> str:
-        """Return what a worker said."""
+        """Return the output of a worker."""
         path = self.folder / f"worker-{number}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
@@ -96,7 +96,7 @@ class Workers:
         return found[-1] if found else None
 
     def logs(self) -> str:
-        """Return what all workers said lately, for a failure message."""
+        """Return the last output of all workers, for a failure message."""
         return "\n".join(
             f"--- {path.name}\n{path.read_text(errors='replace')[-6000:]}"
             for path in sorted(self.folder.glob("worker-*.log"))

@@ -36,7 +36,7 @@ SHOWN = 4
 
 @dataclass(slots=True)
 class Losses:
-    """What can be lost. Each function does it and says what it was."""
+    """The losses. Each function causes one and returns its name."""
 
     run: Run
 
@@ -89,7 +89,7 @@ def calm(run: Run) -> None:
 
 
 def measure(run: Run, names: list[str], feeder: Feeder, reasons: Reasons) -> None:
-    """Lose one thing after the other, and print what each cost."""
+    """Cause one loss after the other, and print the wait that each caused."""
     losses = Losses(run).all()
     for name in names or list(losses):
         calm(run)
@@ -104,7 +104,7 @@ def measure(run: Run, names: list[str], feeder: Feeder, reasons: Reasons) -> Non
 
 
 def report(run: Run, name: str, what: str, between: tuple[float, float], reasons: Reasons) -> None:
-    """Print the longest wait that began in this time, and what the workers said of it."""
+    """Print the longest wait that began in this time, and the reasons that the workers reported."""
     (began, ended), bootstrap = between, run.cluster.bootstrap
     waited = waits(read_topic(bootstrap, run.topics.orders), read_topic(bootstrap, run.topics.counts))
     inside = [wait for wait in waited if began - 1 <= wait.start <= ended]

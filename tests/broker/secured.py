@@ -74,7 +74,7 @@ def printed(topology: Topology, **settings: str) -> list[Acl]:
 
 
 def documented(page: Path, **names: str) -> list[Acl]:
-    """Return the ACLs of the table on a page, with these names for its placeholders: of who is no application."""
+    """Return the ACLs of the table on a page, with these names for its placeholders."""
     found = []
     for resource, name, operations, _ in table_headed(page, *ACLS):
         kind, _, how = resource.partition(", ")

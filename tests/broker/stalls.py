@@ -37,7 +37,7 @@ class Stall:
 
 @dataclass(slots=True)
 class Faults:
-    """What was done, and when."""
+    """A fault, and its time."""
 
     done: list[tuple[float, str]] = field(default_factory=list)
 
@@ -47,7 +47,7 @@ class Faults:
         print(time.strftime("%H:%M:%S"), what, flush=True)
 
     def between(self, start: float, end: float) -> list[str]:
-        """Return what was done in this time."""
+        """Return the faults in this time."""
         return [what for at, what in self.done if start <= at <= end]
 
 
@@ -108,7 +108,7 @@ class Said:
     task: str | None
 
     def concerns(self, partition: int) -> bool:
-        """Whether it tells why counts of a partition do not come: it is about its task, or about the whole worker."""
+        """Whether it may explain missing counts of a partition: it is about a task of it, or about the whole worker."""
         return bool(self.code) and (self.task is None or self.task.startswith(f"0_{partition}["))
 
 

@@ -20,7 +20,7 @@ KEYS = [f"key-{number}" for number in range(100)]
 
 
 def leader_of_commits(cluster: ThreeBrokers, counting: Counting) -> int:
-    """Return the broker whose absence an instance feels first: it leads the group's individual commits."""
+    """Return the leader of the group's individual commits, which an instance misses first."""
     leader = cluster.leader_of(COMMIT_TOPIC, partition_of(counting.application, PARTITIONS))
     assert leader is not None
     return leader

@@ -66,7 +66,7 @@ class Application:
             self.written += Counter(keys)
 
     def results(self) -> dict[str, int]:
-        """What the versions have written of each key last."""
+        """The last output of each key, by any version."""
         return {
             key.decode(): serdes.int64.decode(value)
             for key, value in latest(read_topic(self.kafka.bootstrap, self.out)).items()

@@ -31,7 +31,7 @@ def app_range(app: CoopStreams, key: str) -> bool:
 
 
 def health(client: QueryClient, app: CoopStreams) -> tuple[str, bool, bool, list[str]]:
-    """Return what an instance says of itself: state, live, ready, reasons."""
+    """Return the status that an instance reports: state, live, ready, reasons."""
     (said,) = (each for each in client.status()["instances"] if each["url"] == app.url)
     return said["state"], said["live"], said["ready"], [reason["code"] for reason in said["reasons"]]
 

@@ -318,7 +318,7 @@ class Feeder:
 
 
 def check_outputs(bootstrap: str, topic: str, sent: dict[tuple[int, int], bytes]) -> set[bytes]:
-    """Return who wrote them: one of each record, of each key in its order."""
+    """Return the workers that wrote results; check that each record has one result, and each key its order."""
     done: Counter[tuple[int, int]] = Counter()
     last: dict[tuple[int, bytes], int] = {}
     workers: set[bytes] = set()

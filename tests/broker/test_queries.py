@@ -111,7 +111,7 @@ def topology_of(application: str, topics: dict[str, str]) -> Topology:
 
 @dataclass
 class Running:
-    """Two instances, what they were sent, and a client of each."""
+    """Two instances, their input, and a client of each."""
 
     begin: int
     apps: list[CoopStreams]

@@ -188,7 +188,7 @@ def test_windows_sessions_and_what_waits_are_picked_up_as_they_are_replayed(
 
 
 def lags(app: CoopStreams) -> list[str]:
-    """Return what a task has yet to do of its source topics, by the application's own report."""
+    """Return the tasks that have a lag, as the application reports it."""
     with QueryClient(str(app.url)) as client:
         tasks = [task for instance in client.status()["instances"] for task in instance["tasks"]]
     return [f"{task['id']}: {task['lag']}" for task in tasks if task["lag"] != 0]

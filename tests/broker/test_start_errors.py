@@ -29,7 +29,7 @@ pytestmark = pytest.mark.broker
 
 
 def run(topology: Topology, bootstrap: str, folder: Path, **settings: Any) -> BaseException:
-    """Return what an application ends with."""
+    """Return the error that ends an application."""
     given = {name.replace("_", "."): value for name, value in settings.items()}
     return failure_of(CoopStreams(topology, {"bootstrap.servers": bootstrap, "state.dir": str(folder), **given}))
 

@@ -67,7 +67,7 @@ class Program:
             self.stop(name)
 
     def write(self, records: int) -> None:
-        """Write so many records to both topics."""
+        """Write this many records to both topics."""
         keys = [f"key-{number % 37}".encode() for number in range(records)]
         for name, (source, _) in self.topics.items():
             self.kafka.write(source, ((key, b"x") for key in keys))
@@ -105,7 +105,7 @@ def members(app: CoopStreams) -> int:
 
 
 def await_works(app: CoopStreams, of: int) -> None:
-    """Wait until a process runs tasks in a group of so many members."""
+    """Wait until a process runs tasks in a group of this many members."""
     eventually(
         lambda: members(app) == of and bool(instance_of(app).tasks) and not reasons(app), 120, lambda: str(app.status())
     )

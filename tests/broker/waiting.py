@@ -12,9 +12,8 @@ import pytest
 
 
 def eventually(true: Callable[[], bool], timeout_s: float, what: Callable[[], str]) -> None:
-    """Return as soon as it is true; fail with `what()` when it takes too long.
-
-    What takes long to find out is asked half of the time: whoever is waited for needs the processor, too.
+    """Return when the condition holds; fail with `what()` after the time limit. A slow condition is checked half of the
+    time at most, to leave the processor to the program under test.
     """
     asked = time.monotonic()
     deadline = asked + timeout_s

@@ -30,7 +30,7 @@ def run(*arguments: str) -> Result:
 
 
 def said(result: Result) -> str:
-    """Return what a command printed that went well."""
+    """Return the output of a command that must succeed."""
     assert result.exit_code == 0, (result.output, result.exception)
     return result.stdout
 

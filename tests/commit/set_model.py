@@ -58,7 +58,7 @@ def stream_time_at(position: int) -> int:
 
 
 def read(start: int, stop: int, owned: range) -> Columns:
-    """What a reader gives a task for the offsets start..stop-1."""
+    """The records that a reader gives a task for the offsets start..stop-1."""
     offsets = [offset for offset in range(start, stop) if OWNERS[offset] in owned]
     keys = [KEYS[OWNERS[offset]] for offset in offsets]
     return Columns(
@@ -119,7 +119,7 @@ class World:
     # The group.
 
     def rebalance(self, rng: Random) -> None:
-        """Go to the next generation with other cuts; who loses a range stops properly, or does not hear of it."""
+        """Begin the next generation with other cuts; an owner that loses a range stops, or becomes a zombie."""
         self.generation += 1
         cuts = sorted({0, SLICES, *(rng.sample(range(1, SLICES), rng.randint(0, 3)) if rng.random() < 0.65 else ())})
         wanted = [range(a, b) for a, b in pairwise(cuts)]
@@ -149,7 +149,7 @@ class World:
         self.processes[i] = self.started(newer=self.processes[i] in self.upgraded)
 
     def upgrade(self, rng: Random) -> None:
-        """A process starts again in a version of the future: what it writes from now on, the others cannot read."""
+        """A process restarts with a later version, whose records the others cannot read."""
         self.processes[rng.randrange(len(self.processes))] = self.started(newer=True)
         self.seen["upgrades"] += 1
 

@@ -75,7 +75,7 @@ class World:
         self.reopen(0)
 
     def reopen(self, begin: int | None = None) -> None:
-        """Open the task as after a crash: what was not committed is void."""
+        """Open the task as after a crash: uncommitted work is void."""
         self.under_way = []
         self.session = Flaky(self.sink.open(SinkPartition("app", "s", 0, "id"), begin))
         self.progress = Progress.beginning(WHOLE, {SOURCE: Position(self.committed)})

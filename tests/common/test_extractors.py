@@ -30,7 +30,7 @@ def copying(extractor: Any) -> Topology:
 
 
 def run(extractor: Any, *records: tuple[str, int], ranges: int = 1, **config: Any) -> list[tuple[str, int]]:
-    """Send keys with these timestamps, return keys and timestamps of what comes out."""
+    """Send keys with these timestamps; return the keys and timestamps of the output."""
     with TopologyTestDriver(copying(extractor), ranges, config) as driver:
         for key, timestamp in records:
             driver.input("in", serdes.text, serdes.int64).send(key, 1, timestamp)

@@ -67,7 +67,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Seen:
-    """What a case did: as `expected` of the format, with `error` as the index of the input and a text."""
+    """The results of a case, in the format of `expected`; `error`: the index of the input that failed, and a text."""
 
     outputs: list[Row]
     error: tuple[int, str] | None

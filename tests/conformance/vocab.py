@@ -64,7 +64,7 @@ def as_list(value: Value) -> list[Value]:
 
 
 def predicate(function: Named, key: Key, value: Value) -> bool:
-    """Return what a named predicate says."""
+    """Return the result of a named predicate."""
     name, plain = name_of(function), base(key)
     if name == "not":
         return not predicate(function[1], key, value)
@@ -93,7 +93,7 @@ def predicate(function: Named, key: Key, value: Value) -> bool:
 
 
 def new_value(function: Named, key: Key, value: Value) -> Value:
-    """Return what a named value function makes."""
+    """Return the result of a named value function."""
     name = name_of(function)
     if name == "compose":
         for inner in function[1:]:
@@ -138,13 +138,13 @@ def _new_text_or_number(function: Named, value: Value) -> Value:
 
 
 def field(line: str, i: int) -> str | None:
-    """Return a field of a line with commas, None if there are not so many."""
+    """Return a field of a comma-separated line; None if it has fewer."""
     parts = line.split(",")
     return parts[i] if i < len(parts) else None
 
 
 def new_key(function: Named, key: Key, value: Value) -> str | None:
-    """Return what a named key function makes."""
+    """Return the result of a named key function."""
     name, plain = name_of(function), base(key)
     start = key.start_ms if isinstance(key, Windowed) else None
     null_safe: dict[str, Callable[[], str | None]] = {
@@ -263,7 +263,7 @@ def merged(function: Named, a: Value, b: Value) -> Value:
 
 
 def joined(function: Named, key: Key, left: Value, right: Value) -> Value:
-    """Return what a named joiner makes of both sides."""
+    """Return the result of a named joiner."""
     both = text(left) + "|" + text(right)
     answers: dict[str, Callable[[], Value]] = {
         "concat": lambda: both,

@@ -58,7 +58,7 @@ class World:
         return str(inputs if isinstance(inputs, str) else inputs[0])
 
     def seen(self, label: str) -> Callable[[Any, Any], None]:
-        """Return an action that notes what it sees under a topic name of its own."""
+        """Return an action that records its calls under a topic name of its own."""
 
         def action(key: Any, value: Any) -> None:
             assert self.driver is not None

@@ -58,7 +58,7 @@ class Reader:
             self._end(terminal)
 
     def log(self, terminal: str) -> str:
-        """Return what was printed in a terminal since its last command."""
+        """Return the output of a terminal since its last command."""
         return (self._folder / f"{terminal}.log").read_text(errors="replace")
 
     def _here(self, text: str) -> str:

@@ -43,7 +43,7 @@ def orders(kafka: Kafka) -> Iterator[Orders]:
 
 
 class Seen:
-    """Who did which record; all is done after `COUNT` of them."""
+    """The records that were processed; the run ends after `COUNT` of them."""
 
     def __init__(self) -> None:
         self.records: list[ConsumerRecord] = []

@@ -55,7 +55,7 @@ class Process:
         self._open()
 
     def release(self) -> None:
-        """The stream threads have committed and closed what was revoked."""
+        """Release revoked tasks: the stream threads have committed and closed them."""
         self.open -= self.owed
         self.holdings.released(self.owed, self.seen)
         self.owed = set()
@@ -98,7 +98,7 @@ class Group:
             self.members[f"member-{self._names}"] = zombie
 
     def info(self, process: Process) -> MemberInfo:
-        """What a process says of itself."""
+        """The member info of a process."""
         return MemberInfo(process.name, threads=process.threads)
 
     def assign(self, states: Mapping[str, MemberState]) -> Mapping[str, Assignment]:

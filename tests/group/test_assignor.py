@@ -47,7 +47,7 @@ def settle(
     ranges: int = 1,
     rounds: int = 2,
 ) -> Tasks:
-    """What everybody has in the end; in every round each member first releases what was revoked."""
+    """The tasks of all members at rest; in every round each member first releases its revoked tasks."""
     held = held or {}
     states = {m: member(m, n, held.get(m, ())) for m, n in threads.items()}
     for generation in range(2, 2 + rounds):
@@ -280,7 +280,7 @@ histories = st.lists(
 def after(
     partitions: Mapping[int, int], threads: dict[str, int], history: list[tuple[str, int, int]], ranges: int
 ) -> tuple[dict[str, int], Tasks]:
-    """The group and what it holds after a history, at rest after each change."""
+    """The members and their tasks after a history, at rest after each change."""
     threads = dict(threads)
     held = settle(partitions, threads, ranges=ranges)
     for what, number, count in history:

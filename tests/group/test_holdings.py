@@ -114,7 +114,7 @@ def joined(holdings: Holdings, generation: int, *tasks: TaskId) -> None:
 
 
 def test_what_is_held_is_void_when_a_generation_began_without_an_answer() -> None:
-    """The broker had an old request for it, which did not name what was assigned since."""
+    """The broker had an old request of this member, which did not name the tasks assigned since."""
     holdings = Holdings("me")
     joined(holdings, 4, A, B)
     joined(holdings, 5, B, C)
@@ -191,7 +191,7 @@ class Control:
             self.open, self.owed, self.wanted = set(), set(), set()
 
     def release(self) -> None:
-        """Close what is owed, say so, and open again what was given back meanwhile."""
+        """Close and release the revoked tasks, and open again those that were assigned back meanwhile."""
         self.open -= self.owed
         self.holdings.released(self.owed, self.seen)
         self.owed = set()

@@ -77,7 +77,7 @@ def test_without_a_history_everybody_chooses_the_same() -> None:
 
 
 def test_a_leader_of_another_version_deals_the_tasks_of_the_active_one() -> None:
-    """What is assigned follows from what members announce; the leader's own topology is not asked."""
+    """The assignment follows from the announcements of members, not from the leader's own topology."""
     given = assign_active({"a": member(OLD), "b": member(OLD), "leader": member(NEW)})
     assert {name: assignment.tasks for name, assignment in given.items()} == {
         "a": (task(0, 0),),
@@ -199,7 +199,7 @@ class Mixed(Group):
 
     versions: list[tuple[Runs, ...]] = field(default_factory=list)
     runs: dict[str, tuple[Runs, ...]] = field(default_factory=dict)
-    """What each process runs, all its life."""
+    """The program of each process, which never changes."""
 
     def info(self, process: Process) -> MemberInfo:
         return MemberInfo(

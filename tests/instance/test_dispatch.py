@@ -43,7 +43,7 @@ def joining() -> Topology:
 
 
 def updates(made: Engine) -> dict[bytes, list[int]]:
-    """Return what each key was counted up to, in order."""
+    """Return the count that each key has reached, in order."""
     found: dict[bytes, list[int]] = defaultdict(list)
     columns = made.read("out")
     for key, value in zip(columns.keys, columns.values, strict=True):

@@ -55,7 +55,7 @@ def _shares(tasks: int, threads: int) -> list[int]:
 
 
 class Thread:
-    """What an instance does with a stream thread, noted."""
+    """A stream thread that records the calls of its instance."""
 
     def __init__(self, number: int) -> None:
         self.number = number

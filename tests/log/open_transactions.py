@@ -35,7 +35,7 @@ class Raw:
         self._connection.close()
 
     def told(self, transactional_id: str) -> TransactionDescription:
-        """Return what the coordinator says."""
+        """Return the coordinator's description."""
         told: TransactionDescription | None = self._send(describe_transaction(transactional_id))
         assert told is not None
         return told
@@ -45,7 +45,7 @@ class Raw:
         self._send(requests.new_producer(transactional_id, 60_000))
 
     def produce(self, transactional_id: str, partition: TopicPartition, values: Sequence[bytes]) -> None:
-        """Write records of the transactional id's producer of now, its first ones to that partition."""
+        """Write the first records of the transactional id's current producer to that partition."""
         told = self.told(transactional_id)
         batch = MemoryRecordsBuilder(
             2, 0, 1 << 20, transactional=True, producer_id=told.producer, producer_epoch=told.epoch, base_sequence=0

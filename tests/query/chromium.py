@@ -29,7 +29,7 @@ def chromium() -> Iterator[Page]:
 
 
 class Page(Browser):
-    """What a person sees of a page, and what they can do."""
+    """A page as a person sees and uses it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Page(Browser):
         assert self.until(f"!!({expression})", WAIT_S), expression
 
     def text(self, selector: str) -> str:
-        """Return what an element shows."""
+        """Return the text of an element."""
         return str(self.run(f"document.querySelector({json.dumps(selector)}).innerText"))
 
     def press(self, *keys: str) -> None:

@@ -13,7 +13,7 @@ HOSTS = ("127.0.0.1", "localhost", socket.gethostname())
 
 
 class Office:
-    """An authority, and the files of what it issues in a folder."""
+    """An authority, and a folder with the files that it issues."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

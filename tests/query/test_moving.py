@@ -57,7 +57,7 @@ LEAST_ANSWERS = 20
 def keep_asking(
     cluster: Cluster, seed: int, stop: threading.Event, check: Callable[[httpx.Client, Node, random.Random], str | None]
 ) -> list[str]:
-    """Ask random instances until `stop`; return what was wrong. Retryable answers are not."""
+    """Ask random instances until `stop`; return the wrong answers. Retryable errors are right ones."""
     rng, wrong, answered = random.Random(seed), [], 0
     with httpx.Client(trust_env=False, timeout=60) as client:
         while not stop.is_set() or answered < LEAST_ANSWERS:

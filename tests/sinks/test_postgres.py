@@ -29,7 +29,7 @@ def partition() -> SinkPartition:
 
 
 def applied(sink: PostgresSink, *pairs: tuple[object, object]) -> list[str]:
-    """Apply keys and values in one transaction; return what was refused, in words."""
+    """Apply keys and values in one transaction; return the refusals, in words."""
     said: list[str] = []
     session = sink.open(partition(), 0)
     records = [SinkRecord(offset, key, value, 0) for offset, (key, value) in enumerate(pairs)]

@@ -19,7 +19,7 @@ class Gate:
         self.holds = holds
         self.opened = threading.Event()
         self.held: list[str] = []
-        """What was asked for and is held."""
+        """The requests that are held."""
 
 
 class Held(LocalFileSystem):  # type: ignore[misc]

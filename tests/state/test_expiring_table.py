@@ -74,7 +74,7 @@ class Tables:
             self.rows[key] = timestamp
 
     def advance(self, now: int) -> None:
-        """Let time pass; what expires is what the model says, at the times that it says, the earliest first."""
+        """Advance time; check that the rows of the model expire at its times, the earliest first."""
         self.now = now
         gone = []
         for state in self.states:

@@ -82,7 +82,7 @@ directory.close()
 
 @pytest.fixture(params=["limit", "tmpfs"])
 def full(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[str], str]]:
-    """Return a function that runs a program where room is short, and returns what it says."""
+    """Return a function that runs a program on a small disk, and returns its output."""
     how = request.param
     if how == "tmpfs" and (
         os.geteuid() != 0

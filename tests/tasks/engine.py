@@ -188,7 +188,7 @@ class Engine:
             self.take(self.events.get(timeout=PATIENCE_S))
 
     def take(self, event: Event) -> None:
-        """Do what the control thread would."""
+        """Handle an event as the control thread does."""
         match event:
             case Closed(task):
                 self._forget([task])

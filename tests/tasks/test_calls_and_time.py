@@ -51,7 +51,7 @@ def test_where_time_acts_records_keep_their_order_and_commits_stop_below_the_one
 
 
 def test_the_stream_time_of_a_commit_is_that_before_the_record_that_waits() -> None:
-    """What it lets expire or calls late is the same after a restart."""
+    """The rows that expire and the records that are late are the same after a restart."""
     gate = Gate(stuck=2)
     made = Engine(calls_of(gate), TOPICS)
     task = made.open(WHOLE)

@@ -309,7 +309,7 @@ def test_a_topic_that_is_gone_is_named() -> None:
 
 
 class Wall(System):
-    """A machine whose clock on the wall is set by the test, or goes on by a step each time somebody looks."""
+    """A machine whose wall clock is set by the test, or advances by a step at each look."""
 
     def __init__(self, step: int = 0) -> None:
         self.ms, self.step = 1000, step

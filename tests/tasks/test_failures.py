@@ -82,7 +82,7 @@ def test_each_phase_has_its_own_answer(phase: Phase, answer: str, caplog: pytest
 
 
 def letters_of(answer: object, **more: object) -> tuple[list[str], list[Failure]]:
-    """Return what is counted, and the dead letters, when a function answers so."""
+    """Return the counts and the dead letters of a handler function that gives this answer."""
     counted: list[str] = []
     dead: list[Failure] = []
     given = {"bootstrap.servers": "x:1", "processing.exception.handler": answer} | more

@@ -35,7 +35,7 @@ def topology(seconds: float = 3600) -> Topology:
 
 
 def play(history: list[Step], *, cut: bool) -> dict[bytes, list[bytes | None]]:
-    """Return what came out for each key."""
+    """Return the output of each key."""
     engine = Engine(topology(), {"in": 1, "out": 1}, interval_s=0.001)
     engine.start()
     tasks = [engine.open(key_range) for key_range in KeyRange.split(3 if cut else 1)]

@@ -156,7 +156,7 @@ def test_other_keys_pass_a_record_that_waits_and_are_not_called_again(guarantee:
 
 
 def test_where_nothing_may_be_committed_out_of_order_no_more_records_pass_and_what_is_done_stays_done() -> None:
-    """The cluster's policy may change while records have passed: what is done stays done."""
+    """The cluster's policy may change after records have passed others: they stay processed."""
     gate = Gate(stuck=20)
     made = Engine(calls_of(gate, max_in_flight=5), TOPICS, processing_guarantee=EXACTLY)
     task = made.open(WHOLE)

@@ -54,7 +54,7 @@ def counts(made: Engine) -> dict[bytes, list[int]]:
 
 
 def replace(made: Engine, deaths: int) -> None:
-    """Move records until so many threads have died, and were replaced."""
+    """Move records until this many threads have died and were replaced."""
     while deaths:
         made.dispatcher.move(0.01)
         while not made.events.empty():

@@ -29,7 +29,7 @@ class InclusiveEnd(Sqlite):
 
 
 class OneByOne(Sqlite):
-    """Writes what it can of a batch."""
+    """Writes a batch change by change, not atomically."""
 
     def write(self, changes: Sequence[Change]) -> None:
         for change in changes:

@@ -70,7 +70,7 @@ FLOWS: dict[str, Build] = {
 
 
 def results(build: Build, records: list[tuple[bytes, bytes, int]], size: int) -> list[tuple[Any, ...]]:
-    """Return what a flow forwards when records come in batches of this size."""
+    """Return the output of a flow for batches of this size."""
     builder = StreamsBuilder("batches")
     flow = build(builder.stream("in", key=serdes.text, value=serdes.text))
     (flow.to_stream() if hasattr(flow, "to_stream") else flow).to("out")

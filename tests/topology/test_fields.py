@@ -59,7 +59,7 @@ CONDITIONS = st.recursive(
 
 
 def outcome(function: Any, *record: Any) -> object:
-    """Return whether it is true, or what was raised."""
+    """Return the truth of a condition, or the error that it raises."""
     try:
         return bool(function(*record))
     except (KeyError, TypeError) as error:
@@ -169,7 +169,7 @@ class Mine(Condition):
 
 
 def told(function: Callable[[], object]) -> object:
-    """Return what it returns, or what it raises, in words."""
+    """Return the result of a call, or its error in words."""
     try:
         return function()
     except (KeyError, TypeError, AttributeError) as error:

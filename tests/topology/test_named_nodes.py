@@ -69,7 +69,7 @@ def text_source(name: str = "lines", *topics: str) -> TopologyBuilder:
 def outputs(
     topology: Topology, *records: tuple[str, str, str], ranges: int = 1, **more: Any
 ) -> list[tuple[str, Any, Any]]:
-    """Return (topic, key, value) of what comes out of (topic, key, text)."""
+    """Return the output, (topic, key, value), of these inputs, (topic, key, text)."""
     with TopologyTestDriver(topology, ranges, **more) as driver:
         for topic, key, value in records:
             driver.input(topic, serdes.text, serdes.text).send(key, value)

@@ -74,7 +74,7 @@ class FetchBuffer(Protocol):
         """Release the client, which may then be closed. Idempotent."""
 
     def start(self, partition: TopicPartition, offset: int) -> None:
-        """Read a partition from this offset; drop what is here of it. It is not held then, if it is new."""
+        """Read a partition from this offset; drop its buffered records. A partition that is new here is not held."""
 
     def stop(self, partition: TopicPartition) -> None:
         """Read a partition no longer."""

@@ -240,7 +240,7 @@ class KafkaLog:
                     self._brokers.transactions.close()
 
     def _described(self, topic: str, fine: Collection[int] = ()) -> Any:
-        """Return what the brokers tell of a topic; None: an error in `fine`."""
+        """Return a topic's metadata from the brokers; None: an error in `fine`."""
 
         def describe(admin: AdminClient, names: list[str], *, request_timeout: float) -> Any:
             return admin.describe_topics(TopicCollection(names), request_timeout=request_timeout)

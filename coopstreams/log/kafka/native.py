@@ -100,13 +100,13 @@ class Fetcher(Protocol):
         ...
 
     def seek(self, partition: int, offset: int) -> None:
-        """Read a partition from another offset; drop what is here of it."""
+        """Read a partition from another offset; drop its buffered records."""
 
     def stop(self, partition: int) -> None:
         """Read a partition no longer."""
 
     def expect(self, partitions: list[int]) -> None:
-        """Have what is fetched of these partitions brought here, which are about to be assigned."""
+        """Direct the records of these partitions, which are about to be assigned, to this fetcher."""
 
     def hold(self, partition: int, held: bool) -> None:
         """Keep records of a partition, or return them."""

@@ -70,7 +70,7 @@ class NativeBuffer:
         self._fatal: KafkaError | None = None
         """Why the client is unusable."""
         self._reported = MessageBuffer(consumer)
-        """Sorts what the client itself reports."""
+        """Sorts the messages that the client itself reports."""
         self._ids: dict[TopicPartition, int] = {}
         self._partitions: dict[int, TopicPartition] = {}
 

@@ -300,7 +300,7 @@ class KafkaReader:
         return runs
 
     def _runs(self, reading: _Reading, part: Part) -> list[RecordBatch]:
-        """Return the batches of what came of a partition, and move its position."""
+        """Return the batches of a partition's fetched records, and advance its position."""
         reading.looks = 0
         end = self._end(reading, part) if part.events else None
         runs = part.batches(self._routes.get(reading.partition), reading.at, end)

@@ -100,7 +100,7 @@ AWAY = frozenset({"FAIL", "REQTMOUT"})
 
 
 def login_of(settings: Mapping[str, Any]) -> Login:
-    """Return who clients with these settings are to the brokers."""
+    """Return the login of clients with these settings."""
     return Security.of(settings).login
 
 
@@ -156,7 +156,7 @@ class ClientErrors:
 
     def __init__(self, login: Login) -> None:
         self.login = login
-        """Who the client is to the brokers."""
+        """The client's login."""
         self.fatal: KafkaError | None = None
         """Set when the client is unusable."""
         self.refused: KafkaError | None = None

@@ -24,7 +24,7 @@ SAY_EVERY_S = 60.0
 
 
 def refusal(most: int) -> bytes:
-    """Return what a connection beyond so many is told."""
+    """Return the response to a connection above the limit."""
     body = body_of(too_many(most))
     head = f"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
     return f"{head}retry-after: 1\r\nconnection: close\r\n\r\n".encode() + body

@@ -66,7 +66,7 @@ class Front(Protocol):
         """Accept no connection any more, and close each one after the request that is under way."""
 
     def end(self) -> None:
-        """Have `serve` and `wait` return; cut off what is still open."""
+        """Make `serve` and `wait` return; close the connections that are still open."""
 
 
 class FrontThreads:
@@ -124,7 +124,7 @@ class FrontThreads:
             self._front.drain()
 
     def end(self, patience_s: float) -> None:
-        """End, at the latest after so long; what is still open then is cut off."""
+        """End within this time; connections that are still open then are closed."""
         deadline = time.monotonic() + patience_s
         if self._threads:
             while self._front.open() and time.monotonic() < deadline:

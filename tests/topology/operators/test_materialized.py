@@ -102,7 +102,7 @@ def topology_of(name: str, store: Materialized, *, cached: bool = True) -> Topol
 def run(
     topology: Topology, ranges: int, *, caching: bool = False, commit_every: int = 3
 ) -> tuple[list[Any], list[Any]]:
-    """Return what was written, and the table in the end."""
+    """Return the output, and the table at the end."""
     with TopologyTestDriver(topology, ranges, caching=caching) as driver:
         for number, (topic, key, value) in enumerate(CHANGES, 1):
             driver.input(topic, serdes.text, serdes.int64).send(key, value, number)
