@@ -461,6 +461,9 @@ PLANTED: dict[str, Planted] = {
     "a position of who waits": Planted(
         times.at_who_waits, 40_014_406, "calls before windows that are emitted at their close", oracle="progress"
     ),
+    "a search of siblings": Planted(
+        times.search_of_siblings, 40_058_404, "an outer join of a filtered stream", oracle="progress"
+    ),
     "rows of before": Planted(_rows_of_before, 0, "calls that keep state", oracle="results"),
     "a slice of any changelog": Planted(_any_slice, 206, "a count", oracle="queries"),
     "a slice of the end": Planted(_slice_of_the_end, 7, "a count", oracle="answers"),

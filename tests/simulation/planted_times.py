@@ -18,7 +18,7 @@ from coopstreams.tasks.pending_calls import PendingCalls
 from coopstreams.tasks.queues import SourceQueues
 from coopstreams.tasks.waiting_records import SourceInFlight, WaitingRecord
 from coopstreams.topology.compile.program import BoundProgram
-from coopstreams.topology.operators.join_memory import _Side
+from coopstreams.topology.operators.join_memory import EmissionGate, _Side
 from coopstreams.topology.operators.windowing import Closing
 
 
@@ -73,6 +73,11 @@ def observed_by_others() -> AbstractContextManager[Any]:
 def gate_of_siblings() -> AbstractContextManager[Any]:
     """Only the task that takes a record lets unmatched ones go that are due by it."""
     return patch.object(BoundProgram, "elsewhere", property(lambda _: False, lambda *_: None), create=True)
+
+
+def search_of_siblings() -> AbstractContextManager[Any]:
+    """Unmatched records wait for those that a search of a sibling has seen last, which may be ahead of them."""
+    return patch.object(EmissionGate, "open", lambda self, now: self.look(now, 0))
 
 
 def closed_by_others() -> AbstractContextManager[Any]:

@@ -134,6 +134,22 @@ def test_a_record_without_a_match_goes_when_a_sibling_has_come_further_before_it
     assert sorted(filter(None, engine.read("out").values)) == [b"b'alone', None", b"b'alone', None", b"b'last', None"]
 
 
+def test_a_record_without_a_match_is_not_held_back_because_a_slower_sibling_has_seen_a_later_one() -> None:
+    """The sibling's search ends at a record that is ahead of it: for Kafka Streams, none of before would be due."""
+    behind, ahead = ([key for key in KEYS if key_hash(key) in half] for half in KeyRange.split(2))
+    engine = Engine(joined(), {"left": 1, "right": 1, "out": 1}, processing_guarantee=EXACTLY)
+    engine.start()
+    engine.write("left", [(behind[1], b"2", 6_000), (behind[0], b"3", 17_000), (ahead[1], b"5", 27_000)])
+    engine.write("right", [(behind[0], b"1", 5_000), (ahead[0], b"4", 23_000)])
+    for half in reversed(KeyRange.split(2)):
+        _settled(engine, half)
+    engine.write("right", [(ahead[1], b"6", 28_500)])
+    engine.settle()
+    engine.stop()
+    alone = [value for value in engine.read("out").values if value and b"None" in value]
+    assert sorted(alone) == [b"None, b'1'", b"None, b'4'", b"b'2', None", b"b'3', None"]
+
+
 def _settled(engine: Engine, key_range: KeyRange) -> Task:
     task = engine.open(key_range)
     engine.settle()

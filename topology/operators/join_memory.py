@@ -118,15 +118,17 @@ class JoinMemory:
         """Return and remove the unmatched records that were due when the gate was last opened. `now`: stream time.
 
         The task that takes a record opens the gate for all. Where tasks run at their own speed, it may have done so
-        before a record came here that waits, or will do so when nothing comes here any more: `due` itself opens it.
+        before a record came here that waits, or will do so when nothing comes here any more; and what it saw last may
+        be ahead of what waits here. So `due` itself opens it.
         """
         self._told = max(self._told, now)
         if self._waiting is None:
             return []
         if self._process.elsewhere:
-            self._gate.look(now)
+            self._gate.open(now)
         told: list[Pair] = []
         for at, order, key in self._gate.closed(self._waiting.order, now):
+            self._gate.remove((at, order, key))
             told += [_pair(1 - order, key, value, None, at) for value in self._waiting.values(key, 1 - order, at)]
             self._waiting.remove(key, 1 - order, at)
         return told
@@ -170,14 +172,18 @@ class EmissionGate:
         with self._guard:
             self._remove(wait)
 
-    def look(self, now: int, side: int | None = None) -> None:
+    def open(self, now: int) -> None:
+        """Open the gate for all records that are due at this stream time."""
+        with self._guard:
+            self._opened = max(self._opened, now)
+
+    def look(self, now: int, side: int) -> None:
         """Open the gate for the records that are due at this stream time, if the first of them could be due.
 
-        `side`: that of the record that advanced stream time, None if unknown.
+        `side`: that of the record that advanced stream time.
         """
         with self._guard:
-            reach = min(self._reach) if side is None else self._reach[side]
-            if self._first + reach + self._grace_ms >= now:
+            if self._first + self._reach[side] + self._grace_ms >= now:
                 return
             self._opened = max(self._opened, now)
             last = self._order[-1] if self._order else None
