@@ -20,13 +20,16 @@ from typing import Any
 
 from coopstreams import Topology
 from coopstreams.common.config import Config
+from coopstreams.instance.instance import Instance
 from coopstreams.instance.serving import Serving
+from coopstreams.instance.task_registry import State
 from coopstreams.log.log import Position, TopicSpec
 from coopstreams.log.memory.reader import MemoryReader
 from coopstreams.log.memory.writer import MemoryWriter
 from coopstreams.state.views import StoredRow
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import WHOLE
+from coopstreams.topology.task_id import TaskId
 from tests.simulation import disk
 from tests.simulation.answers import Rows
 from tests.simulation.cluster import MachineClient, MachineLog
@@ -308,9 +311,27 @@ class World(Stage[Process]):
             if process.instance is None:
                 said.append(f"{process.machine.name} has not started")
                 continue
-            states = {str(task): state.value for task, state in process.instance.registry.states.items()}
-            waits = {
-                str(task): process.instance.opener.waits_for(task).why for task in process.instance.registry.states
-            }
-            said.append(f"{process.machine.name}: {states} {waits} {process.instance.member.problem}")
+            instance = process.instance
+            tasks = [
+                f"{task} {state.value}{self._why(instance, task, state)}"
+                for task, state in instance.registry.states.items()
+            ]
+            assigned = instance.assigned
+            problem = instance.member.problem or instance.waits
+            said.append(
+                f"{process.machine.name} in generation {assigned.generation if assigned else 'none'}: "
+                f"{', '.join(tasks) or 'no tasks'}{problem and f' ({problem})'}"
+            )
         return "; ".join(said)
+
+    def _why(self, instance: Instance, task: TaskId, state: State) -> str:
+        """Return what a task waits for, or how far it is."""
+        if state is State.OPENING:
+            return f", waits for {instance.opener.waits_for(task).why}"
+        if (running := instance.tasks.get(task)) is None:
+            return ""
+        at = (
+            f" {source} at {running.progress.position(source).offset} of {self.cluster.state.partition(source).end}"
+            for source in running.sources
+        )
+        return "".join(at) + instance.waiting_for(task)
