@@ -205,11 +205,11 @@ def columns_of(messages: list[Message], at: int) -> Columns:
             return NO_RECORDS
         offsets = _offsets(messages)
     return raw_columns(
-        [message.key() for message in messages],
-        [message.value() for message in messages],
+        list(map(Message.key, messages)),
+        list(map(Message.value, messages)),
         [timestamp for _, timestamp in map(Message.timestamp, messages)],
         offsets,
-        [message.headers() for message in messages],  # type: ignore[misc]
+        list(map(Message.headers, messages)),  # type: ignore[arg-type]
     )
 
 
