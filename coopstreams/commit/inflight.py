@@ -123,6 +123,10 @@ class InFlight:
         """Return whether more than `most` ranges were done since the last commit."""
         return len(self._latest) + len(self._news) > most and len(self.news()) > most
 
+    def uncommitted(self) -> int | None:
+        """Return the first offset that no commit has, of those handed out or named; None: there is none."""
+        return min([*self._missing, *self._latest, *(start for start, _ in self._news)], default=None)
+
     def committed(self) -> None:
         """Note that a commit of everything done has counted."""
         self._news, self._latest = (), []
@@ -161,7 +165,8 @@ class InFlight:
 
     def passed_by(self, committed: Sequence[Segment]) -> list[Segment]:
         """Return the progress of the last commit, moved on to the first record that was handed out after it."""
-        until = min([self.next, *self._missing, *self._latest, *(start for start, _ in self._news)])
+        first = self.uncommitted()
+        until = self.next if first is None else min(first, self.next)
         stands = []
         for one in committed:
             at, done = advance(max(until, one.position), above(one.runs, until))

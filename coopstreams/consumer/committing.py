@@ -24,7 +24,7 @@ Turned down: making every transaction wait (the default is free of order; within
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -76,6 +76,8 @@ class Committing:
         self.in_offset_order = in_offset_order
         self.in_order = False
         """Whether commits contain positions only, without done runs above them."""
+        self._in_turn: set[TopicPartition] = set()
+        """The partitions in which a transaction has waited in vain."""
 
     def claim(self, shares: Sequence[Share], ownership: Ownership) -> None:
         """Commit the inherited positions of these key ranges under this consumer's own terms.
@@ -150,6 +152,17 @@ class Committing:
         for share in moved:
             share.progress.committed()
 
+    def hold(self, shares: Collection[Share]) -> None:
+        """Hand out records of partitions in which a transaction has waited in vain only when their turn has come.
+
+        Otherwise two consumers with two partitions could wait for each other, each with the next record of one of them.
+        Records that did not fit into the cache are handed out when they are read again.
+        """
+        for share in shares:
+            if share.at in self._in_turn:
+                first, stable = share.first(), self._others_stable(share.at, shares)
+                share.held = not share.behind and (first is None or stable is None or stable < first)
+
     def close(self) -> None:
         """Close the writer."""
         self._writer.close()
@@ -190,6 +203,7 @@ class Committing:
         give_up = self._host.now() + self._timeout_s / 2
         while blocked := behind(first, {at: self._others_stable(at, shares) for at in first}):
             if self._host.now() > give_up:
+                self._in_turn |= blocked.keys()
                 reasons = ", ".join(
                     f"{at} from {first[at]} on, the others are at {stable}" for at, stable in blocked.items()
                 )
@@ -201,7 +215,7 @@ class Committing:
             self.let_pass(shares, ownership)
             self._follower.poll(WAIT_S)
 
-    def _others_stable(self, at: TopicPartition, shares: Sequence[Share]) -> int | None:
+    def _others_stable(self, at: TopicPartition, shares: Collection[Share]) -> int | None:
         """Return the stable offset of a partition, with this consumer's own key ranges counted as done."""
         mine = [share for share in shares if share.at == at]
         own = [Segment(share.id.key_range, 1 << 62) for share in mine]

@@ -110,7 +110,9 @@ class ConsumerSession:
             self.follower.poll(OPENING_S if self.openings else 0.0)
             self._open()
             self._note()
-            self._let_pass()
+            if self.committing.in_offset_order and not self.ownership.alone:
+                self.committing.hold(self.shares.values())
+                self._let_pass()
             records = self.fetching.records(most)
             left = deadline - self._host.now()
             if not records:
@@ -334,8 +336,8 @@ class ConsumerSession:
         self._blocked = blocked
 
     def _let_pass(self) -> None:
-        """In offset order: have siblings' transactions not wait for key ranges that have no records before them."""
-        if not self.committing.in_offset_order or self.ownership.alone or self._host.now() < self._let_pass_at:
+        """Have siblings' transactions not wait for key ranges that have no records before them."""
+        if self._host.now() < self._let_pass_at:
             return
         self._let_pass_at = self._host.now() + LET_PASS_S
         try:

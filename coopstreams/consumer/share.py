@@ -60,6 +60,8 @@ class Share:
         self.behind = False
         """Whether the reader has passed `taken`, and must go back there."""
         self.paused = False
+        self.held = False
+        """Whether what waits is not handed out before earlier records of other key ranges are committed."""
         self.leaving = False
         """Whether the group has revoked it: nothing more is handed out."""
         self.live = True
@@ -72,7 +74,7 @@ class Share:
     @property
     def stuck(self) -> bool:
         """Whether nothing can be handed out now."""
-        return self.paused or self.leaving or self.inflight.blocked()
+        return self.paused or self.held or self.leaving or self.inflight.blocked()
 
     def take(self, columns: Columns, next_offset: int, room: Callable[[], int], *, values: bool) -> None:
         """Keep fetched records; if they cannot be handed out and exceed the room in the cache, drop them to read again.
@@ -104,6 +106,11 @@ class Share:
             )
             records += self._records(columns, self.inflight.hand_out(columns.keys, columns.offsets, next_offset))
         return records
+
+    def first(self) -> int | None:
+        """Return the offset of the first record of the next transaction; None: none is here."""
+        uncommitted = self.inflight.uncommitted()
+        return self.waiting.first if uncommitted is None else uncommitted
 
     def settle(self, room: Callable[[], int], *, values: bool) -> None:
         """Count waiting records against the cache if the range became stuck; without room, drop them to read again."""

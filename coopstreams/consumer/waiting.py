@@ -58,6 +58,11 @@ class WaitingRecords:
         return not self._batches or not self._batches[0].bare
 
     @property
+    def first(self) -> int | None:
+        """The offset of the first record; None: there is none."""
+        return next((batch.columns.offsets[0] for batch in self._batches if len(batch.columns)), None)
+
+    @property
     def all_asked(self) -> bool:
         """Whether all bare records are being read again."""
         bare = sum(len(batch.columns) for batch in self._batches if batch.bare)

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from random import Random
 from typing import Any
 
+import orjson
+
 from coopstreams.commit import policy
 from coopstreams.consumer import CooperativeConsumer
 from coopstreams.group.joining import Hooks, Timings
@@ -47,25 +49,26 @@ class Member:
 
 
 class Members:
-    """A cluster with a topic of one partition, which may be shared, and a group that reads it."""
+    """A cluster with two topics of one partition, which may be shared, and a group."""
 
     def __init__(self, keys: Sequence[bytes], plan: Plan | None = None, **settings: Any) -> None:
-        """`settings`: of all consumers, with `_` for each dot."""
+        """`keys`: of the records of the first topic. `settings`: of all consumers, with `_` for each dot."""
         self.scheduler = Scheduler(Random(0))
         self.group = Group(self.scheduler, lambda: self.cluster.brokers.answers(GROUP))
         self.cluster = MachineCluster(self.scheduler, plan or NoFaults(), self.group.check, transaction_timeout_s=15.0)
         self._settings = {name.replace("_", "."): value for name, value in settings.items()}
         self._machines: list[Machine] = []
-        for spec in (TopicSpec("in", 1), TopicSpec("out", 1), policy.topic_spec()):
-            self.cluster.state.create_topic(spec)
         self._writer = MemoryWriter(self.cluster.state, None)
-        self._writer.append(policy.TOPIC, [b'["accept.range.fetch","in"]'], [b"true"], [0])
-        self.write(*keys)
+        for spec in (*(TopicSpec(name, 1) for name in ("in", "more", "out")), policy.topic_spec()):
+            self.cluster.state.create_topic(spec)
+        for name in ("in", "more"):
+            self._writer.append(policy.TOPIC, [orjson.dumps(["accept.range.fetch", name])], [b"true"], [0])
+        self.write("in", *keys)
 
-    def write(self, *keys: bytes) -> None:
+    def write(self, topic: str, *keys: bytes) -> None:
         """Write a record of each of these keys."""
         for key in keys:
-            self._writer.append("in", [key], [b""], [0])
+            self._writer.append(topic, [key], [b""], [0])
 
     def start(self, name: str, body: Body) -> None:
         """Have a consumer begin, and do this. What it raises, `run` raises."""

@@ -39,9 +39,39 @@ def test_in_offset_order_nobody_waits_for_a_sibling_that_has_nothing_before(keys
         group.start("a", one_by_one(done))
         group.start("b", one_by_one(done))
         group.run(10.0)
-        group.write(*keys)
+        group.write("in", *keys)
         group.run(3.0)
         assert done == list(range(len(keys)))
+
+
+def test_siblings_that_wait_for_each_other_on_two_partitions_go_on_after_one_attempt() -> None:
+    failed: list[str] = []
+    done: set[tuple[str, int]] = set()
+
+    def by_two(member: Member) -> None:
+        producer = member.producer()
+        member.consumer.subscribe(["in", "more"])
+        while True:
+            records = [*member.consumer.consume(1, 0.1), *member.consumer.consume(1, 0.1)]
+            if not records:
+                continue
+            try:
+                with member.consumer.transaction(producer):
+                    for record in records:
+                        member.consumer.done(record)
+                done.update((record.topic, record.offset) for record in records)
+            except LogError as error:
+                failed.append(str(error))
+
+    with members([], commit_order="offset") as group:
+        group.start("a", by_two)
+        group.start("b", by_two)
+        group.run(10.0)
+        group.write("in", LOW[0], HIGH[0], LOW[0], HIGH[0])
+        group.write("more", HIGH[0], LOW[0], HIGH[0], LOW[0])
+        group.run(20.0)
+        assert len(done) == 8
+        assert len(failed) == 2
 
 
 class Unfinished(Producer):
