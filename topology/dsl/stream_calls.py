@@ -57,13 +57,13 @@ class StreamCalls(Generic[K, V]):
         name: str | None = None,
         **options: Unpack[CallOptions],
     ) -> KStream[K, V2]:
-        """Replace each value by what `mapper(value)` returns after a while: an HTTP request, a query, a model.
+        """Replace each value by the result of `mapper(value)`, a function that waits: for HTTP, a query, a model.
 
         A coroutine function is awaited on an event loop, any other function runs on a thread. `options`: see
-        `CallOptions`: `max_in_flight`, `order`, `timeout`, `retry`. Results go on in the order of their keys, or of the
-        partition where operators below act on time; so what is below does not depend on how long a call took. Commits
-        go on above a record that waits. After a crash, only calls whose records had not gone on are made again. An
-        error goes to `processing.exception.handler`.
+        `CallOptions`: `max_in_flight`, `order`, `timeout`, `retry`. Results are forwarded in the order of each key, or
+        of the partition where operators below act on time: so the results below do not depend on how long a call takes.
+        While a record waits, later ones are committed. After a crash, only calls whose records were not forwarded are
+        made again. An error goes to `processing.exception.handler`.
 
         The functions above run twice for each record, without those of `peek`, and must answer the same both times.
 
