@@ -79,9 +79,8 @@ class SharedWork:
         """The calls under way; None: no node is asynchronous, or the thread is not a member now."""
         self._retried = 0
         self._program = program
-        self._writer = writer
         self._metrics, self._tallies, self._refusals, self._host = metrics, tallies, refusals, host
-        self._timeout_s = config["transaction.timeout.ms"] / 1000
+        self._append = partial(refusals.append, writer, config["transaction.timeout.ms"] / 1000)
         self._attempts = Deliveries()
         self._letters: list[tuple[Failure, Headers, str]] = []
         self._sinks = {node.topic: node.name for node in program.subtopology.nodes if isinstance(node, Sink)}
@@ -207,21 +206,12 @@ class SharedWork:
         for output in self.program.outputs.values():
             if len(output):
                 columns = output.keys, output.values, output.timestamps
-                self._refusals.append(
-                    self._writer,
-                    self._timeout_s,
-                    output.topic,
-                    *columns,
-                    partitions=output.partitions,
-                    headers=output.headers,
-                )
+                self._append(output.topic, *columns, partitions=output.partitions, headers=output.headers)
                 self._metrics.produced(self.id, output.topic, len(output))
                 self.tally.written[output.topic] += len(output)
         for failure, headers, topic in self._letters:
             timestamp = min(failure.timestamp, self._host.wall_ms())
-            self._refusals.append(
-                self._writer, self._timeout_s, topic, [failure.key], [failure.value], [timestamp], headers=[headers]
-            )
+            self._append(topic, [failure.key], [failure.value], [timestamp], headers=[headers])
 
     def _on_failure(self, failure: Failure) -> None:
         task = TaskId(self.id.subtopology, failure.source.partition, WHOLE)

@@ -36,7 +36,7 @@ from coopstreams.log.log import UNKNOWN_FOR_S, GroupFence, Log, Writer
 from coopstreams.state.task_state import ChangelogBatch
 from coopstreams.tasks.refusals import Refusals
 from coopstreams.tasks.task import Task
-from coopstreams.topology.columns import Headers, Int64s, TopicPartition
+from coopstreams.topology.columns import Headers, TopicPartition
 from coopstreams.topology.errors import DeliveryError, FencedError, LogError, MembershipLostError, UnknownTopicError
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.stores import StoreSpec
@@ -95,6 +95,8 @@ class Committer:
         self._changelog = changelog
         self._timeout_s = config["transaction.timeout.ms"] / 1000
         self._refusals = refusals
+        self._append = partial(refusals.append, self._writer, self._timeout_s)
+        """Appends records, in batches that their topic takes: see `Refusals.append`."""
         self.careful = False
         """Whether each output of this interval is checked against its topic's settings: tasks step record by record."""
         self.waiting: tuple[str, float] | None = None
@@ -186,7 +188,12 @@ class Committer:
             if len(output):
                 self._check_sure(task.epoch)
                 self._append(
-                    output.topic, output.keys, output.values, output.timestamps, output.partitions, output.headers
+                    output.topic,
+                    output.keys,
+                    output.values,
+                    output.timestamps,
+                    partitions=output.partitions,
+                    headers=output.headers,
                 )
                 self._metrics.produced(task.id, output.topic, len(output))
                 task.tally.written[output.topic] += len(output)
@@ -203,7 +210,8 @@ class Committer:
         """
         self._check_sure(task.epoch)
         at = [max(0, min(stream_time, self._host.wall_ms()))]
-        self._append(source.topic, [None], [None], at, source.partition, [time_marks.headers_of(stream_time)])
+        headers = [time_marks.headers_of(stream_time)]
+        self._append(source.topic, [None], [None], at, partitions=source.partition, headers=headers)
 
     def dead_letter(self, failure: Failure, headers: Headers, topic: str) -> None:
         """Write a failed record to a dead-letter topic, in the same commit as the results around it.
@@ -373,24 +381,12 @@ class Committer:
                         row[2],
                         f'A row of store "{batch.store}" of {task} that cannot be written',
                     )
-                self._append(changelog.topic, batch.keys, batch.values, batch.timestamps, changelog.partition)
+                self._append(
+                    changelog.topic, batch.keys, batch.values, batch.timestamps, partitions=changelog.partition
+                )
                 self._metrics.produced(task.id, changelog.topic, len(batch.keys))
                 written.add(changelog)
         return written
-
-    def _append(
-        self,
-        topic: str,
-        keys: Sequence[bytes | None],
-        values: Sequence[bytes | None],
-        timestamps: Int64s,
-        partitions: int | Int64s | None = None,
-        headers: Sequence[Headers | None] | None = None,
-    ) -> None:
-        """Append records, as `Refusals.append`."""
-        self._refusals.append(
-            self._writer, self._timeout_s, topic, keys, values, timestamps, partitions=partitions, headers=headers
-        )
 
     def _check_taken(
         self, topic: str, key: bytes | None, value: bytes | None, headers: Headers | None, timestamp: int, what: str
