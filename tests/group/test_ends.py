@@ -93,8 +93,8 @@ def test_an_end_is_not_known_where_the_leader_refuses_or_there_is_none(
 def test_a_leader_that_hangs_is_named(kafka: Brokers, leaders: Leaders, ends: Ends) -> None:
     kafka.lead(A, 2)
     kafka.answers[ListOffsetsRequest] = lambda *_: None
-    (reason,) = ends.ask([A], SHORT_S).reasons.values()
-    assert reason == "its leader, broker 2, does not answer: it is silent"
+    silent = "its leader, broker 2, does not answer: it is silent"
+    eventually(lambda: ends.ask([A], SHORT_S).reasons == {A: silent})
 
 
 def test_a_partition_that_no_broker_knows_is_unknown(kafka: Brokers, ends: Ends) -> None:
@@ -113,7 +113,7 @@ def test_a_topic_that_this_principal_may_not_describe_is_an_error_with_the_cure(
 
 
 def test_a_broker_that_has_joined_since_is_asked_as_well(kafka: Brokers, leaders: Leaders) -> None:
-    """Two of three answers are enough with two in-sync replicas; here only one of the brokers known at the start is."""
+    """With `min.insync.replicas` of 2 the answers of two replicas are needed; one broker was known at the start."""
     for number in kafka.known:
         kafka.known[number] = {1}
     connection = connected({"bootstrap.servers": kafka.bootstrap}, PATIENCE_S)
@@ -122,7 +122,7 @@ def test_a_broker_that_has_joined_since_is_asked_as_well(kafka: Brokers, leaders
     kafka.lead(A, 2)
     leaders.ends = {(2, A): 15}
     ends = Ends(connection)
-    assert ends.ask([A], SHORT_S).reasons == {A: "broker 2, 3 may know of a newer leader and has not answered"}
+    assert ends.ask([A], SHORT_S).ends == {}
     eventually(lambda: ends.ask([A], PATIENCE_S).ends == {A: 15})
     connection.close()
 
@@ -150,4 +150,4 @@ def test_silent_replicas_are_named(kafka: Brokers, ends: Ends) -> None:
     assert ends.silent([A], PATIENCE_S) == {}
     answers = kafka.answers[MetadataRequest]
     kafka.answers[MetadataRequest] = lambda broker, request: None if broker == 3 else answers(broker, request)
-    assert ends.silent([A], SHORT_S) == {A: {3}}
+    eventually(lambda: ends.silent([A], SHORT_S) == {A: {3}})

@@ -33,7 +33,7 @@ from tests.group.brokers import Brokers, Fields, brokers
 ID, PRODUCER = "app-0", 66
 OUT, OFFSETS = TopicPartition("out", 0), TopicPartition(OFFSETS_TOPIC, 0)
 PATIENCE_S = 60.0
-SHORT_S = 0.2
+SHORT_S = 1.0
 
 
 @dataclass
