@@ -103,7 +103,7 @@ class InFlight:
         """
         ahead = above(runs, self.next)
         named = merge(self._named, ahead)
-        if self.held_with(runs) > self.most:
+        if ahead and self.held_with(runs) > self.most:
             raise OverflowError(
                 f"{len(named)} runs of offsets beside {len(self._missing)} records that are not done; {self.most} may "
                 "be held"

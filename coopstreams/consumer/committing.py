@@ -94,11 +94,8 @@ class Committing:
                 for said in self._follower.live(share.at)
                 if said.key.key_range.overlaps(share.id.key_range)
             ]
-            share.progress.metadata = found[-1] if found else ""
-        self._in_own_transaction(shares, ownership, claim=True)
-        for share in shares:
-            share.progress.committed()
-            share.progress.metadata = ""
+            share.metadata = found[-1] if found else ""
+        self._commit_again(shares, ownership, claim=True)
 
     def commit(
         self, shares: Sequence[Share], ownership: Ownership, metadata: Mapping[TopicPartition, str]
@@ -148,9 +145,7 @@ class Committing:
             share.stand_before()
         moved = [share for share in shares if share.progress.moved]
         if moved:
-            self._in_own_transaction(moved, ownership)
-        for share in moved:
-            share.progress.committed()
+            self._commit_again(moved, ownership, claim=False)
 
     def hold(self, shares: Collection[Share]) -> None:
         """Hand out records of partitions in which a transaction has waited in vain only when their turn has come.
@@ -166,6 +161,15 @@ class Committing:
     def close(self) -> None:
         """Close the writer."""
         self._writer.close()
+
+    def _commit_again(self, shares: Sequence[Share], ownership: Ownership, *, claim: bool) -> None:
+        """Commit these without any record of this consumer's, beside the metadata of the last commit."""
+        for share in shares:
+            share.progress.metadata = share.metadata
+        self._in_own_transaction(shares, ownership, claim=claim)
+        for share in shares:
+            share.progress.committed()
+            share.progress.metadata = ""
 
     def _in_own_transaction(self, shares: Sequence[Share], ownership: Ownership, *, claim: bool = False) -> None:
         try:
@@ -227,7 +231,7 @@ class Committing:
     ) -> CommitResult:
         for share in moved:
             share.progress.committed()
-            share.progress.metadata = ""
+            share.metadata, share.progress.metadata = share.progress.metadata, ""
             share.inflight.committed()
         own: dict[TopicPartition, list[Segment]] = {}
         plain = {}

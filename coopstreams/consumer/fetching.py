@@ -46,11 +46,12 @@ class Fetching:
         self._reserves = reserves
         self._filter = filter_
         self._partitions: dict[TopicPartition, _Partition] = {}
+        self._paused: set[TopicPartition] = set()
 
     def open(self, share: Share) -> None:
         """Read a key range from its opening position on."""
         partition = self._partitions.setdefault(share.at, _Partition())
-        share.paused = any(other.paused for other in partition.shares)
+        share.paused = share.at in self._paused
         partition.shares.append(share)
         share.behind = True
         self._place({share.at})
@@ -107,7 +108,11 @@ class Fetching:
             self._place(behind)
 
     def pause(self, at: TopicPartition, paused: bool) -> None:
-        """Stop or resume fetching a partition and handing out its records."""
+        """Stop or resume fetching a partition and handing out its records, also of key ranges that are opened later."""
+        if paused:
+            self._paused.add(at)
+        else:
+            self._paused.discard(at)
         partition = self._partitions.get(at)
         if partition is not None:
             for share in partition.shares:
@@ -140,5 +145,5 @@ class Fetching:
         self._reader.assign({at: Position(partition.at or 0) for at, partition in self._partitions.items()})
         for at in touched & self._partitions.keys():
             self._reader.route(at, [share.id.key_range for share in self._partitions[at].shares])
-            if any(share.paused for share in self._partitions[at].shares):
+            if at in self._paused:
                 self._reader.hold(at, True)

@@ -87,7 +87,7 @@ class ConsumerSession:
         self.finished: deque[tuple[Share, int]] = deque()
         """(share, offset) of done records; any thread appends."""
         self.polled = [self._host.now()]
-        """When `consume` was last called; the membership checks it against `max.poll.interval.ms`."""
+        """When `consume` last ran; the membership checks it against `max.poll.interval.ms`."""
         self._policies = policies
         self._inbox = inbox
         self._listeners = listeners
@@ -104,6 +104,7 @@ class ConsumerSession:
         deadline = self._host.now() + timeout_s
         self._begin_poll()
         while True:
+            self.polled[0] = self._host.now()
             self._handle()
             if self._refused is not None:
                 raise self._refused
@@ -216,7 +217,7 @@ class ConsumerSession:
             self._policies.close()
 
     def _begin_poll(self) -> None:
-        now = self.polled[0] = self._host.now()
+        now = self._host.now()
         self._told = False
         self.take_done()
         if self._policies.changed():
@@ -229,9 +230,9 @@ class ConsumerSession:
         given_up &= set(self.shares.values())
         if not given_up:
             return
-        self._tell("revoke", given_up)
-        self.take_done()
         try:
+            self._tell("revoke", given_up)
+            self.take_done()
             self.commit(given_up)
         except (LogError, MembershipLostError) as error:
             names = ", ".join(map(str, given_up))
@@ -240,6 +241,9 @@ class ConsumerSession:
                 self.revocations.ask(given_up, self._host.now())
                 return
             log.warning("giving up %s: uncommitted records are processed again elsewhere: %s", names, error)
+        except BaseException:  # the user's, from `on_revoke`
+            self.revocations.ask(given_up, self._host.now())
+            raise
         self._gone(given_up)
 
     def _obey(self) -> None:
@@ -305,12 +309,12 @@ class ConsumerSession:
             ]
             if fresh:
                 self.committing.claim(fresh, self.ownership)
-        except (OffsetOutOfRangeError, AccessDeniedError):
-            raise
         except (LogError, GroupError) as error:
-            log.warning("opening key ranges: %s; trying again", error)
             for _, opening in opened:
                 self.openings.want([opening.id], opening.epoch)
+            if isinstance(error, (OffsetOutOfRangeError, AccessDeniedError)):
+                raise
+            log.warning("opening key ranges: %s; trying again", error)
             return
         for share in fresh:
             self.shares[share.id] = share

@@ -57,6 +57,8 @@ class Share:
         self.inflight = InFlight(progress.segments(self.at), most)
         self.taken = self.inflight.next
         """The next offset to take from the reader."""
+        self.metadata = ""
+        """The metadata of the last commit."""
         self.behind = False
         """Whether the reader has passed `taken`, and must go back there."""
         self.paused = False

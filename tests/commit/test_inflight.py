@@ -127,6 +127,15 @@ def test_too_much_in_flight_blocks_until_half_of_it_is_done() -> None:
     assert not inflight.blocked()
 
 
+def test_a_commit_of_what_is_out_is_taken_however_much_is_held() -> None:
+    inflight = standing(0, most=3)
+    inflight.done_by_name(((9, 9),))
+    assert fetched(inflight, 0, 2) == [0, 1, 2]
+    fetched(inflight, 3, 4)
+    inflight.done_by_name(((0, 0),))
+    assert inflight.missing == 4
+
+
 def test_more_named_runs_than_may_be_held_are_refused_and_nothing_is_noted() -> None:
     inflight = standing(0, most=3)
     with pytest.raises(OverflowError, match="4 runs"):

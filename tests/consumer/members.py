@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from coopstreams.commit import policy
-from coopstreams.consumer import CooperativeConsumer
+from coopstreams.consumer import CooperativeConsumer, RecordFilter
 from coopstreams.group.joining import Hooks, Timings
 from coopstreams.log.kafka.wiring import Wiring
 from coopstreams.log.log import TopicSpec
@@ -29,13 +29,15 @@ Body = Callable[["Member"], None]
 class Member:
     """A consumer, and the machine that it is on."""
 
-    def __init__(self, members: Members, name: str, settings: dict[str, Any]) -> None:
+    def __init__(
+        self, members: Members, name: str, settings: dict[str, Any], dropped: RecordFilter | None = None
+    ) -> None:
         self.machine = Machine(members.scheduler, name)
         self.client = MachineClient(members.cluster, self.machine, Random(name), 0.001, lambda *_: None)
         self._group = members.group
         wiring = Wiring(self.machine, lambda *_: MachineLog(self.client), lambda _: self._coordinator)
         self.consumer = CooperativeConsumer(
-            {"bootstrap.servers": "nowhere:1", "group.id": GROUP, **settings}, wiring=wiring
+            {"bootstrap.servers": "nowhere:1", "group.id": GROUP, **settings}, filter=dropped, wiring=wiring
         )
 
     def producer(self) -> Producer:
@@ -70,9 +72,9 @@ class Members:
         for key in keys:
             self._writer.append(topic, [key], [b""], [0])
 
-    def start(self, name: str, body: Body) -> None:
-        """Have a consumer begin, and do this. What it raises, `run` raises."""
-        member = Member(self, name, self._settings)
+    def start(self, name: str, body: Body, dropped: RecordFilter | None = None) -> None:
+        """Have a consumer with this filter begin, and do this. What it raises, `run` raises."""
+        member = Member(self, name, self._settings, dropped)
         self._machines.append(member.machine)
         member.machine.thread(lambda: body(member), "main").start()
 

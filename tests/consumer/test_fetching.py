@@ -126,6 +126,20 @@ def test_each_key_range_gets_its_records_in_order_once(
     assert scene.got == scene.due
 
 
+def test_a_paused_partition_stays_paused_when_its_key_ranges_are_opened_anew() -> None:
+    scene = Scene([0], RECORDS, 1 << 20, reserves=True)
+    scene.fetching.pause(AT, True)
+    (share,) = scene.shares
+    scene.fetching.close([share])
+    again = Share(share.id, share.progress, 1, RECORDS)
+    scene.fetching.open(again)
+    scene.turn(10)
+    assert not scene.out
+    scene.fetching.pause(AT, False)
+    scene.turn(10)
+    assert scene.out
+
+
 def test_a_range_that_cannot_take_records_does_not_hold_up_the_other_one_and_its_cache_is_evicted_once_sent() -> None:
     for reserves in (True, False):
         scene = slow_and_fast(reserves=reserves)

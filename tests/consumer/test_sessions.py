@@ -1,0 +1,108 @@
+"""What a consumer does when its user waits, refuses or fails, and when the cluster refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from coopstreams.consumer import OffsetAndRanges, RecordFilter
+from coopstreams.consumer.session import Ranges
+from coopstreams.topology.errors import AccessDeniedError, LogError
+from coopstreams.topology.keys import KeyRange
+from tests.consumer.members import Member, keys_of, members
+from tests.simulation.kafka.writer import SimulatedWriter
+
+KEYS = [key for half in KeyRange.split(2) for key in keys_of(half, 2)]
+
+
+def test_a_consumer_that_waits_for_records_for_long_stays_in_the_group() -> None:
+    told: list[str] = []
+
+    def body(member: Member) -> None:
+        member.consumer.subscribe(
+            ["in"], on_assign=lambda _: told.append("opens"), on_lost=lambda _: told.append("loses")
+        )
+        member.consumer.consume(1, 60.0)
+
+    with members([], max_poll_interval_ms=2000) as group:
+        group.start("a", body)
+        group.run(30.0)
+        assert told == ["opens"]
+
+
+def test_a_key_range_whose_revocation_failed_is_given_up_in_the_next_poll() -> None:
+    opened: list[str] = []
+
+    def leader(member: Member) -> None:
+        failures = [RuntimeError("of the user")]
+
+        def give_up(_: Ranges) -> None:
+            if failures:
+                raise failures.pop()
+
+        member.consumer.subscribe(["in"], on_revoke=give_up)
+        while True:
+            try:
+                member.consumer.consume(10, 0.1)
+            except RuntimeError:
+                opened.append("failed")
+
+    def other(member: Member) -> None:
+        member.consumer.subscribe(["in"], on_assign=lambda _: opened.append("other"))
+        while True:
+            member.consumer.consume(10, 0.1)
+
+    with members([]) as group:
+        group.start("leader", leader)
+        group.run(5.0)
+        group.start("other", other)
+        group.run(10.0)
+        assert opened == ["failed", "other"]
+
+
+def test_a_key_range_is_opened_once_its_first_commit_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    denied = [AccessDeniedError("WRITE on the commit topic is not allowed")] * 3
+    begin = SimulatedWriter.begin
+
+    def begins(self: SimulatedWriter) -> None:
+        if denied:
+            raise denied.pop()
+        begin(self)
+
+    monkeypatch.setattr(SimulatedWriter, "begin", begins)
+
+    def body(member: Member) -> None:
+        member.consumer.subscribe(["in"], on_assign=lambda _: told.append("opens"))
+        while True:
+            try:
+                told.extend("record" for _ in member.consumer.consume(1, 0.1))
+            except LogError:
+                told.append("denied")
+
+    with members(KEYS[:1]) as group:
+        group.start("a", body)
+        group.run(10.0)
+        assert told == [*["denied"] * 3, "opens", "record"]
+
+
+def test_what_a_consumer_commits_by_itself_leaves_the_metadata_of_the_last_commit() -> None:
+    found: list[OffsetAndRanges | None] = []
+
+    def body(member: Member) -> None:
+        consumer = member.consumer
+        consumer.subscribe(["in"])
+        while not (records := consumer.consume(1, 0.1)):
+            pass
+        consumer.done(records[0])
+        consumer.commit(metadata="mine")
+        group.write("in", *[KEYS[1]] * 3)  # nobody gets them
+        for _ in range(10):
+            consumer.consume(1, 0.1)
+        found.extend(consumer.committed([("in", 0)]).values())
+
+    with members(KEYS[:1], commit_order="offset") as group:
+        group.start("a", body, RecordFilter(deny_keys=frozenset({KEYS[1]})))
+        group.run(30.0)
+        (committed,) = found
+        assert committed is not None
+        assert (committed.offset, committed.metadata) == (4, "mine")
