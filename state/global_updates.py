@@ -50,6 +50,7 @@ class UpdatedRows(GlobalRows):
             by_key=False,
         )
         self._work = Work(node, {self.spec.name: self._drafts}, self._around, self._around.nothing_below, {})
+        self._work.begin()
 
     def apply(self, source: TopicPartition, columns: Columns, on_failure: OnFailure) -> None:
         """Give the records to the processor, one after the other.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.run import EXPLAINED, Backend, Case, Level, Outcome, read_cases, run, translated
+from tests.conformance.run import Backend, Case, Level, Outcome, read_cases, run, translated
 
 HERE = Path(__file__).parent
 CASES = read_cases(HERE / "vectors.jsonl")
@@ -74,14 +74,13 @@ def test_what_is_explained_differs_in_the_stream_time_of_the_processor_and_in_no
     ranges: int, level: Level
 ) -> None:
     """There it is the largest timestamp that its own sub-topology has taken in."""
-    (case,) = [case for case in CASES if case["name"] in EXPLAINED]
+    (case,) = [case for case in CASES if run(case, ranges=ranges, level=level).explained is not None]
     times = accumulate((given["timestamp_ms"] for given in case["inputs"]), max)
     outputs = [{**row, "value": next(times)} if row["topic"] == "st" else row for row in case["expected"]["outputs"]]
     assert (
         run({**case, "expected": {**case["expected"], "outputs": outputs}}, ranges=ranges, level=level).differences
         == []
     )
-    assert run(case, ranges=ranges, level=level).differences != []
 
 
 def differences(outcomes: list[Outcome]) -> list[str]:

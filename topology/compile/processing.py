@@ -114,6 +114,14 @@ class Work:
             raise TopologyError(
                 f'"{node.name}": the function given to process() returned {self._processor!r}, which is no Processor'
             )
+
+    @property
+    def name(self) -> str:
+        """The name of the processor's node."""
+        return self._node.name
+
+    def begin(self) -> None:
+        """Initialise the processor. Call it once, before the first record."""
         self._processor.init(self)
 
     def run(self, key_bytes: bytes | None, key: Any, value: Any, timestamp: int) -> None:

@@ -188,6 +188,10 @@ class BoundProgram:
         self.results = Results()
         self.applied: list[Applied] = []
         self._code = compiled.make(self, stores, self.outputs)
+        order = [node.name for node in program.subtopology.nodes]
+        self._works.sort(key=lambda work: order.index(work.name))  # as Kafka Streams does: parents first
+        for work in self._works:
+            work.begin()
 
     @property
     def dropped(self) -> dict[tuple[str, str], int]:

@@ -32,6 +32,7 @@ from coopstreams.topology.graph.join_nodes import (
 )
 from coopstreams.topology.graph.nodes import GlobalTable, StreamTableJoin
 from coopstreams.topology.join_windows import JoinWindows
+from coopstreams.topology.kept_headers import with_headers
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
 
@@ -117,7 +118,7 @@ def join_table(
             f"key=serdes.{table.flow.key}) before the join."
         )
     # Equal keys must be equal bytes, so the table's serde is the only one that new keys can have.
-    flow = keyed(replace(flow, key=table.flow.key), name or flow.node, where, drop_null_keys=not left)
+    flow = keyed(replace(flow, key=table.flow.key), name or flow.node, where, named=name is not None)
     materialize(flow.graph, table.flow.node)
     node: dict[str, Any] = {"store": table.store, "joiner": function, "with_key": with_key, "left": left}
     make = (
@@ -145,7 +146,7 @@ def _held(
             f"{where}: a grace of {grace_ms} ms must not be negative, nor longer than the table's history of "
             f"{history_ms} ms"
         )
-    key, value = table.flow.needed("key", where), flow.needed("value", where)
+    key, value = table.flow.needed("key", where), with_headers(flow.needed("value", where))
     buffer = f"{name or flow.graph.names.node('KSTREAM-JOIN-')}-Buffer"
     spec = StoreSpec(flow.graph.names.store("", buffer), "key_value", key, waiting_of(value, value))
     return partial(BufferedJoin, **node, buffer=spec, grace_ms=grace_ms)
@@ -283,9 +284,11 @@ def join_streams(
     left_topic, right_topic = (
         f"{name}-{side}" if name else flow.node for side, flow in (("left", left), ("right", right))
     )
-    # A record without a key matches nothing, but it advances the time at which unmatched records are emitted.
-    left = keyed(left, left_topic, where, drop_null_keys=kind == "inner")
-    right = keyed(right, right_topic, where, drop_null_keys=kind == "inner")
+    if left.node == right.node:
+        right_topic = left_topic
+    left, right = (
+        keyed(flow, topic, where, named=name is not None) for flow, topic in ((left, left_topic), (right, right_topic))
+    )
     for _ in LEFT_AND_RIGHT:
         names.node("KSTREAM-WINDOWED-")
     this = names.node("KSTREAM-OUTERTHIS-" if kind == "outer" else "KSTREAM-JOINTHIS-")

@@ -46,7 +46,6 @@ def keyed(
     cure: str = "",
     named: bool = False,
     values: bool = True,
-    drop_null_keys: bool = True,
 ) -> Flow:
     """Return the flow with every record where its key belongs: itself, or the source of a repartition topic.
 
@@ -61,7 +60,7 @@ def keyed(
         return flow
     key = flow.needed("key", where, cure)
     value = PRESENT if not values and isinstance(flow.value, Unknown) else flow.needed("value", where, cure)
-    wanted = Repartition(flow.node, key, value, drop_null_keys, repartition_topic(prefix), source="", partitions=None)
+    wanted = Repartition(flow.node, key, value, True, repartition_topic(prefix), source="", partitions=None)
     for made in flow.graph.repartitions:
         same = made if named else replace(made, topic=wanted.topic)
         if replace(same, source="") == wanted and not made.explicit:

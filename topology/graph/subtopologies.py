@@ -17,6 +17,7 @@ from coopstreams.topology.graph.graph import Graph, reads
 from coopstreams.topology.graph.join_nodes import (
     ForeignKeyAnswer,
     ForeignKeyResult,
+    StreamGlobalJoin,
     StreamStreamJoin,
     TableTableJoin,
     method_of,
@@ -25,6 +26,7 @@ from coopstreams.topology.graph.join_nodes import (
 from coopstreams.topology.graph.keyed_state import check_processors, shared_state
 from coopstreams.topology.graph.nodes import (
     Aggregate,
+    DropNullKeys,
     GlobalTable,
     InternalTopic,
     Node,
@@ -53,7 +55,7 @@ def cut(graph: Graph) -> Topology:
             f'the topology "{graph.application_id}" is empty: begin with stream(...) or table(...), or with '
             "add_source(...)"
         )
-    nodes = [_resolved(node, graph) for node in graph.nodes.values()]
+    nodes = _keeping_null_keys([_resolved(node, graph) for node in graph.nodes.values()])
     given = {internal_topic(graph.application_id, made.topic): made.partitions for made in graph.repartitions}
     topology = assembled(graph.application_id, _connected(nodes), given, tuple(graph.global_tables))
     _check_global_topics(graph, nodes)
@@ -89,6 +91,33 @@ def _resolved(node: Node, graph: Graph) -> Node:
     if isinstance(node, TableSource) and node.store is not None and node.store.name not in graph.needed_stores:
         return replace(node, store=None)
     return replace(node, sends_old=True) if node.name in graph.sending_old else node
+
+
+def _keeping_null_keys(nodes: list[Node]) -> list[Node]:
+    """Return the nodes without those that drop null keys in front of a repartition topic, where a left or outer join of
+    a stream is below: it joins records without a key, and they move its time.
+
+    Source: Kafka Streams `NodesWithRelaxedNullKeyJoinDownstream`.
+    """
+    above: set[str] = set()
+    """The names of the nodes above such a join, and the internal topics between."""
+    for node in reversed(nodes):
+        if _joins_null_keys(node) or node.name in above or (isinstance(node, Sink) and node.topic in above):
+            above.update(node.parents)
+            if isinstance(node, Source) and node.internal:
+                above.update(node.topics)
+    parent_of = {node.name: node.parents[0] for node in nodes if isinstance(node, DropNullKeys) and node.name in above}
+    return [
+        replace(node, parents=tuple(parent_of.get(parent, parent) for parent in node.parents))
+        for node in nodes
+        if node.name not in parent_of
+    ]
+
+
+def _joins_null_keys(node: Node) -> bool:
+    if isinstance(node, StreamTableJoin | StreamGlobalJoin):
+        return node.left
+    return isinstance(node, StreamStreamJoin) and node.kind != "inner"
 
 
 def _connected(nodes: list[Node]) -> list[list[Node]]:

@@ -52,11 +52,12 @@ def aggregate(compiler: Compiler, function: Function, node: Aggregate, record: R
         return
     operator_time = compiler.operator_time(function, node)
     expire = compiler.expire(operator_time, node.store)
-    if isinstance(node.windows, SlidingWindows | SessionWindows):
-        # They look back beyond the open windows: rows that have expired must be gone, however the records are cut
-        # into batches.
-        with function.block(f"if {operator_time} >= 0:"):
-            function.line(f"{expire}({operator_time})")
+    if node.cogrouped or isinstance(node.windows, SlidingWindows | SessionWindows):
+        # They look back beyond the open windows, or another stream is ahead of theirs: rows that have expired must be
+        # gone, however the records are cut into batches.
+        observed = _observed(compiler, function, node) if node.cogrouped else operator_time
+        with function.block(f"if {observed} >= 0:"):
+            function.line(f"{expire}({observed})")
     compiler.stream_time(function, node, record)
     if isinstance(node.windows, SlidingWindows | SessionWindows):
         _add_to_moving_windows(compiler, function, node, record, key_bytes, operator_time)
@@ -70,6 +71,18 @@ def aggregate(compiler: Compiler, function: Function, node: Aggregate, record: R
         )
     else:
         _add_to_windows(compiler, function, node, node.windows, record, key_bytes, operator_time)
+
+
+def _observed(compiler: Compiler, function: Function, node: Aggregate) -> str:
+    """Generate the latest stream time of all streams that are cogrouped with a node's; return its variable."""
+    observed, analysis = function.fresh("observed"), compiler.analysis
+    times = [
+        compiler.unit.operator_time(analysis.numbers[other.name], analysis.topics(other))
+        for other in analysis.nodes
+        if isinstance(other, Aggregate) and other.store.name == node.store.name
+    ]
+    function.line(f"{observed} = max(({', '.join(times)},))")
+    return observed
 
 
 def cogroup_merge(compiler: Compiler, function: Function, node: CogroupMerge, record: RecordVariables) -> None:

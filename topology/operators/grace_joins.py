@@ -2,7 +2,7 @@
 
 A record is held until stream time has passed its timestamp by the grace, and is then joined with the row version that
 was valid at its timestamp. Held records come out in the order of timestamp, key bytes, arrival. A record that is later
-than the grace is joined at once.
+than the grace is joined at once. A result has the headers of its record.
 
 Invariant: stream time counts the stream's records that are not dropped. Null values, null keys in an inner join and the
 table's records do not count.
@@ -16,16 +16,18 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
+from coopstreams.topology.columns import Headers
 from coopstreams.topology.graph.join_nodes import BufferedJoin
 from coopstreams.topology.graph.nodes import Node
+from coopstreams.topology.kept_headers import Headed
 from coopstreams.topology.operators.codegen import Function, RecordVariables
 from coopstreams.topology.operators.compiler import Compiler, Operator
 from coopstreams.topology.operators.join_memory import UnmatchedRecords
 from coopstreams.topology.operators.tables import drop_null_key, join_row
 from coopstreams.topology.stores import TableStore
 
-Held: TypeAlias = tuple[bytes | None, Any, int]
-"""Key, value, timestamp."""
+Held: TypeAlias = tuple[bytes | None, Any, Headers | None, int]
+"""Key, value, headers, timestamp."""
 
 _STREAM = 0
 
@@ -37,11 +39,11 @@ class GraceBuffer:
         self._grace_ms = node.grace_ms
         self._held = UnmatchedRecords(stores[node.buffer.name])
 
-    def take(self, key: bytes | None, value: Any, timestamp: int, now: int) -> list[Held]:
+    def take(self, key: bytes | None, value: Any, timestamp: int, headers: Headers | None, now: int) -> list[Held]:
         """Hold a record, and return the records that are now due: itself, if it is late or has no key."""
         if key is None or timestamp < now - self._grace_ms:
-            return [(key, value, timestamp)]
-        self._held.add(key, _STREAM, timestamp, value)
+            return [(key, value, headers, timestamp)]
+        self._held.add(key, _STREAM, timestamp, Headed(value, headers or []))
         return self.due(now)
 
     def due(self, now: int) -> list[Held]:
@@ -49,7 +51,7 @@ class GraceBuffer:
         out: list[Held] = []
         while self._held.first() <= now - self._grace_ms:
             timestamp, _, key = self._held.order[0]
-            out += [(key, value, timestamp) for value in self._held.values(key, _STREAM, timestamp)]
+            out += [(key, *row, timestamp) for row in self._held.values(key, _STREAM, timestamp)]
             self._held.remove(key, _STREAM, timestamp)
         return out
 
@@ -69,27 +71,36 @@ def buffered_join(compiler: Compiler, function: Function, node: BufferedJoin, re
     due = unit.operator_times[now].due
     if f"{name}_due" not in due:
         due.append(f"{name}_due")
-        _meet(compiler, unit.function(f"{name}_due"), node, f"{name}.due({now})", replace(record, stream_time=now))
-    _meet(compiler, function, node, f"{name}.take({key_bytes}, {value}, {record.timestamp}, {now})", record)
+        _write_join(compiler, node, name, now)
+        _meet(unit.function(f"{name}_due"), name, f"{name}.due({now})")
+    _meet(function, name, f"{name}.take({key_bytes}, {value}, {record.timestamp}, process.headers, {now})")
 
 
-def _meet(compiler: Compiler, function: Function, node: BufferedJoin, held: str, record: RecordVariables) -> None:
-    key, value, timestamp = (function.fresh(part) for part in ("key_bytes", "value", "timestamp"))
-    with function.loop(f"for {key}, {value}, {timestamp} in {held}:"):
-        made = RecordVariables(
-            key,
-            None,
-            node.store.key,
-            None,
-            value,
-            None,
-            node.name,
-            timestamp,
-            record.stream_time,
-            has_key=not node.left,
-            dense=True,
-        )
-        compiler.call_children(function, node, join_row(compiler, function, node, made))
+def _meet(function: Function, name: str, held: str) -> None:
+    """Generate code: records are joined with their rows, each under its own headers."""
+    key, value, headers, timestamp = (function.fresh(part) for part in ("key", "value", "headers", "timestamp"))
+    with function.loop(f"for {key}, {value}, {headers}, {timestamp} in {held}:"):
+        join = f"{name}_join({key}, {value}, {timestamp})"
+        function.line(f"process.under_headers({headers} or None, lambda: {join})")
+
+
+def _write_join(compiler: Compiler, node: BufferedJoin, name: str, now: str) -> None:
+    """Generate the function that joins a record with its row."""
+    join = compiler.unit.function(f"{name}_join")
+    join.parameters = ("key_bytes", "value", "timestamp")
+    record = RecordVariables(
+        "key_bytes",
+        None,
+        node.store.key,
+        None,
+        "value",
+        None,
+        node.name,
+        stream_time=now,
+        has_key=not node.left,
+        dense=True,
+    )
+    compiler.forward(join, node, join_row(compiler, join, node, record))
 
 
 OPERATORS: Mapping[type[Node], Operator] = {BufferedJoin: buffered_join}

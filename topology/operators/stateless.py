@@ -202,8 +202,8 @@ def drop_null_keys(compiler: Compiler, function: Function, node: DropNullKeys, r
 def pass_on(
     compiler: Compiler, function: Function, node: Merge | ToStream | Branch | Late, record: RecordVariables
 ) -> None:
-    """Generate code: the record is passed on."""
-    compiler.forward(function, node, record)
+    """Generate code: the record is passed on. In a stream, no record is older than another."""
+    compiler.forward(function, node, replace(record, latest=None) if isinstance(node, ToStream) else record)
 
 
 def sink(compiler: Compiler, function: Function, node: Sink, record: RecordVariables) -> None:

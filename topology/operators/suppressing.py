@@ -11,7 +11,7 @@ Source: Kafka Streams `KTableSuppressProcessorSupplier`, `InMemoryTimeOrderedKey
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from heapq import heappop, heappush
@@ -65,13 +65,14 @@ class SuppressionBuffer:
         held: SuppressedUpdate | None = (self._store.entries.get(key) or self._store.load(key)).value
         return held
 
-    def due(self, stream_time: int) -> list[tuple[bytes, SuppressedUpdate]]:
-        """Return and remove the updates whose time has come, and the earliest ones above the limits.
+    def due(self, stream_time: int) -> Iterator[tuple[bytes, SuppressedUpdate]]:
+        """Yield the updates whose time has come, and the earliest ones above the limits; remove each after that.
+
+        A look-up of the row while its update is forwarded finds the row as it was before, as in Kafka Streams.
 
         Raises:
             ProcessingError: the limits are exceeded and `when_full` is `shut_down`. The message names the cures.
         """
-        gone = []
         queue, last = self._queue, stream_time - self._wait_ms
         while queue and (queue[0][0] <= last or self._is_full()):
             if queue[0][0] > last and self._stops:
@@ -80,17 +81,17 @@ class SuppressionBuffer:
                     f"hold (max_records={self._most}, max_bytes={self._most_bytes}). Allow more, make windows "
                     "shorter, or let it emit early."
                 )
-            _, key = heappop(queue)
-            del self._places[key]
+            key = queue[0][1]
             entry = self._store.entries.get(key) or self._store.load(key)
             update: SuppressedUpdate = entry.value
+            if update.value is not None or not self._drops_deletions:
+                yield key, update
+            heappop(queue)
+            del self._places[key]
             self._bytes -= _size(key, update)
             entry.value = None
             if not entry.dirty:
                 self._store.touch(key, entry)
-            if update.value is not None or not self._drops_deletions:
-                gone.append((key, update))
-        return gone
 
     def _is_full(self) -> bool:
         return (self._most is not None and len(self._queue) > self._most) or (
