@@ -16,7 +16,6 @@ Each of these runs once a round; a figure is the median.
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import statistics
 import sys
@@ -38,7 +37,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import apps
-from benchmarks.running import KEYS, Case, committed, coopstreams_run, fill, measure
+from benchmarks.running import KEYS, Case, committed, coopstreams_run, cpu_s, fill, measure
 from coopstreams import Topology
 from coopstreams.commit.progress import Progress
 from coopstreams.common.config import Config
@@ -70,7 +69,6 @@ CASES: Mapping[str, Topology] = {
 }
 PARTITIONS, BATCH, COMMIT = 4, 10_000, 200_000
 CONFIG = Config.of({"bootstrap.servers": "nowhere:1"}, apps.NAME)
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def write_history(folder: Path, records: int) -> None:
@@ -146,23 +144,6 @@ def backfill(spark: SparkSession, topology: Topology, history: Path, folder: Pat
     table = TableHistory(spark.read.parquet(str(history)), ["number"])
     carry_out(spark, topology, CONFIG, plan, {topic: table}, str(folder / "work"))
     return cpu_s() - begin
-
-
-def cpu_s() -> float:
-    """Return the CPU seconds of this process and its descendants, those that have ended included."""
-    children, spent = defaultdict(list), dict[int, int]()
-    for each in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = each.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # it has ended meanwhile; its parent has its time
-        pid = int(each.parent.name)
-        children[int(fields[1])].append(pid)
-        spent[pid] = sum(map(int, fields[11:15]))
-    family = [os.getpid()]
-    for pid in family:
-        family += children[pid]
-    return sum(spent[pid] for pid in family) / TICKS
 
 
 class Instance:

@@ -3,36 +3,74 @@
 Pure. It decides by nodes, functions and serdes, before any record is read. What depends on the records (an invalid
 number, a condition on a text, a sum that overflows) is counted as doubts by `native_frames`; then, too, Python does it.
 
+msgspec checks every field of typed JSON, read or not. So a type is plain only if no code and no constraint of its own
+decides about a record, and SQL knows all fields.
+
 Invariant: a sub-topology is translated as a whole or not at all, and only if every function in it is known here.
-Turned down: reading lambdas (bytecode proves nothing about the types it meets), typed JSON (msgspec checks each record
-against its type, Spark would not), floats (their sum depends on its order).
+Turned down: reading lambdas (bytecode proves nothing about the types it meets), nested types, floats of plain
+JSON in a store of plain JSON (1 and 1.0 have different bytes there).
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import inspect
 
 from coopstreams.topology import serdes
 from coopstreams.topology.fields import Both, Comparing, Comparison, Condition, Either, Not, field, fields_of
-from coopstreams.topology.graph.folding import Kind, known_kind
+from coopstreams.topology.graph.folding import Kind, Number, known_kind
 from coopstreams.topology.graph.nodes import Aggregate, Filter, MapValues, Node, Sink, Source, SubTopology, ToStream
+from coopstreams.topology.serde import Serde
 from coopstreams.topology.windows import TimeWindows
 
-Values = Literal["any", "int64", "json"]
+Values = Literal["any", "int64", "float64", "json"]
 
+_VALUES: tuple[tuple[Serde[Any], Values], ...] = (
+    (serdes.json, "json"),
+    (serdes.int64, "int64"),
+    (serdes.float64, "float64"),
+)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _NAME = re.compile(r'[^"\\\x00-\x1f\ud800-\udfff]+')
+
+
+Plain: TypeAlias = Literal["str", "int", "float", "bool"]
+
+_KINDS: Final[tuple[tuple[inspect.Type, Plain], ...]] = (
+    (inspect.StrType(), "str"),
+    (inspect.IntType(), "int"),
+    (inspect.FloatType(), "float"),
+    (inspect.BoolType(), "bool"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A field of a plain type.
+
+    Shape: `key`: its name in JSON; `default`: the JSON of its value where it is missing, None if that is not plain.
+    """
+
+    key: str
+    kind: Plain
+    optional: bool
+    required: bool
+    default: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Aggregation:
     """One aggregation into a store, as SQL sees it.
 
-    Shape: `values` tells how record values become integers: not at all, 8 bytes, or JSON; with `field` the JSON is an
-    object that has it. `where`: the condition of the filters before it, None if there are none.
+    Shape: `values` tells how record values become numbers: not at all, 8 bytes, or JSON; with `field` the JSON is an
+    object that has it. `number`: what is folded. `parts`: the fields of typed JSON by attribute, None of plain JSON.
+    `where`: the condition of the filters before it, None if there are none.
     Units: `size_ms`, `advance_ms` and `close_ms` (size and grace) of windows; 0 without windows.
     """
 
@@ -42,6 +80,8 @@ class Aggregation:
     values: Values
     field: str | None
     drops_null_values: bool
+    number: Number = "int64"
+    parts: Mapping[str, Part] | None = None
     where: Condition | None = None
     size_ms: int = 0
     advance_ms: int = 0
@@ -51,6 +91,17 @@ class Aggregation:
     def reads(self) -> tuple[str, ...]:
         """The fields that it reads."""
         return tuple(dict.fromkeys([*fields_of(self.where), *([] if self.field is None else [self.field])]))
+
+    @property
+    def ordered(self) -> bool:
+        """Whether its result depends on the order of the records."""
+        return self.size_ms > 0 or (self.fold == "sum" and self.number == "float64")
+
+    @property
+    def mixed(self) -> bool:
+        """Whether it adds floats among which integers may be, which Python adds without rounding."""
+        typed = self.parts is not None and self.field is not None and self.parts[self.field].kind == "float"
+        return self.number == "float64" and self.fold == "sum" and self.values != "float64" and not typed
 
 
 def translated(part: SubTopology, outputs: str = "none") -> tuple[Aggregation, ...] | str:
@@ -109,14 +160,11 @@ def _step(node: Node, nodes: dict[str, Node]) -> str | None:
 def unreadable(condition: Condition) -> str | None:
     """Return why SQL might not decide a condition as Python does, for any record; None if it always does."""
     match condition:
-        case field(name):
-            return None if _NAME.fullmatch(name) else f"reads the field {name!r}, which JSON may write in several ways"
-        case Comparison(part, comparing, constant):
-            return unreadable(part) or (
-                None
-                if _comparable(comparing, constant)
-                else f"compares with {constant!r}, of which SQL may think otherwise"
-            )
+        case field():
+            return None
+        case Comparison(comparing=comparing, constant=constant):
+            known = _comparable(comparing, constant)
+            return None if known else f"compares with {constant!r}, of which SQL may think otherwise"
         case Both(one, other) | Either(one, other):
             return unreadable(one) or unreadable(other)
         case Not(one):
@@ -166,13 +214,20 @@ def _aggregation(node: Aggregate, nodes: dict[str, Node]) -> Aggregation | str:
     }
     if any(more.values()):
         return next(why for why, holds in more.items() if holds)
-    if store.value not in (serdes.int64, serdes.json):
-        return f"keeps values as {store.value}; int64 or plain JSON have one form for an integer"
-    values = _values(source, where, part, fold)
+    parts = None if where is None and part is None else parts_of(source.value)
+    values = _values(source, where, part, fold, parts)
     if values is None:
         return (
-            f'folds values of {source.value}; int64, plain JSON, or field("...") of plain JSON have integers that SQL '
-            "can read"
+            f'folds values of {source.value}; int64, float64, JSON, or field("...") of plain JSON or of a plain type '
+            "have numbers that SQL can read"
+        )
+    if strange := _strange(fields_of(where) + (() if part is None else (part.name,)), parts):
+        return strange
+    number = _number(store.value, fold, values if part is None or parts is None else parts[part.name].kind)
+    if number is None:
+        return (
+            f"keeps values as {store.value}; int64 or plain JSON have one form for an integer, float64 or plain JSON "
+            "for a float whose type is known"
         )
     sizes = (
         (windows.size_ms, windows.advance_ms, windows.size_ms + windows.grace_ms)
@@ -180,7 +235,16 @@ def _aggregation(node: Aggregate, nodes: dict[str, Node]) -> Aggregation | str:
         else (0, 0, 0)
     )
     return Aggregation(
-        node.name, store.name, fold, values, None if part is None else part.name, node.drops_null_values, where, *sizes
+        node.name,
+        store.name,
+        fold,
+        values,
+        None if part is None else part.name,
+        node.drops_null_values,
+        number,
+        parts,
+        where,
+        *sizes,
     )
 
 
@@ -198,13 +262,72 @@ def _way(above: Node, nodes: dict[str, Node]) -> tuple[Source, Condition | None,
     return (above, where, part) if isinstance(above, Source) else None
 
 
-def _values(source: Source, where: Condition | None, part: field | None, fold: Kind) -> Values | None:
-    if (where is not None or part is not None) and source.value != serdes.json:
-        return None
-    if part is not None:
-        return "json" if _NAME.fullmatch(part.name) else None
+def _values(
+    source: Source, where: Condition | None, part: field | None, fold: Kind, parts: Mapping[str, Part] | None
+) -> Values | None:
+    if where is not None or part is not None:
+        if source.value != serdes.json and parts is None:
+            return None  # conditions and fields are about objects
+        return "any" if part is None and fold == "count" else "json" if part is not None else None
     if fold == "count":
         return "any"
-    if where is not None:
-        return None  # conditions are about objects
-    return "json" if source.value == serdes.json else "int64" if source.value == serdes.int64 else None
+    return next((name for serde, name in _VALUES if serde == source.value), None)
+
+
+def _strange(names: Sequence[str], parts: Mapping[str, Part] | None) -> str | None:
+    """Return why SQL might not find these fields in a record as Python does."""
+    if parts is not None and (missing := [name for name in names if name not in parts]):
+        return f"reads the field {missing[0]!r}, which its type does not have"
+    keys = names if parts is None else [part.key for part in parts.values()]
+    odd = next((key for key in keys if not _NAME.fullmatch(key)), None)
+    return None if odd is None else f"reads objects with the field {odd!r}, which JSON may write in several ways"
+
+
+def _number(store: Serde[Any], fold: Kind, values: str) -> Number | None:
+    """Return what a fold of such values adds or compares; None: SQL does not know the bytes of its result."""
+    floats = values in ("float", "float64")
+    if values in ("str", "bool") or (fold == "count" and store == serdes.float64):
+        return None
+    if store == serdes.float64 or (store == serdes.json and floats):
+        return "float64"
+    return "int64" if store in (serdes.int64, serdes.json) and not floats else None
+
+
+def parts_of(serde: Serde[Any]) -> Mapping[str, Part] | None:
+    """Return the fields of the typed JSON that a serde reads, by attribute; None: it reads no plain type."""
+    decoder = getattr(serde.decode, "__self__", None)
+    if not isinstance(decoder, msgspec.json.Decoder) or serde.decode != decoder.decode:
+        return None
+    if not decoder.strict or decoder.dec_hook is not None or decoder.float_hook is not None:
+        return None
+    match inspect.type_info(decoder.type):
+        case (
+            inspect.StructType(cls=cls, fields=fields, tag_field=None, array_like=False, forbid_unknown_fields=False)
+            | inspect.DataclassType(cls=cls, fields=fields)
+            | inspect.TypedDictType(cls=cls, fields=fields)
+        ):
+            pass
+        case _:
+            return None
+    if hasattr(cls, "__post_init__"):
+        return None
+    parts = {each.name: part for each in fields if (part := _part(each)) is not None}
+    return parts if len(parts) == len(fields) else None
+
+
+def _part(each: inspect.Field) -> Part | None:
+    members = each.type.types if isinstance(each.type, inspect.UnionType) else (each.type,)
+    types = [member for member in members if not isinstance(member, inspect.NoneType)]
+    kind = next((kind for plain, kind in _KINDS if types == [plain]), None)
+    if kind is None:
+        return None
+    return Part(each.encode_name, kind, len(members) > len(types), each.required, _json(each.default, kind))
+
+
+def _json(default: Any, kind: Plain) -> str | None:
+    """Return a default value as JSON. A float field whose default is an int has an int where it is missing."""
+    if default is not None and (
+        type(default).__name__ != kind or default in (math.inf, -math.inf) or default != default
+    ):
+        return None
+    return msgspec.json.encode(default).decode()

@@ -15,6 +15,7 @@ Turned down: removing records where SQL filters them (they count as read, and ad
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -26,7 +27,7 @@ from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 
 from coopstreams.spark.history.rows import ddl
 from coopstreams.spark.native import Aggregation
-from coopstreams.spark.native_values import Judged, judged, numbers, token
+from coopstreams.spark.native_values import EXACT, Judged, judged, numbers, with_tokens
 from coopstreams.spark.plan import Stage
 from coopstreams.topology.keys import GROUPS, KeyRange
 
@@ -37,10 +38,15 @@ NATIVE = pa.schema(
         ("key", pa.binary()),
         ("start", pa.int64()),
         ("value", pa.int64()),
+        ("real", pa.float64()),
         ("timestamp", pa.int64()),
     ]
 )
-"""Rows of stores. Shape: `store` is the index within the sub-topology; null in the row of a task without store rows."""
+"""Rows of stores.
+
+Shape: `store` is the index within the sub-topology; null in the row of a task without store rows. A row has a `value`
+or, in a store of floats, a `real`.
+"""
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +56,7 @@ GROUP: Final = (
     "key",
     "start",
     "value",
+    "real",
     "timestamp",
     "taken",
     "keyless",
@@ -98,9 +105,7 @@ class Folding:
 
         `history(ordered)` returns the records.
         """
-        made = [
-            groups(history(each.size_ms > 0), each, self.stage, numbered=self.numbered) for each in self.aggregations
-        ]
+        made = [groups(history(each.ordered), each, self.stage, numbered=self.numbered) for each in self.aggregations]
         reduce(DataFrame.unionAll, made).write.mode("overwrite").parquet(self.folder)
         found = spark.read.parquet(self.folder)
         told = counts(found)
@@ -113,7 +118,7 @@ class Folding:
 def groups(history: DataFrame, aggregation: Aggregation, stage: Stage, *, numbered: bool) -> DataFrame:
     """Return the groups of an aggregation over HISTORY rows.
 
-    With windows, a Spark partition of `history` must be one topic partition in order.
+    If it is `ordered`, a Spark partition of `history` must be one topic partition in order.
     """
     records = _records(history, aggregation, stage, numbered=numbered)
     records = (
@@ -129,27 +134,28 @@ def groups(history: DataFrame, aggregation: Aggregation, stage: Stage, *, number
 def _records(history: DataFrame, aggregation: Aggregation, stage: Stage, *, numbered: bool) -> DataFrame:
     """Return the records of an aggregation. Filtered records stay, without a key, because they count as read."""
     key, timestamp = F.col("key"), F.col("timestamp")
-    names = {name: f"token_{number}" for number, name in enumerate(aggregation.reads)}
-    token_of = {name: F.col(column) for name, column in names.items()}
-    number, unread = numbers(aggregation, token_of)
+    seen, token_of = with_tokens(history, aggregation.reads, aggregation.parts)
+    number = numbers(aggregation, token_of)
     where = Judged(F.lit(True), F.lit(False)) if aggregation.where is None else judged(aggregation.where, token_of)
     offset = F.col("offset") if numbered else F.monotonically_increasing_id().bitwiseAND(F.lit(_ROW))
-    seen = history.withColumns({column: token(name) for name, column in names.items()})
     records = seen.select(
         "partition",
-        *([offset.alias("offset")] if aggregation.size_ms else []),
+        *([offset.alias("offset")] if aggregation.ordered else []),
         (F.col("partition") * stage.ranges + _slot(key, stage.ranges)).cast("int").alias("task"),
         key,
         timestamp,
-        F.col("value").isNotNull().alias("valued"),
-        number.alias("number"),
+        number.value.alias("number"),
+        number.missing.alias("missing"),
         where.true.alias("arrives"),
-        (where.doubt | (where.true & unread) | F.coalesce(timestamp < 0, F.lit(True))).alias("doubt"),
+        (where.doubt | (where.true & number.doubt) | F.coalesce(timestamp < 0, F.lit(True))).alias("doubt"),
     )
-    valueless = F.col("key").isNotNull() & ~F.col("valued") if aggregation.drops_null_values else F.lit(False)
-    keyless = F.col("arrives") & F.col("key").isNull()
+    keyed = F.col("key").isNotNull()
     return records.withColumns(
-        {"key": F.when(F.col("arrives"), F.col("key")), "keyless": keyless, "valueless": valueless}
+        {
+            "key": F.when(F.col("arrives"), F.col("key")),
+            "keyless": F.col("arrives") & ~keyed,
+            "valueless": F.col("arrives") & keyed & F.col("missing"),
+        }
     )
 
 
@@ -186,22 +192,42 @@ def _windowed(records: DataFrame, aggregation: Aggregation) -> DataFrame:
 
 def _folded(records: DataFrame, aggregation: Aggregation, by: list[str]) -> DataFrame:
     taken = F.col("key").isNotNull() & ~F.col("late") & ~F.col("valueless")
-    number = F.when(taken, F.col("number"))
-    count = F.count_if(taken)
+    number, count, floats = F.when(taken, F.col("number")), F.count_if(taken), aggregation.number == "float64"
     value = {"count": count, "sum": F.try_sum(number), "min": F.min(number), "max": F.max(number)}[aggregation.fold]
-    # If the sum of the absolute values fits into 64 bits, no partial sum exceeds them either.
-    overflow = F.try_sum(F.abs(number)).isNull() if aggregation.fold == "sum" else F.lit(False)
+    if floats and aggregation.fold == "sum":
+        # Rounding depends on the order: add in the order of offsets, and take the last sum.
+        before = Window.partitionBy(*by).orderBy("offset").rowsBetween(Window.unboundedPreceding, Window.currentRow)
+        records = records.withColumn("sum", F.sum(number).over(before))
+        value = F.max_by("sum", F.when(taken, F.col("offset")))
+    nothing = F.lit(None)
     return records.groupBy(*by).agg(
-        value.alias("value"),
+        (nothing.cast("bigint") if floats else value).alias("value"),
+        (value if floats else nothing.cast("double")).alias("real"),
         F.max(F.when(taken, F.col("timestamp"))).alias("timestamp"),
         count.alias("taken"),
         F.count_if("keyless").alias("keyless"),
         F.count_if("valueless").alias("valueless"),
         F.count_if("late").alias("late"),
-        (F.count_if(F.col("doubt") & F.col("first")) + F.when(overflow & (count > 0), 1).otherwise(0)).alias("doubts"),
+        (
+            F.count_if(F.col("doubt") & F.col("first"))
+            + F.when(_unsure(aggregation, number, value) & (count > 0), 1).otherwise(0)
+        ).alias("doubts"),
         F.count_if("first").alias("read"),
         F.max("timestamp").alias("newest"),
     )
+
+
+def _unsure(aggregation: Aggregation, number: Column, value: Column) -> Column:
+    """Return whether Python might fold the numbers of a group to something else."""
+    if aggregation.number == "int64":
+        # If the sum of the absolute values fits into 64 bits, no partial sum exceeds them either.
+        return F.try_sum(F.abs(number)).isNull() if aggregation.fold == "sum" else F.lit(False)
+    negative_zero = (number == 0) & number.cast("string").startswith("-")
+    # Which of two zeros is the result depends on the order, also of a smallest or largest.
+    unsure = ~(F.abs(value) <= sys.float_info.max) | ((value == 0) & (F.count_if(negative_zero) > 0))
+    if not aggregation.mixed:
+        return unsure
+    return unsure | F.coalesce(F.sum(F.when(number % 1 == 0, F.abs(number))) >= EXACT, F.lit(False))
 
 
 def counts(made: DataFrame) -> list[Row]:

@@ -75,7 +75,8 @@ class _Folded(TaskAttempt):
 
     def _changes(self, spec: StoreSpec, rows: pa.RecordBatch) -> list[Change]:
         """Return the rows of a store as changes of its families, ordered by database key."""
-        keys, starts, values, times = (rows.column(name).to_pylist() for name in ("key", "start", "value", "timestamp"))
+        number = "value" if rows.column("real").null_count else "real"
+        keys, starts, values, times = (rows.column(name).to_pylist() for name in ("key", "start", number, "timestamp"))
         pack, encode = TIMESTAMP.pack, spec.value.encode
         packed = [pack(time) + encode(value) for time, value in zip(times, values, strict=True)]
         places = [PREFIXES[key_hash(key) >> GROUP_SHIFT] + key for key in keys]

@@ -1,11 +1,12 @@
-"""Spark SQL expressions over record values: the integers to fold, and conditions on fields.
+"""Spark SQL expressions over record values: the numbers to fold, and conditions on fields.
 
 A *token* is the text of a field's scalar in a flat JSON object: `-12`, `1.5`, `"DE"` with its quotes, `true`, `null`;
-empty if it is in doubt.
+empty if it is in doubt. One regular expression checks a whole object and finds the tokens of all fields; as in Python,
+of two equal names the last one counts.
 
 Invariant: a value is in doubt unless SQL provably reads it as Python does. In doubt are: JSON other than one flat
-object without escapes that has the field once, numbers of more than 18 digits, and comparisons for which Python raises
-or whose result depends on types (`True == 1`).
+object, or with escapes in names or in a text that is read, or other than its type says; numbers of more than 18 digits
+before the point; and comparisons for which Python raises or whose result depends on types (`True == 1`).
 Turned down: from_json and get_json_object (a lenient parser: it accepts JSON that the serde refuses, and takes the
 first of two equal names).
 """
@@ -13,21 +14,39 @@ first of two equal names).
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from operator import and_
 from typing import Any, Final, NamedTuple
 
-from pyspark.sql import Column
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 
-from coopstreams.spark.native import Aggregation
+from coopstreams.spark.native import Aggregation, Part
 from coopstreams.topology.fields import Both, Comparison, Condition, Either, Not, field
 
 _SPACE: Final = r"[ \t\n\r]*+"
-_INTEGER: Final = r"(0|-?[1-9][0-9]{0,17})"
 _STRING: Final = r'"[^"\\\x00-\x1f]*+"'
-_SCALAR: Final = rf"(?:{_STRING}|-?(?:0|[1-9][0-9]{{0,17}})(?:\.[0-9]{{1,17}})?|true|false|null)"
+_PAIR: Final = r"[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_UNIT: Final = r"(?:[0-9a-ce-fA-CE-F][0-9a-fA-F]|[dD][0-7])[0-9a-fA-F]{2}"
+_ESCAPED: Final = rf'"(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u(?:{_UNIT}|{_PAIR}))*+"'
+_FRACTION: Final = r"(?:\.[0-9]{1,25})?(?:[eE][+-]?[0-9]{1,2})?"
+_NUMBER: Final = rf"-?(?:0|[1-9][0-9]{{0,17}}){_FRACTION}"
+_SCALAR: Final = rf"(?:{_STRING}|{_NUMBER}|true|false|null)"
+_UNREAD: Final = rf"(?:{_ESCAPED}|{_NUMBER}|true|false|null)"
+_INTEGER: Final = r"(?:0|-?[1-9][0-9]{0,17})"
+_FOLDED: Final = {"int64": _INTEGER, "float64": rf"(?!-0\z){_NUMBER}"}
+_TYPED: Final = {
+    "str": _STRING,
+    "int": r"-?(?:0|[1-9][0-9]{0,17})",
+    "float": rf"-?(?:0|[1-9][0-9]{{0,14}}){_FRACTION}",  # an integer becomes a float, here without rounding
+    "bool": "true|false",
+}
+_MARK: Final = "\x01"
+"""Stands before each token; JSON cannot have it."""
 _LONGEST: Final = 10_000
-_EXACT: Final = 1 << 53
+EXACT: Final = 1 << 53
 _EXACT_DIGITS: Final = 15
 """Integers up to this one, or of so many digits, are exact as floats."""
 
@@ -48,31 +67,55 @@ class Judged(NamedTuple):
     doubt: Column
 
 
-def token(name: str) -> Column:
-    """Return the token of the field of this name."""
-    return _extracted(_pattern(name), "")
+class Number(NamedTuple):
+    """The number of a record, whether it is null in Python, and whether SQL and Python might differ on it."""
+
+    value: Column
+    missing: Column
+    doubt: Column
 
 
-def numbers(aggregation: Aggregation, token_of: Mapping[str, Column]) -> tuple[Column, Column]:
-    """Return the integer of a record, and whether the record is in doubt."""
-    value, nothing = F.col("value"), F.lit(None).cast("bigint")
+def with_tokens(
+    records: DataFrame, names: Sequence[str], parts: Mapping[str, Part] | None
+) -> tuple[DataFrame, dict[str, Column]]:
+    """Return the records with the tokens of these fields, of typed values: of these attributes; and these columns."""
+    if not names:
+        return records, {}
+    plain = {name: Part(name, "str", optional=False, required=False, default=None) for name in names}
+    fields = plain if parts is None else dict(parts)
+    found = [name for name, part in fields.items() if name in names or part.required]
+    text, pattern = _text(), _pattern(fields, names, found, typed=parts is not None)
+    marked = F.regexp_replace(text, pattern, _marks(len(found)))
+    # What does not match stays as it is.
+    matched = marked.startswith(_MARK) & ~text.startswith(_MARK)
+    cut = records.withColumn("cut", F.when(matched, F.split(marked, _MARK)))
+    given = {name: F.get("cut", F.lit(at + 1)) for at, name in enumerate(found)}
+    complete = reduce(and_, (given[name] != "" for name in found if fields[name].required), F.isnotnull("cut"))
+    token = {
+        f"token_{at}": F.when(complete, F.when(given[name] != "", given[name]).otherwise(_default(fields[name])))
+        for at, name in enumerate(names)
+    }
+    columns = {column: F.coalesce(each, F.lit("")) for column, each in token.items()}
+    return cut.withColumns(columns), dict(zip(names, map(F.col, columns), strict=True))
+
+
+def numbers(aggregation: Aggregation, token_of: Mapping[str, Column]) -> Number:
+    """Return the number that an aggregation folds."""
+    value, kind = F.col("value"), "bigint" if aggregation.number == "int64" else "double"
+    no, nothing = F.lit(False), F.lit(None).cast(kind)
     if aggregation.values == "any":
-        return nothing, F.lit(False)
-    if aggregation.values == "int64":
+        return Number(nothing, value.isNull() if aggregation.drops_null_values else no, no)
+    if aggregation.values in ("int64", "float64"):
         whole = F.when(F.length(value) == 8, F.conv(F.hex(value), 16, -10).cast("bigint"))
-        number = F.when(whole > -(1 << 63), whole)
-    elif aggregation.field is not None:
-        found = token_of[aggregation.field]
-        number = F.when(found.rlike(rf"\A{_INTEGER}\z"), found).try_cast("bigint")
+        number = (_float(whole) if aggregation.values == "float64" else F.when(whole > -(1 << 63), whole)).cast(kind)
+        found = F.lit("")
     else:
-        number = _extracted(rf"\A{_SPACE}{_INTEGER}{_SPACE}\z", None).try_cast("bigint")
-    # The Python path drops records without a value before it reads it, unless a function comes before.
-    unseen = (
-        value.isNull()
-        if aggregation.drops_null_values and aggregation.field is None and aggregation.where is None
-        else F.lit(False)
-    )
-    return number, number.isNull() & ~unseen
+        found = token_of[aggregation.field] if aggregation.field is not None else F.trim(_text(), F.lit(" \t\n\r"))
+        number = F.when(found.rlike(rf"\A{_FOLDED[aggregation.number]}\z"), found).try_cast(kind)
+    # A record without a value is dropped before it is read, unless a function comes before, which raises.
+    absent = F.coalesce(found == "null", no) | (value.isNull() if aggregation.field is None else no)
+    missing = absent if aggregation.drops_null_values else no
+    return Number(number, missing, number.isNull() & ~missing)
 
 
 def judged(condition: Condition, token_of: Mapping[str, Column]) -> Judged:
@@ -122,25 +165,55 @@ def _as_number(
     found: Column, number: Column, compare: Callable[[Any, Any], Any], constant: float
 ) -> tuple[Column, Column]:
     """Return whether a token is a number that compares without rounding, and the result of the comparison."""
-    fraction = found.contains(".")
+    fraction = found.contains(".") | found.contains("e") | found.contains("E")
     rounded = compare(F.when(number, found).try_cast("double"), F.lit(float(constant)))
     if isinstance(constant, float):
         return number & (fraction | (F.length(found) <= _EXACT_DIGITS)), rounded
     whole = compare(F.when(number & ~fraction, found).try_cast("bigint"), F.lit(constant).cast("bigint"))
-    return number & (~fraction | F.lit(abs(constant) <= _EXACT)), F.when(fraction, rounded).otherwise(whole)
+    return number & (~fraction | F.lit(abs(constant) <= EXACT)), F.when(fraction, rounded).otherwise(whole)
 
 
-def _extracted(pattern: str, missing: str | None) -> Column:
-    """Return the part of the value, read as UTF-8, that matches a pattern."""
+def _float(bits: Column) -> Column:
+    """Return the finite number that has these 64 bits, null for others. All steps are exact."""
+    exponent, fraction = F.shiftrightunsigned(bits, 52).bitwiseAND(0x7FF), bits.bitwiseAND((1 << 52) - 1)
+    mantissa = F.when(exponent == 0, fraction).otherwise(fraction + (1 << 52)).cast("double")
+    size = mantissa * F.pow(F.lit(2.0), F.greatest(exponent, F.lit(1)) - 1075)
+    return F.when(exponent < 0x7FF, F.when(bits < 0, -size).otherwise(size))
+
+
+def _text() -> Column:
+    """Return the value as text; null if it is no UTF-8, or too long to be looked at."""
     text = F.col("value").cast("string")
-    safe = (F.length("value") <= _LONGEST) & F.is_valid_utf8(text)
-    found = F.when(safe, F.regexp_extract(text, pattern, 1))
-    return found if missing is None else F.coalesce(found, F.lit(missing))
+    return F.when((F.length("value") <= _LONGEST) & F.is_valid_utf8(text), text)
 
 
-def _pattern(name: str) -> str:
-    """Return the expression that finds the scalar under this name in a flat object that has it once."""
-    key = rf'"\Q{name}\E"'
-    other = rf"(?!{key}){_STRING}{_SPACE}:{_SPACE}{_SCALAR}{_SPACE}"
-    found = rf"{key}{_SPACE}:{_SPACE}({_SCALAR}){_SPACE}"
-    return rf"\A{_SPACE}\{{{_SPACE}(?:{other},{_SPACE})*+{found}(?:,{_SPACE}{other})*+\}}{_SPACE}\z"
+def _default(part: Part) -> Column:
+    """Return the token of a field that is missing."""
+    known = part.default is not None and re.fullmatch(_type(part, read=True), part.default)
+    return F.lit(part.default if known else "")
+
+
+def _marks(count: int) -> str:
+    return "".join(f"{_MARK}${number}" for number in range(1, count + 1))
+
+
+def _pattern(fields: Mapping[str, Part], names: Sequence[str], found: Sequence[str], *, typed: bool) -> str:
+    """Return the expression that matches a flat object of these fields and others.
+
+    Shape: a group for each of `found`, in this order: the value of a field that is read (`names`), the name of another.
+    """
+    members = []
+    for name in [*found, *(name for name in fields if name not in found)]:
+        part, read = fields[name], name in names
+        key, scalar = rf'"\Q{part.key}\E"', _type(part, read=read) if typed else _SCALAR
+        named = f"({key})" if name in found and not read else key
+        members.append(f"{named}{_SPACE}:{_SPACE}({'' if read else '?:'}{scalar})")
+    keys = "|".join(rf"\Q{part.key}\E" for part in fields.values())
+    members.append(rf'(?!"(?:{keys})"){_STRING}{_SPACE}:{_SPACE}{_UNREAD}')
+    separated = rf'{_SPACE}(?:,{_SPACE}(?=")|(?=\}}))'
+    return rf"\A{_SPACE}\{{{_SPACE}(?:(?:{'|'.join(members)}){separated})*+\}}{_SPACE}\z"
+
+
+def _type(part: Part, *, read: bool) -> str:
+    scalar = _ESCAPED if part.kind == "str" and not read else _TYPED[part.kind]
+    return f"{scalar}|null" if part.optional else scalar

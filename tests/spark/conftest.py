@@ -12,10 +12,11 @@ from coopstreams.spark.session import local_session
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    # A test is over before the second compiler of the JVM has earned what it costs.
+    # A test is over before the second compiler of the JVM has earned what it costs. Without it the JVM would keep 48 MB
+    # for code, not 240, which the queries of a process with many tests fill: then tasks fail.
     settings = {
         "spark.sql.shuffle.partitions": "4",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC",
     }
     session = local_session("tests", settings, cores="2")
     yield session

@@ -16,6 +16,8 @@ from coopstreams import Topology
 from coopstreams.common.config import Config
 from coopstreams.spark import plan as planning
 from coopstreams.spark.history.history import TableHistory
+from coopstreams.spark.native import Aggregation, translated
+from coopstreams.spark.native_values import numbers, with_tokens
 from coopstreams.spark.plan import Plan
 from coopstreams.spark.running import Backfilled, carry_out
 from coopstreams.state.rocks import Rocks
@@ -124,6 +126,24 @@ def both(spark: SparkSession, topology: Topology, rows: list[Row], folder: Path,
 
 def was_native(folder: Path, subtopology: int = 0) -> bool:
     return (folder / "True" / "work" / "run-1" / f"stage-{subtopology}-native").exists()
+
+
+def aggregation_of(topology: Topology) -> Aggregation:
+    """Return the first aggregation of the first sub-topology, which can be translated."""
+    found = translated(topology.subtopologies[0])
+    assert not isinstance(found, str)
+    return found[0]
+
+
+def understood(spark: SparkSession, aggregation: Aggregation, values: list[bytes | None]) -> list[int | float | None]:
+    """Return what SQL reads in each value, None where it is in doubt."""
+    frame, token_of = with_tokens(
+        spark.createDataFrame(list(enumerate(values)), "at int, value binary"), aggregation.reads, aggregation.parts
+    )
+    number = numbers(aggregation, token_of)
+    doubt = number.doubt | number.missing
+    rows = frame.select("at", number.value.alias("number"), doubt.alias("doubt")).collect()
+    return [None if row["doubt"] else row["number"] for row in sorted(rows, key=lambda row: row["at"])]
 
 
 def flights(seed: int, records: int) -> list[Row]:

@@ -12,11 +12,21 @@ import pytest
 from pyspark.sql import SparkSession
 
 from coopstreams import StreamsBuilder, TimeWindows, Topology, field, serdes
-from coopstreams.spark.native import Aggregation, translated
-from coopstreams.spark.native_values import numbers, token
+from coopstreams.spark.native import Aggregation
 from coopstreams.topology.errors import ProcessingError, SerdeError
 from tests.durations import ms
-from tests.spark.native_runs import GOES_ON, GRACE, Row, backfilled, both, flights, same_state, was_native
+from tests.spark.native_runs import (
+    GOES_ON,
+    GRACE,
+    Row,
+    aggregation_of,
+    backfilled,
+    both,
+    flights,
+    same_state,
+    understood,
+    was_native,
+)
 
 
 def counted_and_largest() -> Topology:
@@ -71,17 +81,7 @@ def folds(values: serdes.Serde[Any] = serdes.json, part: str | None = "delay") -
     records: Any = builder.stream("records", key=serdes.text, value=values)
     records = records if part is None else records.map_values(field(part), value=serdes.int64)
     records.group_by_key().reduce(operator.add, store="sum")
-    found = translated(builder.build().subtopologies[0])
-    assert not isinstance(found, str)
-    return found[0]
-
-
-def understood(spark: SparkSession, aggregation: Aggregation, values: list[bytes | None]) -> list[int | None]:
-    """Return what SQL reads in each value, None where it is in doubt."""
-    number, doubt = numbers(aggregation, {name: token(name) for name in aggregation.reads})
-    frame = spark.createDataFrame(list(enumerate(values)), "at int, value binary")
-    rows = frame.select("at", number.alias("number"), doubt.alias("doubt")).collect()
-    return [None if row["doubt"] else row["number"] for row in sorted(rows, key=lambda row: row["at"])]
+    return aggregation_of(builder.build())
 
 
 def texts(generator: random.Random) -> Iterator[str]:

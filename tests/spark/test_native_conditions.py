@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 
 from coopstreams import StreamsBuilder, TimeWindows, Topology, field, serdes
 from coopstreams.spark.native import translated, unreadable
-from coopstreams.spark.native_values import judged, token
+from coopstreams.spark.native_values import judged, with_tokens
 from coopstreams.topology.errors import ProcessingError
 from coopstreams.topology.fields import Condition, fields_of
 from tests.durations import ms
@@ -88,12 +88,9 @@ def joined(generator: random.Random, depth: int) -> Condition:
 
 def decided(spark: SparkSession, conditions: list[Condition], values: list[bytes | None]) -> list[list[bool | None]]:
     """Return what SQL makes of each condition for each value, None where it is in doubt."""
-    names = dict.fromkeys(name for condition in conditions for name in fields_of(condition))
-    columns = {name: F.col(f"of_{name}") for name in names}
-    judgements = [judged(condition, columns) for condition in conditions]
-    frame = spark.createDataFrame(list(enumerate(values)), "at int, value binary").withColumns(
-        {f"of_{name}": token(name) for name in names}
-    )
+    names = list(dict.fromkeys(name for condition in conditions for name in fields_of(condition)))
+    frame, token_of = with_tokens(spark.createDataFrame(list(enumerate(values)), "at int, value binary"), names, None)
+    judgements = [judged(condition, token_of) for condition in conditions]
     told = frame.select("at", F.array(*(F.when(~each.doubt, each.true) for each in judgements)).alias("told")).collect()
     return [row["told"] for row in sorted(told, key=lambda row: row["at"])]
 

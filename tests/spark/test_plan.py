@@ -160,10 +160,10 @@ DAY = TimeWindows(days=1)
             ),
             "calls a Python function",
         ),
-        (lambda orders: orders.group_by_key().reduce(operator.add, value=serdes.float64), "keeps values as float64"),
+        (lambda orders: orders.group_by_key().reduce(operator.add, value=serdes.text), "keeps values as text"),
         (
             lambda orders: orders.map_values(field('a"b'), value=serdes.int64).group_by_key().reduce(max),
-            "folds values of json",
+            "which JSON may write in several ways",
         ),
         (
             lambda orders: orders.group_by_key().windowed_by(SessionWindows(milliseconds=5)).count(),

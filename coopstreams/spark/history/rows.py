@@ -55,6 +55,7 @@ END = (1 << 63) - 1
 _NAMES = {
     pa.int32(): "int",
     pa.int64(): "bigint",
+    pa.float64(): "double",
     pa.string(): "string",
     pa.binary(): "binary",
     _HEADERS: "array<struct<name:string,value:binary>>",
