@@ -3,7 +3,7 @@
     records     task and number of each record, and whether filters let it through
     windowed    the same in order, a row for each window of a record, with the stream time at the record
     groups      one row a task, key and window: value, timestamp, and how many records were taken, dropped, in doubt
-    native      the groups as rows for `native_task`, if no record is in doubt
+    kept        the groups of a task as a file for `native_task`, and the sums of their counts
 
 A *doubt* is a record that SQL and Python might read differently, or a sum that exceeds 64 bits. A single doubt leaves
 the whole stage to Python.
@@ -21,54 +21,22 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Final
 
-import pyarrow as pa
-from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
+from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 
 from coopstreams.spark.history.rows import ddl
 from coopstreams.spark.native import Aggregation
+from coopstreams.spark.native_rows import FOLDED, KEPT, Folded, Keeping
 from coopstreams.spark.native_values import EXACT, Judged, judged, numbers, with_tokens
 from coopstreams.spark.plan import Stage
+from coopstreams.spark.workers.shipping import plain_function
+from coopstreams.state.layout import PREFIXES
 from coopstreams.topology.keys import GROUPS, KeyRange
-
-NATIVE = pa.schema(
-    [
-        ("task", pa.int32()),
-        ("store", pa.int32()),
-        ("key", pa.binary()),
-        ("start", pa.int64()),
-        ("value", pa.int64()),
-        ("real", pa.float64()),
-        ("timestamp", pa.int64()),
-    ]
-)
-"""Rows of stores.
-
-Shape: `store` is the index within the sub-topology; null in the row of a task without store rows. A row has a `value`
-or, in a store of floats, a `real`.
-"""
 
 log = logging.getLogger(__name__)
 
-GROUP: Final = (
-    "store",
-    "task",
-    "key",
-    "start",
-    "value",
-    "real",
-    "timestamp",
-    "taken",
-    "keyless",
-    "valueless",
-    "late",
-    "doubts",
-    "read",
-    "newest",
-)
-"""The columns of a group: its identity, and how many records were taken, dropped, in doubt."""
-
-_DROPS: Final = ("null-key", "null-value", "late")
+_DROPS: Final = {"null-key": "keyless", "null-value": "valueless", "late": "late"}
+"""The counts of a group by reason for which records are dropped."""
 _GOES_ON: Final = (
     "sub-topology %d runs in Python instead: SQL may treat %d of its records differently, or a sum exceeds 64 bits"
 )
@@ -77,58 +45,49 @@ _ROW: Final = (1 << 33) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """The counts and times of a task, which are not rows of its stores.
-
-    Shape: `dropped` by "node: reason"; `operator_times` by store: the stream time of its operator.
-    """
-
-    read: int
-    stream_time: int
-    dropped: dict[str, int]
-    operator_times: dict[str, int]
-
-
-@dataclass(frozen=True, slots=True)
 class Folding:
-    """The folding of a stage. The groups are written to `folder`, not cached, so that each store reads history once."""
+    """The folding of a stage. The groups of its tasks become files in `folder`, so each store reads history once."""
 
     stage: Stage
     aggregations: Sequence[Aggregation]
     numbered: bool
     folder: str
 
-    def run(
-        self, spark: SparkSession, history: Callable[[bool], DataFrame]
-    ) -> tuple[dict[int, Facts], DataFrame] | None:
-        """Return the facts and the NATIVE rows of the tasks; None if a record is in doubt.
+    def run(self, history: Callable[[bool], DataFrame]) -> dict[int, Folded] | None:
+        """Return what SQL has folded, by task, except for partitions without records; None if a record is in doubt.
 
         `history(ordered)` returns the records.
         """
-        made = [groups(history(each.ordered), each, self.stage, numbered=self.numbered) for each in self.aggregations]
-        reduce(DataFrame.unionAll, made).write.mode("overwrite").parquet(self.folder)
-        found = spark.read.parquet(self.folder)
-        told = counts(found)
+        told = reduce(DataFrame.unionAll, [self._kept(history, each) for each in self.aggregations]).collect()
         if in_doubt := sum(row["doubts"] for row in told):
             log.warning(_GOES_ON, self.stage.subtopology, in_doubt)
             return None
-        return facts(told, self.aggregations, self.stage), native_rows(spark, found, self.stage)
+        return folded(told, self.aggregations, self.stage)
+
+    def _kept(self, history: Callable[[bool], DataFrame], aggregation: Aggregation) -> DataFrame:
+        made = groups(history(aggregation.ordered), aggregation, self.stage, numbered=self.numbered)
+        if not aggregation.size_ms:
+            made = made.repartitionById(self.stage.tasks, "task")
+        keeping = Keeping(self.folder, self.stage.stores.index(aggregation.store))
+        return made.sortWithinPartitions("place", "start").mapInArrow(plain_function(keeping), ddl(KEPT))
 
 
 def groups(history: DataFrame, aggregation: Aggregation, stage: Stage, *, numbered: bool) -> DataFrame:
-    """Return the groups of an aggregation over HISTORY rows.
+    """Return the groups of an aggregation over HISTORY rows. With windows, a Spark partition is a task.
 
     If it is `ordered`, a Spark partition of `history` must be one topic partition in order.
     """
     records = _records(history, aggregation, stage, numbered=numbered)
+    # With windows there may be nearly as many groups as records: each record goes to its task at once.
     records = (
-        _windowed(records, aggregation)
+        _windowed(records, aggregation).repartitionById(stage.tasks, "task")
         if aggregation.size_ms
         else records.withColumns({"first": F.lit(True), "late": F.lit(False)})
     )
     begin = F.col("start") if aggregation.size_ms else F.lit(None).cast("bigint")
     made = _folded(records, aggregation, ["task", "key", *(["start"] if aggregation.size_ms else [])])
-    return made.withColumns({"start": begin, "store": F.lit(stage.stores.index(aggregation.store))}).select(*GROUP)
+    prefix = F.element_at(F.array(*map(F.lit, PREFIXES)), _group(F.col("key")) + 1)
+    return made.withColumns({"start": begin, "place": F.concat(prefix, "key")}).select(*FOLDED)
 
 
 def _records(history: DataFrame, aggregation: Aggregation, stage: Stage, *, numbered: bool) -> DataFrame:
@@ -165,12 +124,16 @@ def _slot(key: Column, ranges: int) -> Column:
     A record without a key is dropped, and counted by the first task of its partition.
     """
     slots = [slot for slot, key_range in enumerate(KeyRange.split(ranges)) for _ in key_range.groups.numbers]
-    group = F.shiftrightunsigned(F.xxhash64(key), 64 - (GROUPS - 1).bit_length()).cast("int")
     return (
         F.lit(0)
         if ranges == 1
-        else F.when(key.isNull(), 0).otherwise(F.element_at(F.array(*map(F.lit, slots)), group + 1))
+        else F.when(key.isNull(), 0).otherwise(F.element_at(F.array(*map(F.lit, slots)), _group(key) + 1))
     )
+
+
+def _group(key: Column) -> Column:
+    """Return the key group of a key."""
+    return F.shiftrightunsigned(F.xxhash64(key), 64 - (GROUPS - 1).bit_length()).cast("int")
 
 
 def _windowed(records: DataFrame, aggregation: Aggregation) -> DataFrame:
@@ -230,28 +193,10 @@ def _unsure(aggregation: Aggregation, number: Column, value: Column) -> Column:
     return unsure | F.coalesce(F.sum(F.when(number % 1 == 0, F.abs(number))) >= EXACT, F.lit(False))
 
 
-def counts(made: DataFrame) -> list[Row]:
-    """Return, by store and task, how many records were read, dropped and in doubt, and the newest timestamps.
-
-    The newest timestamps are those of all records, and of the records with a key.
-    """
-    keyed = F.col("key").isNotNull()
-    told = made.groupBy("store", "task").agg(
-        F.sum("read").alias("read"),
-        F.sum("doubts").alias("doubts"),
-        F.max("newest").alias("newest"),
-        F.max(F.when(keyed, F.col("newest"))).alias("clock"),
-        F.sum("keyless").alias("null-key"),
-        F.sum("valueless").alias("null-value"),
-        F.sum("late").alias("late"),
-    )
-    return told.collect()
-
-
-def facts(told: Sequence[Row], aggregations: Sequence[Aggregation], stage: Stage) -> dict[int, Facts]:
-    """Return the facts of a stage's tasks by task number, except for partitions without records."""
+def folded(told: Sequence[Row], aggregations: Sequence[Aggregation], stage: Stage) -> dict[int, Folded]:
+    """Return what SQL has folded for each task, except for tasks of partitions without records, by KEPT rows."""
     node_of = {stage.stores.index(each.store): each.node for each in aggregations}
-    result: dict[int, Facts] = {}
+    result: dict[int, Folded] = {}
     for partition in {row["task"] // stage.ranges for row in told}:
         rows = [row for row in told if row["task"] // stage.ranges == partition]
         newest = max(row["newest"] for row in rows)
@@ -264,12 +209,12 @@ def facts(told: Sequence[Row], aggregations: Sequence[Aggregation], stage: Stage
         }
         for task in range(partition * stage.ranges, (partition + 1) * stage.ranges):
             own = [row for row in rows if row["task"] == task]
-            dropped = {f"{node_of[row['store']]}: {why}": row[why] for row in own for why in _DROPS if row[why]}
-            result[task] = Facts(own[0]["read"] if own else 0, newest, dropped, operator_times)
+            dropped = {
+                f"{node_of[row['store']]}: {why}": row[count]
+                for row in own
+                for why, count in _DROPS.items()
+                if row[count]
+            }
+            files = {stage.stores[row["store"]]: row["file"] for row in own}
+            result[task] = Folded(own[0]["read"] if own else 0, newest, dropped, operator_times, files)
     return result
-
-
-def native_rows(spark: SparkSession, made: DataFrame, stage: Stage) -> DataFrame:
-    """Return the groups as NATIVE rows, and a row for each task."""
-    begins = spark.createDataFrame([(task, *([None] * (len(NATIVE) - 1))) for task in range(stage.tasks)], ddl(NATIVE))
-    return begins.unionAll(made.where(F.col("key").isNotNull() & (F.col("taken") > 0)).select(*NATIVE.names))

@@ -15,59 +15,58 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from coopstreams.spark.history.rows import runs_of
-from coopstreams.spark.native_frames import Facts
+from coopstreams.spark.native_rows import Folded, kept_rows
 from coopstreams.spark.task import TaskAttempt, TaskWork, attempt
 from coopstreams.state import layout
 from coopstreams.state.checkpoints import NOTHING_OBSERVED
 from coopstreams.state.engine import Change
-from coopstreams.state.layout import GROUP_SHIFT, PREFIXES, TIMESTAMP
+from coopstreams.state.layout import TIMESTAMP
 from coopstreams.state.task_state import NO_TABLES
 from coopstreams.topology.compile.operator_time import OperatorTimes, store_id
-from coopstreams.topology.keys import key_hash
 from coopstreams.topology.stores import StoreSpec
 
 
 @dataclass(frozen=True, slots=True)
 class NativeWork:
-    """The work of one sub-topology's tasks over NATIVE rows. Shape: `facts` by task."""
+    """The work of one sub-topology's tasks over rows that SQL has folded. Shape: `folded` by task, in `folder`."""
 
     work: TaskWork
-    facts: Mapping[int, Facts]
+    folder: str
+    folded: Mapping[int, Folded]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the result of the task."""
         return attempt(batches, self._begin)
 
     def _begin(self, number: int, closing: ExitStack) -> TaskAttempt:
-        return _Folded(self.work, number, closing, self.facts.get(number))
+        return _NativeAttempt(self.work, number, closing, self.folder, self.folded.get(number))
 
 
-class _Folded(TaskAttempt):
-    """One attempt of one task."""
+class _NativeAttempt(TaskAttempt):
+    """One attempt of one task. `folded`: None if its partition has no record."""
 
-    def __init__(self, work: TaskWork, number: int, closing: ExitStack, facts: Facts | None) -> None:
+    def __init__(self, work: TaskWork, number: int, closing: ExitStack, folder: str, folded: Folded | None) -> None:
         super().__init__(work, number, closing, tables=NO_TABLES)
-        clocks = {} if facts is None else facts.operator_times
+        clocks = {} if folded is None else folded.operator_times
         self._clocks = tuple(sorted((store_id(store), clock) for store, clock in clocks.items() if clock >= 0))
-        if facts is None:
-            return  # its partition has no record
+        self._folder, self._files = folder, {} if folded is None else folded.files
+        if folded is None:
+            return
         (source,) = self._topics
-        if facts.read:
-            self._read[source.topic] = facts.read
-        self._stream_times[source.topic] = facts.stream_time
-        self._dropped.update(facts.dropped)
-        for store, clock in facts.operator_times.items():
+        if folded.read:
+            self._read[source.topic] = folded.read
+        self._stream_times[source.topic] = folded.stream_time
+        self._dropped.update(folded.dropped)
+        for store, clock in folded.operator_times.items():
             # Advance the time first, so that windows that have expired by then are never written.
             self._state.stores[store].advance(clock)
 
     def take(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Put rows into the database of this task: each key, or key and window, comes once."""
+        """Put the rows of this task into its database: each key, or key and window, comes once."""
         self._check(rows)
-        stores = rows.column("store").to_pylist()
-        for start, end in runs_of(stores):
-            if stores[start] is not None:
-                self._database.write(self._changes(self._specs[stores[start]], rows.slice(start, end - start)), {})
+        for spec in self._specs:
+            for kept in kept_rows(self._folder, self._files[spec.name]) if spec.name in self._files else ():
+                self._database.write(self._changes(spec, kept), {})
         yield from ()
 
     def _operator_times(self) -> dict[str, OperatorTimes]:
@@ -76,10 +75,10 @@ class _Folded(TaskAttempt):
     def _changes(self, spec: StoreSpec, rows: pa.RecordBatch) -> list[Change]:
         """Return the rows of a store as changes of its families, ordered by database key."""
         number = "value" if rows.column("real").null_count else "real"
-        keys, starts, values, times = (rows.column(name).to_pylist() for name in ("key", "start", number, "timestamp"))
+        names = ("place", "start", number, "timestamp")
+        places, starts, values, times = (rows.column(name).to_pylist() for name in names)
         pack, encode = TIMESTAMP.pack, spec.value.encode
         packed = [pack(time) + encode(value) for time, value in zip(times, values, strict=True)]
-        places = [PREFIXES[key_hash(key) >> GROUP_SHIFT] + key for key in keys]
         if spec.kind not in layout.SEGMENTED:
             return [_change(layout.family_of(spec.name), zip(places, packed, strict=True))]
         observed, length = self._state.stores[spec.name].observed, layout.segment_ms(spec)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,6 @@ from typing import Any
 from uuid import uuid4
 
 import msgspec
-import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
@@ -44,7 +43,7 @@ from coopstreams.spark.table_outputs import absolute, stage_folder
 from coopstreams.spark.task import TaskResult, TaskWork
 from coopstreams.spark.unchanged import check_resumable
 from coopstreams.spark.workers.progress import ProgressWatcher, TaskProgress
-from coopstreams.spark.workers.shipping import ship
+from coopstreams.spark.workers.shipping import plain_function, ship
 from coopstreams.state.storage import Storage
 from coopstreams.tasks.schemas import schemas_bound
 from coopstreams.topology import errors
@@ -53,7 +52,6 @@ from coopstreams.topology.graph.topology import Topology
 
 log = logging.getLogger(__name__)
 
-Batches = Iterable[pa.RecordBatch]
 OnProgress = Callable[[Stage, Sequence[TaskProgress]], None]
 
 
@@ -215,7 +213,7 @@ class _Run:
                     self._routed(spark, stage, reports),
                 )
                 # Written, not cached: a lost cache would run the tasks again.
-                rows.mapInArrow(_function(work), ddl(RESULTS)).write.mode("overwrite").parquet(folder)
+                rows.mapInArrow(plain_function(work), ddl(RESULTS)).write.mode("overwrite").parquet(folder)
         found = spark.read.parquet(folder).where("result is not null").select("task", "result").collect()
         if missing := planning.gaps(stage, [row.task for row in found]):
             raise RuntimeError(
@@ -266,13 +264,12 @@ class _Run:
             return None
         (topic,) = stage.topics
         folding = Folding(stage, aggregations, self._numbered(topic), f"{self._output(stage)}-native")
-        folded = folding.run(spark, lambda ordered: self._history(spark, topic, ordered=ordered))
+        folded = folding.run(lambda ordered: self._history(spark, topic, ordered=ordered))
         if folded is None:
             return None
-        facts, rows = folded
-        return NativeWork(self._work(stage, reports), facts), rows.repartitionById(
-            stage.tasks, "task"
-        ).sortWithinPartitions("store", "key")
+        tasks = spark.createDataFrame([(task,) for task in range(stage.tasks)], "task int")
+        work = NativeWork(self._work(stage, reports), folding.folder, folded)
+        return work, tasks.repartitionById(stage.tasks, "task")
 
     def _numbered(self, topic: str) -> bool:
         return topic in self._plan.cut and topic not in self._plan.tables
@@ -297,7 +294,7 @@ class _Run:
             records = history.withColumn(
                 "headers", F.coalesce("headers", F.array().cast(history.schema["headers"].dataType))
             )
-            rows = rows.unionAll(records.mapInArrow(_function(routing), ddl(ROUTED)))
+            rows = rows.unionAll(records.mapInArrow(plain_function(routing), ddl(ROUTED)))
         if stage.only is not None:
             rows = rows.where(rows.task.isin(*stage.only))
         return rows.repartitionById(stage.tasks, "task").sortWithinPartitions("time", "source", "offset")
@@ -317,15 +314,6 @@ class _Run:
 
     def _output(self, stage: Stage) -> str:
         return stage_folder(self.folder, stage)
-
-
-def _function(work: Callable[[Batches], Iterator[pa.RecordBatch]]) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
-    """Wrap a callable in a plain function, which Spark requires."""
-
-    def run(batches: Batches) -> Iterator[pa.RecordBatch]:
-        yield from work(batches)
-
-    return run
 
 
 def _ours(error: PySparkException) -> Exception:

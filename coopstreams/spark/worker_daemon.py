@@ -11,6 +11,7 @@ import pandas  # type: ignore[import-untyped]  # noqa: F401
 import pyspark.worker  # noqa: F401
 from pyspark.daemon import manager
 
+import coopstreams.spark.native_task
 import coopstreams.spark.rebuilding
 import coopstreams.spark.routing
 import coopstreams.spark.task  # noqa: F401

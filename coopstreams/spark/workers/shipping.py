@@ -11,15 +11,19 @@ from __future__ import annotations
 import io
 import pickle
 from collections import ChainMap
+from collections.abc import Callable, Iterable, Iterator
 from struct import Struct
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 from pyspark import cloudpickle
 
 from coopstreams.spark.workers.modules import provide, sources_of
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.topology import Topology
+
+Batches = Iterable[pa.RecordBatch]
 
 _KNOWN: Any = cloudpickle.CloudPickler.dispatch_table
 
@@ -66,3 +70,14 @@ def unship(data: bytes) -> Topology:
     topology: Any = pickle.loads(pickled)
     assert isinstance(topology, Topology)
     return topology
+
+
+def plain_function(
+    work: Callable[[Batches], Iterator[pa.RecordBatch]],
+) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
+    """Wrap a callable in a plain function, which Spark requires."""
+
+    def run(batches: Batches) -> Iterator[pa.RecordBatch]:
+        yield from work(batches)
+
+    return run

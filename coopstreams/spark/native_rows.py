@@ -1,0 +1,127 @@
+"""Rows of stores on their way from Spark SQL to the tasks: a file for each task and store, in the folder of the run.
+
+    FOLDED    what SQL makes of the records of a task and store: a row for each key and window, with counts
+    KEPT      the name of the file with these rows, and the sums of the counts
+    NATIVE    the rows of a file
+
+The counts of all tasks decide whether SQL's rows are used, and the stream time of a partition which of them have
+expired. So the rows wait in files until all are folded.
+
+Invariant: an attempt writes files of its own, and Spark returns the rows of one attempt.
+Turned down: Parquet by Spark (which has to be read twice, shuffled and sorted anew: a third of the JVM's time where
+there are nearly as many rows as records).
+"""
+
+from __future__ import annotations
+
+import tempfile
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from coopstreams.spark.history.rows import batch
+from coopstreams.state.storage import Storage
+from coopstreams.topology.errors import SnapshotError
+
+NATIVE = pa.schema(
+    [
+        ("place", pa.binary()),
+        ("start", pa.int64()),
+        ("value", pa.int64()),
+        ("real", pa.float64()),
+        ("timestamp", pa.int64()),
+    ]
+)
+"""Shape: `place` is the key behind its key group; with the `start` of a window behind it (null without windows), the
+database key. Rows come in the order of places. A row has a `value` or, in a store of floats, a `real`.
+"""
+
+COUNTS = ("read", "keyless", "valueless", "late", "doubts")
+FOLDED = (*NATIVE.names, "task", "taken", "newest", *COUNTS)
+"""Records without a key are in groups with a null `place`. A group of which no record was `taken` is no row."""
+
+KEPT = pa.schema(
+    [
+        ("store", pa.int32()),
+        ("task", pa.int32()),
+        ("file", pa.string()),
+        ("newest", pa.int64()),
+        ("clock", pa.int64()),
+        *((name, pa.int64()) for name in COUNTS),
+    ]
+)
+"""Shape: `store` is the index within the sub-topology. `newest` is the last timestamp of all records, `clock` that of
+those with a key.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """What SQL has folded for a task: counts and times, and the files with the rows of its stores.
+
+    Shape: `dropped` by "node: reason"; by store `operator_times`, the stream time of its operator, and `files`.
+    """
+
+    read: int
+    stream_time: int
+    dropped: dict[str, int]
+    operator_times: dict[str, int]
+    files: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """Writes the FOLDED rows of one task and store to a file in the folder `url`; returns a KEPT row."""
+
+    url: str
+    store: int
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield a KEPT row, or nothing if there are no rows."""
+        filled = (rows for rows in batches if rows.num_rows)
+        first = next(filled, None)
+        if first is None:
+            return
+        task, sums = first.column("task")[0].as_py(), dict.fromkeys(COUNTS, 0)
+        newest, clocks = list[int](), list[int]()
+        name = f"{task:05}-{self.store}-{uuid.uuid4().hex}.arrow"
+        with tempfile.TemporaryDirectory(prefix="coopstreams-rows-") as folder:
+            local = Path(folder) / "rows.arrow"
+            with pa.ipc.new_file(local, NATIVE, options=pa.ipc.IpcWriteOptions(compression="lz4")) as file:
+                for rows in chain([first], filled):
+                    keyed = rows.filter(pc.is_valid(rows.column("place")))
+                    kept = keyed.filter(pc.greater(keyed.column("taken"), 0))
+                    file.write_batch(batch(NATIVE, [kept.column(column) for column in NATIVE.names]))
+                    for each in COUNTS:
+                        sums[each] += _total(rows.column(each))
+                    newest.append(pc.max(rows.column("newest")).as_py())
+                    clocks += [] if not keyed.num_rows else [pc.max(keyed.column("newest")).as_py()]
+            Storage(self.url).upload(local, name)
+        told = [self.store, task, name, max(newest), max(clocks, default=None), *sums.values()]
+        yield batch(KEPT, [[each] for each in told])
+
+
+def _total(column: Any) -> int:
+    total: int | None = pc.sum(column).as_py()
+    return total or 0
+
+
+def kept_rows(url: str, name: str) -> Iterator[pa.RecordBatch]:
+    """Yield the NATIVE rows of a file.
+
+    Raises:
+        SnapshotError: it is missing.
+    """
+    with tempfile.TemporaryDirectory(prefix="coopstreams-rows-") as folder:
+        local = Path(folder) / "rows.arrow"
+        if not Storage(url).download(name, local):
+            raise SnapshotError(f'the rows that Spark SQL has folded, "{name}" at {url}, are missing')
+        with pa.memory_map(str(local)) as source, pa.ipc.open_file(source) as file:
+            for number in range(file.num_record_batches):
+                yield file.get_batch(number)
