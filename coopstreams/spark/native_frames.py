@@ -8,7 +8,7 @@
 A *doubt* is a record that SQL and Python might read differently, or a sum that exceeds 64 bits. A single doubt leaves
 the whole stage to Python.
 
-Invariant: whatever is not proved to be the same is in doubt: the doubts of `native_values`, and negative timestamps.
+Invariant: whatever is not proved to be the same is in doubt: the doubts of `values`, and negative timestamps.
 Turned down: removing records where SQL filters them (they count as read, and advance the stream time of their topic).
 """
 
@@ -16,18 +16,21 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Final
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 
 from coopstreams.spark.history.rows import ddl
-from coopstreams.spark.native import Aggregation
-from coopstreams.spark.native_rows import FOLDED, KEPT, Folded, Keeping
-from coopstreams.spark.native_values import EXACT, Judged, judged, numbers, with_tokens
+from coopstreams.spark.native.order import SPANS, any_late
+from coopstreams.spark.native.rows import FOLDED, KEPT, Folded, Keeping
+from coopstreams.spark.native.translation import Aggregation
+from coopstreams.spark.native.values import EXACT, Judged, judged, numbers, with_tokens
 from coopstreams.spark.plan import Stage
 from coopstreams.spark.workers.shipping import plain_function
 from coopstreams.state.layout import PREFIXES
@@ -56,38 +59,74 @@ class Folding:
     def run(self, history: Callable[[bool], DataFrame]) -> dict[int, Folded] | None:
         """Return what SQL has folded, by task, except for partitions without records; None if a record is in doubt.
 
-        `history(ordered)` returns the records.
+        `history(ordered)` returns the records. Where they have offsets, it is first assumed that none of them is late.
         """
-        told = reduce(DataFrame.unionAll, [self._kept(history, each) for each in self.aggregations]).collect()
+        told = self._told(history, self.aggregations, exact=not self.numbered)
+        if self.numbered and (late := [each for each in self.aggregations if self._has_late(each, told)]):
+            stores = {self.stage.stores.index(each.store) for each in late}
+            told = [row for row in told if row["store"] not in stores] + self._told(history, late, exact=True)
         if in_doubt := sum(row["doubts"] for row in told):
             log.warning(_GOES_ON, self.stage.subtopology, in_doubt)
             return None
         return folded(told, self.aggregations, self.stage)
 
-    def _kept(self, history: Callable[[bool], DataFrame], aggregation: Aggregation) -> DataFrame:
-        made = groups(history(aggregation.ordered), aggregation, self.stage, numbered=self.numbered)
+    def _told(
+        self, history: Callable[[bool], DataFrame], aggregations: Sequence[Aggregation], *, exact: bool
+    ) -> list[Row]:
+        return reduce(DataFrame.unionAll, [self._kept(history, each, exact=exact) for each in aggregations]).collect()
+
+    def _kept(self, history: Callable[[bool], DataFrame], aggregation: Aggregation, *, exact: bool) -> DataFrame:
+        records = history(aggregation.ordered and not self.numbered)
+        made = groups(records, aggregation, self.stage, numbered=self.numbered, exact=exact)
         if not aggregation.size_ms:
             made = made.repartitionById(self.stage.tasks, "task")
         keeping = Keeping(self.folder, self.stage.stores.index(aggregation.store))
         return made.sortWithinPartitions("place", "start").mapInArrow(plain_function(keeping), ddl(KEPT))
 
+    def _has_late(self, aggregation: Aggregation, told: Sequence[Row]) -> bool:
+        """Return whether a record is late, or it is not known."""
+        spans: dict[int, list[pa.Table]] = defaultdict(list)
+        for row in told:
+            if row["store"] == self.stage.stores.index(aggregation.store) and aggregation.size_ms:
+                if row["start"] is None:
+                    return True
+                found = pa.table([row[name] for name in SPANS.names], schema=SPANS)
+                spans[row["task"] // self.stage.ranges].append(found)
+        return any(any_late(each, aggregation.advance_ms, aggregation.close_ms) for each in spans.values())
 
-def groups(history: DataFrame, aggregation: Aggregation, stage: Stage, *, numbered: bool) -> DataFrame:
+
+def groups(
+    history: DataFrame, aggregation: Aggregation, stage: Stage, *, numbered: bool, exact: bool = True
+) -> DataFrame:
     """Return the groups of an aggregation over HISTORY rows. With windows, a Spark partition is a task.
 
-    If it is `ordered`, a Spark partition of `history` must be one topic partition in order.
+    Unless they are `numbered`, and if the aggregation is `ordered`, a Spark partition of `history` must be one topic
+    partition in order. Not `exact`: no record is late, and the spans of the windows show whether that is true.
     """
     records = _records(history, aggregation, stage, numbered=numbered)
     # With windows there may be nearly as many groups as records: each record goes to its task at once.
     records = (
-        _windowed(records, aggregation).repartitionById(stage.tasks, "task")
+        _windowed(records, aggregation, exact=exact).repartitionById(stage.tasks, "task")
         if aggregation.size_ms
         else records.withColumns({"first": F.lit(True), "late": F.lit(False)})
     )
     begin = F.col("start") if aggregation.size_ms else F.lit(None).cast("bigint")
-    made = _folded(records, aggregation, ["task", "key", *(["start"] if aggregation.size_ms else [])])
+    spans = {} if aggregation.size_ms and not exact else dict.fromkeys(SPANS.names[1:], F.lit(None).cast("bigint"))
+    by = ["task", "key", *(["start"] if aggregation.size_ms else [])]
+    made = _folded(records, aggregation, by, _spans(aggregation) if not spans else [])
     prefix = F.element_at(F.array(*map(F.lit, PREFIXES)), _group(F.col("key")) + 1)
-    return made.withColumns({"start": begin, "place": F.concat(prefix, "key")}).select(*FOLDED)
+    return made.withColumns({"start": begin, "place": F.concat(prefix, "key"), **spans}).select(*FOLDED)
+
+
+def _spans(aggregation: Aggregation) -> list[Column]:
+    """Return, for a window of a key, the columns of SPANS behind its start."""
+    into, advance = F.col("into"), aggregation.advance_ms
+    offset, rest = F.col("offset"), aggregation.close_ms % advance
+    return [
+        F.min(F.when(into < advance, offset)).alias("opened"),
+        F.min(F.when((into < advance) & (into >= rest), offset)).alias("beyond"),
+        F.max(offset).alias("last"),
+    ]
 
 
 def _records(history: DataFrame, aggregation: Aggregation, stage: Stage, *, numbered: bool) -> DataFrame:
@@ -136,12 +175,15 @@ def _group(key: Column) -> Column:
     return F.shiftrightunsigned(F.xxhash64(key), 64 - (GROUPS - 1).bit_length()).cast("int")
 
 
-def _windowed(records: DataFrame, aggregation: Aggregation) -> DataFrame:
-    """Return a row for each window of a record: its `start`, whether it is `late`, whether it is the `first` row."""
+def _windowed(records: DataFrame, aggregation: Aggregation, *, exact: bool) -> DataFrame:
+    """Return a row for each window of a record: its `start`, whether it is `late`, whether it is the `first` row.
+
+    Also how far `into` the window its time is. Not `exact`: none is late.
+    """
     size, advance = F.lit(aggregation.size_ms), F.lit(aggregation.advance_ms).cast("bigint")
     keyed, time = F.col("key").isNotNull(), F.greatest(F.col("timestamp"), F.lit(0))
     before = Window.partitionBy("partition").orderBy("offset").rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    timed = records.withColumn("reached", F.max(F.when(keyed, time)).over(before))
+    timed = records.withColumn("reached", F.max(F.when(keyed, time)).over(before)) if exact else records
     if aggregation.advance_ms == aggregation.size_ms:
         timed = timed.withColumns({"start": F.when(keyed, time - F.pmod(time, size)), "first": F.lit(True)})
     else:
@@ -150,10 +192,11 @@ def _windowed(records: DataFrame, aggregation: Aggregation) -> DataFrame:
         timed = timed.select("*", F.posexplode_outer(starts).alias("at", "start")).withColumn(
             "first", F.coalesce(F.col("at") == 0, F.lit(True))
         )
-    return timed.withColumn("late", F.coalesce(F.col("start") <= F.col("reached") - aggregation.close_ms, F.lit(False)))
+    late = F.col("start") <= F.col("reached") - aggregation.close_ms if exact else F.lit(False)
+    return timed.withColumns({"late": F.coalesce(late, F.lit(False)), "into": time - F.col("start")})
 
 
-def _folded(records: DataFrame, aggregation: Aggregation, by: list[str]) -> DataFrame:
+def _folded(records: DataFrame, aggregation: Aggregation, by: list[str], more: Sequence[Column]) -> DataFrame:
     taken = F.col("key").isNotNull() & ~F.col("late") & ~F.col("valueless")
     number, count, floats = F.when(taken, F.col("number")), F.count_if(taken), aggregation.number == "float64"
     value = {"count": count, "sum": F.try_sum(number), "min": F.min(number), "max": F.max(number)}[aggregation.fold]
@@ -177,6 +220,7 @@ def _folded(records: DataFrame, aggregation: Aggregation, by: list[str]) -> Data
         ).alias("doubts"),
         F.count_if("first").alias("read"),
         F.max("timestamp").alias("newest"),
+        *more,
     )
 
 

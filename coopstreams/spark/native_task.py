@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from coopstreams.spark.native_rows import Folded, kept_rows
+from coopstreams.spark.native.rows import Folded, kept_rows
 from coopstreams.spark.task import TaskAttempt, TaskWork, attempt
 from coopstreams.state import layout
 from coopstreams.state.checkpoints import NOTHING_OBSERVED

@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 
 from coopstreams.spark.committed import Rebuild
-from coopstreams.spark.native import translated
+from coopstreams.spark.native.translation import translated
 from coopstreams.spark.rounds import rounds_of
 from coopstreams.state.manifest import shape_of
 from coopstreams.topology.errors import TopologyError

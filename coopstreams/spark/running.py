@@ -28,9 +28,17 @@ from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 from coopstreams.common.config import Config
 from coopstreams.spark import plan as planning
 from coopstreams.spark import table_outputs
-from coopstreams.spark.history.history import FRAMES, History, TableHistory, forwarded_frame, partitioned, table_frame
+from coopstreams.spark.history.history import (
+    FRAMES,
+    History,
+    TableHistory,
+    forwarded_frame,
+    numbered_frame,
+    partitioned,
+    table_frame,
+)
 from coopstreams.spark.history.rows import BEGIN, RESULTS, ROUTED, ddl
-from coopstreams.spark.native import translated
+from coopstreams.spark.native.translation import translated
 from coopstreams.spark.native_frames import Folding
 from coopstreams.spark.native_task import NativeWork
 from coopstreams.spark.outbox import announce
@@ -263,8 +271,11 @@ class _Run:
         if isinstance(aggregations, str):
             return None
         (topic,) = stage.topics
-        folding = Folding(stage, aggregations, self._numbered(topic), f"{self._output(stage)}-native")
-        folded = folding.run(lambda ordered: self._history(spark, topic, ordered=ordered))
+        table = self._histories.get(topic) if topic in self._plan.tables else None
+        rows = numbered_frame(table, stage.partitions) if isinstance(table, TableHistory) else None
+        numbered = rows is not None or self._numbered(topic)
+        folding = Folding(stage, aggregations, numbered, f"{self._output(stage)}-native")
+        folded = folding.run(lambda ordered: rows or self._history(spark, topic, ordered=ordered))
         if folded is None:
             return None
         tasks = spark.createDataFrame([(task,) for task in range(stage.tasks)], "task int")

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from coopstreams import StreamsBuilder, TimeWindows, Topology, field, serdes
-from coopstreams.spark.native import Aggregation
+from coopstreams.spark.native.translation import Aggregation
 from coopstreams.topology.errors import ProcessingError, SerdeError
 from tests.durations import ms
 from tests.spark.native_runs import (
@@ -73,6 +73,19 @@ def test_spark_folds_what_python_folds_row_for_row(
     dropped = native.counts[1]
     assert sum(count for why, count in dropped.items() if why.endswith("late")) > 20
     assert sum(count for why, count in dropped.items() if why.endswith("null-key")) > 20
+
+
+def test_records_of_which_none_is_late_are_not_put_in_order(spark: SparkSession, tmp_path: Path) -> None:
+    builder = StreamsBuilder("native")
+    delays = builder.stream("flights", key=serdes.text, value=serdes.json).map_values(
+        field("delay"), value=serdes.int64
+    )
+    windows = TimeWindows(milliseconds=900, advance=ms(400), grace=GRACE)
+    delays.group_by_key().windowed_by(windows).reduce(max, store="worst")
+    in_order = sorted(flights(3, 300), key=lambda row: row[2])
+    assert same_state(*both(spark, builder.build(), in_order, tmp_path, ranges=2))
+    folded = list((tmp_path / "True" / "work" / "run-1" / "stage-0-native").iterdir())
+    assert len(folded) == len({file.name.split("-")[0] for file in folded}) == 4
 
 
 def folds(values: serdes.Serde[Any] = serdes.json, part: str | None = "delay") -> Aggregation:

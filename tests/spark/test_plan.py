@@ -24,7 +24,7 @@ from coopstreams import (
 )
 from coopstreams.spark import plan as planning
 from coopstreams.spark import rounds
-from coopstreams.spark.native import translated
+from coopstreams.spark.native.translation import translated
 from coopstreams.spark.plan import Plan
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.nodes import SubTopology

@@ -15,7 +15,7 @@ from coopstreams import Materialized, StreamsBuilder, TimeWindows, Topology, ser
 from coopstreams.common.config import Config
 from coopstreams.log.time_marks import headers_of
 from coopstreams.spark.history.rows import HISTORY, ROUTED, batch
-from coopstreams.spark.native import translated
+from coopstreams.spark.native.translation import translated
 from coopstreams.spark.routing import Routing
 from coopstreams.spark.task import TaskWork
 from coopstreams.spark.workers.shipping import ship

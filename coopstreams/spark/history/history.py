@@ -127,6 +127,18 @@ def table_frame(history: TableHistory, topic: str, partitions: int) -> DataFrame
     return _placed(partitioned(history, partitions), topic, partitions, history.order_by)
 
 
+def numbered_frame(history: TableHistory, partitions: int) -> DataFrame | None:
+    """Return the rows of a table, each with its partition and the number that orders it, in no order.
+
+    None: they are ordered otherwise than by one column of integers.
+    """
+    order, types = list(history.order_by), dict(history.rows.dtypes)
+    if len(order) != 1 or types[order[0]] not in ("tinyint", "smallint", "int", "bigint"):
+        return None
+    number = F.coalesce(F.col(order[0]).cast("bigint"), F.lit(-(1 << 63)))  # as Spark sorts: nulls come first
+    return partitioned(history, partitions).withColumn("offset", number)
+
+
 def partitioned(history: TableHistory, partitions: int) -> DataFrame:
     """Return the rows of a table, each with its partition, in no order."""
     rows = history.rows

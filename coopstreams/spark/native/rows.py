@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from coopstreams.spark.history.rows import batch
+from coopstreams.spark.native.order import MOST_SPANS, SPANS, merged
 from coopstreams.state.storage import Storage
 from coopstreams.topology.errors import SnapshotError
 
@@ -43,7 +44,7 @@ database key. Rows come in the order of places. A row has a `value` or, in a sto
 """
 
 COUNTS = ("read", "keyless", "valueless", "late", "doubts")
-FOLDED = (*NATIVE.names, "task", "taken", "newest", *COUNTS)
+FOLDED = (*NATIVE.names, *SPANS.names[1:], "task", "taken", "newest", *COUNTS)
 """Records without a key are in groups with a null `place`. A group of which no record was `taken` is no row."""
 
 KEPT = pa.schema(
@@ -54,10 +55,11 @@ KEPT = pa.schema(
         ("newest", pa.int64()),
         ("clock", pa.int64()),
         *((name, pa.int64()) for name in COUNTS),
+        *((name, pa.list_(pa.int64())) for name in SPANS.names),
     ]
 )
 """Shape: `store` is the index within the sub-topology. `newest` is the last timestamp of all records, `clock` that of
-those with a key.
+those with a key. The lists are spans of windows: null if there are too many.
 """
 
 
@@ -89,7 +91,7 @@ class Keeping:
         if first is None:
             return
         task, sums = first.column("task")[0].as_py(), dict.fromkeys(COUNTS, 0)
-        newest, clocks = list[int](), list[int]()
+        newest, clocks, spans = list[int](), list[int](), [SPANS.empty_table()]
         name = f"{task:05}-{self.store}-{uuid.uuid4().hex}.arrow"
         with tempfile.TemporaryDirectory(prefix="coopstreams-rows-") as folder:
             local = Path(folder) / "rows.arrow"
@@ -102,9 +104,21 @@ class Keeping:
                         sums[each] += _total(rows.column(each))
                     newest.append(pc.max(rows.column("newest")).as_py())
                     clocks += [] if not keyed.num_rows else [pc.max(keyed.column("newest")).as_py()]
+                    spans = _more(spans, keyed)
             Storage(self.url).upload(local, name)
         told = [self.store, task, name, max(newest), max(clocks, default=None), *sums.values()]
-        yield batch(KEPT, [[each] for each in told])
+        yield batch(KEPT, [[each] for each in (*told, *_lists(merged(spans)))])
+
+
+def _more(spans: list[Any], rows: Any) -> list[Any]:
+    """Return the spans with those of some rows, merged when they have become many."""
+    found = pa.table([rows.column(name) for name in SPANS.names], schema=SPANS)
+    spans = [*spans, found.filter(pc.is_valid(found["start"]))]
+    return [merged(spans)] if sum(len(each) for each in spans) > 4 * MOST_SPANS else spans
+
+
+def _lists(spans: Any) -> list[list[int] | None]:
+    return [None if len(spans) > MOST_SPANS else spans[name].to_pylist() for name in SPANS.names]
 
 
 def _total(column: Any) -> int:

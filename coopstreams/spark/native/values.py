@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 
-from coopstreams.spark.native import Aggregation, Part
+from coopstreams.spark.native.translation import Aggregation, Part
 from coopstreams.topology.fields import Both, Comparison, Condition, Either, Not, field
 
 _SPACE: Final = r"[ \t\n\r]*+"
@@ -119,7 +119,7 @@ def numbers(aggregation: Aggregation, token_of: Mapping[str, Column]) -> Number:
 
 
 def judged(condition: Condition, token_of: Mapping[str, Column]) -> Judged:
-    """Return whether a condition holds, by the tokens of its fields; `native.unreadable` must be None for it."""
+    """Return whether a condition holds, by the tokens of its fields; `translation.unreadable` must be None for it."""
     match condition:
         case Both(one, other):
             first, second = judged(one, token_of), judged(other, token_of)
