@@ -82,7 +82,7 @@ class Database:
     def by_timestamp(self, store: str, groups: Iterable[int], first_ms: int) -> Iterator[tuple[int, bytes]]:
         """Return (timestamp, store key) of the rows of a store with a time to live, from a timestamp on.
 
-        Shape: ordered by timestamp, then key. A row may be there under earlier ones, too, and a deleted one still.
+        Shape: ordered by timestamp, then key. A row may be listed under earlier ones, too, and a deleted one still is.
         """
         return self._of[store].by_timestamp(store, groups, first_ms)
 

@@ -97,7 +97,7 @@ class EngineStores:
     def by_timestamp(self, store: str, groups: Iterable[int], first_ms: int) -> Iterator[tuple[int, bytes]]:
         """Return (timestamp, store key) of the rows of a store with a time to live, from a timestamp on.
 
-        Shape: ordered by timestamp, then key. A row may be there under earlier ones, too, and a deleted one still.
+        Shape: ordered by timestamp, then key. A row may be listed under earlier ones, too, and a deleted one still is.
         """
         family, start = layout.expiry_family(store), layout.TIMESTAMP.pack(max(0, first_ms))
         with self._lock:  # no write between the iterators: all see the same moment

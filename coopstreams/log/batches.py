@@ -36,7 +36,9 @@ class Router(Protocol):
 
 
 MakeRouter: TypeAlias = Callable[[list[int], list[int], int, int], Router]
-"""Makes a router of where the slot changes, of the slots, of their number (see `_bounds`), and of the suffix."""
+"""Makes a router, given the hashes at which the slot changes, the slots, their number (see `_bounds`), and the suffix.
+
+"""
 
 
 class Routes:

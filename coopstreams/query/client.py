@@ -149,7 +149,7 @@ class QueryClient(_Client):
         self._do(self._requests.ask("/v1/pause", post=True))
 
     def resume(self) -> None:
-        """Have the instance at this URL process again."""
+        """Resume the instance at this URL after `pause`."""
         self._do(self._requests.ask("/v1/resume", post=True))
 
     def close(self) -> None:

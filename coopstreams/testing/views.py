@@ -91,7 +91,7 @@ class OutputTopic(Generic[K, V]):
     """A topic to read results from. Made by `TopologyTestDriver.output`."""
 
     def __init__(self, records: Callable[[int], list[OutputRecord[K, V]]]) -> None:
-        """`records`: those from a number on."""
+        """`records` returns the records from a number on."""
         self._records = records
         self._read = 0
 
