@@ -242,18 +242,24 @@ class WindowTable(Table):
 
     def _changes(self, places: list[bytes], rows: list[bytes | None]) -> list[Change]:
         segments: dict[int, tuple[list[bytes], list[bytes | None]]] = {}
+        of_time: dict[bytes, tuple[list[bytes], list[bytes | None]]] = {}  # many keys have windows of one start
+        time_in = slice(-self._suffix, layout.START_BYTES - self._suffix or None)
         for place, row in zip(places, rows, strict=True):
-            time = layout.time_of(self.spec.kind, place)
-            if time >= self._horizon:
-                of_segment = segments.setdefault(time // self._segment_ms, ([], []))
-                of_segment[0].append(place)
-                of_segment[1].append(row)
+            found = of_time.get(place[time_in])
+            if found is None:
+                time, found = layout.time_of(self.spec.kind, place), ([], [])
+                if time >= self._horizon:
+                    found = segments.setdefault(time // self._segment_ms, found)
+                of_time[place[time_in]] = found
+            found[0].append(place)
+            found[1].append(row)
         return [
             Change(layout.segment_family(self.spec.name, segment), *columns) for segment, columns in segments.items()
         ]
 
     def _changelog_keys(self, keys: list[bytes]) -> list[bytes]:
-        return [layout.changelog_key(self.spec.kind, key) for key in keys]
+        end = layout.changelog_key(self.spec.kind, b"")
+        return [key + end for key in keys]
 
 
 class SessionTable(WindowTable):
