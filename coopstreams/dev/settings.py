@@ -1,4 +1,4 @@
-"""The settings of a Kafka for development, of one node or of several: pure, a mapping and its text.
+"""The settings of a Kafka node for development: pure, a mapping and its text.
 
 Each node is broker and controller. A single node keeps one replica where Kafka's default is three; thread pools are
 sized for two cores.
@@ -48,28 +48,6 @@ def broker_settings(folder: Path, port: int, controller_port: int, changes: Mapp
         "background.threads": "2",
         "log.cleaner.dedupe.buffer.size": "16777216",
     } | dict(changes)
-
-
-def cluster_settings(controller_ports: Mapping[int, int], node: int) -> dict[str, str]:
-    """Return the changes that make a node one of several, with three replicas of everything as in production.
-
-    Shape: node id -> controller port, of all nodes. A write counts when two of three replicas have it.
-    """
-    return {
-        "node.id": str(node),
-        "controller.quorum.voters": ",".join(
-            f"{id_}@127.0.0.1:{port}" for id_, port in sorted(controller_ports.items())
-        ),
-        "default.replication.factor": "3",
-        "min.insync.replicas": "2",
-        "offsets.topic.replication.factor": "3",
-        "transaction.state.log.replication.factor": "3",
-        "transaction.state.log.min.isr": "2",
-        "share.coordinator.state.topic.replication.factor": "3",
-        "share.coordinator.state.topic.min.isr": "2",
-        # Kafka's default: how long a dead broker stays leader in the metadata.
-        "broker.session.timeout.ms": "9000",
-    }
 
 
 def properties_text(settings: Mapping[str, str]) -> str:

@@ -24,7 +24,6 @@ from rich.console import Console
 from coopstreams.dev.broker import KafkaBroker, cluster_id
 from coopstreams.dev.jars import KAFKA
 from coopstreams.dev.process import free_port
-from coopstreams.dev.settings import cluster_settings
 from tests.conftest import Kafka
 
 NODES = (1, 2, 3)
@@ -54,7 +53,7 @@ class ThreeBrokers:
                 port=next(ports),
                 controller_port=controllers[node],
                 cluster=cluster,
-                settings=cluster_settings(controllers, node) | dict(settings or {}),
+                settings=_settings(controllers, node) | dict(settings or {}),
                 console=console,
                 version=version,
             )
@@ -215,3 +214,25 @@ def _ports(count: int) -> Iterator[int]:
     while len(found) < count:
         found.add(free_port())
     return iter(found)
+
+
+def _settings(controller_ports: Mapping[int, int], node: int) -> dict[str, str]:
+    """Return the changes that make a node one of several, with three replicas of everything as in production.
+
+    Shape: node id -> controller port, of all nodes. A write counts when two of three replicas have it.
+    """
+    return {
+        "node.id": str(node),
+        "controller.quorum.voters": ",".join(
+            f"{id_}@127.0.0.1:{port}" for id_, port in sorted(controller_ports.items())
+        ),
+        "default.replication.factor": "3",
+        "min.insync.replicas": "2",
+        "offsets.topic.replication.factor": "3",
+        "transaction.state.log.replication.factor": "3",
+        "transaction.state.log.min.isr": "2",
+        "share.coordinator.state.topic.replication.factor": "3",
+        "share.coordinator.state.topic.min.isr": "2",
+        # Kafka's default: how long a dead broker stays leader in the metadata.
+        "broker.session.timeout.ms": "9000",
+    }
