@@ -1,5 +1,5 @@
-"""The decisions of a group, and nothing else of it: joins, crashes, zombies, lost answers, slow control threads. No key
-ever has two owners, and in the end nothing moves any more.
+"""The decisions of a group, and nothing else of it: joins, crashes, zombies, lost answers, late requests, slow control
+threads. No key ever has two owners, and in the end nothing moves any more.
 
 Assignor, holdings and the bytes between members are the real ones; who joins, and who hears of it, is up to the test.
 The simulated group (tests/simulation) has the same with coordinator, threads, commits and time, and plays a history in
@@ -34,7 +34,10 @@ class Process:
     wanted: set[TaskId] = field(default_factory=set)
     owed: set[TaskId] = field(default_factory=set)
     seen: int = 0
-    generation: int = -1
+    request: bytes = b""
+    """Its last request to join."""
+    answered: bool = True
+    """Whether that was answered: otherwise the group refuses what this process commits."""
 
     def __post_init__(self) -> None:
         self.holdings = Holdings(self.name)
@@ -93,6 +96,7 @@ class Group:
         """A zombie's next heartbeat is refused: it forgets everything and joins under a new member id."""
         if self.zombies:
             zombie = self.zombies.pop(0)
+            zombie.request, zombie.answered = b"", True
             zombie.inbox.append(zombie.holdings.lost())
             self._names += 1
             self.members[f"member-{self._names}"] = zombie
@@ -109,24 +113,32 @@ class Group:
         """Whether some key belongs to both tasks."""
         return a.conflicts(b)
 
-    def rebalance(self, deaf: int | None = None) -> None:
-        """All members join; all but `deaf` receive the answer."""
+    def rebalance(self, deaf: int = -1, late: int = -1) -> None:
+        """All members join; all but these two receive their assignment. Of `late`, the broker handles the request
+        before its last one after that one: the group has its old claim, and no request of it is answered.
+        """
         self.generation += 1
-        told = {
-            id_: encode_subscription(*p.holdings.state(self.info(p)), ["t"], {0: ["t"]})
-            for id_, p in self.members.items()
-        }
+        told = {}
+        for number, (id_, process) in enumerate(sorted(self.members.items())):
+            request = encode_subscription(*process.holdings.state(self.info(process)), ["t"], {0: ["t"]})
+            process.answered = number != late or not process.request
+            told[id_] = request if process.answered else process.request
+            process.request = request
         states = {id_: decode_subscription(data, id_) for id_, data in told.items()}
         given_ = encode_assignments(self.assign(states), {0: ["t"]})
         for number, (id_, process) in enumerate(sorted(self.members.items())):
-            if deaf is None or number != deaf % len(self.members):
+            if process.answered and (void := process.holdings.answered(self.generation)) is not None:
+                process.inbox.append(void)
+            if process.answered and number != deaf:
                 process.inbox.append(
                     process.holdings.assigned(self.generation, decode_assignment(given_[id_], "leader"))
                 )
 
     def check(self) -> None:
         """Check that no key has two owners among the members of the current generation."""
-        aware = [p for p in self.members.values() if not any(not isinstance(event, Assigned) for event in p.inbox)]
+        aware = [
+            p for p in self.members.values() if p.answered and all(isinstance(event, Assigned) for event in p.inbox)
+        ]
         for one, other in combinations(aware, 2):
             clashes = [(str(a), str(b)) for a in one.open for b in other.open if self.clash(one, a, other, b)]
             assert not clashes, (one.name, other.name, clashes)
@@ -145,8 +157,8 @@ class Group:
                 case "all handle" | "all release":
                     for process in everybody:
                         getattr(process, what.removeprefix("all "))()
-                case "deaf":
-                    self.rebalance(number)
+                case "deaf" | "late":
+                    self.rebalance(**{what: number % len(everybody)})
                 case "wake" | "rebalance":
                     getattr(self, what)()
                 case _:
@@ -181,7 +193,7 @@ class Group:
 
 
 EVENTS = (
-    st.tuples(st.sampled_from(["crash", "expel", "deaf", "handle", "release"]), st.integers(0, 9)),
+    st.tuples(st.sampled_from(["crash", "expel", "deaf", "late", "handle", "release"]), st.integers(0, 9)),
     st.tuples(st.sampled_from(["wake", "rebalance", "rebalance", "all handle", "all release"]), st.just(0)),
 )
 """What happens to the members that a group has."""

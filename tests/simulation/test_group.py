@@ -20,7 +20,9 @@ from tests.simulation.oracles import ORACLES
 from tests.simulation.planted import PLANTED
 from tests.simulation.world import SHELVES, World
 
-PARTS = [(0, 72, 8), (72, 144, 8), (144, 216, 8), (216, 288, 8), (288, 308, 30)]
+LATE_JOIN = 40_021_793
+"""A seed whose group begins a generation with an old claim of a member that has released its tasks since."""
+PARTS = [(0, 72, 8), (72, 144, 8), (144, 216, 8), (216, 288, 8), (288, 308, 30), (LATE_JOIN, LATE_JOIN + 1, 30)]
 """Seeds from and up to, and steps: many short histories, in as many parts as processes run tests, and a few long ones.
 """
 
