@@ -24,6 +24,9 @@ const SHORT: usize = 30;
 /// The memory of a row beside the row itself and a long key: slots of the table, and what both keep in reserve.
 const OVERHEAD: usize = 3 * size_of::<(u32, u32)>() + size_of::<Row>() / 2;
 
+/// The memory of a total and a count, with what the allocator adds: a row has two, what it is and what it was.
+const MEAN_BYTES: usize = 4 * WORD;
+
 /// How a value changes the number of a row.
 #[derive(Clone, Copy, PartialEq)]
 enum Fold {
@@ -31,6 +34,7 @@ enum Fold {
     Sum,
     Min,
     Max,
+    Mean,
 }
 
 /// The serde of the numbers.
@@ -40,11 +44,13 @@ enum Serde {
     Float64,
 }
 
-/// The value of a row. `Object`: a value that is not, or not yet, a number of 64 bits.
+/// The value of a row. `Object`: a value that is not, or not yet, a number of 64 bits. `Mean`: a total and a count, apart
+/// from the row, so that the rows of other folds are no longer.
 enum Value {
     Null,
     Int(i64),
     Float(f64),
+    Mean(Box<(f64, i64)>),
     Object(Py<PyAny>),
 }
 
@@ -121,7 +127,8 @@ impl Rows {
             "sum" => Fold::Sum,
             "min" => Fold::Min,
             "max" => Fold::Max,
-            _ => return Err(PyValueError::new_err("count, sum, min or max")),
+            "mean" => Fold::Mean,
+            _ => return Err(PyValueError::new_err("count, sum, min, max or mean")),
         };
         let serde = match serde {
             "int64" => Serde::Int64,
@@ -246,6 +253,12 @@ impl Rows {
         Ok((now, null_keys, null_values, late, errors, out))
     }
 
+    /// The length of a row in the database: a timestamp, and a number or, of a mean, a total and a count.
+    #[getter]
+    fn row_bytes(&self) -> usize {
+        if self.fold == Fold::Mean { 3 * WORD } else { 2 * WORD }
+    }
+
     /// Return value, timestamp and stored bytes of a row of the buffer; None: it is not there.
     fn row<'py>(&self, py: Python<'py>, key: &[u8]) -> PyResult<Option<Entry<'py>>> {
         let (plain, start) = match self.windows {
@@ -302,8 +315,8 @@ impl Rows {
         entries.collect()
     }
 
-    /// Return keys, serialised values and timestamps of the changed rows in the order of their first change; None: some
-    /// value needs Python. A row that came and went since the last commit is left out.
+    /// Return keys, serialised values (of a mean, the quotients) and timestamps of the changed rows in the order of their
+    /// first change; None: some value needs Python. A row that came and went since the last commit is left out.
     fn updates<'py>(&self, py: Python<'py>) -> PyResult<Option<Updates<'py>>> {
         if self.odd {
             return Ok(None);
@@ -313,7 +326,12 @@ impl Rows {
             let row = &self.rows[index as usize];
             if !(row.value.is_null() && row.stored.is_null()) {
                 out.0.append(PyBytes::new(py, &row.place[1..]))?;
-                out.1.append(self.plain_bytes(py, &row.value))?;
+                match &row.value {
+                    Value::Mean(mean) => out
+                        .1
+                        .append(PyBytes::new(py, &(mean.0 / mean.1 as f64).to_be_bytes()))?,
+                    value => out.1.append(self.plain_bytes(py, value))?,
+                }
                 out.2.append(row.timestamp)?;
             }
         }
@@ -452,7 +470,8 @@ impl Rows {
 
     /// Return the memory of the rows.
     fn size_bytes(&self) -> usize {
-        self.live * (size_of::<Row>() + OVERHEAD) + self.key_bytes
+        let apart = if self.fold == Fold::Mean { 2 * MEAN_BYTES } else { 0 };
+        self.live * (size_of::<Row>() + OVERHEAD + apart) + self.key_bytes
     }
 
     fn __len__(&self) -> usize {
@@ -547,6 +566,18 @@ impl Rows {
             return Err(PyTypeError::new_err("a value for each record"));
         };
         let new = Value::of(value)?;
+        if self.fold == Fold::Mean {
+            let (total, count) = match old {
+                Value::Mean(mean) => **mean,
+                _ => (0.0, 0),
+            };
+            let number = match new {
+                Value::Int(number) => number as f64,
+                Value::Float(number) => number,
+                _ => return Value::mean_of(&reduce.call1((py.None(), value, old.object(py)?))?),
+            };
+            return Ok(Value::Mean(Box::new((total + number, count + 1))));
+        }
         let number = match (old, &new, self.fold) {
             (Value::Null, _, _) => return Ok(new),
             (Value::Int(a), Value::Int(b), Fold::Sum) => a.checked_add(*b).map(Value::Int),
@@ -574,17 +605,20 @@ impl Rows {
         let place = Place::of((at.hash >> 56) as u8, at.plain, at.start);
         let found = load.call1((PyBytes::new(py, &place),))?;
         let (timestamp, number) = if found.is_none() {
-            (NO_TIMESTAMP, None)
+            (NO_TIMESTAMP, &[][..])
         } else {
             let data = found.cast::<PyBytes>()?.as_bytes();
-            let words: Result<[u8; 2 * WORD], _> = data.try_into();
-            let words = words.map_err(|_| PyValueError::new_err("a timestamp and a number"))?;
-            (word(&words[..WORD]), Some(word(&words[WORD..])))
+            if data.len() != self.row_bytes() {
+                return Err(PyValueError::new_err("a timestamp and a value"));
+            }
+            (word(&data[..WORD]), &data[WORD..])
         };
-        let value = || match (number, self.serde) {
-            (None, _) => Value::Null,
-            (Some(number), Serde::Int64) => Value::Int(number),
-            (Some(number), Serde::Float64) => Value::Float(f64::from_bits(number as u64)),
+        let float = || f64::from_bits(word(&number[..WORD]) as u64);
+        let value = || match (number.len(), self.serde) {
+            (0, _) => Value::Null,
+            (WORD, Serde::Int64) => Value::Int(word(number)),
+            (WORD, Serde::Float64) => Value::Float(float()),
+            _ => Value::Mean(Box::new((float(), word(&number[WORD..])))),
         };
         let row = Row {
             hash,
@@ -696,7 +730,7 @@ impl Rows {
     /// Whether the serde's bytes can be made here.
     fn is_plain(&self, value: &Value) -> bool {
         match value {
-            Value::Null | Value::Int(_) => true,
+            Value::Null | Value::Int(_) | Value::Mean(_) => true,
             Value::Float(_) => self.serde == Serde::Float64,
             Value::Object(_) => false,
         }
@@ -707,6 +741,7 @@ impl Rows {
             (Value::Int(number), Serde::Int64) => Some(PyBytes::new(py, &number.to_be_bytes())),
             (Value::Int(number), Serde::Float64) => Some(PyBytes::new(py, &(*number as f64).to_be_bytes())),
             (Value::Float(number), _) => Some(PyBytes::new(py, &number.to_be_bytes())),
+            (Value::Mean(mean), _) => Some(PyBytes::new(py, &[mean.0.to_be_bytes(), mean.1.to_be_bytes()].concat())),
             (Value::Null | Value::Object(_), _) => None,
         }
     }
@@ -730,6 +765,7 @@ impl Rows {
                 (Value::Int(number), Serde::Int64) => Value::Int(*number),
                 (Value::Int(number), Serde::Float64) => Value::Float(*number as f64),
                 (Value::Float(number), _) => Value::Float(*number),
+                (Value::Mean(mean), _) => Value::Mean(mean.clone()),
                 _ => Value::Null,
             };
             return Ok((self.plain_bytes(py, &row.value), stored));
@@ -795,11 +831,20 @@ impl Value {
         })
     }
 
+    /// Return the row that the function of a mean has made.
+    fn mean_of(row: &Bound<'_, PyAny>) -> PyResult<Self> {
+        Ok(match row.extract::<Option<(f64, i64)>>()? {
+            Some(mean) => Self::Mean(Box::new(mean)),
+            None => Self::Null,
+        })
+    }
+
     fn object(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         Ok(match self {
             Self::Null => py.None(),
             Self::Int(number) => number.into_pyobject(py)?.into_any().unbind(),
             Self::Float(number) => number.into_pyobject(py)?.into_any().unbind(),
+            Self::Mean(mean) => (mean.0, mean.1).into_pyobject(py)?.into_any().unbind(),
             Self::Object(object) => object.clone_ref(py),
         })
     }

@@ -21,6 +21,8 @@ class NativeRows(Protocol):
     Shape: store keys are plain keys, or window keys; a place is the key group (1 byte) and the store key.
     """
 
+    row_bytes: int
+    """The length of a row in the database."""
     odd: bool
     """Whether some value is no number of the serde: add records one by one then, for errors to be of one record."""
 

@@ -23,8 +23,6 @@ from coopstreams.topology.errors import StateError
 from coopstreams.topology.keys import KeyGroups
 from coopstreams.topology.stores import Entry, StoreSpec
 
-_ROW_BYTES = 16
-
 
 class NativeTable(Table):
     """A `TableStore` of kind `key_value` over native rows. One thread."""
@@ -33,6 +31,7 @@ class NativeTable(Table):
 
     def __init__(self, database: Database, spec: StoreSpec, groups: KeyGroups, rows: NativeRows) -> None:
         self.rows = rows
+        self._row_bytes = rows.row_bytes
         super().__init__(database, spec, groups)
 
     def add(
@@ -127,7 +126,7 @@ class NativeTable(Table):
         return self._checked(place, self._get(place))
 
     def _checked(self, place: bytes, data: bytes | None) -> bytes | None:
-        if data is not None and len(data) != _ROW_BYTES:
+        if data is not None and len(data) != self._row_bytes:
             self._entry(place, data)  # it says what is wrong with them
         return data
 

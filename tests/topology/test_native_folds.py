@@ -65,6 +65,12 @@ FLOWS: dict[str, Build] = {
     "greatest": lambda stream, _: numbers(stream, INT).reduce(max, store="s"),
     "least float": lambda stream, _: numbers(stream, FLOAT).reduce(min, store="s"),
     "greatest float": lambda stream, _: numbers(stream, FLOAT).reduce(max, store="s"),
+    "mean": lambda stream, _: numbers(stream, INT).mean(store="s"),
+    "mean of what may be too large": lambda stream, _: (
+        stream.map_values(lambda number: 10**400 if number == 9 else number, value=INT).group_by_key().mean(store="s")
+    ),
+    "hopping float mean": lambda stream, _: numbers(stream, FLOAT).windowed_by(HOPPING).mean(store="s"),
+    "mean part": lambda stream, _: stream.map_values(field("a"), value=INT).group_by_key().mean(store="s"),
     "part": lambda stream, _: stream.map_values(field("a"), value=INT).group_by_key().reduce(operator.add, store="s"),
     "greatest part": lambda stream, _: (
         stream.map_values(field("a"), value=INT).group_by_key().windowed_by(HOPPING).reduce(max, store="s")
@@ -242,6 +248,7 @@ OTHERS: dict[str, Build] = {
         .join(stream.group_by_key().count(store="t"), lambda one, two: one + two, value=INT)
     ),
     "filtered": lambda stream, _: stream.group_by_key().count(store="s").filter(lambda _, count: count > 1),
+    "a filtered mean": lambda stream, _: numbers(stream, INT).mean(store="s").filter(lambda _, mean: mean > 1),
 }
 """Aggregations that something else looks at, or that no known fold is."""
 

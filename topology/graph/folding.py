@@ -1,7 +1,7 @@
 """Which aggregations are known folds over numbers, so that rows of numbers can take the place of live objects.
 
-Known are a count, and a reduce by `operator.add`, `min` or `max` over `int64` or `float64`, without windows or in
-tumbling and hopping ones. Records come to such a store in whole batches. So nothing else may look at it: an operator
+Known are a count, a mean, and a reduce by `operator.add`, `min` or `max` over `int64` or `float64`, without windows or
+in tumbling and hopping ones. Records come to such a store in whole batches. So nothing else may look at it: an operator
 that looks it up between two records, or a processor that writes it, would see the batch before or after.
 
 The functions of a mean are here, too: its rows are totals and counts, and a view divides them. Null values are no
@@ -38,7 +38,7 @@ from coopstreams.topology.graph.record_cache import uncached
 from coopstreams.topology.serde import Serde
 from coopstreams.topology.windows import TimeWindows
 
-Kind: TypeAlias = Literal["count", "sum", "min", "max"]
+Kind: TypeAlias = Literal["count", "sum", "min", "max", "mean"]
 Number: TypeAlias = Literal["int64", "float64"]
 MeanRow: TypeAlias = tuple[float, int]
 """Total and count."""
@@ -81,6 +81,8 @@ def known_kind(node: Aggregate) -> Kind | None:
     """Return what an aggregation does, by its functions; None: they are unknown."""
     if node.aggregator is None:
         return "count"
+    if node.aggregator is with_number:
+        return "mean"
     if node.initializer is not None:
         return None
     return next((kind for function, kind in _REDUCERS if function is node.aggregator), None)
@@ -92,14 +94,15 @@ def plain_sinks(node: Aggregate, nodes: Sequence[Node]) -> list[Sink] | None:
     Each writes a topic of its own, so that the order of records in it is that of the updates.
     """
     row_key, found = node.store.row_key or node.store.key, list[Sink]()
-    for child in _children(node, nodes):
+    value = serdes.float64 if known_kind(node) == "mean" else node.store.value
+    for child in _below(node, nodes):
         if not isinstance(child, ToStream):
             return None
         for sink in _children(child, nodes):
             if not isinstance(sink, Sink) or (sink.partitioner, sink.key, sink.value) != (
                 None,
                 row_key,
-                node.store.value,
+                value,
             ):
                 return None
             found.append(sink)
@@ -122,8 +125,8 @@ def _fold(node: Aggregate) -> Fold | None:
         return None
     if windows is not None and (store.kind != "window" or not store.step_ms):
         return None
-    number = next((name for serde, name in _NUMBERS if serde == store.value), None)
     kind = known_kind(node)
+    number = next((name for serde, name in _NUMBERS if serde == store.value), "float64" if kind == "mean" else None)
     if kind is None or number is None or (kind == "count" and number != "int64"):
         return None
     if windows is None:
@@ -140,7 +143,7 @@ def _alone(node: Aggregate, nodes: Sequence[Node]) -> bool:
             return False
         if other is not node and getattr(getattr(other, "store", None), "name", None) == node.store.name:
             return False
-    return all(isinstance(child, ToStream) for child in _children(node, nodes))
+    return all(isinstance(child, ToStream) for child in _below(node, nodes))
 
 
 def _comes_at_hand(node: Node, nodes: Mapping[str, Node]) -> bool:
@@ -164,6 +167,14 @@ def _may_follow(node: Aggregate, fold: Fold, nodes: Sequence[Node]) -> bool:
         return False
     writers = [other.topic for other in nodes if isinstance(other, Sink)]
     return all(writers.count(sink.topic) == 1 for sink in sinks)
+
+
+def _below(node: Aggregate, nodes: Sequence[Node]) -> list[Node]:
+    """Return the nodes that receive the updates of a table; of a mean, those that receive its view's."""
+    if known_kind(node) != "mean":
+        return _children(node, nodes)
+    views = [child for child in _children(node, nodes) if getattr(child, "mapper", None) is mean_of]
+    return [below for view in views for below in _children(view, nodes)]
 
 
 def _children(node: Node, nodes: Sequence[Node]) -> list[Node]:

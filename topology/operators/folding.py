@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from coopstreams.topology.fields import field
-from coopstreams.topology.graph.folding import is_only_state, plain_sinks
+from coopstreams.topology.graph.folding import is_only_state, known_kind, plain_sinks
 from coopstreams.topology.graph.nodes import Aggregate, MapValues, Sink, Source
 from coopstreams.topology.operators.codegen import Function, RecordVariables
 from coopstreams.topology.operators.compiler import Compiler
@@ -44,7 +44,9 @@ def fold(compiler: Compiler, function: Function, node: Aggregate, record: Record
     if node.aggregator is not None:
         value = function.value(record)
         function.line(f"add_values_{name}({value})")
-        singly += [f"{value}.__class__ is not {_number(node)}", f"odd_{name}"]
+        singly += [f"not ({_takes(node, f'{value}.__class__')})", f"odd_{name}"]
+        if known_kind(node) == "mean":  # adding a larger integer to a total may raise
+            singly.append(f"not {-1 << 63} <= {value} < {1 << 63}")
     if singly:
         with function.block(f"if {' or '.join(singly)}:"):
             function.line(f"settle_{name}()")
@@ -123,7 +125,7 @@ def _add_batch(compiler: Compiler, function: Function, node: Aggregate, name: st
     given = ["keys", values, "timestamps", "operator_times[0]" if times else "None"]
     fits = "not headed and keys is batch.keys"
     if node.aggregator is not None:
-        fits += f" and {values.removesuffix('_column')}_class is {_number(node)} and not odd_{name}"
+        fits += f" and ({_takes(node, values.removesuffix('_column') + '_class')}) and not odd_{name}"
     with lines.block(f"if {fits}:"):
         _call(compiler, lines, node, given, f"drops_null_values={node.drops_null_values}")
         lines.line(f"dropped[{compiler.unit.drop(node.name, 'null-key')}] += null_keys")
@@ -188,9 +190,11 @@ def _note_odd(compiler: Compiler, function: Function, node: Aggregate, name: str
     function.line(f"odd_{name} = {compiler.unit.store(node.store)}_rows.odd")
 
 
-def _number(node: Aggregate) -> str:
-    """Return the name of the class of the numbers in a store."""
-    return "float" if node.store.value == float64 else "int"
+def _takes(node: Aggregate, class_: str) -> str:
+    """Return the condition that values of a class are numbers of a store."""
+    if known_kind(node) == "mean":
+        return f"{class_} is float or {class_} is int"
+    return f"{class_} is {'float' if node.store.value == float64 else 'int'}"
 
 
 def _count_late(compiler: Compiler, function: Function, node: Aggregate) -> None:
