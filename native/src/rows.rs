@@ -7,6 +7,7 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyFloat, PyInt, PyList, PyString};
 use std::collections::{BTreeMap, HashMap};
+use std::hint::black_box;
 use std::mem::size_of;
 use std::ops::Deref;
 use xxhash_rust::xxh64::xxh64;
@@ -24,6 +25,8 @@ const SHORT: usize = 30;
 /// The memory of a row beside the row itself and a long key: slots of the table, and what both keep in reserve.
 const OVERHEAD: usize = 3 * size_of::<(u32, u32)>() + size_of::<Row>() / 2;
 
+/// How many records are approached at once.
+const BLOCK: usize = 32;
 /// The memory of a total and a count, with what the allocator adds: a row has two, what it is and what it was.
 const MEAN_BYTES: usize = 4 * WORD;
 
@@ -198,7 +201,11 @@ impl Rows {
         let mut now = operator_time;
         let (mut null_keys, mut null_values, mut late) = (0, 0, 0);
         let mut errors = Vec::new();
+        let mut hashes = [0; BLOCK];
         for i in 0..keys.len() {
+            if i % BLOCK == 0 {
+                self.approach(&keys, &timestamps, i, &mut hashes)?;
+            }
             let key = keys.get(i)?;
             if let Some(before) = &before {
                 now = now.max(before.get(i)?.extract()?);
@@ -214,11 +221,10 @@ impl Rows {
             }
             let plain = key.cast::<PyBytes>()?.as_bytes();
             let timestamp: i64 = timestamps.get(i)?.extract()?;
-            let hash = xxh64(plain, SEED);
             let mut at = Change {
                 key: &key,
                 plain,
-                hash,
+                hash: hashes[i % BLOCK],
                 start: None,
                 timestamp,
                 value: value.as_ref(),
@@ -230,13 +236,7 @@ impl Rows {
             };
             now = now.max(timestamp);
             let (size, advance, grace) = (windows.size, windows.advance, windows.grace);
-            let first = if size == advance {
-                Some(timestamp - timestamp.rem_euclid(size))
-            } else {
-                let first = (timestamp - (size - advance)).max(0) / advance * advance;
-                (first <= timestamp).then_some(first)
-            };
-            let mut start = first;
+            let mut start = windows.first(timestamp);
             while let Some(begin) = start {
                 if begin.saturating_add(size).saturating_add(grace) <= now {
                     late += 1;
@@ -490,7 +490,38 @@ struct Change<'a, 'py> {
     headers: Option<Bound<'py, PyAny>>,
 }
 
+impl Windows {
+    /// Return the start of the first window that holds a record; None: none does.
+    fn first(&self, timestamp: i64) -> Option<i64> {
+        if self.size == self.advance {
+            return Some(timestamp - timestamp.rem_euclid(self.size));
+        }
+        let first = (timestamp - (self.size - self.advance)).max(0) / self.advance * self.advance;
+        (first <= timestamp).then_some(first)
+    }
+}
+
 impl Rows {
+    /// Set the hashes of the keys from `first` on, and look at the rows that their records will change: each step for all
+    /// of them, so that memory brings them together, and not one after the other.
+    fn approach(&self, keys: &Column, timestamps: &Column, first: usize, hashes: &mut [u64; BLOCK]) -> PyResult<()> {
+        let mut near = [EMPTY; BLOCK];
+        let mask = self.table.len() - 1;
+        for (at, i) in (first..keys.len().min(first + BLOCK)).enumerate() {
+            let key = keys.get(i)?;
+            let Ok(key) = key.cast::<PyBytes>() else { continue };
+            hashes[at] = xxh64(key.as_bytes(), SEED);
+            let start = match &self.windows {
+                None => None,
+                Some(windows) => windows.first(timestamps.get(i)?.extract()?),
+            };
+            near[at] = self.table[placed(hashes[at], start) as usize & mask].1;
+        }
+        let rows = near.iter().filter_map(|&index| self.rows.get(index as usize));
+        black_box(rows.fold(0, |seen, row| seen ^ row.hash));
+        Ok(())
+    }
+
     /// Add a record to a row. An error of the reducer changes nothing, and goes to `errors`.
     fn change<'py>(
         &mut self,
