@@ -30,7 +30,10 @@ _SPACE: Final = r"[ \t\n\r]*+"
 _STRING: Final = r'"[^"\\\x00-\x1f]*+"'
 _PAIR: Final = r"[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _UNIT: Final = r"(?:[0-9a-ce-fA-CE-F][0-9a-fA-F]|[dD][0-7])[0-9a-fA-F]{2}"
-_ESCAPED: Final = rf'"(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u(?:{_UNIT}|{_PAIR}))*+"'
+_ESCAPED: Final = (  # plain characters in runs: one by one they take several times as long
+    r'"[^"\\\x00-\x1f]*+'
+    rf'(?:\\(?:["\\/bfnrt]|u(?:{_UNIT}|{_PAIR}))[^"\\\x00-\x1f]*+)*+"'
+)
 _FRACTION: Final = r"(?:\.[0-9]{1,25})?(?:[eE][+-]?[0-9]{1,2})?"
 _NUMBER: Final = rf"-?(?:0|[1-9][0-9]{{0,17}}){_FRACTION}"
 _SCALAR: Final = rf"(?:{_STRING}|{_NUMBER}|true|false|null)"
@@ -84,11 +87,13 @@ def with_tokens(
     plain = {name: Part(name, "str", optional=False, required=False, default=None) for name in names}
     fields = plain if parts is None else dict(parts)
     found = [name for name, part in fields.items() if name in names or part.required]
-    text, pattern = _text(), _pattern(fields, names, found, typed=parts is not None)
-    marked = F.regexp_replace(text, pattern, _marks(len(found)))
+    pattern = _pattern(fields, names, found, typed=parts is not None)
+    # Columns of their own, or Spark would match the text for each place where the result is named.
+    text, marked = F.col("text"), F.col("marked")
+    read = records.withColumn("text", _text()).withColumn("marked", F.regexp_replace(text, pattern, _marks(len(found))))
     # What does not match stays as it is.
     matched = marked.startswith(_MARK) & ~text.startswith(_MARK)
-    cut = records.withColumn("cut", F.when(matched, F.split(marked, _MARK)))
+    cut = read.withColumn("cut", F.when(matched, F.split(marked, _MARK)))
     given = {name: F.get("cut", F.lit(at + 1)) for at, name in enumerate(found)}
     complete = reduce(and_, (given[name] != "" for name in found if fields[name].required), F.isnotnull("cut"))
     token = {
@@ -109,8 +114,11 @@ def numbers(aggregation: Aggregation, token_of: Mapping[str, Column]) -> Number:
         whole = F.when(F.length(value) == 8, F.conv(F.hex(value), 16, -10).cast("bigint"))
         number = (_float(whole) if aggregation.values == "float64" else F.when(whole > -(1 << 63), whole)).cast(kind)
         found = F.lit("")
+    elif aggregation.field is not None:
+        found = token_of[aggregation.field]
+        number = F.when(found != "-0", found).try_cast(kind)  # null for a token of another type
     else:
-        found = token_of[aggregation.field] if aggregation.field is not None else F.trim(_text(), F.lit(" \t\n\r"))
+        found = F.trim(_text(), F.lit(" \t\n\r"))
         number = F.when(found.rlike(rf"\A{_FOLDED[aggregation.number]}\z"), found).try_cast(kind)
     # A record without a value is dropped before it is read, unless a function comes before, which raises.
     absent = F.coalesce(found == "null", no) | (value.isNull() if aggregation.field is None else no)
