@@ -6,31 +6,27 @@ Each puts a function in the place of one of ours, so it has to be one that is st
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from coopstreams.calling.lanes import Lane
-from coopstreams.commit.barrier import END_MS, Barrier
+from coopstreams.commit.barrier import Barrier
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.inflight import InFlight
 from coopstreams.commit.positions import Positions
 from coopstreams.commit.progress import Progress
 from coopstreams.common.config import AT_LEAST_ONCE, EXACTLY_ONCE
 from coopstreams.group import leadership
-from coopstreams.group.holdings import Assigned, Holdings
 from coopstreams.group.leadership import BrokerView, Choice
 from coopstreams.group.members import Assignment
-from coopstreams.group.membership import GroupMember
 from coopstreams.group.versions import Members, assign_active
 from coopstreams.instance import components
 from coopstreams.instance.instance import Instance
 from coopstreams.instance.serving import Serving
-from coopstreams.instance.task_registry import TaskRegistry
 from coopstreams.instance.watcher import Watcher
-from coopstreams.log.log import GroupFence
 from coopstreams.opening.changelogs import Changelogs
 from coopstreams.query import local
 from coopstreams.query.backend import NotOpen, OpenView
@@ -47,8 +43,9 @@ from coopstreams.tasks.thread import StreamThread
 from coopstreams.tasks.turns import Turns
 from coopstreams.tasks.waiting_records import NodeCall
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import LogError, SnapshotError
+from coopstreams.topology.errors import SnapshotError
 from tests.simulation import planted_consumers as consumers
+from tests.simulation import planted_members as members
 from tests.simulation import planted_times as times
 from tests.simulation import queries
 
@@ -81,17 +78,6 @@ def _leader_of_before() -> AbstractContextManager[Any]:
     return patch.object(leadership, "choose", first)
 
 
-@contextmanager
-def _current_identity(self: GroupMember, epoch: int) -> Iterator[GroupFence]:
-    generation, member = self._coordinator.identity()
-    yield GroupFence(self.group, generation, member, None)
-
-
-def _any_epoch() -> AbstractContextManager[Any]:
-    """Work of an earlier membership is committed under the identity of the present one."""
-    return patch.object(GroupMember, "fence", _current_identity)
-
-
 def _short_restore() -> AbstractContextManager[Any]:
     """A restore ends before the last rows of its changelog."""
     whole = Changelogs.all_bounds
@@ -106,22 +92,6 @@ def _short_restore() -> AbstractContextManager[Any]:
 def _done_again() -> AbstractContextManager[Any]:
     """A task does not leave out what an earlier owner of part of its range has done."""
     return patch.object(Progress, "unseen", lambda _, __, columns: columns)
-
-
-@contextmanager
-def _given_away() -> Iterator[None]:
-    """A task that is revoked is given to another member at once, before it is closed here."""
-    asked = property(lambda self: self._asked > self._sent or bool(self.closing))
-    with (
-        patch.object(Holdings, "held", property(lambda self: self.tasks)),
-        patch.object(Holdings, "wants_rebalance", asked),
-    ):
-        yield
-
-
-def _rows_of_who_closes() -> AbstractContextManager[Any]:
-    """A task that was promised and is given up takes rows with it of one that still closes."""
-    return patch.object(TaskRegistry, "here", property(lambda self: self.wanted))
 
 
 def _early_database() -> AbstractContextManager[Any]:
@@ -157,11 +127,6 @@ def _silent_opener() -> AbstractContextManager[Any]:
     return patch.object(
         Instance, "_handle", lambda self, event: None if isinstance(event, Cancelled) else handle(self, event)
     )
-
-
-def _hasty() -> AbstractContextManager[Any]:
-    """An error of old tasks counts before the group has said whether this process still is a member."""
-    return patch.object(GroupMember, "confirmed", lambda *_: True)
 
 
 def _one_question() -> AbstractContextManager[Any]:
@@ -225,34 +190,6 @@ def _any_changelog() -> AbstractContextManager[Any]:
     """A restore goes on from a checkpoint in whatever topic has the name of its changelog."""
     refusal = Bounds.refusal
     return patch.object(Bounds, "refusal", lambda self, at: refusal(self, replace(at, topic_id=self.topic_id)))
-
-
-def _hunt_of_before() -> AbstractContextManager[Any]:
-    """Transactions are ended of who was no member before they were listed; who has joined since is not asked for."""
-
-    def hunt(self: Barrier) -> None:
-        if self._member is None or self._hunt_at is None or self._host.now() < self._hunt_at or not self._living:
-            return
-        if not self._member.sure(self.epoch, self.generation):
-            return
-        self._hunt_at = None
-        for name in sorted(filter(self._ours, self._member.open_transactions() - self._living)):
-            with suppress(LogError):
-                self._member.end_transaction(name, END_MS)
-        self._end_hanging()
-
-    return patch.object(Barrier, "hunt", hunt)
-
-
-def _hunt_of_all() -> AbstractContextManager[Any]:
-    """With each generation, transactions are ended of members, too."""
-    follow = Barrier.follow_generation
-
-    def forget_members(self: Barrier, assigned: Assigned) -> None:
-        follow(self, assigned)
-        self._living = frozenset({"nobody"})
-
-    return patch.object(Barrier, "follow_generation", forget_members)
 
 
 def _always_sure() -> AbstractContextManager[Any]:
@@ -410,24 +347,24 @@ PLANTED: dict[str, Planted] = {
     "no barrier": Planted(_no_barrier, None, "a count behind a repartition"),
     "a stale barrier": Planted(_stale_barrier, None, "a join of streams"),
     "a leader of before": Planted(_leader_of_before, 15, "a join of streams", oracle="answers"),
-    "any epoch commits": Planted(_any_epoch),
+    "any epoch commits": Planted(members.any_epoch),
     "a restore that ends early": Planted(_short_restore, 0, "a count", oracle="answers"),
     "what was done is done again": Planted(_done_again, 23, "windows that close", oracle="results"),
     "time of its own": Planted(times.own_time, None, "windows that close"),
-    "revoked is released": Planted(_given_away, 42, "a count", oracle="answers"),
-    "rows of who still closes": Planted(_rows_of_who_closes, 10_001_154, "calls before sessions", oracle="results"),
+    "revoked is released": Planted(members.given_away, 42, "a count", oracle="answers"),
+    "rows of who still closes": Planted(members.rows_of_who_closes, 178, "calls before sessions", oracle="answers"),
     "the database before the log": Planted(_early_database, 16, "a join with a table", oracle="rows"),
     "results beside changelogs": Planted(_told_in_state_only, None, "windows that close", AT_LEAST_ONCE),
     "a cancel that nobody hears": Planted(_silent_opener, 9, "a table on its source", oracle="progress"),
     "whoever wakes is sure": Planted(_always_sure, 76, "a join with a table", oracle="answers"),
-    "an error of before counts": Planted(_hasty, 76, "a count behind a repartition", oracle="errors"),
+    "an error of before counts": Planted(members.hasty, 76, "a count behind a repartition", oracle="errors"),
     "one question for all offsets": Planted(_one_question, None, "a join with a table"),
     "one version for all": Planted(_one_version, 11, "a count behind a repartition", oracle="progress"),
     "beside an unreadable record": Planted(_unreadable_skipped, 0, "a count", oracle="progress"),
     "commits come back to life": Planted(_back_to_life, 291, "a table", oracle="results"),
     "a checkpoint of any changelog": Planted(_any_changelog, 15, "a join of streams", oracle="answers"),
-    "a hunt of before": Planted(_hunt_of_before),
-    "a hunt of everybody": Planted(_hunt_of_all, 7, "a count", oracle="members"),
+    "a hunt of before": Planted(members.hunt_of_before, 35, "a count", oracle="members"),
+    "a hunt of everybody": Planted(members.hunt_of_all, 7, "a count", oracle="members"),
     "calls of a key at once": Planted(_all_at_once, 0, "calls before a table", oracle="calls"),
     "a record passes its key": Planted(_no_lines, 0, "calls in any order before a table", oracle="results"),
     "what has passed is called again": Planted(_called_again, 0, "calls before a table", oracle="results"),

@@ -1,0 +1,94 @@
+"""Bugs that are put in on purpose, of who is a member and what it holds: see `planted`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any
+from unittest.mock import patch
+
+from coopstreams.commit.barrier import END_MS, Barrier
+from coopstreams.group.holdings import Assigned, Holdings
+from coopstreams.group.membership import GroupMember
+from coopstreams.instance.task_registry import TaskRegistry
+from coopstreams.log.log import GroupFence
+from coopstreams.topology.errors import LogError
+from tests.simulation import stage
+from tests.simulation.kafka.plan import Slow
+from tests.simulation.world import World
+
+
+def _tasks_move_often() -> AbstractContextManager[Any]:
+    """Nothing happens but records, and processes that come and go."""
+    return patch.object(
+        World, "events_that_happen", ("produce", "produce", "produce", "start", "start", "stop", "rest")
+    )
+
+
+@contextmanager
+def _current_identity(self: GroupMember, epoch: int) -> Iterator[GroupFence]:
+    generation, member = self._coordinator.identity()
+    yield GroupFence(self.group, generation, member, None)
+
+
+def any_epoch() -> AbstractContextManager[Any]:
+    """Work of an earlier membership is committed under the identity of the present one."""
+    return patch.object(GroupMember, "fence", _current_identity)
+
+
+@contextmanager
+def given_away() -> Iterator[None]:
+    """A task that is revoked is given to another member at once, before it is closed here."""
+    asked = property(lambda self: self._asked > self._sent or bool(self.closing))
+    with (
+        patch.object(Holdings, "held", property(lambda self: self.tasks)),
+        patch.object(Holdings, "wants_rebalance", asked),
+    ):
+        yield
+
+
+@contextmanager
+def rows_of_who_closes() -> Iterator[None]:
+    """A task that was promised and is given up takes rows with it of one that still closes. Of a hundred that do, one
+    is found, so tasks move often.
+    """
+    with _tasks_move_often(), patch.object(TaskRegistry, "here", property(lambda self: self.wanted)):
+        yield
+
+
+def hasty() -> AbstractContextManager[Any]:
+    """An error of old tasks counts before the group has said whether this process still is a member."""
+    return patch.object(GroupMember, "confirmed", lambda *_: True)
+
+
+@contextmanager
+def hunt_of_before() -> Iterator[None]:
+    """Transactions are ended of who was no member before they were listed; who has joined since is not asked for. Lists
+    are slow and tasks move often, so that a member joins, and has a transaction, while another one lists them.
+    """
+
+    def hunt(self: Barrier) -> None:
+        if self._member is None or self._hunt_at is None or self._host.now() < self._hunt_at or not self._living:
+            return
+        if not self._member.sure(self.epoch, self.generation):
+            return
+        self._hunt_at = None
+        for name in sorted(filter(self._ours, self._member.open_transactions() - self._living)):
+            with suppress(LogError):
+                self._member.end_transaction(name, END_MS)
+        self._end_hanging()
+
+    slow = patch.dict(stage.RATES, {"list transactions": [(0.3, Slow(3.0)), (0.3, Slow(12.0))]})
+    with _tasks_move_often(), slow, patch.object(Barrier, "hunt", hunt):
+        yield
+
+
+def hunt_of_all() -> AbstractContextManager[Any]:
+    """With each generation, transactions are ended of members, too."""
+    follow = Barrier.follow_generation
+
+    def forget_members(self: Barrier, assigned: Assigned) -> None:
+        follow(self, assigned)
+        self._living = frozenset({"nobody"})
+
+    return patch.object(Barrier, "follow_generation", forget_members)
