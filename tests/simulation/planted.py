@@ -352,6 +352,9 @@ PLANTED: dict[str, Planted] = {
     "what was done is done again": Planted(_done_again, 23, "windows that close", oracle="results"),
     "time of its own": Planted(times.own_time, None, "windows that close"),
     "revoked is released": Planted(members.given_away, 42, "a count", oracle="answers"),
+    "what is kept without an answer": Planted(
+        members.kept_without_answer, 184, "consumers", AT_LEAST_ONCE, oracle="owners"
+    ),
     "rows of who still closes": Planted(members.rows_of_who_closes, 178, "calls before sessions", oracle="answers"),
     "the database before the log": Planted(_early_database, 16, "a join with a table", oracle="rows"),
     "results beside changelogs": Planted(_told_in_state_only, None, "windows that close", AT_LEAST_ONCE),

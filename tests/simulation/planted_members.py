@@ -14,7 +14,7 @@ from coopstreams.instance.task_registry import TaskRegistry
 from coopstreams.log.log import GroupFence
 from coopstreams.topology.errors import LogError
 from tests.simulation import stage
-from tests.simulation.kafka.plan import Slow
+from tests.simulation.kafka.plan import Late, Slow
 from tests.simulation.world import World
 
 
@@ -44,6 +44,16 @@ def given_away() -> Iterator[None]:
         patch.object(Holdings, "held", property(lambda self: self.tasks)),
         patch.object(Holdings, "wants_rebalance", asked),
     ):
+        yield
+
+
+@contextmanager
+def kept_without_answer() -> Iterator[None]:
+    """A member keeps what it holds when a generation has begun with an old request of it, and without an answer.
+    Requests to join are late often.
+    """
+    late = patch.dict(stage.RATES, {"join": [(0.2, Late(2.0)), (0.1, Late(7.0))]})
+    with late, patch.object(Holdings, "answered", lambda *_: None):
         yield
 
 
