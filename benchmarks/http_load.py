@@ -9,7 +9,7 @@ Clients on other machines would take nothing from the processing, so the process
 the load have the others. The third turn of each round puts the same load on another instance there, which has counted
 as many keys and is idle: it is the control.
 
-    records/s    by the group's committed offsets
+    records/s    by the counter of the process
     part         of the records/s without load in the same round; the quartiles, since machines are noisy
     CPU          of the measured process, user and system, a million records; that of the load is not in it
     load         CPU of the load itself, of a core
@@ -37,14 +37,15 @@ from itertools import accumulate
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from statistics import median, quantiles
+from urllib.error import URLError
+from urllib.request import urlopen
 
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
-from kafka import KafkaAdminClient
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.running import KEYS, committed, coopstreams_run, cpu_of, fill
+from benchmarks.running import KEYS, coopstreams_run, cpu_of, fill
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.dev.process import free_port
 
@@ -209,34 +210,37 @@ def put(ports: Sequence[int], load: Load, turn: Synchronized[int], took: Sequenc
 class Counting:
     """An instance that counts the records of a topic, and what it has done so far."""
 
-    def __init__(self, name: str, bootstrap: str, folder: str, settings: Sequence[str], cores: Set[int]) -> None:
+    def __init__(self, name: str, bootstrap: str, folder: str, settings: Sequence[str]) -> None:
         self.port = free_port()
-        self._name, self._source = name, f"{name}-in"
-        self._admin = KafkaAdminClient(bootstrap_servers=bootstrap)
-        own = ["commit.interval.ms=200", f"http.max.connections={2 * (500 + CONNECTIONS)}", *settings]
+        own = [f"http.max.connections={2 * (500 + CONNECTIONS)}", *settings]
         command = coopstreams_run("count", bootstrap, folder, http=f"127.0.0.1:{self.port}", settings=own)
-        environment = {"BENCH_APPLICATION": name, "BENCH_SOURCE": self._source, "BENCH_SINK": f"{name}-out"}
-        self._process = subprocess.Popen(command, env=os.environ | environment, stdout=subprocess.DEVNULL)
-        os.sched_setaffinity(self._process.pid, cores)
+        environment = {"BENCH_APPLICATION": name, "BENCH_SOURCE": f"{name}-in", "BENCH_SINK": f"{name}-out"}
+        self.process = subprocess.Popen(command, env=os.environ | environment, stdout=subprocess.DEVNULL)
 
     def at(self) -> int:
-        """Return the committed offset.
+        """Return how many records it has processed.
 
         Raises:
             SystemExit: the process has ended.
         """
-        if self._process.poll() is not None:
-            raise SystemExit(f"the process ended with status {self._process.returncode}")
-        return committed(self._admin, self._name, self._source)
+        if self.process.poll() is not None:
+            raise SystemExit(f"the process ended with status {self.process.returncode}")
+        try:
+            with urlopen(f"http://127.0.0.1:{self.port}/metrics") as answer:
+                lines = answer.read().decode().splitlines()
+        except URLError:  # it begins
+            return 0
+        found = (line.split()[-1] for line in lines if line.startswith("coopstreams_processed_records_total{"))
+        return int(float(next(found, 0.0)))
 
-    def reach(self, offset: int) -> None:
-        """Wait until it has committed this offset."""
-        while self.at() < offset:
+    def reach(self, records: int) -> None:
+        """Wait until it has processed so many."""
+        while self.at() < records:
             time.sleep(0.1)
 
     def window(self, seconds: float, load: int, took: Sequence[int]) -> Window:
         """Measure for so long. `load`: its process; `took`: its answers."""
-        processes = self._process.pid, load
+        processes = self.process.pid, load
         began, first, before = time.perf_counter(), self.at(), sum(took)
         cpu = [cpu_of(process) for process in processes]
         time.sleep(seconds)
@@ -246,8 +250,8 @@ class Counting:
 
     def end(self) -> None:
         """End it."""
-        self._process.send_signal(signal.SIGTERM)
-        self._process.wait()
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait()
 
 
 def main() -> None:
@@ -262,8 +266,6 @@ def main() -> None:
     parser.add_argument("--slow", type=int, default=500, help="clients that are slow")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the process")
     arguments = parser.parse_args()
-    own, *others = sorted(os.sched_getaffinity(0), reverse=True)
-    os.sched_setaffinity(0, others)
     with tempfile.TemporaryDirectory() as folder, KafkaBroker(Path(folder) / "kafka") as broker, ExitStack() as stack:
         admin = AdminClient({"bootstrap.servers": broker.bootstrap})
         topics = [f"{name}-{end}" for name in ("load", "idle") for end in ("in", "out")]
@@ -274,12 +276,14 @@ def main() -> None:
             fill(broker.bootstrap, f"{name}-in", records)
             state = Path(folder, name)
             state.mkdir()
-            counting[name] = Counting(
-                name, broker.bootstrap, str(state), arguments.set, {own} if name == "load" else {*others}
-            )
+            counting[name] = Counting(name, broker.bootstrap, str(state), arguments.set)
             stack.callback(counting[name].end)
             counting[name].reach(min(records, IDLE_RECORDS))
         measured = counting["load"]
+        own, *others = sorted(os.sched_getaffinity(0), reverse=True)
+        on_cores(measured.process.pid, {own})
+        for process in (os.getpid(), counting["idle"].process.pid, broker.running.pid if broker.running else 0):
+            on_cores(process, {*others})
         took: list[MutableSequence[int]] = [multiprocessing.Array("q", BINS, lock=False) for _ in TURNS[1:]]
         turn = multiprocessing.Value("i", NOBODY)
         ports = [measured.port, counting["idle"].port]
@@ -314,6 +318,12 @@ def alternate(
             windows[which] = measured.window(seconds - SETTLE_S, load, took[which - 1] if which else [])
         found.append([windows[which] for which in range(len(TURNS))])
     return found
+
+
+def on_cores(process: int, cores: Set[int]) -> None:
+    """Have the threads of a process run on these cores only."""
+    for thread in os.listdir(f"/proc/{process}/task"):
+        os.sched_setaffinity(int(thread), cores)
 
 
 def print_table(rounds: Sequence[Sequence[Window]], took: Sequence[Sequence[int]]) -> None:
