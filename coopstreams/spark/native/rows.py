@@ -23,12 +23,15 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
+from pyarrow import compute
 
 from coopstreams.spark.history.rows import batch
 from coopstreams.spark.native.order import MOST_SPANS, SPANS, merged
 from coopstreams.state.storage import Storage
 from coopstreams.topology.errors import SnapshotError
+
+pc: Any = compute
+"""Its functions are made when it is imported: type checkers do not see them."""
 
 NATIVE = pa.schema(
     [

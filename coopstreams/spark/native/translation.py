@@ -318,7 +318,7 @@ def parts_of(serde: Serde[Any]) -> Mapping[str, Part] | None:
 def _part(each: inspect.Field) -> Part | None:
     members = each.type.types if isinstance(each.type, inspect.UnionType) else (each.type,)
     types = [member for member in members if not isinstance(member, inspect.NoneType)]
-    kind = next((kind for plain, kind in _KINDS if types == [plain]), None)
+    kind: Plain | None = next((kind for plain, kind in _KINDS if types == [plain]), None)
     if kind is None:
         return None
     return Part(each.encode_name, kind, len(members) > len(types), each.required, _json(each.default, kind))
