@@ -205,8 +205,7 @@ class SharedWork:
     def _write(self) -> None:
         for output in self.program.outputs.values():
             if len(output):
-                columns = output.keys, output.values, output.timestamps
-                self._append(output.topic, *columns, partitions=output.partitions, headers=output.headers)
+                output.append_to(self._append)
                 self._metrics.produced(self.id, output.topic, len(output))
                 self.tally.written[output.topic] += len(output)
         for failure, headers, topic in self._letters:

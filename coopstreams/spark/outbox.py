@@ -100,14 +100,7 @@ class Outbox:
 
     def write(self, output: Output) -> None:
         """Write the records that the task forwarded to a topic."""
-        self._writer.append(
-            output.topic,
-            output.keys,
-            output.values,
-            output.timestamps,
-            partitions=output.partitions,
-            headers=output.headers,
-        )
+        output.append_to(self._writer.append)
 
     def seed(self, seeds: Seeds) -> int:
         """Write the rows of a changelog; return their number."""

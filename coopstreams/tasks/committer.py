@@ -187,14 +187,7 @@ class Committer:
                 self._refusals.leave_out(output, partial(task.refused, output.topic))
             if len(output):
                 self._check_sure(task.epoch)
-                self._append(
-                    output.topic,
-                    output.keys,
-                    output.values,
-                    output.timestamps,
-                    partitions=output.partitions,
-                    headers=output.headers,
-                )
+                output.append_to(self._append)
                 self._metrics.produced(task.id, output.topic, len(output))
                 task.tally.written[output.topic] += len(output)
                 output.clear()

@@ -5,7 +5,7 @@ Invariant: a record is a row of the columns; the columns of one topic are one `O
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from coopstreams.topology.columns import Headers
@@ -32,6 +32,10 @@ class Output:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    def append_to(self, append: Callable[..., object]) -> None:
+        """Append the records by a writer's `append`, all columns of them."""
+        append(self.topic, self.keys, self.values, self.timestamps, partitions=self.partitions, headers=self.headers)
 
     @property
     def headers(self) -> list[Headers | None] | None:
