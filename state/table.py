@@ -178,7 +178,7 @@ class Table:
         self._open()
 
     def begin(self, stream_time: int) -> None:
-        """Begin at this stream time of the task: no window starts later."""
+        """Begin at this stream time of the operator: no window starts later."""
 
     @property
     def observed(self) -> int:

@@ -73,10 +73,10 @@ class TaskState:
         """The stores by name, for a program to bind."""
         return self._tables
 
-    def begin(self, stream_time: int) -> None:
-        """Begin at this stream time, before a program is bound: no window of the stores starts later."""
-        for table in self._tables.values():
-            table.begin(stream_time)
+    def begin(self, times: Mapping[str, int]) -> None:
+        """Begin at these stream times of the stores, before a program is bound: no window of them starts later."""
+        for name, table in self._tables.items():
+            table.begin(times[name])
 
     @property
     def full(self) -> bool:

@@ -59,7 +59,7 @@ class WindowTable(Table):
     _newest_of_all: list[int]
     """The latest time that any task over the database has put: one cell, written under the `guard`."""
     _began: int = _NEVER
-    """The stream time at which the task began."""
+    """The stream time of the operator when the task began."""
 
     def __init__(self, database: Database, spec: StoreSpec, groups: KeyGroups) -> None:
         self._step_ms = spec.step_ms or spec.window_ms
@@ -129,7 +129,7 @@ class WindowTable(Table):
             self._sweep()
 
     def begin(self, stream_time: int) -> None:
-        """Begin at this stream time of the task: no window starts later.
+        """Begin at this stream time of the operator: no window starts later.
 
         A restore takes key groups without windows for as far as others that have some. Those may have been the range of
         a task that was ahead, and what this task has left to do would find its windows expired.

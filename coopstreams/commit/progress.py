@@ -169,11 +169,6 @@ class Progress:
         """Return the segment with the lowest position."""
         return lowest(self._sources[partition].now())
 
-    @property
-    def task_time(self) -> int:
-        """The task's stream time at its lowest positions."""
-        return max((self.position(partition).stream_time for partition in self._sources), default=NO_STREAM_TIME)
-
     def unseen(self, partition: TopicPartition, columns: Columns) -> Columns:
         """Return the records of a batch (of this task's range) that are still to be processed.
 

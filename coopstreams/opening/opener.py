@@ -29,7 +29,7 @@ from coopstreams.state.directory import Databases
 from coopstreams.state.restore import RestoreProgress
 from coopstreams.state.snapshot_download import DownloadProgress
 from coopstreams.tasks.events import Cancelled, Event, Failed, Opened
-from coopstreams.tasks.task import Incarnation, committed_positions
+from coopstreams.tasks.task import Incarnation, committed_positions, store_times
 from coopstreams.tasks.tries import Held
 from coopstreams.topology.errors import AccessDeniedError, GroupError, LogError, OffsetOutOfRangeError
 from coopstreams.topology.sinks import SinkSession
@@ -281,9 +281,10 @@ class Opener:
             opening = passed[id_]
             if opening.database is None:
                 opening.database = self._databases.enter(id_)
-            stores = self._databases.subtopology(id_).stores
-            at = committed_positions(id_, stores, progress)
-            self._restoring.add(id_, stores, opening.database, at, progress.task_time)
+            subtopology = self._databases.subtopology(id_)
+            at = committed_positions(id_, subtopology.stores, progress)
+            times = store_times(subtopology, progress)
+            self._restoring.add(id_, subtopology.stores, opening.database, at, times)
             opening.progress = progress  # last: if a request fails, all of this is repeated
         if len(opened) < len(waiting) or self._restoring.stuck():
             self._barrier.hunt_later()

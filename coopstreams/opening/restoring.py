@@ -42,6 +42,7 @@ PATIENCE_S = 0.3
 """A restore that has not moved for so long waits for an open transaction."""
 COMPARE_S = 1.0
 """Time between two checks whether the changelog of a stuck restore is still the same topic."""
+NO_TIMES: Mapping[str, int] = {}
 LOOK_S = 0.005
 """How long a step waits for records or downloads."""
 
@@ -142,12 +143,12 @@ class Restoring:
         stores: Iterable[StoreSpec],
         database: Database,
         positions: Mapping[str, Mapping[KeyRange, int]],
-        stream_time: int | None = None,
+        times: Mapping[str, int] = NO_TIMES,
     ) -> None:
         """Restore the stores of a task; without any to restore, it is `finished` at once.
 
-        `positions`: where the task begins, for each store that is restored from its source topic. `stream_time`: the
-        time at which it begins; None: not known.
+        `positions`: where the task begins, for each store that is restored from its source topic. `times`: the
+        stream time at which each store begins, as far as it is known.
 
         Raises:
             LogError: the brokers did not answer; nothing was added.
@@ -166,7 +167,7 @@ class Restoring:
         known = {changelog: self._changelogs.topic(changelog.topic) for changelog, groups in missing.items() if groups}
         self._waiting[task] = set()  # only now: if the brokers do not answer, nothing is added in part
         for changelog, (spec, stops) in changelogs.items():
-            wanted, at = _Wanted(stops, stream_time), bounds[changelog]
+            wanted, at = _Wanted(stops, times.get(spec.name)), bounds[changelog]
             if changelog in known:
                 self._begin(task, changelog, spec, database, known[changelog], missing[changelog], at, wanted)
             else:

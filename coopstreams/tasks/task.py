@@ -21,7 +21,7 @@ from coopstreams.commit.applying import MOST_APPLIED, Applying
 from coopstreams.commit.progress import Progress
 from coopstreams.commit.record import Segment
 from coopstreams.common.host import SYSTEM, Host
-from coopstreams.log.log import Position, RecordBatch
+from coopstreams.log.log import NO_STREAM_TIME, Position, RecordBatch
 from coopstreams.state.checkpoints import NEVER_TRUE
 from coopstreams.state.task_state import ChangelogBatch, TaskState
 from coopstreams.tasks.heat import Heat
@@ -29,10 +29,11 @@ from coopstreams.tasks.pending_calls import PendingCalls
 from coopstreams.tasks.queues import FIRST_STEP, MOST_AT_ONCE, STEP_S, Pace, SourceQueues, Step
 from coopstreams.tasks.tally import Tally
 from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.compile.operator_time import operators_of
 from coopstreams.topology.compile.outputs import Output
 from coopstreams.topology.compile.program import BoundProgram, Part, Program
 from coopstreams.topology.failures import Failure, OnFailure
-from coopstreams.topology.graph.nodes import Sink
+from coopstreams.topology.graph.nodes import Sink, SubTopology
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.sinks import SinkSession
 from coopstreams.topology.stores import StoreSpec, TableStore
@@ -71,6 +72,26 @@ def committed_positions(
     sources = {store.name: TopicPartition(store.source, task.partition) for store in stores if store.source is not None}
     return {
         name: progress.committed_positions(source) for name, source in sources.items() if source in progress.partitions
+    }
+
+
+def store_times(subtopology: SubTopology, progress: Progress) -> dict[str, int]:
+    """Return the stream time of each store's operator at the task's lowest positions; -1 if no record has reached it.
+
+    No window of the stores starts later. Below a filter, that is not the stream time of the partition.
+    """
+    lowest, operators = [progress.lowest(source) for source in progress.partitions], operators_of(subtopology)
+    times = [(at.stream_time, dict(at.operator_times)) for at in lowest]
+    return {
+        store.name: max(
+            (
+                of_operators.get(operator, NO_STREAM_TIME) if operator else stream_time
+                for stream_time, of_operators in times
+            ),
+            default=NO_STREAM_TIME,
+        )
+        for store in subtopology.stores
+        for operator in (operators.get(store.name),)
     }
 
 
@@ -130,7 +151,7 @@ class Task:
         self.epoch = opened.epoch
         starts = [(source, opened.progress.lowest(source)) for source in opened.sources]
         positions = [(source, Position(at.position, at.stream_time)) for source, at in starts]
-        self.state.begin(opened.progress.task_time)
+        self.state.begin(store_times(program.subtopology, opened.progress))
         self.program: BoundProgram = program.bind(
             {**opened.state.stores, **(global_tables or {})},
             on_failure,

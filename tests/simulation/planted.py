@@ -376,6 +376,12 @@ PLANTED: dict[str, Planted] = {
     "windows that others have closed": Planted(
         times.closed_by_others, 1_000_011, "windows that are emitted at their close", oracle="progress"
     ),
+    "windows that begin with the partition": Planted(
+        times.begun_with_the_partition,
+        42_003_206,
+        "filtered sliding windows that are emitted at their close",
+        oracle="progress",
+    ),
     "operator times that nobody keeps": Planted(
         times.no_operator_times, 0, "filtered windows that are emitted at their close", oracle="results"
     ),

@@ -70,6 +70,11 @@ def observed_by_others() -> AbstractContextManager[Any]:
     return patch.object(TaskState, "begin", lambda *_: None)
 
 
+def begun_with_the_partition() -> AbstractContextManager[Any]:
+    """Windows below a filter expire by the stream time of their partition when a task begins."""
+    return patch.object(tasks_at_work, "operators_of", lambda _: {})
+
+
 def gate_of_siblings() -> AbstractContextManager[Any]:
     """Only the task that takes a record lets unmatched ones go that are due by it."""
     return patch.object(BoundProgram, "elsewhere", property(lambda _: False, lambda *_: None), create=True)

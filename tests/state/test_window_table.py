@@ -144,12 +144,12 @@ def test_a_task_that_begins_behind_an_earlier_owner_of_other_groups_keeps_its_wi
     ahead.commit({"windows": 1})
     for offset, begins in enumerate((0, 1), 2):
         both = new_state(engine)
-        both.begin(begins * SIZE)
+        both.begin({"windows": begins * SIZE})
         put(both.stores["windows"], mine, begins, begins)
         both.changes()
         both.commit({"windows": offset})
     both = new_state(engine)
-    both.begin(1 * SIZE)
+    both.begin({"windows": 1 * SIZE})
     assert windows_of(both.stores["windows"]) == {(mine, 0): 0, (mine, 1): 1, (other, 19): 19}
 
 

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from coopstreams import StreamsBuilder, TimeWindows, serdes
+from coopstreams.commit.progress import Author, Progress
+from coopstreams.commit.record import Segment
+from coopstreams.commit.view import PartitionStart
+from coopstreams.tasks.task import store_times
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.compile.operator_time import store_id
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
 from tests.durations import ms
@@ -65,6 +73,27 @@ def test_who_takes_over_from_several_owners_goes_on_at_the_time_of_each() -> Non
     engine.stop()
     out = engine.read("out")
     assert sorted(zip(out.keys, out.timestamps, strict=True)) == sorted([(MINE, 0), (OTHER, 0)])
+
+
+def test_a_store_begins_at_the_time_of_its_operator_where_the_task_is_least_far() -> None:
+    """Below a filter the partition is ahead: windows of an owner that was behind would expire before they are told."""
+    builder = StreamsBuilder("app")
+    stream = builder.stream("in", key=serdes.raw, value=serdes.raw)
+    for name, received in (
+        ("all", stream),
+        ("odd", stream.filter(lambda *_: True)),
+        ("never", stream.filter(lambda *_: False)),
+    ):
+        received.group_by_key().windowed_by(TimeWindows(milliseconds=10)).count(store=name)
+    (part,) = builder.build().subtopologies
+    at = TopicPartition("in", 0)
+    behind, ahead = (
+        Segment(half, position, 99, operator_times=((store_id("odd"), time),))
+        for half, position, time in zip(HALVES, (3, 7), (20, 60), strict=True)
+    )
+    for segments, odd in (((behind, ahead), 20), ((replace(behind, position=9), ahead), 60)):
+        progress = Progress(WHOLE, {at: PartitionStart(0, segments, None, claim=False)}, Author("", 0, ""))
+        assert store_times(part, progress) == {"all": 99, "odd": odd, "never": -1}
 
 
 @pytest.mark.parametrize(("reaches", "counts"), [(True, [1, 1]), (False, [1, 2])])

@@ -73,6 +73,17 @@ def operator_id(node: Node) -> int:
     return store_id(stores[0].name if stores else node.name)
 
 
+def operators_of(subtopology: SubTopology) -> dict[str, int]:
+    """Return the stores whose operator's stream time is not the partition's, with the ids of their operators."""
+    analysis = Analysis(subtopology)
+    return {
+        store.name: operator_id(node)
+        for node in subtopology.nodes
+        if (stores := stores_of(node)) and not analysis.keeps_time(node)
+        for store in stores
+    }
+
+
 def store_id(name: str) -> int:
     """Return the id of the node that has this store."""
     return key_hash(name.encode())
