@@ -32,7 +32,7 @@ def test_a_backfill_and_a_rebuild_need_the_acls_of_the_application(
 ) -> None:
     counting = Counting.make(secured, partitions=2)
     written = counting.write(f"key-{number % 30}" for number in range(900))
-    acls = printed(counting.topology)
+    acls = printed(counting.topology, processing_guarantee="exactly_once_v2")  # tasks of a run are transactions
     user = secured.user(counting.application, acls)
     options = Options(ranges=2, work=str(tmp_path / "work"), outputs="topic")
     done = backfill(counting.topology, user, spark=spark, options=options)
