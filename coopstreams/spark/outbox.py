@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 from coopstreams.common.config import Config
@@ -43,11 +44,8 @@ def marks_spec(application: str, run: str, tasks: int, replication: int) -> Topi
 
 def announce(config: Config, run: str, tasks: int) -> None:
     """Create the topic with the marks of a run, if missing; other runs find it, and know that this run has begun."""
-    cluster = cluster_of(config)
-    try:
+    with closing(cluster_of(config)) as cluster:
         cluster.create_topics([marks_spec(config["application.id"], run, tasks, config["replication.factor"])])
-    finally:
-        cluster.close()
 
 
 def cluster_of(config: Config) -> KafkaLog:
@@ -62,11 +60,8 @@ def partitions_of(config: Config, topic: str) -> int:
     Raises:
         UnknownTopicError: it does not exist.
     """
-    cluster = cluster_of(config)
-    try:
+    with closing(cluster_of(config)) as cluster:
         count = cluster.partitions([topic]).get(topic)
-    finally:
-        cluster.close()
     if count is None:
         raise UnknownTopicError(
             f'the application writes to "{topic}", which does not exist. Create it, and resume the run.'
@@ -141,13 +136,10 @@ def read_mark(log: Log, mark: TopicPartition) -> str | None:
     Take over its transactional id first: then no transaction is open.
     """
     end, at, found = log.end_offset(mark), log.start_offset(mark), None
-    reader = log.reader()
-    try:
+    with closing(log.reader()) as reader:
         reader.assign({mark: Position(at)})
         while at < end:
             for run in reader.fetch(BATCH, 0.1):
                 at = run.next_offset
                 found = next((value.decode() for value in reversed(run.columns.values) if value is not None), found)
-    finally:
-        reader.close()
     return found

@@ -10,11 +10,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 
 from coopstreams.commit.record import Committed
 from coopstreams.common.config import Config
+from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.kafka.offsets import KafkaOffsets
 from coopstreams.spark import plan as planning
@@ -123,14 +125,15 @@ def make_plan(
         )
     if options.snapshots is not None:
         Storage(options.snapshots)  # fails now if its driver is missing, instead of in the tasks
-    cluster = KafkaLog(config.client, timeout_s=config["connect.timeout.ms"] / 1000)
-    offsets = KafkaOffsets(config.client, config["application.id"])
-    try:
+    with (
+        closing(cluster_of(config)) as cluster,
+        closing(KafkaOffsets(config.client, config["application.id"])) as offsets,
+    ):
         topology = as_it_runs(built, cluster.partitions(), config)
         planning.check(topology)
         chosen, known = _histories(topology, histories, options.until)
         resolved = (prepare_topics if create else check_topics)(cluster, topology, config)
-        check_unused(cluster, offsets, topology, resolved.partitions)
+        check_unused(cluster, config, topology, resolved.partitions)
         cut, globally = (
             {
                 topic: cut_of(cluster, offsets, topic, history, resolved.partitions[topic])
@@ -139,9 +142,6 @@ def make_plan(
             for each in (chosen, known)
         )
         ids = ids_of(cluster, topology)
-    finally:
-        offsets.close()
-        cluster.close()
     for pattern in unmatched(topology):
         log.warning(
             'no topic matches "%s" yet: those that are made from now on are the live application\'s, from their '
@@ -200,7 +200,7 @@ def _histories(
     return chosen, known
 
 
-def check_unused(cluster: KafkaLog, offsets: KafkaOffsets, topology: Topology, partitions: Mapping[str, int]) -> None:
+def check_unused(cluster: KafkaLog, config: Config, topology: Topology, partitions: Mapping[str, int]) -> None:
     """Check that the application has never run; otherwise its state and progress would mix with the backfill's.
 
     Raises:
@@ -226,11 +226,13 @@ def check_unused(cluster: KafkaLog, offsets: KafkaOffsets, topology: Topology, p
         for topic, count in partitions.items()
         for number in range(count if topic in known else 0)
     ]
-    for place, (offset, metadata) in offsets.committed(places).items():
-        if Committed.parse(offset, metadata).term != BACKFILLED:
+    with GroupAdmin(config.client, config["application.id"]) as group:
+        committed = group.committed(places)
+    for place, found in committed.items():
+        if found is not None and Committed.parse(*found).term != BACKFILLED:
             raise ConfigError(
-                f"the group has committed offset {offset} of {place}: the application has run, or was reset. Give the "
-                "program another application id: the individual commits under this one stay valid"
+                f"the group has committed offset {found[0]} of {place}: the application has run, or was reset. Give "
+                "the program another application id: the individual commits under this one stay valid"
             )
 
 
@@ -238,12 +240,10 @@ def oldest_ms(topology: Topology, config: Config, plan: Plan) -> tuple[tuple[str
     """Return, for stores whose changelogs have a retention, the earliest timestamp that is not deleted at once."""
     stores = (store for stage in plan.stages for store in topology.subtopologies[stage.subtopology].stores)
     forgetful = {changelog_topic(store.name): store.name for store in stores if store.logged and store.retention_ms}
-    now, cluster = int(time.time() * 1000), cluster_of(config)
-    try:
+    now = int(time.time() * 1000)
+    with closing(cluster_of(config)) as cluster:
         kept = {
             store: int(cluster.topic_config(internal_topic(topology.application_id, topic))["retention.ms"])
             for topic, store in forgetful.items()
         }
-    finally:
-        cluster.close()
     return tuple((store, now - kept_ms) for store, kept_ms in kept.items() if kept_ms >= 0)

@@ -13,15 +13,16 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Mapping
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
 
 from coopstreams.commit.record import Committed
 from coopstreams.common.config import Config
+from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.kafka.log import KafkaLog
-from coopstreams.log.kafka.offsets import KafkaOffsets
 from coopstreams.spark import plan as planning
-from coopstreams.spark.outbox import marks_topic
+from coopstreams.spark.outbox import cluster_of, marks_topic
 from coopstreams.spark.preparing import BACKFILLED, as_planned
 from coopstreams.spark.running import Backfilled
 from coopstreams.spark.unchanged import check_topics
@@ -47,24 +48,19 @@ def publish(done: Backfilled, topology: Topology, settings: Config | Mapping[str
         )
     config = Config.of(settings, topology.application_id)
     running = as_planned(topology, config, done.plan)
-    cluster = KafkaLog(config.client, timeout_s=config["connect.timeout.ms"] / 1000)
-    offsets = KafkaOffsets(config.client, config["application.id"])
-    try:
+    with closing(cluster_of(config)) as cluster, GroupAdmin(config.client, config["application.id"]) as group:
         check_topics(cluster, done.plan)
         goes_on = _positions(done, cluster)
-        _check_unused(offsets, goes_on)
+        _check_unused(group, goes_on)
         # The snapshot comes before the offsets. The broker refuses offsets while the group has members; once they are
         # set, an application may start, and its changelogs grow beyond the end of the snapshot.
         manifest = _manifest(done, running, cluster)
         if done.plan.snapshots is not None:
             snapshot.store_manifest(done.plan.snapshots, manifest)
-        offsets.commit({place: (at.offset, at.metadata) for place, at in goes_on.items()})
+        group.commit({place: (at.offset, at.metadata) for place, at in goes_on.items()})
         if done.plan.snapshots is not None:
             snapshot.publish(done.plan.snapshots, manifest)
         cluster.delete_topics([marks_topic(done.plan.application, done.plan.run)])
-    finally:
-        offsets.close()
-        cluster.close()
     return {place: at.offset for place, at in goes_on.items()}
 
 
@@ -84,11 +80,11 @@ def _positions(done: Backfilled, cluster: KafkaLog) -> dict[TopicPartition, Comm
     }
 
 
-def _check_unused(offsets: KafkaOffsets, goes_on: Mapping[TopicPartition, Committed]) -> None:
-    for place, (offset, metadata) in offsets.committed(list(goes_on)).items():
-        if Committed.parse(offset, metadata).term != BACKFILLED:
+def _check_unused(group: GroupAdmin, goes_on: Mapping[TopicPartition, Committed]) -> None:
+    for place, found in group.committed(goes_on).items():
+        if found is not None and Committed.parse(*found).term != BACKFILLED:
             raise GroupError(
-                f"the group has committed offset {offset} of {place}: the application has run since the backfill "
+                f"the group has committed offset {found[0]} of {place}: the application has run since the backfill "
                 "began, which is of no use now"
             )
 

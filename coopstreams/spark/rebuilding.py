@@ -10,7 +10,7 @@ changelog partition anyway).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -21,15 +21,13 @@ from pyspark.sql import SparkSession
 
 from coopstreams.admin.rebuild import Rebuilder, RebuildScope, RebuiltPartition
 from coopstreams.common.config import Config
-from coopstreams.log.kafka.log import KafkaLog
+from coopstreams.spark.outbox import cluster_of
 from coopstreams.spark.session import session_or_local
-from coopstreams.spark.workers.shipping import ship, unship
+from coopstreams.spark.workers.shipping import Batches, plain_function, ship, unship
 from coopstreams.state.manifest import Manifest, Slice
 from coopstreams.tasks.resolved_topology import as_it_runs
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.topology import Topology
-
-Batches = Iterable[pa.RecordBatch]
 
 _MADE = pa.schema([("rebuilt", pa.int32()), ("made", pa.string())])
 
@@ -54,7 +52,7 @@ def rebuild(
     config = Config.of(settings, topology.application_id)
     if config["snapshots.dir"] is None:
         raise ConfigError("no storage is set for the snapshot: give snapshots.dir")
-    with closing(_cluster(config)) as cluster:
+    with closing(cluster_of(config)) as cluster:
         running = as_it_runs(topology, cluster.partitions(), config)
         rebuilder = Rebuilder(cluster, running, config["application.id"], config["snapshots.dir"], afresh=afresh)
         partitions = rebuilder.to_rebuild(wanted or RebuildScope())
@@ -77,7 +75,7 @@ class _Work:
         """Rebuild the partitions that these rows name; yield a row for each."""
         topology = unship(self.shipped)
         url, application = self.config["snapshots.dir"], self.config["application.id"]
-        with closing(_cluster(self.config)) as cluster:
+        with closing(cluster_of(self.config)) as cluster:
             rebuilder = Rebuilder(cluster, topology, application, url, afresh=self.afresh, run=self.run)
             for number in (number for batch in batches for number in batch.column(0).to_pylist()):
                 made = rebuilder.rebuild(self.partitions[number], lambda *_: None)
@@ -93,7 +91,7 @@ def _made(spark: SparkSession, work: _Work) -> dict[str, list[Slice]]:
     rows = spark.createDataFrame([(number,) for number in range(len(work.partitions))], "rebuilt int")
     answers = (
         rows.repartitionById(len(work.partitions), "rebuilt")
-        .mapInArrow(_function(work), "rebuilt int, made string")
+        .mapInArrow(plain_function(work), "rebuilt int, made string")
         .collect()
     )
     if sorted(row.rebuilt for row in answers) != list(range(len(work.partitions))):
@@ -105,16 +103,3 @@ def _made(spark: SparkSession, work: _Work) -> dict[str, list[Slice]]:
         for store, slices in msgspec.json.decode(row.made, type=dict[str, list[Slice]]).items():
             found.setdefault(store, []).extend(slices)
     return found
-
-
-def _function(work: Callable[[Batches], Iterator[pa.RecordBatch]]) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
-    """Wrap a callable in a plain function, which Spark requires."""
-
-    def run(batches: Batches) -> Iterator[pa.RecordBatch]:
-        yield from work(batches)
-
-    return run
-
-
-def _cluster(config: Config) -> KafkaLog:
-    return KafkaLog(config.client, timeout_s=config["connect.timeout.ms"] / 1000)

@@ -8,6 +8,8 @@ Invariant: a run whose topics were created again is neither resumed nor publishe
 
 from __future__ import annotations
 
+from contextlib import closing
+
 from coopstreams.common.config import Config
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.spark.outbox import cluster_of, marks_topic
@@ -43,13 +45,10 @@ def check_resumable(config: Config, plan: Plan, *, finished: bool) -> None:
     Raises:
         ConfigError: its topics were created again, or it has been given up.
     """
-    cluster = cluster_of(config)
-    try:
+    with closing(cluster_of(config)) as cluster:
         check_topics(cluster, plan)
         if plan.seed and not finished and marks_topic(plan.application, plan.run) not in cluster.partitions():
             raise ConfigError(
                 f"run {plan.run} cannot go on: {marks_topic(plan.application, plan.run)}, which says what its tasks "
                 "have written, is gone. Start a new run."
             )
-    finally:
-        cluster.close()

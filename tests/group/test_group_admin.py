@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from confluent_kafka import Consumer, Producer
+from confluent_kafka import TopicPartition as KafkaPartition
+from confluent_kafka.admin import AdminClient
 
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.group.codec import decode_assignment, decode_subscription
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import GroupError
+from tests.broker.waiting import eventually
 from tests.conftest import Kafka
 from tests.group.instances import Application
 
@@ -42,6 +46,40 @@ def test_a_group_with_members_refuses_commits_and_says_who_is_in_it(
     assert hosts == {"host-1", "host-2"}
     tasks = [task for member in group.members for task in decode_assignment(member.assignment, member.id).tasks]
     assert sorted(tasks) == sorted(task for instance in app.instances.values() for task in instance.tasks)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_of_an_offset_and_that_of_a_transaction_the_one_that_was_sent_later_counts(
+    kafka: Kafka, partition: TopicPartition, before: bool
+) -> None:
+    """The simulated cluster does the same: `tests/simulation/kafka/test_faults.py`."""
+    group = kafka.unique("group")
+    member = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": group})
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": kafka.unique("tx")})
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    with GroupAdmin({"bootstrap.servers": kafka.bootstrap}, group) as admin:
+        if before:
+            admin.commit({partition: (9, "")})
+        producer.send_offsets_to_transaction([KafkaPartition(*partition, 5)], member.consumer_group_metadata(), 60)
+        if not before:
+            admin.commit({partition: (9, "")})
+        producer.commit_transaction(60)
+        member.close()
+        assert admin.committed([partition]) == {partition: (5 if before else 9, "")}
+
+
+def test_a_group_has_no_offsets_of_a_topic_that_was_deleted(kafka: Kafka, partition: TopicPartition) -> None:
+    """The simulated cluster does the same: `tests/simulation/kafka/test_faults.py`."""
+    with GroupAdmin({"bootstrap.servers": kafka.bootstrap}, kafka.unique("group")) as admin:
+        admin.commit({partition: (5, "")})
+        client = AdminClient({"bootstrap.servers": kafka.bootstrap})
+        client.delete_topics([partition.topic])[partition.topic].result(60)
+        eventually(
+            lambda: admin.committed([partition]) == {partition: None},
+            60,
+            lambda: "the offset of a deleted topic is still there",
+        )
 
 
 def test_brokers_that_are_not_there_are_an_error_that_says_so() -> None:

@@ -86,8 +86,8 @@ def cut_of(
     starts = {place: cluster.start_offset(place) for place in places}
     ends = {place: offsets.stable(place) for place in places}
     if isinstance(history.until, datetime):
-        found = offsets.at_time(places, int(history.until.timestamp() * 1000))
-        ends = {place: end if at is None else min(at, end) for place, end in ends.items() for at in [found[place]]}
+        until_ms = int(history.until.timestamp() * 1000)
+        ends = {place: min(cluster.offset_at(place, until_ms), end) for place, end in ends.items()}
     elif history.until is not None:
         ends = {place: _reached(cluster, place, history.until.get(place.partition)) for place in places}
     for place, end in ends.items():

@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,9 +143,7 @@ class KafkaParts(DataSourceReader):
         if part.start >= part.end:
             return
         where = TopicPartition(part.topic, part.partition)
-        cluster = KafkaLog(self._settings)
-        reader = cluster.reader()
-        try:
+        with closing(KafkaLog(self._settings)) as cluster, closing(cluster.reader()) as reader:
             if (last := cluster.end_offset(where)) < part.end:
                 raise LogError(f"{where} ends at {last}, the read at {part.end}: was the topic made anew?")
             reader.assign({where: Position(part.start)})
@@ -158,9 +157,6 @@ class KafkaParts(DataSourceReader):
                         f"{where}: nothing came for {self._patience_s:.0f} s at offset {at}, below the end "
                         f"{part.end}: a transaction is open there. End it, or choose an earlier end."
                     )
-        finally:
-            reader.close()
-            cluster.close()
 
 
 def _below(fetched: RecordBatch, end: int) -> Iterator[pa.RecordBatch]:
@@ -190,11 +186,9 @@ class KafkaRows(DataSourceArrowWriter):
         """Write the rows of a Spark partition, in one transaction."""
         context = TaskContext.get()
         assert context is not None
-        cluster = KafkaLog(self._settings)
         # The same id fences an earlier attempt, wherever it still runs: it can no longer commit.
-        writer = cluster.writer(f"{self._id}-{context.partitionId()}")
-        written = 0
-        try:
+        id_, written = f"{self._id}-{context.partitionId()}", 0
+        with closing(KafkaLog(self._settings)) as cluster, closing(cluster.writer(id_)) as writer:
             writer.begin()
             for rows in iterator:
                 places = list(zip(rows.column("topic").to_pylist(), rows.column("partition").to_pylist(), strict=True))
@@ -211,9 +205,6 @@ class KafkaRows(DataSourceArrowWriter):
                     )
                     written += end - start
             writer.commit(PATIENCE_S)
-        finally:
-            writer.close()
-            cluster.close()
         return WrittenRecords(written)
 
     def commit(self, messages: Any) -> None:
