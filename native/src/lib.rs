@@ -2,7 +2,7 @@
 //!
 //! `librdkafka`: its functions · `client`: a producer, seen from inside librdkafka · `appender`: columns of Python to
 //! records · `consumer`: a consumer, `pile`: what it has fetched of one partition, `fetcher`: that as columns of Python ·
-//! `router`: records to key ranges · `rows`: the write buffer of an aggregation ·
+//! `router`: records to key ranges · `rows`: the write buffer of an aggregation, its `row_table` and its `numbers` ·
 //! `parts`: JSON to columns of its fields. `docs/architecture.md` says where it plugs in, `coopstreams/log/kafka/native.py` when
 //! it is used. Apart from Kafka: `front`, the connections of the query server, one in `front_connection`, what it asks in
 //! `front_request`.
@@ -15,9 +15,11 @@ mod front;
 mod front_connection;
 mod front_request;
 mod librdkafka;
+mod numbers;
 mod parts;
 mod pile;
 mod router;
+mod row_table;
 mod rows;
 
 use pyo3::prelude::*;

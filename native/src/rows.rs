@@ -1,88 +1,31 @@
 //! The write buffer of a built-in aggregation: one number for each key, or for each key and window, between two commits.
 //!
-//! What it cannot do (a sum beyond 64 bits, a value that is no number) it leaves to Python's own functions, row by row, so
-//! that the result is Python's. `coopstreams/state/native/table.py` is the store around it, `table.py` the reference.
+//! `numbers` folds and serialises, `row_table` finds a row. What neither can do (a sum beyond 64 bits, a value that is no
+//! number) is left to Python's own functions, row by row, so that the result is Python's. `coopstreams/state/native/table.py`
+//! is the store around it, `table.py` the reference.
 
+use crate::numbers::{Numbers, Value, WORD, word};
+use crate::row_table::{EMPTY, Place, Row, RowTable, placed, start_of};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyFloat, PyInt, PyList, PyString};
+use pyo3::types::{PyBytes, PyList, PyString};
 use std::collections::{BTreeMap, HashMap};
 use std::hint::black_box;
-use std::mem::size_of;
-use std::ops::Deref;
 use xxhash_rust::xxh64::xxh64;
 
 /// The seed of `coopstreams.topology.keys`.
 const SEED: u64 = 42;
-/// The length of a window start, a timestamp, and a number.
-const WORD: usize = 8;
 /// What Kafka Streams writes behind the key in the changelog of a window store: a sequence number.
 const SEQUENCE: [u8; 4] = [0; 4];
 const NO_TIMESTAMP: i64 = -1;
-const EMPTY: u32 = u32::MAX;
-/// The longest place that lies in its row.
-const SHORT: usize = 30;
-/// The memory of a row beside the row itself and a long key: slots of the table, and what both keep in reserve.
-const OVERHEAD: usize = 3 * size_of::<(u32, u32)>() + size_of::<Row>() / 2;
-
 /// How many records are approached at once.
 const BLOCK: usize = 32;
-/// The memory of a total and a count, with what the allocator adds: a row has two, what it is and what it was.
-const MEAN_BYTES: usize = 4 * WORD;
-
-/// How a value changes the number of a row.
-#[derive(Clone, Copy, PartialEq)]
-enum Fold {
-    Count,
-    Sum,
-    Min,
-    Max,
-    Mean,
-}
-
-/// The serde of the numbers.
-#[derive(Clone, Copy, PartialEq)]
-enum Serde {
-    Int64,
-    Float64,
-}
-
-/// The value of a row. `Object`: a value that is not, or not yet, a number of 64 bits. `Mean`: a total and a count, apart
-/// from the row, so that the rows of other folds are no longer.
-enum Value {
-    Null,
-    Int(i64),
-    Float(f64),
-    Mean(Box<(f64, i64)>),
-    Object(Py<PyAny>),
-}
 
 /// Tumbling or hopping windows. Units: milliseconds.
 struct Windows {
     size: i64,
     advance: i64,
     grace: i64,
-}
-
-struct Row {
-    hash: u64,
-    /// The key group, the key, and the window start.
-    place: Place,
-    value: Value,
-    timestamp: i64,
-    /// The value as of the last commit; `Object` holds its bytes.
-    stored: Value,
-    /// The number of the last commit that wrote it.
-    commit: u32,
-    dirty: bool,
-    /// It has expired while it was dirty: the next commit writes it, and no record finds it.
-    expired: bool,
-}
-
-/// The bytes of a place: short ones lie in the row, because each look-up compares them.
-enum Place {
-    Short(u8, [u8; SHORT]),
-    Long(Box<[u8]>),
 }
 
 type Updates<'py> = (Bound<'py, PyList>, Bound<'py, PyList>, Bound<'py, PyList>);
@@ -98,15 +41,9 @@ type Added<'py> = (i64, usize, usize, usize, Vec<Py<PyAny>>, Option<Updates<'py>
 
 #[pyclass]
 pub struct Rows {
-    fold: Fold,
-    serde: Serde,
+    numbers: Numbers,
     windows: Option<Windows>,
-    rows: Vec<Row>,
-    free: Vec<u32>,
-    /// Open addressing: the low half of the hash, and the index of the row.
-    table: Vec<(u32, u32)>,
-    live: usize,
-    key_bytes: usize,
+    rows: RowTable,
     /// The rows that changed since the last commit, in the order of their first change.
     dirty: Vec<u32>,
     by_start: BTreeMap<i64, Vec<u32>>,
@@ -125,19 +62,6 @@ impl Rows {
     #[new]
     #[pyo3(signature = (fold, serde, windows=None))]
     fn new(fold: &str, serde: &str, windows: Option<(i64, i64, i64)>) -> PyResult<Self> {
-        let fold = match fold {
-            "count" => Fold::Count,
-            "sum" => Fold::Sum,
-            "min" => Fold::Min,
-            "max" => Fold::Max,
-            "mean" => Fold::Mean,
-            _ => return Err(PyValueError::new_err("count, sum, min, max or mean")),
-        };
-        let serde = match serde {
-            "int64" => Serde::Int64,
-            "float64" => Serde::Float64,
-            _ => return Err(PyValueError::new_err("int64 or float64")),
-        };
         let windows = match windows {
             Some((size, advance, grace)) if size > 0 && advance > 0 && grace >= 0 => {
                 Some(Windows { size, advance, grace })
@@ -146,14 +70,9 @@ impl Rows {
             None => None,
         };
         Ok(Self {
-            fold,
-            serde,
+            numbers: Numbers::of(fold, serde)?,
             windows,
-            rows: Vec::new(),
-            free: Vec::new(),
-            table: vec![(0, EMPTY); 16],
-            live: 0,
-            key_bytes: 0,
+            rows: RowTable::new(),
             dirty: Vec::new(),
             by_start: BTreeMap::new(),
             headers: HashMap::new(),
@@ -193,7 +112,7 @@ impl Rows {
             .into_iter()
             .flatten()
             .any(|column| column.len() != keys.len())
-            || (values.is_none() && self.fold != Fold::Count)
+            || (values.is_none() && !self.numbers.is_count())
         {
             return Err(PyValueError::new_err("columns of one length"));
         }
@@ -256,7 +175,7 @@ impl Rows {
     /// The length of a row in the database: a timestamp, and a number or, of a mean, a total and a count.
     #[getter]
     fn row_bytes(&self) -> usize {
-        if self.fold == Fold::Mean { 3 * WORD } else { 2 * WORD }
+        self.numbers.row_bytes()
     }
 
     /// Return value, timestamp and stored bytes of a row of the buffer; None: it is not there.
@@ -266,24 +185,24 @@ impl Rows {
             Some(_) => (&key[..key.len() - WORD], Some(start_of(key))),
             None => (key, None),
         };
-        let Some(index) = self.find(placed(xxh64(plain, SEED), start), plain, start) else {
+        let Some(index) = self.rows.find(placed(xxh64(plain, SEED), start), plain, start) else {
             return Ok(None);
         };
-        let row = &self.rows[index as usize];
+        let row = &self.rows[index];
         if row.expired {
             return Ok(None);
         }
         Ok(Some((
             row.value.object(py)?,
             row.timestamp,
-            self.stored_bytes(py, &row.stored)?,
+            self.numbers.stored_bytes(py, &row.stored)?,
         )))
     }
 
     /// Return the keys of the buffer that have not expired, in no order.
     fn keys<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyBytes>> {
-        let found = self.rows.iter().filter(|row| !row.place.is_empty() && !row.expired);
-        found.map(|row| PyBytes::new(py, &row.place[1..])).collect()
+        let found = self.rows.iter().filter(|(_, row)| !row.expired);
+        found.map(|(_, row)| PyBytes::new(py, &row.place[1..])).collect()
     }
 
     /// Return the changed rows in the order of their first change: key, value, timestamp, stored bytes, and the headers,
@@ -303,12 +222,12 @@ impl Rows {
     > {
         let mut headers = std::mem::take(&mut self.headers);
         let entries = self.dirty.iter().map(|&index| {
-            let row = &self.rows[index as usize];
+            let row = &self.rows[index];
             Ok((
                 PyBytes::new(py, &row.place[1..]),
                 row.value.object(py)?,
                 row.timestamp,
-                self.stored_bytes(py, &row.stored)?,
+                self.numbers.stored_bytes(py, &row.stored)?,
                 headers.remove(&index),
             ))
         });
@@ -323,14 +242,14 @@ impl Rows {
         }
         let out = (PyList::empty(py), PyList::empty(py), PyList::empty(py));
         for &index in &self.dirty {
-            let row = &self.rows[index as usize];
+            let row = &self.rows[index];
             if !(row.value.is_null() && row.stored.is_null()) {
                 out.0.append(PyBytes::new(py, &row.place[1..]))?;
                 match &row.value {
                     Value::Mean(mean) => out
                         .1
                         .append(PyBytes::new(py, &(mean.0 / mean.1 as f64).to_be_bytes()))?,
-                    value => out.1.append(self.plain_bytes(py, value))?,
+                    value => out.1.append(self.numbers.plain_bytes(py, value))?,
                 }
                 out.2.append(row.timestamp)?;
             }
@@ -340,7 +259,7 @@ impl Rows {
 
     /// Return the place of a changed row outside of these key groups, the first in the order of places; None: all are inside.
     fn stray<'py>(&self, py: Python<'py>, first: u8, last: u8) -> Option<Bound<'py, PyBytes>> {
-        let places = self.dirty.iter().map(|&index| &self.rows[index as usize].place);
+        let places = self.dirty.iter().map(|&index| &self.rows[index].place);
         places
             .filter(|place| !(first..=last).contains(&place[0]))
             .min_by(|a, b| a[..].cmp(&b[..]))
@@ -358,7 +277,7 @@ impl Rows {
         horizon: i64,
     ) -> PyResult<Frozen<'py>> {
         let mut dirty = std::mem::take(&mut self.dirty);
-        dirty.sort_unstable_by(|&a, &b| self.rows[a as usize].place[..].cmp(&self.rows[b as usize].place[..]));
+        dirty.sort_unstable_by(|&a, &b| self.rows[a].place[..].cmp(&self.rows[b].place[..]));
         self.headers.clear();
         self.commits = self.commits.wrapping_add(1);
         let out = (PyList::empty(py), PyList::empty(py), PyList::empty(py));
@@ -368,16 +287,17 @@ impl Rows {
         let mut database_row = [0; 2 * WORD];
         for index in dirty {
             let (value, stored) = {
-                let row = &mut self.rows[index as usize];
+                let row = &mut self.rows[index];
                 row.dirty = false;
                 row.commit = self.commits;
                 if row.value.is_null() && row.stored.is_null() {
                     self.drop_expired(index);
                     continue;
                 }
-                self.encoded(py, &self.rows[index as usize], encode)?
+                let row = &self.rows[index];
+                self.numbers.encoded(py, &row.place[1..], &row.value, encode)?
             };
-            let row = &mut self.rows[index as usize];
+            let row = &mut self.rows[index];
             row.stored = stored;
             let key = &row.place[1..];
             if self.windows.is_some() {
@@ -426,9 +346,6 @@ impl Rows {
     /// Forget all rows.
     fn clear(&mut self) {
         self.rows.clear();
-        self.free.clear();
-        self.table = vec![(0, EMPTY); 16];
-        (self.live, self.key_bytes) = (0, 0);
         self.dirty.clear();
         self.by_start.clear();
         self.headers.clear();
@@ -442,10 +359,10 @@ impl Rows {
                 return;
             }
             for index in entry.remove() {
-                if self.rows[index as usize].dirty {
-                    self.rows[index as usize].expired = true;
+                if self.rows[index].dirty {
+                    self.rows[index].expired = true;
                 } else {
-                    self.remove(index);
+                    self.rows.remove(index);
                 }
             }
         }
@@ -453,29 +370,27 @@ impl Rows {
 
     /// Forget so many clean rows, first those that were not written for the longest time.
     fn trim(&mut self, excess: usize) {
-        let rows = self.rows.iter().enumerate();
-        let clean = rows.filter(|(_, row)| !row.place.is_empty() && !row.dirty);
-        let mut clean: Vec<(u32, u32)> = clean.map(|(i, row)| (self.commits - row.commit, i as u32)).collect();
+        let clean = self.rows.iter().filter(|(_, row)| !row.dirty);
+        let mut clean: Vec<(u32, u32)> = clean.map(|(index, row)| (self.commits - row.commit, index)).collect();
         clean.sort_unstable_by(|a, b| b.0.cmp(&a.0).then(a.1.cmp(&b.1)));
         clean.truncate(excess);
         for &(_, index) in &clean {
-            self.remove(index);
+            self.rows.remove(index);
         }
         let rows = &self.rows;
         for indexes in self.by_start.values_mut() {
-            indexes.retain(|&index| !rows[index as usize].place.is_empty());
+            indexes.retain(|&index| rows.has(index));
         }
         self.by_start.retain(|_, indexes| !indexes.is_empty());
     }
 
     /// Return the memory of the rows.
     fn size_bytes(&self) -> usize {
-        let apart = if self.fold == Fold::Mean { 2 * MEAN_BYTES } else { 0 };
-        self.live * (size_of::<Row>() + OVERHEAD + apart) + self.key_bytes
+        self.rows.size_bytes() + self.rows.len() * self.numbers.outside()
     }
 
     fn __len__(&self) -> usize {
-        self.live
+        self.rows.len()
     }
 }
 
@@ -506,7 +421,6 @@ impl Rows {
     /// of them, so that memory brings them together, and not one after the other.
     fn approach(&self, keys: &Column, timestamps: &Column, first: usize, hashes: &mut [u64; BLOCK]) -> PyResult<()> {
         let mut near = [EMPTY; BLOCK];
-        let mask = self.table.len() - 1;
         for (at, i) in (first..keys.len().min(first + BLOCK)).enumerate() {
             let key = keys.get(i)?;
             let Ok(key) = key.cast::<PyBytes>() else { continue };
@@ -515,9 +429,9 @@ impl Rows {
                 None => None,
                 Some(windows) => windows.first(timestamps.get(i)?.extract()?),
             };
-            near[at] = self.table[placed(hashes[at], start) as usize & mask].1;
+            near[at] = self.rows.near(placed(hashes[at], start));
         }
-        let rows = near.iter().filter_map(|&index| self.rows.get(index as usize));
+        let rows = near.iter().filter_map(|&index| self.rows.get(index));
         black_box(rows.fold(0, |seen, row| seen ^ row.hash));
         Ok(())
     }
@@ -533,21 +447,21 @@ impl Rows {
         out: Option<&mut Updates<'py>>,
     ) -> PyResult<()> {
         let hash = placed(at.hash, at.start);
-        let index = match self.find(hash, at.plain, at.start) {
+        let index = match self.rows.find(hash, at.plain, at.start) {
             Some(index) => index,
             None => self.load(py, hash, at, load)?,
         };
-        let row = &self.rows[index as usize];
+        let row = &self.rows[index];
         let old = if row.expired { &Value::Null } else { &row.value };
-        let value = match self.folded(py, old, at.value, reduce) {
+        let value = match self.numbers.folded(py, old, at.value, reduce) {
             Ok(value) => value,
             Err(error) => {
                 errors.push(error.into_value(py).into_any());
                 return Ok(());
             }
         };
-        self.odd |= !self.is_plain(&value);
-        let row = &mut self.rows[index as usize];
+        self.odd |= !self.numbers.is_plain(&value);
+        let row = &mut self.rows[index];
         if row.expired {
             // The window begins again; its row keeps its place among the changed ones.
             (row.expired, row.value, row.stored, row.timestamp) = (false, Value::Null, Value::Null, NO_TIMESTAMP);
@@ -567,62 +481,15 @@ impl Rows {
             self.headers.insert(index, headers.clone().unbind());
         }
         if let Some(out) = out {
-            let row = &self.rows[index as usize];
+            let row = &self.rows[index];
             match at.start {
                 None => out.0.append(at.key)?,
                 Some(_) => out.0.append(PyBytes::new(py, &row.place[1..]))?,
             }
-            out.1.append(self.plain_bytes(py, &row.value))?;
+            out.1.append(self.numbers.plain_bytes(py, &row.value))?;
             out.2.append(row.timestamp)?;
         }
         Ok(())
-    }
-
-    /// Return what the row becomes. Its errors are those of Python's own function.
-    fn folded<'py>(
-        &self,
-        py: Python<'py>,
-        old: &Value,
-        value: Option<&Bound<'py, PyAny>>,
-        reduce: &Bound<'py, PyAny>,
-    ) -> PyResult<Value> {
-        if self.fold == Fold::Count {
-            return match old {
-                Value::Null => Ok(Value::Int(1)),
-                Value::Int(number) if *number < i64::MAX => Ok(Value::Int(number + 1)),
-                _ => Value::of(&old.object(py)?.bind(py).add(1)?),
-            };
-        }
-        let Some(value) = value else {
-            return Err(PyTypeError::new_err("a value for each record"));
-        };
-        let new = Value::of(value)?;
-        if self.fold == Fold::Mean {
-            let (total, count) = match old {
-                Value::Mean(mean) => **mean,
-                _ => (0.0, 0),
-            };
-            let number = match new {
-                Value::Int(number) => number as f64,
-                Value::Float(number) => number,
-                _ => return Value::mean_of(&reduce.call1((py.None(), value, old.object(py)?))?),
-            };
-            return Ok(Value::Mean(Box::new((total + number, count + 1))));
-        }
-        let number = match (old, &new, self.fold) {
-            (Value::Null, _, _) => return Ok(new),
-            (Value::Int(a), Value::Int(b), Fold::Sum) => a.checked_add(*b).map(Value::Int),
-            (Value::Int(a), Value::Int(b), Fold::Min) => Some(Value::Int(*a.min(b))),
-            (Value::Int(a), Value::Int(b), Fold::Max) => Some(Value::Int(*a.max(b))),
-            (Value::Float(a), Value::Float(b), Fold::Sum) => Some(Value::Float(a + b)),
-            (Value::Float(a), Value::Float(b), Fold::Min) => Some(Value::Float(if b < a { *b } else { *a })),
-            (Value::Float(a), Value::Float(b), Fold::Max) => Some(Value::Float(if b > a { *b } else { *a })),
-            _ => None,
-        };
-        match number {
-            Some(number) => Ok(number),
-            None => Value::of(&reduce.call1((old.object(py)?, value))?),
-        }
     }
 
     /// Return the index of a new row, with what is stored of it.
@@ -639,249 +506,31 @@ impl Rows {
             (NO_TIMESTAMP, &[][..])
         } else {
             let data = found.cast::<PyBytes>()?.as_bytes();
-            if data.len() != self.row_bytes() {
+            if data.len() != self.numbers.row_bytes() {
                 return Err(PyValueError::new_err("a timestamp and a value"));
             }
             (word(&data[..WORD]), &data[WORD..])
         };
-        let float = || f64::from_bits(word(&number[..WORD]) as u64);
-        let value = || match (number.len(), self.serde) {
-            (0, _) => Value::Null,
-            (WORD, Serde::Int64) => Value::Int(word(number)),
-            (WORD, Serde::Float64) => Value::Float(float()),
-            _ => Value::Mean(Box::new((float(), word(&number[WORD..])))),
-        };
-        let row = Row {
+        let index = self.rows.add(Row {
             hash,
-            value: value(),
-            stored: value(),
+            value: self.numbers.decoded(number),
+            stored: self.numbers.decoded(number),
             timestamp,
             commit: self.commits,
             dirty: false,
             expired: false,
             place,
-        };
-        self.live += 1;
-        self.key_bytes += row.place.outside();
-        let index = match self.free.pop() {
-            Some(index) => {
-                self.rows[index as usize] = row;
-                index
-            }
-            None => {
-                let index = u32::try_from(self.rows.len()).map_err(|_| PyValueError::new_err("too many rows"))?;
-                if index == EMPTY {
-                    return Err(PyValueError::new_err("too many rows"));
-                }
-                self.rows.push(row);
-                index
-            }
-        };
+        })?;
         if let Some(start) = at.start {
             self.by_start.entry(start).or_default().push(index);
-        }
-        if self.live * 2 > self.table.len() {
-            self.table = vec![(0, EMPTY); self.table.len() * 2];
-            for other in 0..self.rows.len() {
-                if !self.rows[other].place.is_empty() {
-                    self.enter(self.rows[other].hash, other as u32);
-                }
-            }
-        } else {
-            self.enter(hash, index);
         }
         Ok(index)
     }
 
-    fn enter(&mut self, hash: u64, index: u32) {
-        let mask = self.table.len() - 1;
-        let mut slot = hash as usize & mask;
-        while self.table[slot].1 != EMPTY {
-            slot = (slot + 1) & mask;
-        }
-        self.table[slot] = (hash as u32, index);
-    }
-
-    fn find(&self, hash: u64, plain: &[u8], start: Option<i64>) -> Option<u32> {
-        let mask = self.table.len() - 1;
-        let mut slot = hash as usize & mask;
-        loop {
-            let (tag, index) = self.table[slot];
-            if index == EMPTY {
-                return None;
-            }
-            if tag == hash as u32 {
-                let place = &self.rows[index as usize].place;
-                let found = match start {
-                    None => &place[1..] == plain,
-                    Some(start) => {
-                        let end = place.len() - WORD;
-                        &place[1..end] == plain && place[end..] == start.to_be_bytes()
-                    }
-                };
-                if found {
-                    return Some(index);
-                }
-            }
-            slot = (slot + 1) & mask;
-        }
-    }
-
-    /// Remove a row from the table, and free it.
-    fn remove(&mut self, index: u32) {
-        let mask = self.table.len() - 1;
-        let mut hole = self.rows[index as usize].hash as usize & mask;
-        while self.table[hole].1 != index {
-            hole = (hole + 1) & mask;
-        }
-        let mut slot = (hole + 1) & mask;
-        while self.table[slot].1 != EMPTY {
-            let home = self.table[slot].0 as usize & mask;
-            if (slot.wrapping_sub(home) & mask) >= (slot.wrapping_sub(hole) & mask) {
-                self.table[hole] = self.table[slot];
-                hole = slot;
-            }
-            slot = (slot + 1) & mask;
-        }
-        self.table[hole] = (0, EMPTY);
-        let row = &mut self.rows[index as usize];
-        self.live -= 1;
-        self.key_bytes -= row.place.outside();
-        row.place = Place::Short(0, [0; SHORT]);
-        (row.value, row.stored) = (Value::Null, Value::Null);
-        self.free.push(index);
-    }
-
     fn drop_expired(&mut self, index: u32) {
-        if self.rows[index as usize].expired {
-            self.remove(index);
+        if self.rows[index].expired {
+            self.rows.remove(index);
         }
-    }
-
-    /// Whether the serde's bytes can be made here.
-    fn is_plain(&self, value: &Value) -> bool {
-        match value {
-            Value::Null | Value::Int(_) | Value::Mean(_) => true,
-            Value::Float(_) => self.serde == Serde::Float64,
-            Value::Object(_) => false,
-        }
-    }
-
-    fn plain_bytes<'py>(&self, py: Python<'py>, value: &Value) -> Option<Bound<'py, PyBytes>> {
-        match (value, self.serde) {
-            (Value::Int(number), Serde::Int64) => Some(PyBytes::new(py, &number.to_be_bytes())),
-            (Value::Int(number), Serde::Float64) => Some(PyBytes::new(py, &(*number as f64).to_be_bytes())),
-            (Value::Float(number), _) => Some(PyBytes::new(py, &number.to_be_bytes())),
-            (Value::Mean(mean), _) => Some(PyBytes::new(py, &[mean.0.to_be_bytes(), mean.1.to_be_bytes()].concat())),
-            (Value::Null | Value::Object(_), _) => None,
-        }
-    }
-
-    fn stored_bytes<'py>(&self, py: Python<'py>, stored: &Value) -> PyResult<Option<Bound<'py, PyBytes>>> {
-        match stored {
-            Value::Object(bytes) => Ok(Some(bytes.bind(py).cast::<PyBytes>()?.clone())),
-            plain => Ok(self.plain_bytes(py, plain)),
-        }
-    }
-
-    /// Return the bytes of a row's value, and what to keep as its stored value.
-    fn encoded<'py>(
-        &self,
-        py: Python<'py>,
-        row: &Row,
-        encode: &Bound<'py, PyAny>,
-    ) -> PyResult<(Option<Bound<'py, PyBytes>>, Value)> {
-        if self.is_plain(&row.value) {
-            let stored = match (&row.value, self.serde) {
-                (Value::Int(number), Serde::Int64) => Value::Int(*number),
-                (Value::Int(number), Serde::Float64) => Value::Float(*number as f64),
-                (Value::Float(number), _) => Value::Float(*number),
-                (Value::Mean(mean), _) => Value::Mean(mean.clone()),
-                _ => Value::Null,
-            };
-            return Ok((self.plain_bytes(py, &row.value), stored));
-        }
-        let bytes = encode.call1((PyBytes::new(py, &row.place[1..]), row.value.object(py)?))?;
-        let bytes = bytes.cast_into::<PyBytes>()?;
-        let stored = Value::Object(bytes.clone().unbind().into_any());
-        Ok((Some(bytes), stored))
-    }
-}
-
-impl Place {
-    fn of(group: u8, plain: &[u8], start: Option<i64>) -> Self {
-        let start = start.map(i64::to_be_bytes);
-        let end = start.as_ref().map_or(&[][..], |start| start);
-        let length = 1 + plain.len() + end.len();
-        if length > SHORT {
-            return Self::Long([&[group][..], plain, end].concat().into());
-        }
-        let mut bytes = [0; SHORT];
-        bytes[0] = group;
-        bytes[1..=plain.len()].copy_from_slice(plain);
-        bytes[1 + plain.len()..length].copy_from_slice(end);
-        Self::Short(length as u8, bytes)
-    }
-
-    /// The memory beside the row, with what the allocator adds.
-    fn outside(&self) -> usize {
-        match self {
-            Self::Short(..) => 0,
-            Self::Long(bytes) => bytes.len() + 2 * WORD,
-        }
-    }
-}
-
-impl Deref for Place {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        match self {
-            Self::Short(length, bytes) => &bytes[..usize::from(*length)],
-            Self::Long(bytes) => bytes,
-        }
-    }
-}
-
-impl Value {
-    /// Return a value of Python as a number if it is one of 64 bits, exactly an int or a float.
-    fn of(value: &Bound<'_, PyAny>) -> PyResult<Self> {
-        if value.is_exact_instance_of::<PyInt>() {
-            return Ok(match value.extract() {
-                Ok(number) => Self::Int(number),
-                Err(_) => Self::Object(value.clone().unbind()),
-            });
-        }
-        if value.is_exact_instance_of::<PyFloat>() {
-            return Ok(Self::Float(value.extract()?));
-        }
-        Ok(if value.is_none() {
-            Self::Null
-        } else {
-            Self::Object(value.clone().unbind())
-        })
-    }
-
-    /// Return the row that the function of a mean has made.
-    fn mean_of(row: &Bound<'_, PyAny>) -> PyResult<Self> {
-        Ok(match row.extract::<Option<(f64, i64)>>()? {
-            Some(mean) => Self::Mean(Box::new(mean)),
-            None => Self::Null,
-        })
-    }
-
-    fn object(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        Ok(match self {
-            Self::Null => py.None(),
-            Self::Int(number) => number.into_pyobject(py)?.into_any().unbind(),
-            Self::Float(number) => number.into_pyobject(py)?.into_any().unbind(),
-            Self::Mean(mean) => (mean.0, mean.1).into_pyobject(py)?.into_any().unbind(),
-            Self::Object(object) => object.clone_ref(py),
-        })
-    }
-
-    fn is_null(&self) -> bool {
-        matches!(self, Self::Null)
     }
 }
 
@@ -915,23 +564,6 @@ impl<'a, 'py> Column<'a, 'py> {
             Self::Items(items) => Ok(items[i].clone()),
         }
     }
-}
-
-/// Return the hash of a row: that of its key, and the window start.
-fn placed(hash: u64, start: Option<i64>) -> u64 {
-    match start {
-        None => hash,
-        Some(start) => hash ^ (start as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_right(32),
-    }
-}
-
-/// Return the window start at the end of a key.
-fn start_of(key: &[u8]) -> i64 {
-    word(&key[key.len() - WORD..])
-}
-
-fn word(bytes: &[u8]) -> i64 {
-    bytes.iter().fold(0, |number, &byte| number << 8 | i64::from(byte))
 }
 
 fn joined<'py>(py: Python<'py>, front: &[u8], back: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
