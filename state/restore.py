@@ -344,16 +344,15 @@ class Restore:
     def _checkpoints(self, groups: Sequence[int]) -> Iterator[Checkpoint]:
         """Yield the checkpoints of groups, in runs.
 
-        A run observes the smallest window start of its groups with windows.
+        A run observes the smallest window start of its groups that are known to have windows, but no later one than the
+        stream time at which any of its groups begins: the others may have some of before.
         """
         for offset, alike in groupby(
             sorted(groups, key=lambda group: (self._need[group], group)), key=self._need.__getitem__
         ):
             for run in _runs(list(alike)):
-                observed = min(
-                    (self._observed(group) for group in run if self._seen[group] != NOTHING_OBSERVED),
-                    default=NOTHING_OBSERVED,
-                )
+                seen = [self._seen[group] for group in run if self._seen[group] != NOTHING_OBSERVED]
+                observed = min(*seen, *(self._times[group] for group in run)) if seen else NOTHING_OBSERVED
                 at_end = all(offset >= self._stops[group] for group in run)
                 true_ms = self.bounds.asked_ms if at_end else min(self._true_ms[group] for group in run)
                 yield Checkpoint(run[0], run[-1], offset, observed, true_ms, self.bounds.topic_id)

@@ -382,6 +382,9 @@ PLANTED: dict[str, Planted] = {
         "filtered sliding windows that are emitted at their close",
         oracle="progress",
     ),
+    "windows that expire beside others": Planted(
+        times.observed_by_restored, 50_056_099, "filtered windows that are emitted at their close", oracle="progress"
+    ),
     "operator times that nobody keeps": Planted(
         times.no_operator_times, 0, "filtered windows that are emitted at their close", oracle="results"
     ),

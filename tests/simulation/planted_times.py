@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -11,6 +11,8 @@ from unittest.mock import patch
 
 from coopstreams.commit.progress import Progress
 from coopstreams.log.log import Position
+from coopstreams.state.checkpoints import NOTHING_OBSERVED, Checkpoint
+from coopstreams.state.restore import Restore
 from coopstreams.state.task_state import TaskState
 from coopstreams.tasks import pending_calls
 from coopstreams.tasks import task as tasks_at_work
@@ -73,6 +75,18 @@ def observed_by_others() -> AbstractContextManager[Any]:
 def begun_with_the_partition() -> AbstractContextManager[Any]:
     """Windows below a filter expire by the stream time of their partition when a task begins."""
     return patch.object(tasks_at_work, "operators_of", lambda _: {})
+
+
+def observed_by_restored() -> AbstractContextManager[Any]:
+    """Key groups of which a restore knows no window have observed what those restored with them have."""
+    checkpoints = Restore._checkpoints
+
+    def unbounded(self: Restore, groups: Sequence[int]) -> Iterator[Checkpoint]:
+        for one in checkpoints(self, groups):
+            known = [group for group in one.groups.numbers if self._seen[group] != NOTHING_OBSERVED]
+            yield replace(one, observed=min(map(self._observed, known), default=NOTHING_OBSERVED))
+
+    return patch.object(Restore, "_checkpoints", unbounded)
 
 
 def gate_of_siblings() -> AbstractContextManager[Any]:

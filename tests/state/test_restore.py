@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coopstreams.state import layout
+from coopstreams.state.checkpoints import NOTHING_OBSERVED
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Engine
 from coopstreams.state.memory import Memory
@@ -315,6 +316,19 @@ def test_windows_that_a_task_will_need_again_have_not_expired_by_what_an_owner_b
     feed(Restore(behind, WINDOWS, [WHOLE], bounds(10), times={WHOLE: 5 * SIZE}), log, 10, 10)
     found = [{int.from_bytes(key[-8:], "big") // SIZE for key in stored(each, WINDOWS)} for each in (whole, behind)]
     assert found == [set(range(6, 10)), set(range(2, 10))]
+
+
+def test_windows_of_a_range_that_had_observed_nothing_have_not_expired_by_those_of_another_one() -> None:
+    """Its checkpoint says nothing of the windows that it has: its task had no record yet when it was restored."""
+    database, (first, second) = Database(Memory(), [WINDOWS]), KeyRange.split(2)
+    slow, fast = (
+        next(key for key in (b"a", b"b", b"c", b"d", b"e") if key_hash(key) in half) for half in (first, second)
+    )
+    log = window_log([(slow, 1), *((fast, window) for window in range(1, 100))])
+    feed(Restore(database, WINDOWS, [first], bounds(1), times={first: NOTHING_OBSERVED}), log, 1)
+    both = Restore(database, WINDOWS, [first, second], bounds(100), times={first: 2 * SIZE, second: 99 * SIZE})
+    feed(both, log, 100)
+    assert window_key(slow, SIZE) in stored(database, WINDOWS)
 
 
 LOG = st.lists(
