@@ -34,11 +34,12 @@ def place(record: ConsumerRecord) -> Place:
 
 @dataclass(eq=False, slots=True)
 class _Owned:
-    """A key range of a partition with one of its owners. `since`: when it was opened."""
+    """A key range of a partition with one of its owners, which opened it between the moments `after` and `since`."""
 
     by: str
     at: TopicPartition
     key_range: KeyRange
+    after: int
     since: int
     handed: dict[bytes, list[int]] = field(default_factory=lambda: defaultdict(list))
     """The offsets that it has handed out, by key."""
@@ -70,16 +71,18 @@ class Book:
         self._count += 1
         return self._count
 
-    def opened(self, by: str, at: TopicPartition, key_range: KeyRange) -> None:
-        """Somebody has opened a key range."""
-        self._opened.append(_Owned(by, at, key_range, self.moment()))
+    def opened(self, by: str, at: TopicPartition, key_range: KeyRange, after: int) -> None:
+        """Somebody has opened a key range. `after`: the moment before the call that has done it, and may have stood
+        still since.
+        """
+        self._opened.append(_Owned(by, at, key_range, after, self.moment()))
 
     def handed(self, by: str, record: ConsumerRecord) -> None:
         """Somebody has got a record."""
         here, key, owned = place(record), record.key or b"", self._of(by, record.share)
         if here in self._committed:
             since, owner = self._committed[here]
-            if since < owned.since or owner is owned:
+            if since < owned.after or owner is owned:
                 self._say("again", f"{by} gets {here} of {record.share}, which {owner.by} has committed")
         earlier, mine = self._written[here.at, key], owned.handed[key]
         if mine and mine[-1] >= here.offset:
@@ -103,7 +106,8 @@ class Book:
             for later in self._opened:
                 if (
                     later.at == here.at
-                    and owned.since < later.since < began
+                    and owned.since < later.after
+                    and later.since < began
                     and later.key_range.overlaps(owned.key_range)
                 ):
                     self._say("owners", f"{by} commits {here} of {record.share}, which {later.by} has opened since")

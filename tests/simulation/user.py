@@ -51,6 +51,8 @@ class User(Life):
         self._by_workers = self._random.random() < 0.5
         self._most = self._random.choice((1, 5, 100))
         self._trouble = ""
+        self._asked = 0
+        """The moment before its last `consume`."""
 
     def stop(self) -> None:
         self._stopping = True
@@ -86,7 +88,7 @@ class User(Life):
     def _assigned(self, ranges: Ranges) -> None:
         for at, some in ranges.items():
             for key_range in some:
-                self._book.opened(self.machine.name, at, key_range)
+                self._book.opened(self.machine.name, at, key_range, self._asked)
 
     @contextmanager
     def _trying_again(self) -> Iterator[None]:
@@ -99,7 +101,7 @@ class User(Life):
             self._trouble = f"{type(error).__name__}: {error}"
 
     def _round(self, consumer: CooperativeConsumer) -> None:
-        chance = self._random
+        chance, self._asked = self._random, self._book.moment()
         for record in consumer.consume(self._most, chance.choice((0.0, 0.2, 1.0))):
             self._book.handed(self.machine.name, record)
             self._held.append(record)
