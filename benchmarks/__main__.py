@@ -56,14 +56,14 @@ CASES: Mapping[str, tuple[str, Sequence[str]]] = {
 
 
 def planes() -> list[str]:
-    """Return the data planes that can run here."""
+    """Return the available data planes."""
     return [*PLANES] if data_plane() == "native" else ["pure Python"]
 
 
 def entries(
     wanted: str, wanted_planes: Sequence[str], peers: bool, environment: Mapping[str, str]
 ) -> list[tuple[str, Case]]:
-    """Return who runs which case, in the order in which they take turns."""
+    """Return the entries of a case, in their order."""
     found: list[tuple[str, Case]] = []
     names = [name for name in CASES if wanted in name]
     others = list(peer_cases(names, environment, find_java().executable)) if peers else []

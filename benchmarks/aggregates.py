@@ -1,8 +1,8 @@
 """CPU of an aggregation alone, without Kafka: `python -m benchmarks.aggregates [--records N] [--rounds N]`.
 
-A compiled program over RocksDB is given batches of records, and commits now and then; outputs and changelogs are taken
-and forgotten. User and system time of the process for each record, and for each row that a commit writes. Where the
-extension `coopstreams-native` is installed, each case runs in pure Python and natively, by turns.
+A compiled program over RocksDB processes batches of records, with regular commits; outputs and changelogs are dropped.
+User and system time of the process for each record, and for each row that a commit writes. Where the extension
+`coopstreams-native` is installed, each case runs in pure Python and natively, by turns.
 
     count            of each key, record cache on
     count uncached   every update an output

@@ -48,7 +48,7 @@ ZIPF = {"zipf-1": 1.0, "zipf-0.8": 0.8}
 
 
 class Service:
-    """What is called. It counts the calls of each value; `stuck`: the slow key's calls do not end."""
+    """The called service. It counts the calls of each value; `stuck`: the slow key's calls do not end."""
 
     def __init__(self, *, stuck: bool = False) -> None:
         self.calls: Counter[bytes] = Counter()
@@ -59,7 +59,7 @@ class Service:
             self.let_go.set()
 
     async def one(self, key: bytes, value: bytes) -> bytes:
-        """Take five milliseconds, as a service on the network does."""
+        """Take five milliseconds, as a network service does."""
         self.calls[value] += 1
         await asyncio.sleep(CALL_S)
         while key == SLOW and not self.let_go.is_set():
@@ -93,7 +93,7 @@ class Case:
 
 
 def fill(bootstrap: str, topic: str, records: int, exponent: float) -> Counter[int]:
-    """Write the input, to one partition, of keys that come by Zipf's law; return how often each came."""
+    """Write the input to one partition, with keys by Zipf's law; return the count of each key."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     for future in admin.create_topics([NewTopic(name, 1, 1) for name in (topic, f"{topic}-out")]).values():
         future.result(30)
@@ -144,7 +144,7 @@ def settings(bootstrap: str) -> dict[str, Any]:
 
 
 def committed(bootstrap: str, case: Case) -> tuple[int, int]:
-    """Return how many records are committed, and how many ranges of them above the position."""
+    """Return the number of committed records, and of ranges of them above the position."""
     at = TopicPartition(case.topic, 0)
     found = list_consumer_group_offsets({"bootstrap.servers": bootstrap}, f"app-{case.name}", [at])[at]
     if found is None:

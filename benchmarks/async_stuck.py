@@ -42,22 +42,22 @@ from coopstreams.topology.naming import COMMIT_TOPIC
 
 STUCK = b"0"
 A_SECOND = 60_000
-"""More than this machine makes: so many records a second are written before."""
+"""Records written ahead for each second: more than this machine processes."""
 WARM_S = 5.0
 
 
 @dataclass(slots=True)
 class Service:
-    """What is called. While `stuck` is set, no call of the key `STUCK` begins to be answered."""
+    """The called service. While `stuck` is set, calls of the key `STUCK` wait."""
 
     calls: bytearray
-    """How often each record was asked about."""
+    """The number of calls for each record."""
     call_s: float = CALL_S
     stuck: threading.Event = field(default_factory=threading.Event)
     of_others: int = 0
 
     async def __call__(self, key: bytes, value: bytes) -> bytes:
-        """Take five milliseconds, as a service on the network does."""
+        """Take five milliseconds, as a network service does."""
         self.calls[int(value)] += 1
         if self.call_s:
             await asyncio.sleep(self.call_s)
@@ -86,7 +86,7 @@ def fill(bootstrap: str, topic: str, records: int, each: int) -> None:
         producer.produce(topic, b"%d" % number, STUCK if number % each == 0 else b"%d" % chance.randrange(1, KEYS))
         if number % 10_000 == 0:
             producer.poll(0)
-            while len(producer) > 50_000:  # its queue has an end
+            while len(producer) > 50_000:  # its queue is limited
                 producer.poll(0.1)
     producer.flush()
 
@@ -145,7 +145,7 @@ def blocked(bootstrap: str, seconds: float, rounds: int) -> Table:
             phases.append((phase, rates[phase][-1], (time.process_time() - cpu) / done * 1e6, wall, time.time()))
         service.stuck.set()
         time.sleep(WARM_S)
-    # It was stopped while one key was stuck: all else that it has asked about is done.
+    # It was stopped while one key was stuck: all other called records are done.
     asked = [number for number, times in enumerate(service.calls) if times]
     commits = sorted(at / 1000 for key, _, at in read(bootstrap, COMMIT_TOPIC) if b"blocked" in key)
     for phase, rate, cpu, start, end in phases:

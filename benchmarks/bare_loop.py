@@ -1,4 +1,4 @@
-"""The keyed count by hand: what the parts can do without a framework around them."""
+"""The keyed count by hand: the speed of the parts without a framework."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ WAITS = ("log", "offsets", "end")
 
 
 def timed(of: type, method: str, seconds: list[float]) -> None:
-    """Note how long each call of a method takes; not of those that return False: there was nothing to do."""
+    """Note the duration of each call of a method, except those that return False: no work."""
     call: Callable[..., Any] = getattr(of, method)
 
     @wraps(call)
@@ -78,7 +78,7 @@ def timed(of: type, method: str, seconds: list[float]) -> None:
 
 
 def work(bootstrap: str, source: str, name: str, groups: int, threads: int, seconds: float) -> None:
-    """Run so many applications in this process; print what their commits took, after a time to warm up."""
+    """Run so many applications in this process; print the durations of their commits, after a warm-up."""
     tune_memory()
     found: dict[str, list[float]] = defaultdict(list)
     for part, (of, method) in PARTS.items():
@@ -200,7 +200,7 @@ def main() -> None:
         table.add_column(column, justify="right" if column else "left")
     with tempfile.TemporaryDirectory() as folder, KafkaBroker(Path(folder) / "kafka") as broker:
         for number, (name, processes, groups, threads, records) in enumerate(cases):
-            seconds = given.seconds / 2 if records else given.seconds  # they would not last
+            seconds = given.seconds / 2 if records else given.seconds  # otherwise the records would not last
             row = measured(broker, f"case-{number}", processes, groups, threads, seconds, records)
             table.add_row(name, *row)
             console.print(table)

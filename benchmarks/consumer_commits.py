@@ -95,8 +95,8 @@ def segment_of(ranges: int) -> Segment:
 
 
 def memory() -> tuple[float, float, float]:
-    """Return the bytes that these take: an individual commit without ranges in a view, a range of a large one, a record
-    in flight.
+    """Return the memory of an individual commit without ranges in a view, of a range in a large one, of a record in
+    flight.
     """
     count = 10_000
     plain = encode_value(CommitValue("orders-0", (segment_of(0),)))
@@ -118,11 +118,11 @@ def memory() -> tuple[float, float, float]:
 
 
 def taken(act: Callable[[], object]) -> int:
-    """Return the bytes that are held afterwards and were not before."""
+    """Return the bytes allocated by a function and still held."""
     tracemalloc.start()
     kept = act()
     del kept
-    gc.collect()  # also of what Python keeps of freed objects: that is nobody's
+    gc.collect()  # also Python's free lists, which belong to no object
     held = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     return held

@@ -1,4 +1,4 @@
-"""What a slow key does to the others: `python -m benchmarks.consumer_slow_key [--records N] [--slow-ms MS]`.
+"""The effect of a slow key on the others: `python -m benchmarks.consumer_slow_key [--records N] [--slow-ms MS]`.
 
 One partition, fifty keys, one of which takes long for each of its records: work that waits, as for another service.
 Both ways keep the order of each key. Both begin when their first record comes. One real broker on this machine;
@@ -45,7 +45,7 @@ def fill(bootstrap: str, topic: str, records: int) -> None:
 
 
 def in_order(bootstrap: str, topic: str, records: int, slow_s: float) -> tuple[float, float]:
-    """Process record after record, commit after each batch."""
+    """Process record by record, commit after each batch."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -71,7 +71,7 @@ def in_order(bootstrap: str, topic: str, records: int, slow_s: float) -> tuple[f
 
 
 async def cooperative(bootstrap: str, topic: str, records: int, slow_s: float) -> tuple[float, float]:
-    """Process the keys beside each other, commit what is done."""
+    """Process the keys concurrently, commit done records."""
     locks: dict[bytes | None, asyncio.Lock] = defaultdict(asyncio.Lock)
     left = {"others": records - records // KEYS, "slow": records // KEYS}
     with CooperativeConsumer({"bootstrap.servers": bootstrap, "group.id": "cooperative"}) as consumer:

@@ -51,12 +51,13 @@ from coopstreams.dev.process import free_port
 
 CONNECTIONS = 100
 IDLE_RECORDS = 5 * KEYS
-"""What the other instance has counted."""
+"""The number of records that the other instance has counted."""
 TURNS = ("without load", "with it", "with it on another instance")
 NOBODY = 0
 WARM_S = 40.0
-"""So long both instances have the load first: 500 slow clients that begin at once ask for 50 ranges a second, and then
-read."""
+"""How long both instances have the load first: 500 slow clients that begin at once request 50 ranges a second, and then
+read.
+"""
 SETTLE_S = 0.3
 BINS, BINS_A_S = 10_000, 10_000
 
@@ -71,7 +72,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What was done in a turn. Units: records/s, CPU seconds a million records, cores, answers/s."""
+    """The results of a turn. Units: records/s, CPU seconds a million records, cores, answers/s."""
 
     rate: float
     cpu: float
@@ -93,12 +94,14 @@ class _Client:
         return made
 
     def step(self, now: float) -> float | None:
-        """Do what is next; return when more is to be done, None: when there is something to read."""
+        """Do the next step; return the time of the one after it, None: when there is something to read."""
         raise NotImplementedError
 
 
 class _Asking(_Client):
-    """Asks for keys, in time if the answers come in time. `took`: how many answers took how many of `BINS_A_S`."""
+    """Requests keys, at a fixed rate if answers come in time. `took`: the number of answers by duration, in bins of 1 /
+    `BINS_A_S`.
+    """
 
     def __init__(self, port: int, now: float, every_s: float, took: MutableSequence[int]) -> None:
         super().__init__(port)
@@ -106,7 +109,7 @@ class _Asking(_Client):
         self._due, self._asked_at = now + random.random() * every_s, 0.0
 
     def connect_again(self) -> bool:
-        """Connect again; return whether it waited for an answer: that is forgotten."""
+        """Connect again; return whether it waited for an answer, which is dropped."""
         self.socket.close()
         self.socket, waited, self._asked_at = self.connected(), self._asked_at > 0.0, 0.0
         return waited
@@ -131,7 +134,7 @@ class _Asking(_Client):
 
 
 class _Crawling(_Client):
-    """Asks eight bytes at a time, and reads a few bytes of a long answer at a time; again and again."""
+    """Sends requests eight bytes at a time, and reads a few bytes of a long answer at a time, repeatedly."""
 
     REQUEST = b"GET /v1/stores/counts/range?limit=200 HTTP/1.1\r\nhost: slow\r\nconnection: close\r\n\r\n"
 
@@ -144,7 +147,7 @@ class _Crawling(_Client):
             return self._due
         try:
             if self._sent < len(self.REQUEST):
-                self._due = now + 0.25  # 3 s of turns, and those of others between them: less than `ask_s`
+                self._due = now + 0.25  # less than `ask_s`: 3 s of turns, with others between them
                 self._sent += self.socket.send(self.REQUEST[self._sent : self._sent + 8])
             else:
                 self._due = now + 0.5
@@ -152,14 +155,14 @@ class _Crawling(_Client):
                     raise ConnectionError
         except BlockingIOError:
             pass
-        except OSError:  # the end of an answer, or of the server's patience
+        except OSError:  # the end of an answer, or the server's time limit
             self.socket.close()
             self.socket, self._sent = self.connected(), 0
         return self._due
 
 
 class _Clients:
-    """The clients of a server. Their time goes on during their turns only."""
+    """The clients of a server. Their time advances during their turns only."""
 
     def __init__(self, port: int, load: Load, took: MutableSequence[int]) -> None:
         self._asking = [_Asking(port, 0.0, CONNECTIONS / load.rate, took) for _ in range(CONNECTIONS)]
@@ -173,7 +176,7 @@ class _Clients:
 
     def turn(self, on: Callable[[], bool]) -> None:
         """Ask and read until the turn is over."""
-        for each in self._asking:  # the server has closed what was idle so long
+        for each in self._asking:  # the server has closed the idle ones
             self._selector.unregister(each.socket)
             if each.connect_again():
                 heappush(self._due, (self._passed, self._numbers[each], each))
@@ -208,7 +211,7 @@ def put(ports: Sequence[int], load: Load, turn: Synchronized[int], took: Sequenc
 
 
 class Counting:
-    """An instance that counts the records of a topic, and what it has done so far."""
+    """An instance that counts the records of a topic, and its progress."""
 
     def __init__(self, name: str, bootstrap: str, folder: str, settings: Sequence[str]) -> None:
         self.port = free_port()
@@ -228,7 +231,7 @@ class Counting:
         try:
             with urlopen(f"http://127.0.0.1:{self.port}/metrics") as answer:
                 lines = answer.read().decode().splitlines()
-        except URLError:  # it begins
+        except URLError:  # it is starting
             return 0
         found = (line.split()[-1] for line in lines if line.startswith("coopstreams_processed_records_total{"))
         return int(float(next(found, 0.0)))
@@ -255,7 +258,7 @@ class Counting:
 
 
 def main() -> None:
-    """Measure by turns, and print what the load has cost."""
+    """Measure in turns, and print the cost of the load."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--records", type=int, default=240_000_000, help="in the topic; it must not end before the rounds"

@@ -49,7 +49,7 @@ def memory(process: int) -> Mapping[str, float]:
 
 
 def size_of(folder: Path) -> float:
-    """Return the bytes of the files in a folder, which come and go. Units: MB."""
+    """Return the size of the files in a folder, some of which may vanish. Units: MB."""
     total = 0
     for where, _, names in os.walk(folder):
         for name in names:
@@ -121,7 +121,7 @@ def with_keys(bootstrap: str, keys: int, state: Path) -> Table:
 
 
 def churned(bootstrap: str, minutes: int, rate: int, state: Path, console: Console) -> None:
-    """Have keys come and go; print a line each minute, and the slope."""
+    """Add and remove keys; print a line each minute, and the slope."""
     samples: list[tuple[float, float]] = []
     with started(bootstrap, "churn", "churn", state) as process:
         done = partial(committed, KafkaAdminClient(bootstrap_servers=bootstrap), "churn", "churn-in")

@@ -95,7 +95,7 @@ def write_history(spark: SparkSession, folder: str, records: int, keys: int) -> 
 
 
 def timed(spark: SparkSession, case: str, history: str, folder: Path, native: bool) -> tuple[float, int]:
-    """Return the CPU seconds of a backfill, of all processes, and the keys that it leaves."""
+    """Return the CPU seconds of a backfill, of all processes, and the number of resulting keys."""
     topology = topology_of(case)
     stages = planning.stages(topology, {"orders": PARTITIONS}, RANGES, native=native)
     cut = {"orders": dict.fromkeys(range(PARTITIONS), (0, 0))}

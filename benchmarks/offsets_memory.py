@@ -1,5 +1,4 @@
-"""What a group's commits take in the memory of a process that follows them: `python -m benchmarks.offsets_memory
-[--entries N]`.
+"""The memory of a group's commits in a process that follows them: `python -m benchmarks.offsets_memory [--entries N]`.
 
 An entry is what one (group, topic, partition, key range) has committed: offset, stream time, term, generation. The
 proposal allows 64 bytes for one of group, topic, partition and offset. No broker: a view is given the records that it
@@ -38,7 +37,7 @@ SHAPES = ((1, 1), (100, 1), (10, 4), (1, 256))
 
 
 def records(entries: int, topics: int, cuts: int) -> Iterator[tuple[bytes, bytes]]:
-    """Yield individual commits, neighbours far from each other."""
+    """Yield individual commits, with neighbours far apart."""
     generator = random.Random(7)
     ranges = KeyRange.split(cuts)
     for turn in range(entries):
@@ -112,7 +111,7 @@ def main() -> None:
     ):
         table.add_column(column, justify="right")
     for topics, cuts in SHAPES:
-        # Processes of their own: what others freed would hide what is taken.
+        # Processes of their own: memory freed by others would hide the growth.
         with (
             console.status(f"{topics} topics, {cuts} key ranges a partition"),
             get_context("spawn").Pool(2, maxtasksperchild=1) as pool,

@@ -4,9 +4,7 @@ import sys
 
 
 def main() -> None:
-    """Run a command. `run` answers SIGTERM and Ctrl-C from here on, and is loaded alone; the others end as any program
-    does.
-    """
+    """Run a command. `run` handles SIGTERM and Ctrl-C from here on and is imported alone; the others end as usual."""
     if sys.argv[1:2] == ["run"]:
         from coopstreams.common.interrupts import listen
 

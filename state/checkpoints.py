@@ -1,4 +1,4 @@
-"""Checkpoints: for each key group of a store, the changelog, the offset and the window start at which its state stands.
+"""Checkpoints: for each key group of a store, the changelog, offset and window start of its state.
 
 Siblings share a store and its changelog partition but commit separately, so each run of key groups has a checkpoint. If
 a task opens another range than the last one, it cuts the checkpoints: those outside its range stay.
@@ -6,9 +6,8 @@ a task opens another range than the last one, it cuts the checkpoints: those out
 Invariant: the checkpoints of a store are disjoint and ascending; equal neighbours are merged.
 Invariant: replaying the changelog from a checkpoint's offset, filtered by its groups, gives the true state of these
 groups. This holds for the changelog whose topic id the checkpoint names, not for a later topic of the same name.
-Turned down: one offset for each store (a sibling that lags would lose records, or the others would replay for nothing),
-and one topic id for each store (a sibling that runs while the topic is made anew goes on writing offsets of the old
-topic).
+Turned down: one offset for each store (a lagging sibling would lose records, or the others would replay in vain), and
+one topic id for each store (a sibling that runs while the topic is recreated keeps writing offsets of the old topic).
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ NO_TOPIC = ""
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The position at which the key groups first..last (inclusive) of a store stand.
+    """The changelog position of the state of a store's key groups first..last (inclusive).
 
     Shape: `offset` is the next one to replay. `observed` is the largest window start that counts for retention.
     """
@@ -106,8 +105,8 @@ class Checkpoints:
     def observed(self, groups: KeyGroups = ALL_GROUPS) -> int:
         """Return the window start that all of these groups have observed.
 
-        That is the smallest one: a sibling that lags still needs its windows, and a window too many is hidden as soon
-        as stream time advances.
+        That is the smallest one: a lagging sibling still needs its windows, and a surplus window is hidden as soon as
+        stream time advances.
         """
         return min((run.observed for run in self.within(groups)), default=NOTHING_OBSERVED)
 

@@ -4,7 +4,7 @@ Sibling tasks share it, each with key groups of its own and from its own thread;
 brings its checkpoints in the same batch.
 
 Stores may be in several engines. Each engine is an `EngineStores`, with the checkpoints of its own stores: a store in
-memory is restored from the beginning of its changelog at every start, while a store on disk goes on from its
+memory is restored from the beginning of its changelog at every start, while a store on disk continues from its
 checkpoint.
 
 Invariant: state and checkpoint of a key group change atomically.
@@ -34,7 +34,7 @@ _NONE: Mapping[str, Engine] = MappingProxyType({})
 
 
 class Database:
-    """Stores over an engine. Any thread. `apart`: the engines of the stores that are in other engines, by store.
+    """Stores over an engine. Any thread. `apart`: by store, the engines of stores that are not in `engine`.
 
     A store that was written with another shape (kind, segment length, the topic of its checkpoints) starts empty, and
     its changelog restores it.
@@ -144,6 +144,6 @@ class Database:
 
     def close(self) -> None:
         """Close the engines. Idempotent."""
-        with ExitStack() as closing:  # if one fails to close, the others are closed all the same
+        with ExitStack() as closing:  # all are closed, even if one fails to close
             for engine_stores in self._engine_stores:
                 closing.callback(engine_stores.close)

@@ -41,8 +41,8 @@ from coopstreams.topology.task_id import TaskId
 log = logging.getLogger(__name__)
 
 FORMAT = 2
-"""The version of the layout on disk. Since 2, checkpoints name the topic id of their changelog; those of 1 name no
-topic, so the topic may have been made anew since.
+"""The version of the layout on disk. Since 2, checkpoints name the topic id of their changelog; those of 1 do not, so
+their topic may have been recreated.
 """
 
 MEMBER_ID = "member-id"
@@ -57,7 +57,7 @@ class _Open:
 
 
 class StateDirectory:
-    """The state of one instance on this machine. Any thread. `store_type`: for the stores that name none.
+    """The state of one instance on this machine. Any thread. `store_type`: the default of stores that name none.
 
     Raises:
         StateLockedError: another process has the folder; names the process and the cure.
@@ -205,7 +205,7 @@ class StateDirectory:
             empty = False
         try:
             known.database.close()
-        except StateError as error:  # its users are gone, and the last writer was told of failed writes
+        except StateError as error:  # its users are gone, and failed writes were reported to the last writer
             log.warning("%s. The changelogs restore the writes that it has lost.", error)
         for folder in self._folders(at) if empty else ():
             _remove(folder)
@@ -226,7 +226,7 @@ class Databases:
         cache_bytes: int,
         tables: Callable[[SubTopology], Mapping[str, MakeTable]] = lambda _: NO_TABLES,
     ) -> None:
-        """`tables`: returns what makes stores of a sub-topology's tasks, where it is not the usual."""
+        """`tables`: returns the factories of a sub-topology's stores that are not the usual ones."""
         self._tables = tables
         self._directory = directory
         self._subtopologies = subtopologies
@@ -253,9 +253,7 @@ class Databases:
         self._directory.release(task.subtopology, task.partition)
 
     def moved_away(self, task: TaskId, here: Iterable[TaskId]) -> None:
-        """Delete the key ranges of a task that none of the tasks `here` has, so that a moved range leaves no keys
-        behind.
-        """
+        """Delete the key ranges of a task that no task of `here` has, so that a moved range leaves no keys behind."""
         kept = [other.key_range for other in here if other.conflicts(task)]
         gone, stores = task.key_range.minus(kept), self.subtopology(task).stores
         if gone and stores:

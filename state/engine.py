@@ -87,7 +87,7 @@ class Engine(Protocol):
 
 @runtime_checkable
 class Scanning(Engine, Protocol):
-    """An engine that reads many ranges at little more than the price of one. Of other engines each is a `scan`."""
+    """An engine that reads many ranges for little more than the cost of one. In others each range is a `scan`."""
 
     def scans(self, family: str, bounds: Sequence[Bounds], *, reverse: bool = False) -> list[Rows]:
         """Return the current rows within each of these bounds of an existing family, all of one moment."""

@@ -27,7 +27,7 @@ _CHECKPOINT = b"checkpoint/"
 _SHAPE = b"shape/"
 _BATCH = 10_000
 FEW = 4
-"""How many rows for each key group of a scan are read with one iterator and sorted."""
+"""The most rows of a key group, on average, for which a scan reads all with one iterator and sorts them."""
 
 
 class EngineStores:

@@ -1,14 +1,14 @@
 """A key-value store whose rows expire a given time after their timestamp, in stream time.
 
 The database orders the rows by timestamp in a family of its own (`layout.expiry_family`), written in the same batch as
-the rows. A row is listed there when it is new, not with each update: when the listed time comes, a row that was updated
-since is listed anew under its timestamp. So an update costs nothing there, and a row is looked at once in its time to
-live. The next rows to expire are in a queue in memory, read a few thousand at a time.
+the rows. A row is listed there when it is new, not with each update. At the listed time, a row that was updated since
+is listed again under its timestamp. So an update costs nothing, and a row is checked once in its time to live. The next
+rows to expire are in a queue in memory, read a few thousand at a time.
 
 Invariant: each live row is in the queue, or else changed since the last commit, or else listed, with a time that is not
-after its timestamp. What is listed and not in the queue is at `_read_to` or later.
-Invariant: what is listed says only when to look. A deleted row may still be listed; a task that opens again looks at
-it again, and finds nothing.
+after its timestamp. Listed rows that are not in the queue have a time of at least `_read_to`.
+Invariant: a listed time is only a time to check. A deleted row may still be listed; a task that opens again checks it
+and finds nothing.
 Turned down: listing each update (a row that is updated every second would be listed a thousand times), and time
 segments as windows have them (an update would move the row from one family to another).
 """
@@ -29,13 +29,13 @@ CHUNK = 4096
 MOST_QUEUED = 4 * CHUNK
 """The longest queue: then the later part of it is left to the database."""
 QUEUED_BYTES = 200
-"""The memory of a queued row without its key, which the buffer has as well."""
+"""The memory of a queued row without its key, which the buffer shares."""
 
 _EVER = 1 << 62
 
 
 class ExpiringEntry(PlacedEntry):
-    """An entry that knows a time at which its row is listed in the database, or before; None: it is not listed."""
+    """An entry with a time no earlier than the one at which the database lists its row; None: it is not listed."""
 
     __slots__ = ("listed",)
 
@@ -83,11 +83,11 @@ class ExpiringTable(Table):
                 break
             self._read_more()
         self._set_due()
-        gone.sort(key=lambda row: (row[2], row[0]))  # a row may have been looked at before its time
+        gone.sort(key=lambda row: (row[2], row[0]))  # a row may have been checked before its time
         return gone
 
     def freeze(self) -> ChangelogBatch | None:
-        """See `Table.freeze`. What is listed anew is written with the rows."""
+        """See `Table.freeze`. New listings are written with the rows."""
         changed = list(self._dirty.values())
         batch = super().freeze()
         for entry in changed:
@@ -114,13 +114,13 @@ class ExpiringTable(Table):
         assert self.spec.ttl_ms is not None
         self._ttl_ms = self.spec.ttl_ms
         self._queue: list[tuple[int, bytes]] = []
-        """A heap of times at which to look at rows."""
+        """A heap of times at which to check rows."""
         self._queued: dict[bytes, int] = {}
         """The earliest time of each row in the queue."""
         self._read_to = 0
-        """What is listed before this time was read into the queue."""
+        """Listed rows before this time were read into the queue."""
         self._relisted: dict[bytes, bytes | None] = {}
-        """The changes of what is listed, for the next commit."""
+        """The changes of listings, for the next commit."""
         self._set_due()
 
     def _entry(self, at: bytes, data: bytes | None) -> ExpiringEntry:
@@ -165,7 +165,7 @@ class ExpiringTable(Table):
         self._read_to = end
 
     def _leave_later_rows(self) -> None:
-        """Leave the later part of the queue to the database, which lists it, or will with the next commit."""
+        """Leave the later part of the queue to the database, which lists it now or with the next commit."""
         self._queue.sort()
         self._read_to = self._queue[CHUNK][0]
         self._queue = [(time, key) for time, key in self._queue if time < self._read_to]

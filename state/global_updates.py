@@ -5,8 +5,8 @@ At each start, every instance gives the processor all records of the topic.
 The processor works on drafts that only it sees. The changes of a record are published when the processor has finished
 it, and dropped when it fails: so look-ups from the threads of tasks never see rows of a failed record.
 
-Invariant: the rows are what the processor makes of the topic from its beginning. There is no other way to restore them,
-so the processor may compute.
+Invariant: the rows are the processor's result for the topic from its beginning. Every restore runs the processor, so it
+may compute.
 Turned down: restoring the topic's records without the processor, as Kafka Streams did before KAFKA-7663 (the rows after
 a restart would differ).
 """
@@ -126,7 +126,7 @@ class _Drafts(GlobalRows):
 
 
 class _Around:
-    """The surroundings of the processor: the record at hand, and the time."""
+    """The processor's context: the current record, and the time."""
 
     ending: BaseException | None = None
 
@@ -138,7 +138,7 @@ class _Around:
         self._stream_time = -1
 
     def take(self, at: RecordMetadata, timestamp: int, headers: Headers | None) -> None:
-        """Set the record at hand."""
+        """Set the current record."""
         self._at, self._stream_time, self.headers = at, max(timestamp, self._stream_time), headers
 
     @property
@@ -151,7 +151,7 @@ class _Around:
         raise TopologyError(f'"{self._name}" keeps a global store: it cannot forward(), nothing comes after it')
 
     def where(self) -> RecordMetadata | None:
-        """Return where the record at hand was read."""
+        """Return where the current record was read."""
         return self._at
 
     def under_headers(self, headers: Headers | None, call: Callable[[], object]) -> None:  # noqa: ARG002 nothing is written
@@ -159,7 +159,7 @@ class _Around:
         call()
 
     def fail_punctuation(self, node: str, error: Exception, now_ms: int) -> None:  # noqa: ARG002 there is none
-        """Raise the error: there is no failure handler here."""
+        """Raise the error: no failure handler exists here."""
         raise error
 
     def task_time(self) -> int:

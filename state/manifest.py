@@ -11,8 +11,8 @@ Invariant: slices of a store and partition do not overlap. A file belongs to one
 Invariant: a snapshot is a cache: the changelogs alone give the same state. A backfill writes its result to the
 changelogs before it publishes.
 Invariant: a manifest has the SHA-256 of its own bytes and of every file; readers check them.
-Turned down: a snapshot as the only copy of state. It could not be refused when it is damaged, and a key would live for
-ever once compaction removes its tombstone from the changelog.
+Turned down: a snapshot as the only copy of state. A damaged one could not be refused, and a deleted key would come back
+once compaction removes its tombstone from the changelog.
 Turned down: RocksDB checkpoints (tied to one database and its options; a range could not be taken out).
 """
 
@@ -149,7 +149,7 @@ class Manifest:
 
 
 def shape_of(spec: StoreSpec) -> str:
-    """Return a description of what the bytes of a store depend on: with another shape they would be misread."""
+    """Return a description of everything that determines a store's bytes: another shape would be misread."""
     return f"{layout.shape(spec)}, keys {spec.key.name}, values {spec.value.name}" + (
         f", suffix {spec.suffix_bytes}" if spec.suffix_bytes else ""
     )
@@ -177,7 +177,7 @@ def placed(slices: Iterable[Slice], offsets: Mapping[int, int], true_ms: int) ->
 
 
 def merged(older: Iterable[Slice], newer: Iterable[Slice]) -> tuple[Slice, ...]:
-    """Return the newer slices, and the older ones with whose groups they do not overlap.
+    """Return the newer slices, and the older ones that share no group with them.
 
     An older slice that is partly replaced is left out: the changelog restores a hole, but an overlap would be an error.
     """

@@ -5,7 +5,7 @@ by the hash of the plain key, so one changelog partition serves any cut into ran
 
 Invariant: every batch is written with its checkpoints, so that a restore can stop or die at any point and continue from
 there.
-Invariant: it ends at an offset, not at a record: control records and compaction leave offsets without a record.
+Invariant: a restore ends at an offset, not at a record: control records and compaction leave offsets without a record.
 Invariant: it continues from a checkpoint only in the changelog that the checkpoint names, and only while that still has
 all offsets from there on and all tombstones since the state was true.
 
@@ -13,7 +13,7 @@ A store without a changelog of its own holds what its tasks have read of a sourc
 each range exactly up to its task's position: the task will process the records from there on. A record that the task
 dropped because it could not be deserialised is dropped again.
 
-Turned down: one offset for all groups (a group that was ahead would go back in time, and another cut would start over).
+Turned down: one offset for all groups (a group that was ahead would go back, and other ranges would start over).
 """
 
 from __future__ import annotations
@@ -45,9 +45,7 @@ TRUSTED_MS = TOMBSTONES_MS - MARGIN_MS
 """How long a restore may continue from a checkpoint if the settings of its changelog are unknown."""
 
 AHEAD_MS = 5 * 60 * 1000
-"""How far in the future a checkpoint may be dated at most: clocks of hosts differ a little, and are corrected in small
-steps.
-"""
+"""The most that a checkpoint's date may be in the future: clocks differ a little, and are corrected in small steps."""
 
 NO_STOPS: Mapping[KeyRange, int] = {}
 NO_TIMES: Mapping[KeyRange, int] = {}
@@ -146,8 +144,8 @@ class Restore:
     emptied and start at the log start.
 
     Shape: `stops` are the ranges that end before the target, with their ends. `times` are the stream times at which the
-    tasks of ranges begin: under at-least-once a changelog may be ahead of them, and what tasks do again needs windows
-    that had expired for whoever wrote it.
+    tasks of ranges begin: under at-least-once a changelog may be ahead of them, and a task that repeats records needs
+    windows that had expired for the writer.
     """
 
     def __init__(
@@ -184,7 +182,7 @@ class Restore:
 
     @property
     def position(self) -> int:
-        """The next offset to read. If `retarget` has moved it, the caller seeks to it."""
+        """The next offset to read. After `retarget`, the caller seeks to it if it has changed."""
         return self._position
 
     @property
@@ -223,7 +221,7 @@ class Restore:
         self._admit(new)
         if at_end := [
             group for group in new if self._need[group] == self._stops[group]
-        ]:  # nothing to feed, but their state is known to be true now
+        ]:  # nothing to feed, but their state is now known to be true
             self.database.write([], {self.spec.name: list(self._checkpoints(at_end))})
         self._move()
 
@@ -285,7 +283,8 @@ class Restore:
                     try:
                         value = as_row(value)
                     except SerdeError:
-                        continue  # the task's failure handler dropped it, else the task's position would be below it
+                        # the task's failure handler dropped it; otherwise the task's position would be below it
+                        continue
                 keep[PREFIXES[group] + key] = None if value is None else pack(timestamp) + value
         return keep
 

@@ -56,7 +56,7 @@ WRITE_BUFFER_BYTES = 16 * _MIB
 _DEFAULT = "default"
 """The column family whose rows are: the name of another column family -> the family that it has."""
 _NO_FAMILY = b""
-"""In the place of a family: the column family is empty, and kept for the next one."""
+"""The value instead of a family: the column family is empty, and kept for the next one."""
 _FILES_BYTES = "rocksdb.total-sst-files-size"
 
 _DAMAGED = "DAMAGED"
@@ -133,7 +133,7 @@ class Rocks:
                 self._spare.append(column)
             else:
                 del self._handles[column.name]
-                with suppress(Exception):  # a row that stays is written anew before another one has this name
+                with suppress(Exception):  # a remaining row is written again before another family takes this name
                     self._db.delete(column.name.encode())
                 with suppress(Exception):  # it closes, but raises because it cannot flush a dropped family
                     column.rdict.close()
@@ -161,8 +161,8 @@ class Rocks:
 
     def scans(self, family: str, bounds: Sequence[Bounds], *, reverse: bool = False) -> list[Rows]:
         """Return the current rows within each of these bounds, all of one moment: they share an iterator."""
-        # An iterator for each, with options and a place among the cursors, costs six times what it is to seek (7 us).
-        # The lower bounds are checked here: rocksdict 0.3.29 sets the upper bound in `set_iterate_lower_bound` (seen).
+        # An iterator for each range, with options and a place among the cursors, costs six seeks (7 us each). The lower
+        # bounds are checked here: rocksdict 0.3.29 sets the upper bound in `set_iterate_lower_bound` (seen).
         until = ReadOptions()
         ends = [end for _, end in bounds]
         if ends and None not in ends:
@@ -246,7 +246,7 @@ class Rocks:
         """Return a new column family for a family."""
         taken = {column.name for column in (*self._columns.values(), *self._spare)}
         name = next(name for name in chain([family], (f"{family}+{n}" for n in count(1))) if name not in taken)
-        # A column family is on disk at once, so its family's name has to be before it: there may be an older one.
+        # A column family is on disk at once, so the name of its family is written first: an older name may be there.
         self._db.put(name.encode(), family.encode())
         self._db.flush_wal(True)
         rdict = self._db.create_column_family(name, options())
@@ -341,7 +341,7 @@ class Rocks:
         return StateError(f'the database in "{self._folder}" is closed')
 
     def _error(self, error: Exception, *, opening: bool = False) -> StateError:
-        """Return the error that tells an operator what RocksDB's error means."""
+        """Return an error that explains RocksDB's error to an operator."""
         text = str(error).strip()
         if "Corruption" in text or (opening and ("No such file" in text or text.startswith("Invalid argument"))):
             if not opening:
@@ -401,8 +401,8 @@ def options() -> Options:
     table.set_block_cache(_block_cache())
     table.set_bloom_filter(10, False)
     table.set_cache_index_and_filter_blocks(True)
-    # In one piece, the filter of two million rows is larger than a shard of the cache (1 MiB), and was read anew
-    # for each look-up: 280 us instead of 2 (measured).
+    # As one block, the filter of two million rows is larger than a shard of the cache (1 MiB), and was read again for
+    # each look-up: 280 us instead of 2 (measured).
     table.set_index_type(BlockBasedIndexType.two_level_index_search())
     table.set_partition_filters(True)
     table.set_pin_top_level_index_and_filter(True)

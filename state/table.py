@@ -195,7 +195,7 @@ class Table:
         newest = next(reversed(self._dirty), None)
         if newest is None or (value := self._dirty[newest].value) is None:
             return
-        with suppress(Exception):  # `freeze` reports it
+        with suppress(Exception):  # `freeze` reports the error
             size = len(newest) + len(self._encode(value))
             self._average += (size - self._average) / 8 if self._average else size
 
@@ -205,7 +205,7 @@ class Table:
         for key in self._latest:
             entry = self.entries.pop(key, None)
             if entry is not None:
-                self.entries[key] = entry  # to the end of the queue
+                self.entries[key] = entry  # move to the end of the queue
         for key in list(islice((key for key, entry in self.entries.items() if not entry.dirty), excess)):
             self._forget(key)
 
@@ -250,7 +250,7 @@ class Table:
     def _serialised(self, entries: list[PlacedEntry]) -> _Columns:
         """Return the columns of changed entries, which are then clean.
 
-        In one pass: to bring an entry into the processor's cache costs more than what is done with it.
+        One pass does all the work on an entry, because fetching it into the CPU cache costs more than the work.
         """
         encode, pack = self._encode, TIMESTAMP.pack
         places, rows, values, timestamps = columns = _Columns([], [], [], [])

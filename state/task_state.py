@@ -31,7 +31,7 @@ __all__ = ["ChangelogBatch", "TaskState"]
 
 NO_POSITIONS: Mapping[str, Mapping[KeyRange, int]] = {}
 MakeTable: TypeAlias = Callable[[Database, StoreSpec, KeyGroups], Table]
-"""Makes the store of a task in the place of the usual one."""
+"""Makes the store of a task instead of the default factory."""
 NO_TABLES: Mapping[str, MakeTable] = {}
 
 _KINDS: Mapping[StoreKind, type[Table]] = {"window": WindowTable, "session": SessionTable}
@@ -51,11 +51,11 @@ class TaskState:
         cache_bytes: int,
         tables: Mapping[str, MakeTable] = NO_TABLES,
     ) -> None:
-        """`tables`: the stores that are made in another way, by name."""
+        """`tables`: by name, the factories of stores that are not the usual ones."""
         self._database = database
         self._budget = cache_bytes
         self._tables: dict[str, Table] = {}
-        self._groups = layout.groups_of(key_range) if specs else KeyGroups(0, 0)  # without stores, any will do
+        self._groups = layout.groups_of(key_range) if specs else KeyGroups(0, 0)  # without stores, any range will do
         for spec in specs:
             kind = _KINDS.get(spec.kind, Table if spec.ttl_ms is None else ExpiringTable)
             self._tables[spec.name] = tables.get(spec.name, kind)(database, spec, self._groups)
@@ -129,8 +129,8 @@ class TaskState:
     def confirm(self, true_ms: int) -> None:
         """Confirm that the database's state is true at this time: no other member could write for the task until then.
 
-        Without it, a task that has nothing to write would look like one that was away, and that may have missed
-        tombstones which compaction has removed since.
+        Without it, a task without changes would look like one that was away, which may have missed tombstones that
+        compaction removed.
 
         Raises:
             StateError: nothing was written. The task cannot be used any more: open it again from the log.

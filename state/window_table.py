@@ -1,14 +1,14 @@
 """A window or session store of one task: a table of window keys, spread over time segments, whose old windows expire.
 
-The visible windows follow stream time alone, never the records that happened to be written. The store observes the
-start of the newest window that the partition's stream time has begun, and shows windows with `start >= observed -
-retention + 1`. Kafka Streams observes the largest start that was put. Both are equal when the newest record was put;
-but a task with part of the keys does not see that record, and the result must not depend on the number of ranges.
+The visible windows depend on stream time alone, not on the records written. The store observes the start of the newest
+window that the partition's stream time has begun, and shows windows with `start >= observed - retention + 1`. Kafka
+Streams observes the largest start that was put. Both are equal when the newest record was put; but a task with part of
+the keys does not see that record, and the result must not depend on the number of ranges.
 
-Where the records of a key begin windows (sliding windows, user-defined windows), stream time does not tell which
-windows have begun. There the largest start counts that any task over the database has put. Each task takes in the
-starts that others have put once its own stream time has reached them. No window starts later than stream time, so the
-puts of a task that is ahead do not count too early.
+Where the records of a key begin windows (sliding windows, user-defined windows), stream time does not determine which
+windows have begun. There the largest start counts that any task over the database has put, once the observing task's
+own stream time has reached it. No window starts later than stream time, so the puts of a task that is ahead do not
+count too early.
 
 Invariant: an expired window is neither loaded, scanned nor written to the database. If it was dirty, the next commit
 still forwards and logs it: its last update is a result like any other.
@@ -131,8 +131,8 @@ class WindowTable(Table):
     def begin(self, stream_time: int) -> None:
         """Begin at this stream time of the operator: no window starts later.
 
-        A restore takes key groups without windows for as far as others that have some. Those may have been the range of
-        a task that was ahead, and what this task has left to do would find its windows expired.
+        A restore gives key groups without windows the observed start of other groups. These may have belonged to a task
+        that was ahead, and the remaining records of this task would find their windows expired.
         """
         self._began = stream_time
         self._open()
@@ -151,7 +151,7 @@ class WindowTable(Table):
 
     @property
     def observed(self) -> int:
-        """The start of the newest window that the store knows to have begun; by it old windows expire."""
+        """The start of the newest window that has begun, as the store knows; it decides which windows expire."""
         return self._observed
 
     def _open(self) -> None:
@@ -213,7 +213,7 @@ class WindowTable(Table):
             times.known.insert(at, time)
 
     def _sweep(self) -> None:
-        """Remove getters and times of expired windows, which are beside the buffer."""
+        """Remove getters and times of expired windows, which are kept beside the buffer."""
         self._oldest = self._horizon // self._segment_ms
         self._getters = {segment: getter for segment, getter in self._getters.items() if segment >= self._oldest}
         oldest = TIMESTAMP.pack(self._horizon)

@@ -1,6 +1,6 @@
 """Threads for jobs that may wait forever for a network.
 
-Invariant: the process ends also while a job waits: its thread is a daemon.
+Invariant: a waiting job does not keep the process from ending: its thread is a daemon.
 Turned down: the executors of `concurrent.futures` (at its end, a process waits for their threads, one of which may
 never return).
 """

@@ -28,19 +28,18 @@ from coopstreams.dev.broker import KafkaBroker
 from coopstreams.dev.cache import locked
 from coopstreams.dev.jars import KAFKA, kafka_jars
 
-# No test fails because the machine is busy: hypothesis would say so after 200 ms.
+# No test fails because the machine is busy: hypothesis would fail one after 200 ms.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 
 pytest_plugins = ["tests.dealing", "tests.hanging"]
 
-# What a script starts in the background ignores Ctrl-C, and so would all processes that tests start and press it for.
+# A background process of a script ignores Ctrl-C; its children, which tests interrupt, would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A connection that a test has not closed goes on when its broker has gone, and its complaints would be in what later
-# tests have logged.
+# An unclosed connection outlives its broker, and its warnings would be in the logs of later tests.
 logging.getLogger("kafka").setLevel(logging.CRITICAL)
 
 
@@ -68,9 +67,9 @@ PATIENT = {
     "windowstore.changelog.additional.retention.ms": 100 * 365 * 86_400_000,
     "consumer.fetch.wait.max.ms": 50,
 }
-"""For tests that are not about these: a machine that stands still for some seconds costs no membership, and no commit
-at the end; windows of 1970 stay in their changelogs; and the broker that all tests share answers 20 fetches a second of
-an idle consumer, not 100: they were two thirds of its requests.
+"""Settings for tests with another subject: a machine may pause for seconds without the loss of a membership or of the
+last commit; windows of 1970 stay in their changelogs; an idle consumer fetches 20 times a second, not 100, which were
+two thirds of the shared broker's requests.
 """
 
 
@@ -81,7 +80,7 @@ class Kafka:
     bootstrap: str
     _admin: AdminClient
     replicas: int = 1
-    """Of each topic that is made here."""
+    """The replicas of each topic made here."""
     login: Mapping[str, str] = field(default_factory=dict)
     """The security settings of the client that creates topics."""
     _numbers: Iterator[int] = field(default_factory=itertools.count)
@@ -93,13 +92,14 @@ class Kafka:
 
     def config(self, folder: Path | str, login: Mapping[str, Any] | None = None, **settings: Any) -> dict[str, Any]:
         """Return the settings of an application that keeps its state in this folder; dots are written as underscores.
-        It commits ten times a second, and is patient. `login`: how to connect, if not as the test does.
+        It commits ten times a second, and has the settings of `PATIENT`. `login`: connection settings, if not the
+        test's.
         """
         named = {name.replace("_", "."): value for name, value in settings.items()}
         return {**(login or self.settings), "state.dir": str(folder), "commit.interval.ms": 100, **PATIENT, **named}
 
     def write(self, topic: str, records: Iterable[tuple[Any, ...]], **at: Any) -> None:
-        """Write records, each a key, a value, and perhaps a timestamp, and wait until they are there. `at`: the
+        """Write records (key, value, and optionally timestamp), and wait until they are in the log. `at`: the
         `partition`, `timestamp` or `headers` of all.
         """
         producer = Producer({**self.settings, "linger.ms": 5, "partitioner": "murmur2_random"})
@@ -120,7 +120,7 @@ class Kafka:
         return topic
 
     def create(self, topic: str, partitions: int = 1, **config: str) -> None:
-        """Make a topic of this name, and wait until the broker knows it: it answers before that."""
+        """Create a topic of this name, and wait until the broker knows it: it answers earlier."""
         new = NewTopic(
             topic, partitions, self.replicas, config={key.replace("_", "."): value for key, value in config.items()}
         )
@@ -182,7 +182,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Stop the shared brokers: the process that deals the tests is the last one that ends."""
+    """Stop the shared brokers: the process that distributes the tests ends last."""
     if not hasattr(session.config, "workerinput"):
         for name in (SHARED, TO_BREAK):
             KafkaBroker(folder_of_run(session.config) / name).stop()
@@ -192,11 +192,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def shared_broker(request: pytest.FixtureRequest) -> KafkaBroker:
     """Return the broker that all tests of a run share, whichever process started it."""
     settings = {
-        # Or a machine that stands still for three seconds has a cluster without brokers.
+        # Otherwise a machine that pauses for three seconds has no brokers.
         "broker.session.timeout.ms": "60000",
-        # Or a test of a compacted topic waits for a quarter of a minute.
+        # Otherwise a test of a compacted topic waits for 15 seconds.
         "log.cleaner.backoff.ms": "1000",
-        # Or what a killed member of a share group had is not delivered again before a quarter of a minute.
+        # Otherwise the records of a killed share group member are delivered again only after 15 seconds.
         "group.share.min.record.lock.duration.ms": "1000",
     }
     console = download_kafka(request)
@@ -213,8 +213,8 @@ def kafka(shared_broker: KafkaBroker) -> Kafka:
 
 @pytest.fixture
 def broker_to_break(request: pytest.FixtureRequest) -> Iterator[KafkaBroker]:
-    """Return a broker for this test alone, to be paused, stopped and restarted. It is another test's afterwards: name
-    what you make uniquely.
+    """Return a broker for this test alone, to be paused, stopped and restarted. Another test gets it afterwards: use
+    unique names.
     """
     folder = folder_of_run(request.config) / TO_BREAK
     with locked(folder.with_suffix(".lock")):
@@ -251,8 +251,8 @@ def broker_of_own(
 
 
 def download_kafka(request: pytest.FixtureRequest, version: str = KAFKA) -> Console:
-    """Have the jars of a version of Kafka in the cache; the first time on a machine, show the download although pytest
-    captures output.
+    """Download the jars of a Kafka version into the cache, if missing; show the download although pytest captures
+    output.
     """
     console = Console(stderr=True)
     capture = request.config.pluginmanager.getplugin("capturemanager")

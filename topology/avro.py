@@ -26,7 +26,7 @@ AvroSchema: TypeAlias = str | Mapping[str, Any] | Sequence[Any]
 """A schema as JSON text, or as the values that the text stands for."""
 
 _AS_THEY_ARE = (bytes, date, datetime, time, Decimal, UUID)
-"""Types that fastavro writes itself."""
+"""Types that fastavro writes by itself."""
 
 
 @overload
@@ -46,7 +46,7 @@ def avro(schema: AvroSchema, type_: Any = None) -> Serde[Any]:
 
 
 def _text(schema: AvroSchema) -> str:
-    """Return a schema as JSON text in one form, so that equal schemas are equal texts."""
+    """Return a schema as normalised JSON text, so that equal schemas are equal texts."""
     try:
         return orjson.dumps(orjson.loads(schema) if isinstance(schema, str) else schema).decode()
     except (TypeError, ValueError) as error:
@@ -112,7 +112,7 @@ def _has_map(schema: Any) -> bool:
 
 
 def _sorted(value: Any) -> Any:
-    """Return a value with the entries of dicts in the order of their keys: Avro writes those of a map as they come."""
+    """Return a value with the entries of dicts in the order of their keys, in which Avro writes those of a map."""
     if isinstance(value, dict):
         return {name: _sorted(value[name]) for name in sorted(value)}
     if isinstance(value, list):

@@ -1,10 +1,10 @@
-"""Functions that wait: how the calls of `map_values_async` and its like are made, and made again.
+"""Options of asynchronous calls (`map_values_async` and its variants): how they are made and retried.
 
     orders.map_values_async(price_of, value=serdes.json, max_in_flight=500, timeout=timedelta(seconds=2),
                             retry=Retry(times=3, on=(ConnectionError, TimeoutError)))
 
-Calls run beside the stream thread, many at a time. Their results go on through the program in the order of the
-partition, so everything below sees exactly what it would have seen with a function that does not wait.
+Calls run beside the stream thread, many at a time. Their results pass through the program in the order of the
+partition, so the nodes below get the same records as from a synchronous function.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ CallOrder: TypeAlias = Literal["key", "partition", "none"]
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Which failed calls are made again, how often, and after which pauses.
+    """Which failed calls are retried, how often, and after which pauses.
 
-    Shape: `times` does not count the first call. `on`: the exceptions after which a call is made again; a time-out is
-    a `TimeoutError`. The first pause is `backoff`, each next one twice as long, at most `longest`; each is shortened at
-    random by up to `jitter` of itself, so that callers who failed together do not come back together.
+    Shape: `times` does not count the first call. `on`: the exceptions after which a call is made again; a time-out is a
+    `TimeoutError`. The first pause is `backoff`, each next one twice as long, at most `longest`; each is shortened at
+    random by up to `jitter` of itself, so that callers that failed together do not retry together.
 
     Raises:
-        TopologyError: a number or duration that makes no sense.
+        TopologyError: an invalid number or duration.
     """
 
     times: int = 3
@@ -57,7 +57,7 @@ class Retry:
         _check_exceptions("Retry", self.on)
 
     def again(self, failed: int, error: Exception) -> bool:
-        """Return whether a call that has failed so often is made again after this error."""
+        """Return whether a call that has failed this often is retried after this error."""
         return failed <= self.times and isinstance(error, self.on)
 
     def pause_s(self, failed: int, chance: float) -> float:
@@ -68,13 +68,13 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class CircuitBreaker:
-    """When calls pause because the service behind them fails: none is begun, so that none fails in vain.
+    """Decides when calls pause because the service behind them fails.
 
     Shape: after `failures` attempts in a row that failed with one of `on`, whichever records they were for, no attempt
-    is begun for `pause`; then one is. When it succeeds, all go on; when it fails, they wait for another `pause`.
+    is begun for `pause`; then one is. If it succeeds, calls continue; if it fails, they wait for another `pause`.
 
     Raises:
-        TopologyError: a number or duration that makes no sense.
+        TopologyError: an invalid number or duration.
     """
 
     failures: int = 10
@@ -108,10 +108,10 @@ Executor: TypeAlias = Literal["thread", "process"]
 
 
 class CallOptions(TypedDict, total=False):
-    """How `map_values_async` and its like make their calls.
+    """How `map_values_async` and its variants make their calls.
 
     Each task has up to `max_in_flight` (100) calls under way. `order`: see `CallOrder`; "key" unless given. `timeout`
-    is that of one attempt: 30 seconds, None for no limit. `retry`: which failed calls are made again; without it, none.
+    is that of one attempt: 30 seconds, None for no limit. `retry`: which failed calls are retried; without it, none.
     `dead_letters`: a topic for the records whose calls fail for good; without it, the processing handler decides.
     `breaker`: when calls pause because many fail; without it, never. `executor`: see `Executor`; "thread" unless given.
     """
@@ -163,7 +163,7 @@ def calling(where: str, function: Callable[..., Any], **options: Unpack[CallOpti
     """Return how a node calls its function.
 
     Raises:
-        TopologyError: an unknown option, or one that makes no sense; it names the method `where`.
+        TopologyError: an unknown option, or an invalid one; it names the method `where`.
     """
     _check_known(where, options, CallOptions)
     most, order = options.get("max_in_flight", 100), options.get("order", "key")
@@ -190,8 +190,7 @@ def batching(where: str, function: Callable[..., Any], **options: Unpack[BatchOp
     """Return how a node calls a function that takes batches.
 
     Raises:
-        TopologyError: an unknown option, one that makes no sense, or `arrow` without pyarrow; it names the method
-            `where`.
+        TopologyError: an unknown option, an invalid one, or `arrow` without pyarrow; it names the method `where`.
     """
     _check_known(where, options, BatchOptions)
     if arrow := options.get("arrow", False):

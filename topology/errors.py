@@ -12,7 +12,7 @@
     │   ├── AccessDeniedError    Kafka does not let this process in, or an ACL is missing; names it
     │   ├── DeliveryError        a record that could not be written
     │   │   └── RefusedError     a record that the topic does not allow
-    │   ├── SinkUnavailableError  a place outside of Kafka, to which records are applied, is away
+    │   ├── SinkUnavailableError  an external sink is unreachable
     │   └── FencedError          another producer or a newer generation took over; the transaction is void
     ├── GroupError               membership
     │   ├── ApplicationStoppedError  an instance had all instances of the application stop
@@ -100,9 +100,7 @@ class RefusedError(DeliveryError):
 
 
 class SinkUnavailableError(LogError):
-    """An external sink is unreachable. The records under way may or may not be applied: the sink's stored position says
-    it.
-    """
+    """An external sink is unreachable. Its stored position says whether the records under way are applied."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, retryable=True)

@@ -34,12 +34,10 @@ class Failure:
     timestamp: int
     headers: Headers | None
     attempt: int = 1
-    """How many times in a row this record has failed, if a handler had it processed again. A restart, or
-    another range, begins at 1.
+    """The number of failures of this record in a row, if a handler retries it. A restart, or another range, begins at
+    1.
     """
 
 
 OnFailure: TypeAlias = Callable[[Failure], None]
-"""If it returns, only the failing node drops the record: sibling nodes and the next record go on. If it raises, the
-batch ends.
-"""
+"""If it returns, only the failing node drops the record, and others go on. If it raises, the batch ends."""

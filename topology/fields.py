@@ -38,7 +38,7 @@ class Condition:
     __slots__ = ()
 
     def __call__(self, *record: Any) -> Any:
-        """Return the value of the condition for the last argument; its truth counts."""
+        """Return the value of the condition for the last argument; only its truth matters."""
         raise NotImplementedError
 
     def __and__(self, other: Condition) -> Both:

@@ -1,8 +1,8 @@
 """`serdes.json_schema`: JSON with a schema, in the wire format of a schema registry.
 
 Invariant: a value is written in one form: without spaces, the entries of objects in the order of their names, the
-fields of a class in its order. A key that was written in another form is refused where a topic is read: to all who
-compare bytes it is another key, although its id is the same.
+fields of a class in its order. A key in another form is refused where a topic is read: compared as bytes it is another
+key, although its id is the same.
 Source: JSON Schema 2020-12; Confluent, "JSON Schema Serializer".
 """
 
@@ -33,7 +33,7 @@ def json_schema(schema: Any) -> Serde[Any]:
     """Return the serde of JSON values with a schema: of a class, or as JSON text, or as the values it stands for.
 
     A class is a dataclass, Struct or TypedDict that msgspec knows; the schema is made from it. Without one, values are
-    as `serdes.json` has them, and are checked when they are written and read. Equal arguments give the same serde.
+    those of `serdes.json`, checked when written and read. Equal arguments give the same serde.
 
     Raises:
         SerdeError: jsonschema-rs is not installed, or this is no schema.
@@ -67,7 +67,7 @@ def _of_schema(text: str) -> SchemaSerde[Any]:
             validator.validate(value)
         except jsonschema_rs.ValidationError as error:
             place = "/".join(map(str, error.instance_path))
-            raise SerdeError(f"{place or 'the value'}: {error.message}") from None  # its text is many lines
+            raise SerdeError(f"{place or 'the value'}: {error.message}") from None  # the error's own text is many lines
         return value
 
     def write(value: Any) -> bytes:

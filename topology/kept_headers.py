@@ -1,10 +1,10 @@
 """Headers kept in a store: the serde of rows that have the headers of the record that wrote them.
 
-They lie in front of the value, in the store and in the changelog. So whatever moves rows (restores, snapshots, a
-backfill, queries) moves their headers, and nothing else had to learn of them.
+They are in front of the value, in the store and in the changelog. So restores, snapshots, backfills and queries move
+them with the rows, without further code.
 
-Turned down: the headers of changelog records, as in Kafka Streams. All that writes and reads changelogs would carry one
-more column for each row of each store, and the database would need a second layout.
+Turned down: the headers of changelog records, as in Kafka Streams. Changelog readers and writers would carry one more
+column for each row, and the database would need a second layout.
 Source: Kafka Streams `ValueTimestampHeaders`, KIP-1271.
 """
 

@@ -22,7 +22,7 @@ MAX_NAME_LENGTH = 249
 COMMIT_TOPIC = "__individual_commit_offsets"
 """The topic in which every group keeps the progress of its key ranges."""
 MARKS = "-backfill-"
-"""In the name of a backfill's topic of marks: what stands between the application id and the run."""
+"""Separates the application id and the run in the name of a backfill's topic of marks."""
 
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
 _RUN = re.compile(r"\d{8}T\d{12}-[0-9a-f]{8}")  # as `new_run` of state/snapshot.py names them

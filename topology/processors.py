@@ -25,8 +25,8 @@
             worst.put(risk)
             context.forward(record.with_value(risk))
 
-Invariant: a processor belongs to one task, and to its thread. A function of `process_async` changes nothing: what it
-puts and forwards is recorded, and done on the task's thread at the record's turn.
+Invariant: a processor belongs to one task, and to its thread. A function of `process_async` changes nothing itself: its
+puts and forwarded records are recorded, and applied on the task's thread at the record's turn.
 Source: Kafka Streams `org.apache.kafka.streams.processor.api` (KIP-478, KIP-820).
 """
 
@@ -57,7 +57,7 @@ PunctuationType = Literal["stream_time", "wall_clock"]
 
 
 class RecordMetadata(NamedTuple):
-    """Where the record at hand was read."""
+    """Where the current record was read."""
 
     topic: str
     partition: int
@@ -75,9 +75,9 @@ class ProcessorContext(Protocol[K2, V2]):
     """The environment of a processor. K2 and V2 are the types of the records that it forwards."""
 
     def forward(self, record: Record[K2, V2], *, to: str | None = None) -> None:
-        """Pass a record on to the nodes below, or to the one with the `name=` `to`; return when they are done with it.
+        """Pass a record on to the nodes below, or to the one with the `name=` `to`; return when they have processed it.
 
-        An error of theirs passes through this call and ends the batch: do not catch it.
+        Their errors pass through this call and end the batch: do not catch them.
 
         Raises:
             ProcessingError: no node directly below has this name.
@@ -101,7 +101,7 @@ class ProcessorContext(Protocol[K2, V2]):
         ...
 
     def stream_time(self) -> int:
-        """Return the largest timestamp of the records that the task has taken in, with the one at hand; -1 if none."""
+        """Return the largest timestamp of the records that the task has taken in, with the current one; -1 if none."""
         ...
 
     def wall_clock(self) -> int:
@@ -110,7 +110,7 @@ class ProcessorContext(Protocol[K2, V2]):
 
     @property
     def metadata(self) -> RecordMetadata | None:
-        """Where the record at hand was read; None in a punctuation."""
+        """Where the current record was read; None in a punctuation."""
 
 
 class Put(NamedTuple):
@@ -140,7 +140,7 @@ Row: TypeAlias = tuple[Any, int]
 
 
 class OwnRow(Generic[V]):
-    """The row that a store has for the key of the record at hand, as this call has it so far.
+    """A store's row for the key of the current record, with the changes of this call.
 
     Values are the store's own objects: do not mutate one, `put` another.
     """
@@ -163,17 +163,18 @@ class OwnRow(Generic[V]):
         self._context.put(self._name, value)
 
     def delete(self) -> V | None:
-        """Delete the value; return the one it was, or None."""
+        """Delete the value; return it, or None if there was none."""
         had = self.get()
         self.put(None)
         return had
 
 
 class CallContext(Generic[K2, V2]):
-    """The environment of one call of a function of `process_async`. K2 and V2 are the types of what it forwards.
+    """The environment of one call of a function of `process_async`.
 
-    What is put and forwarded is recorded. It is done when the call has succeeded and it is the record's turn, in the
-    order of the calls of `put` and `forward`; if the call fails, nothing is. Each attempt begins anew.
+    K2 and V2 are the types of the records that it forwards. Puts and forwarded records are recorded. They take effect
+    in order, after the call has succeeded and at the record's turn; if the call fails, none do. Each attempt starts
+    without them.
     """
 
     def __init__(
@@ -215,7 +216,7 @@ class CallContext(Generic[K2, V2]):
         self.rows[store] = value, self._timestamp
 
     def end(self) -> list[Effect]:
-        """End the call; return what was recorded."""
+        """End the call; return the recorded effects."""
         effects, self._effects = self._effects or [], None
         return effects
 
@@ -227,7 +228,7 @@ class CallContext(Generic[K2, V2]):
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """A record that is to be given to a function of `process_async`, with what the function may know besides."""
+    """A record for a function of `process_async`, with its rows and metadata."""
 
     node: str
     below: tuple[str, ...]
@@ -244,7 +245,7 @@ class Visit:
 
 
 async def awaited(function: Callable[..., Any], visit: Visit, rows: Mapping[str, Row]) -> list[Effect]:
-    """Call a coroutine function of `process_async` once; return what it recorded."""
+    """Call a coroutine function of `process_async` once; return the recorded effects."""
     record, context = visit.begun(rows)
     try:
         await function(record, context)
@@ -254,7 +255,7 @@ async def awaited(function: Callable[..., Any], visit: Visit, rows: Mapping[str,
 
 
 def called(function: Callable[..., Any], visit: Visit, rows: Mapping[str, Row]) -> list[Effect]:
-    """Call any other function of `process_async` once, on a thread or in a process; return what it recorded."""
+    """Call any other function of `process_async` once, on a thread or in a process; return the recorded effects."""
     record, context = visit.begun(rows)
     try:
         function(record, context)

@@ -1,12 +1,12 @@
 """`serdes.protobuf`: messages of Protobuf in the wire format of a schema registry.
 
 Behind the id stand the indexes that lead to the message within its file, as zigzag varints; for the first message, one
-zero byte. A message of any version is read by its field numbers, so the writer's schema is asked only which message it
-is. Registries have the source text of a file, some of them its descriptor in base64: only the latter is read here, and
-of a text that is not our own the indexes must be ours.
+zero byte. A message of any version is read by its field numbers, so the writer's schema only identifies the message.
+Registries have the source text of a file, or its descriptor in base64. Only the latter is read here; with a text that
+is not ours, the indexes must equal ours.
 
 Invariant: equal messages without unknown fields have equal bytes (maps are written in the order of their keys).
-Turned down: to ask for descriptors (`format=serialized`): Apicurio 3.3 returns them as damaged text.
+Turned down: requesting descriptors (`format=serialized`): Apicurio 3.3 returns them as damaged text.
 Source: Confluent, "Wire format" and "Protobuf Schema Serializer".
 """
 
@@ -100,7 +100,7 @@ def _protobuf(message: Any) -> SchemaSerde[Any]:
 
 
 def _path_of(name: str, file: Any) -> tuple[int, ...]:
-    """Return the indexes that lead to a message within a file, which has it."""
+    """Return the indexes that lead to a message within its file."""
     path: tuple[int, ...] = ()
     while message_at(file, path) != name or not path:
         at = next(n for n in count() if f"{name}.".startswith(f"{message_at(file, (*path, n))}."))
@@ -109,7 +109,7 @@ def _path_of(name: str, file: Any) -> tuple[int, ...]:
 
 
 def _file(text: str) -> Any:
-    """Return the described file; None: the registry has it as source text, which is not read here."""
+    """Return the described file; None: the registry has source text, which is not read here."""
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
     from google.protobuf.message import DecodeError
 

@@ -1,6 +1,6 @@
 """Records as objects, for user functions that need more than key and value.
 
-Invariant: a record object is made for one call and kept by nothing; batches are columns (see `columns`).
+Invariant: a record object is made for one call and not kept; batches are columns (see `columns`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ V2 = TypeVar("V2")
 
 @dataclass(slots=True)
 class Record(Generic[K, V]):
-    """What a processor is given and what it forwards. Do not mutate a record, make another: `record.with_value(1)`.
+    """The input and output of a processor. Do not mutate a record, make another: `record.with_value(1)`.
 
     Units: `timestamp` in milliseconds. Null keys and values are None, whatever the type parameters are.
     """
@@ -47,7 +47,7 @@ class Record(Generic[K, V]):
 
 @dataclass(slots=True)  # not frozen: frozen costs 700 ns a record
 class TimestampedRecord(Generic[K, V]):
-    """What a timestamp extractor is given: `timestamp=lambda record: record.value.time_ms`.
+    """The input of a timestamp extractor: `timestamp=lambda record: record.value.time_ms`.
 
     Units: `timestamp` is the record's own, as written; `stream_time` is the largest of the partition so far (-1: none).
     Both are in milliseconds. Null keys and values are None, whatever the type parameters are.

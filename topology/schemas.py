@@ -1,8 +1,7 @@
 """The wire format of Confluent's serializers: a zero byte, the schema's id in 4 bytes big-endian, then the record.
 
-A `Codec` writes with one schema, and reads what was written with any version of it: a version that it meets for the
-first time is fetched from the registry once. Its id is asked for at the first value that it writes, or when an
-application starts.
+A `Codec` writes with one schema, and reads values of any version of it: an unknown version is fetched from the registry
+once. It fetches its own id at the first value that it writes, or when an application starts.
 
 A serde that no application has bound belongs to `IN_MEMORY`: so a topology can be tested without a registry.
 
@@ -110,7 +109,7 @@ class Codec:
     """Writes and reads records of one schema; all that depends on the registry is here.
 
     `write` and `reader` are the format's: a record without the head, and the reader of records of a writer's schema,
-    which is called with the whole record. `unreadable`: why this schema cannot read what a writer's schema wrote; empty
+    which is called with the whole record. `unreadable`: why this schema cannot read values of a writer's schema; empty
     if it can. `name` is the schema's full name. `prefix` stands between the head and each record.
     """
 
@@ -141,13 +140,13 @@ class Codec:
         return (self._readers.get(data[:5]) or self._learn(data))(data)
 
     def why_unreadable(self, written: Schema) -> str:
-        """Return why this codec cannot read what was written with a schema; empty if it can."""
+        """Return why this codec cannot read values of a schema; empty if it can."""
         if written.kind != self.schema.kind:
             return f"it is of type {written.kind}, and this is {self.schema.kind}"
         return self._unreadable(written.text)
 
     def check_key(self, data: bytes | None) -> None:
-        """Do nothing if this codec would write the key with the same bytes.
+        """Check that this codec would write the key with the same bytes.
 
         Raises:
             SerdeError: it has another id.
@@ -161,7 +160,7 @@ class Codec:
             )
 
     def pin(self, *subjects: str) -> bytes:
-        """Return the head of all records that it writes; ask the registry for the id in its subjects and these."""
+        """Return the head of all records that it writes; fetch the id in its subjects and these from the registry."""
         self._subjects = tuple(sorted({*self._subjects, *subjects}))
         numbers = []
         for subject in self._subjects or (self.name,):
@@ -192,7 +191,7 @@ class Codec:
             self._users.discard(user)
 
     def is_bound(self, registry: SchemaRegistry, subjects: tuple[str, ...]) -> bool:
-        """Whether it is bound so."""
+        """Whether it is bound in this way."""
         return (self._registry, self._subjects) == (registry, subjects)
 
     def _bind(self, registry: SchemaRegistry, subjects: tuple[str, ...]) -> None:
@@ -201,7 +200,7 @@ class Codec:
         self._readers: dict[bytes, Callable[[bytes], Any]] = {}
 
     def _learn(self, data: bytes) -> Callable[[bytes], Any]:
-        """Return the reader of records of a schema that was not met before."""
+        """Return the reader of records of a schema that is new here."""
         number = _id_of(data)
         schema = self._registry.schema(number)
         if schema.kind != self.schema.kind:

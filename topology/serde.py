@@ -29,8 +29,9 @@ class Serde(Generic[T]):
     parts: tuple[Serde[Any], ...] = field(default=(), kw_only=True)
     """The serdes that it contains: that of the key in a windowed key, of the rows in a list."""
     check_key: Callable[[bytes | None], None] | None = field(default=None, kw_only=True)
-    """Raises a `SerdeError` if `encode` writes other bytes for a key than those that were read from a topic: stores and
-    partitioners compare bytes, so it would be another key. None: no check is needed."""
+    """Raises a `SerdeError` if `encode` writes other bytes for a key than those read from a topic: stores and
+    partitioners compare bytes, so it would be another key. None: no check is needed.
+    """
 
     def serialize(self, value: T) -> bytes:
         """Return the bytes of a value.

@@ -7,8 +7,8 @@ None.
 Invariant: `deserialize(serialize(value)) == value`. A value or bytes that do not fit raise `SerdeError`; they never
 become other bytes.
 Turned down: choosing a serde by the type of a value at run time (one record in a million corrupts a topic), or by the
-annotations of a function (who corrects one changes the bytes of a topic); a class in the place of a serde (it does not
-say in which format); comparing serdes by name (two teams call theirs "json").
+annotations of a function (correcting one would change the bytes of a topic); a class instead of a serde (it does not
+name the format); comparing serdes by name (two teams call theirs "json").
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def _typed_json(type_: Any) -> Serde[Any]:
 
 
 def _outer_classes(type_: Any) -> tuple[type, ...] | None:
-    """Return the classes that a value of the type may have, None if they cannot be told."""
+    """Return the classes that a value of the type may have, None if they are unknown."""
     origin = get_origin(type_)
     if type_ is None:
         return (NoneType,)

@@ -1,17 +1,17 @@
-"""Places outside of Kafka to which the records of a stream are applied, each exactly once: the contract of `to_sink`.
+"""External sinks, to which the records of a stream are applied, each exactly once: the contract of `to_sink`.
 
-The records come from a repartition topic, which the application writes under its own guarantee. So every
-applied record is in the log, with its offset, and does not change: each session of a partition goes on where the one
-before it ended. The place keeps that position, in the same transaction as the changes that the records make there.
+The records come from a repartition topic, which the application writes under its own guarantee. So every applied record
+is in the log, with its offset, and does not change: each session of a partition continues where the one before it
+ended. The sink keeps that position, in the same transaction as the changes by the records.
 
     open    takes over a partition: the term goes up, and no earlier session can apply anything any more
     apply   records and position together, or nothing
 
 Invariant: the position of a partition is at or above the offset that the group has committed: the sink first, then the
-group. What lies in between is applied, and is left out when it is read again.
-Turned down: to apply the outputs of a task directly. They are made again after a crash, perhaps others (a clock, a
-random number, a record cache that is flushed at another moment), so "applied up to here" would mean nothing; and key
-ranges that are cut anew would need a position for each hash.
+group. Records in between are applied, and left out when they are read again.
+Turned down: applying the outputs of a task directly. After a crash they are made again, perhaps differently (a clock, a
+random number, a record cache that is flushed at another moment), so a position in them would mean nothing; and new key
+ranges would need a position for each hash.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SinkRecord:
 
 
 class Applied(NamedTuple):
-    """A record that a program has for the place: its partition, its batch and its index there, its key and value."""
+    """A record for the sink: its partition, its batch and its index there, its key and value."""
 
     hand: tuple[TopicPartition, Columns, int]
     key: Any
@@ -63,7 +63,7 @@ class SinkSession(Protocol):
     """One owner's time with a partition. One thread at a time.
 
     Raises (all methods):
-        SinkUnavailableError: the place is away; whether the last call counted is not known.
+        SinkUnavailableError: the sink is unavailable, and the outcome of the last call unknown.
         FencedError: a later session has the partition.
     """
 
@@ -78,10 +78,10 @@ class SinkSession(Protocol):
         ...
 
     def apply(self, records: Sequence[SinkRecord], position: int, on_refused: OnRefused, settled: int) -> None:
-        """Make what these records change, and the position behind them, durable together.
+        """Make the changes by these records, and the position behind them, durable together.
 
-        Records that the place refuses for their content go to `on_refused` before anything is durable; their offsets
-        are kept in `refused`, together with the position, until an `apply` whose `settled` lies above them.
+        Records that the sink refuses for their content go to `on_refused` before anything is durable; their offsets are
+        kept in `refused`, together with the position, until an `apply` whose `settled` lies above them.
         """
 
     def close(self) -> None:
@@ -89,15 +89,15 @@ class SinkSession(Protocol):
 
 
 class ExternalSink(Protocol):
-    """A place outside of Kafka. It can be pickled; its sessions hold the connections."""
+    """An external sink. It can be pickled; its sessions hold the connections."""
 
     def open(self, partition: SinkPartition, begin: int | None) -> SinkSession:
         """Take over a partition, after all earlier sessions of it.
 
-        `begin`: the position of a partition that the place does not know yet; None: it must know it.
+        `begin`: the position of a partition that is new to the sink; None: it must know it.
 
         Raises:
-            SinkUnavailableError: the place is away.
+            SinkUnavailableError: the sink is unavailable.
             ConfigError: it cannot take the records, or does not know the partition, or knows it from another topic.
         """
         ...

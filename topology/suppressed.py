@@ -1,4 +1,5 @@
-"""When `suppress` emits a table's updates: `until_window_closes()`, or `until_time_limit(timedelta(minutes=5))`.
+"""Options of `suppress`, which decide when it emits a table's updates: `until_window_closes()`, or
+`until_time_limit(timedelta(minutes=5))`.
 
 Source: Kafka Streams `Suppressed` (KIP-328).
 """

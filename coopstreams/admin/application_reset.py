@@ -44,7 +44,7 @@ class Reset:
     begun_anew: tuple[TopicPartition, ...]
     left: tuple[str, ...]
     share_group: str | None
-    """The share group that deals records of sources with `order="none"`: to be deleted; None: there are no such."""
+    """The share group that deals records of sources with `order="none"`: to be deleted; None: no source has it."""
 
 
 def plan_reset(topology: Topology, counts: Mapping[str, int]) -> Reset:

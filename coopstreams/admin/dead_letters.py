@@ -1,10 +1,10 @@
-"""Dead letters: what a dead-letter topic holds, and their way back into the topics that they came from.
+"""Reads the records of a dead-letter topic, and replays them into the topics that they came from.
 
 A dead letter is the record that failed, as it was read, with headers that say why (`tasks.failures`). A replay writes
 it, without these headers, to the partition that it came from, and commits its position in the same transaction, for the
-group `<topic>-replay`. So no letter goes back twice, also if a replay is interrupted, or two run at a time.
+group `<topic>-replay`. So no letter is written back twice, even if a replay is interrupted or two run at once.
 
-Invariant: a replay ends. It does not read letters that were written after it began: those may be of what it wrote.
+Invariant: a replay ends. It does not read letters written after it began: the replayed records may have caused them.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def ends_of(log: Log, topic: str) -> dict[TopicPartition, int]:
 
 @dataclass(slots=True)
 class Replayed:
-    """What a replay has done so far. `left_alone`: records that are no dead letters, or were not wanted."""
+    """The counts of a replay so far. `left_alone`: records that are no dead letters, or were not wanted."""
 
     written: int = 0
     left_alone: int = 0
@@ -117,7 +117,7 @@ def replay(
     to: str | None = None,
     on_progress: Callable[[Replayed], None] = lambda _: None,
 ) -> Replayed:
-    """Write the dead letters of a topic that no replay has passed yet back to where they came from, or to `to`.
+    """Write a topic's dead letters, from the last replay's end on, back to where they came from, or to `to`.
 
     Shape: `settings` in librdkafka's names: how to reach the brokers. Letters that are not `wanted` are skipped
     for good: no later replay reads them. Another topic chooses the partition by the key.
@@ -136,7 +136,7 @@ def replay(
         while any((at.offset if at else 0) < ends[place] for place, at in consumer.committed(ends).items()):
             records = [record for record in consumer.consume(AT_ONCE) if record.offset < ends.get(_place(record), 0)]
             if not records:
-                consumer.commit()  # past what transactions leave at the end
+                consumer.commit()  # past the transaction markers at the end
                 continue
             now = Replayed(done.written, done.left_alone)
             try:
@@ -152,7 +152,7 @@ def replay(
                             now.written += 1
                         consumer.done(record)
             except MembershipLostError:
-                continue  # another replay has them now, or they come again
+                continue  # another replay has them now, or this one reads them again
             done = now
             on_progress(done)
     return done

@@ -1,4 +1,4 @@
-"""The ACLs that an application needs: the rules, and what they are for one topology and its settings.
+"""The ACLs that an application needs: the general rules, and the list for one topology and its settings.
 
 `coopstreams acls` prints them, docs/operating.md has the rules as a table, and the tests with the secured broker run
 with exactly these.
@@ -72,7 +72,7 @@ def needed(topology: Structure, config: Config) -> list[Acl]:
 
 
 def unknown(topology: Structure) -> list[str]:
-    """Return what no ACL is listed for, because the topology does not name it, in words."""
+    """Return, in words, the topics without a listed ACL, because the topology does not name them."""
     nodes = [node for part in topology.subtopologies for node in part.nodes]
     told = [
         f'"{node.name}" reads the topics that match {node.pattern.pattern}: allow Read and DescribeConfigs on each'
@@ -87,7 +87,7 @@ def unknown(topology: Structure) -> list[str]:
 
 
 def _written(topology: Structure, config: Config) -> tuple[str, ...]:
-    """Return the topics of others that the application writes to: also the time of silent sources, and dead letters."""
+    """Return the external topics that the application writes to, also those of time marks and dead letters."""
     return tuple(dict.fromkeys([*topology.sink_topics, *dead_letter_topics(topology, config), *_timed(topology)]))
 
 

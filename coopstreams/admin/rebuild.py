@@ -9,7 +9,7 @@ Invariant: a slice is the state at an offset X of its changelog, whoever writes 
 replays from X.
 Invariant: the published manifest has the ids of the changelogs that were read: a changelog that was created again
 meanwhile does not get slices of the deleted one.
-Turned down: copying the files of a running instance (they are one moment of all ranges, of which a task wants its own).
+Turned down: copying the files of a running instance (they hold all ranges, and a task needs only its own).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Batches as Arrow columns: what `map_batches(f, arrow=True)` gives a function, and what it may return.
+"""Converts batches to and from Arrow columns, for the functions of `map_batches(f, arrow=True)`.
 
 Invariant: the results are those of a function that takes and returns lists of the same values.
 """

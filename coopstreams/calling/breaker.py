@@ -4,7 +4,7 @@
     open     none begins for `pause`
     probing  then one begins; when it succeeds, the breaker closes; when it fails, it stays open for another `pause`
 
-An attempt that began before it opened and ends later changes nothing: of an open breaker, only the probe decides.
+An attempt that began before the breaker opened and ends later has no effect: only the probe closes an open breaker.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Breaker:
                 self._open_until = now + self._how.pause_s
 
     def wait_s(self, now: float) -> float | None:
-        """Return in how many seconds to ask again; None: when the probe has ended, or the breaker is closed."""
+        """Return in how many seconds to ask again; None: after the probe, or the breaker is closed."""
         until = self._open_until
         return None if until is None or self._probing else max(0.0, until - now)
 

@@ -42,9 +42,9 @@ TOGETHER_S = 0.004
 IN_A_ROW = 8
 """Calls that one asyncio task makes before others run, for functions that return without waiting."""
 LOOKS = 16
-"""How often late calls are looked for within the time-out of a call."""
+"""Checks for late calls within the time-out of one call."""
 MOST_THREADS = 64
-"""The threads of a lane. Functions that wait on more of them at a time are better written as coroutines."""
+"""The threads of a lane. A function that waits on more of them is better written as a coroutine."""
 
 
 @dataclass(slots=True, eq=False)
@@ -73,20 +73,18 @@ class _Attempt(Generic[AnyCall]):
 
     calls: list[AnyCall]
     until: float | None = None
-    """The deadline of the function; None: it is not being called now, or has no limit. Units: `loop.time`."""
+    """The deadline of the function; None: it is not running, or has no limit. Units: `loop.time`."""
     late: bool = False
     """It was cancelled because it took longer."""
     rests: bool = False
-    """Whether the attempt pauses before the function is called again."""
+    """Whether the attempt pauses before the next call of the function."""
 
 
 class Lane(Generic[AnyCall]):
     """The calls of one node in one task."""
 
     def __init__(self, calling: Calling, ended: Callable[[Sequence[AnyCall]], None], host: Host = SYSTEM) -> None:
-        """`ended` is called on another thread, at most `TOGETHER_S` after a call has ended; one call of it reports
-        several.
-        """
+        """`ended` is called on another thread with the calls that have ended, at most `TOGETHER_S` later."""
         self._loop = host.event_loop()
         self._calling = calling
         self._ended = ended
@@ -103,7 +101,7 @@ class Lane(Generic[AnyCall]):
         self._running: dict[asyncio.Task[None], _Attempt[AnyCall]] = {}
         self._gathering: asyncio.TimerHandle | None = None
         self._full = False
-        """The queue is a batch, although it is short: it has waited long enough."""
+        """The queue counts as a full batch, because it has waited long enough."""
         self._watching = False
         self._breaker = None if calling.breaker is None else Breaker(calling.breaker)
         self._probed = asyncio.Event()
@@ -120,7 +118,7 @@ class Lane(Generic[AnyCall]):
         return "" if self._breaker is None else self._breaker.why(self._loop.time())
 
     def begin(self, calls: Sequence[AnyCall]) -> None:
-        """Begin these calls, as far as none waits for another one."""
+        """Begin these calls, except those that must wait for an earlier one of their chain."""
         self._loop.call_soon_threadsafe(self._begin, calls)
 
     def drain(self) -> None:
@@ -168,7 +166,7 @@ class Lane(Generic[AnyCall]):
             task.cancel()
 
     def _chain(self, call: AnyCall) -> bytes | None:
-        """Return the name of the chain of a call; None: it waits for no other."""
+        """Return the chain of a call; None: it waits for no other."""
         return call.key if self._by_key else self._chain_of_all
 
     def _fill(self) -> None:
@@ -203,7 +201,7 @@ class Lane(Generic[AnyCall]):
                 await self._attempts(attempt)
                 if len(attempt.calls) > 1 and attempt.calls[0].error is not None:
                     await self._one_by_one(attempt)
-                if self._cancelled:  # and the function did not mind
+                if self._cancelled:  # and the function ignored it
                     return
                 self._end(attempt.calls)
                 left -= 1
@@ -216,7 +214,7 @@ class Lane(Generic[AnyCall]):
             self._look_whether_drained()
 
     async def _one_by_one(self, attempt: _Attempt[AnyCall]) -> None:
-        """Make the calls of a batch that failed one by one: which of them is it?"""
+        """Make the calls of a batch that failed one by one, to find those that fail."""
         calls = attempt.calls
         for call in calls:
             self.retried += 1
@@ -247,7 +245,7 @@ class Lane(Generic[AnyCall]):
             self._ended(over)
 
     async def _attempts(self, attempt: _Attempt[AnyCall]) -> None:
-        """Call the function until it answers or is not tried again, and give each call its value or its error."""
+        """Call the function until it succeeds or may not be tried again; give each call its value or its error."""
         retry, timeout_s, breaker = self._calling.retry, self._calling.timeout_s, self._breaker
         calls, failed = attempt.calls, 0
         while True:
@@ -303,7 +301,7 @@ class Lane(Generic[AnyCall]):
         attempt.rests = False
 
     async def _together(self, calls: Sequence[AnyCall]) -> Sequence[Any]:
-        """Return what the function answers to a batch: a value for each call."""
+        """Return the function's result for a batch: a value for each call."""
         columns = [list(column) for column in zip(*(call.arguments for call in calls), strict=True)]
         function = calls[0].function
         if self._calling.arrow:
@@ -334,7 +332,7 @@ class Lane(Generic[AnyCall]):
         self._loop.call_soon_threadsafe(_settle, answer, value, error)
 
     def _watch(self, timeout_s: float) -> None:
-        """Look for calls that take too long, from time to time: a timer for each costs as much as half a call."""
+        """Check for calls that take too long from time to time: a timer for each costs as much as half a call."""
         if not self._watching:
             self._watching = True
             self._loop.call_later(timeout_s / LOOKS, self._cancel_late, timeout_s)

@@ -4,9 +4,9 @@
     call.make()      # on a thread that waits
     call.abandon()   # on another thread: the result is no longer needed; ends its process
 
-Invariant: of one Python process, at most `MOST_PROCESSES` are at work. They are started when needed, import what the
-function needs, and are kept. They are started anew (`spawn`): a fork would copy locks that other threads hold.
-Invariant: a process that dies fails the call that it was at, and no other.
+Invariant: of one Python process, at most `MOST_PROCESSES` are at work. They are started when needed, by `spawn` (a fork
+would copy locks that other threads hold), and are kept.
+Invariant: a process that dies fails only its current call.
 Turned down: `ProcessPoolExecutor` (a process that dies fails all calls of the pool, and one call cannot be ended).
 """
 
@@ -76,7 +76,7 @@ class _Worker:
         self._connection, theirs = spawn.Pipe()
         self._process = spawn.Process(target=_serve, args=(theirs,), name="calls", daemon=True)
         self._process.start()
-        theirs.close()  # so that its end is seen
+        theirs.close()  # so that the end of the process is noticed
         self._ended = False
 
     @property

@@ -38,9 +38,7 @@ def acls(
     config: ConfigFile = None,
     set_: Pairs = None,
 ) -> None:
-    """Print the ACLs that an application needs, and no others: its topics, its group, its transactions. Contacts
-    nothing.
-    """
+    """Print the ACLs that an application needs, no others: its topics, group and transactions. Contacts nothing."""
     topology = load_topology(target)
     servers = {"bootstrap.servers": bootstrap_servers}
     settings = {"bootstrap.servers": "<HOST:PORT>"} | settings_of(config, os.environ, flags(set_, servers))
@@ -54,7 +52,7 @@ def acls(
 
 
 def _text(principal: str, acls: list[Acl], left_out: list[str], config: Config) -> str:
-    """Return a command for each resource, and a comment for each that is not known."""
+    """Return a command for each resource, and a comment for each unknown one."""
     commands = [adding(principal, same, config["bootstrap.servers"]) for same in _by_resource(acls)]
     return "\n".join([*commands, *(f"# {each}" for each in left_out)])
 

@@ -144,7 +144,7 @@ def backfill(
 
 @contextmanager
 def _saying(again: str) -> Iterator[None]:
-    """Print how to resume a run that ends early, by Ctrl-C or an error."""
+    """Print how to resume a run that is interrupted, by Ctrl-C or an error."""
     try:
         yield
     except BaseException:

@@ -29,9 +29,7 @@ _SHOWN = 3
 
 @app.command()
 def describe(group: _Group, bootstrap_servers: Brokers = None, config: ConfigFile = None) -> None:
-    """Print stable offsets, lags, key ranges with their owners, what is done above the stable offset, and the
-    members.
-    """
+    """Print stable offsets, lags, key ranges with owners, what is done above the stable offset, and the members."""
     settings = connection(bootstrap_servers, config)
     with cluster(settings) as log, GroupAdmin(settings, group) as admin:
         report = describe_group(log, admin)

@@ -12,7 +12,7 @@ import typer
 from coopstreams.topology.errors import ConfigError
 
 NAME = "my-application"
-"""What the name of the application is in the templates."""
+"""The name of the application in the templates."""
 _SUFFIX = ".template"
 
 

@@ -152,7 +152,7 @@ def _in_spark(topology: Topology, config: Config, wanted: RebuildScope, cores: s
 
 
 def _rebuilt(rebuilder: Rebuilder, partitions: Iterable[RebuiltPartition]) -> dict[str, list[Slice]]:
-    """Rebuild the partitions, one after the other, with a bar for each."""
+    """Rebuild the partitions one by one, with a bar for each."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     found: dict[str, list[Slice]] = {}
     with Progress(*columns, console=Console(stderr=True)) as bars:

@@ -1,4 +1,4 @@
-"""What commands that contact Kafka have in common: settings (file, environment, flags), the connection, logging."""
+"""Shared by commands that contact Kafka: settings (file, environment, flags), the connection, logging."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def configure_logging(verbose: bool, who: str = "", handler: logging.Handler | N
     handler.setFormatter(form)
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("coopstreams").setLevel(logging.DEBUG if verbose else logging.INFO)
-    # kafka-python logs three lines for each attempt, which the membership already reports.
+    # kafka-python logs three lines for each attempt, and the membership already reports it.
     logging.getLogger("kafka").setLevel(logging.ERROR if verbose else logging.CRITICAL)
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # Spark's; it logs Ctrl-C as an error with two tracebacks
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # py4j logs Ctrl-C as an error with two tracebacks
 
 
 class _Terminal(logging.StreamHandler[TextIO]):

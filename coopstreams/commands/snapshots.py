@@ -69,9 +69,7 @@ def publish(
     application: Application,
     run: Annotated[str, typer.Argument(metavar="RUN", help="The run to publish.")],
 ) -> None:
-    """Let another snapshot count: an earlier one, say. Tasks that open from now on begin with it and replay what came
-    since.
-    """
+    """Publish another snapshot, such as an earlier one. Tasks that open from now on restore from it."""
     manifest = _loaded(url, application, run)
     snapshot.publish(url, manifest)
     typer.echo(f"{run} is published")

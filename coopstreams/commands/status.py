@@ -93,7 +93,7 @@ def _share(share: dict[str, Any]) -> tuple[str, ...]:
 def done_lines(report: dict[str, Any]) -> list[str]:
     """Return the sums over all tasks since they were opened: written records by topic, dropped by node and reason.
 
-    A sub-topology whose records a share group deals counts since its instance started, and has a line of its own, too.
+    A sub-topology whose records a share group deals counts since its instance started, in a line of its own.
     """
     shares = [share for instance in report["instances"] for share in instance.get("shares", ())]
     tasks = [task for instance in report["instances"] for task in instance["tasks"]] + shares

@@ -2,7 +2,7 @@
 
 The status comes over HTTP from one instance, which asks the others.
 
-Invariant: while the instance does not answer, the last picture stays, with how old it is and why.
+Invariant: while the instance does not answer, the last picture stays, with its age and the reason.
 Turned down: reading keys, and several views (the page of each instance has them).
 """
 

@@ -1,4 +1,4 @@
-"""A task's records on their way to a place outside of Kafka (`topology.sinks`): which are applied, in what order.
+"""Applies a task's records to an external sink (`topology.sinks`), each exactly once.
 
 After each step the records go to the sink, with the position behind them, in one transaction of the sink's. A commit of
 the group's follows later, so after a crash the group is behind the sink: records between the two are read again, and
@@ -38,7 +38,8 @@ class Applying:
         """Earlier sessions applied the records below this offset."""
 
     def apply(self, noted: list[Applied], *, all_of_it: bool = False) -> int:
-        """Apply the noted records; return how many. `all_of_it`: so that the group may commit the task's position.
+        """Apply the noted records; return how many. `all_of_it`: also bring the sink to the task's position, which the
+        group commits next.
 
         Raises:
             SinkUnavailableError, FencedError: nothing, or everything, of it may count: open the task again.
@@ -61,7 +62,7 @@ class Applying:
         self._session.close()
 
     def _fresh(self, noted: list[Applied]) -> Iterator[Applied]:
-        """Yield the records that no earlier session has dealt with."""
+        """Yield the records that no earlier session has applied or refused."""
         for each in noted:
             offset = _offset(each)
             if offset >= self._begin:

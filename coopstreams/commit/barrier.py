@@ -62,7 +62,7 @@ class Opening:
     barrier: int | None = None
     """None: to be taken, or to be taken again."""
     doubted_at: float | None = None
-    """Since when (`Host.now`) its plain offsets name commits that are not known; None: they do not."""
+    """The time (`Host.now`) since which its plain offsets have named unknown commits; None: they name none."""
     plain: dict[TopicPartition, Committed | None] = field(default_factory=dict)
     """The plain offsets fetched behind the barrier that no open transaction can change."""
 

@@ -90,7 +90,7 @@ class InFlight:
         return True
 
     def held_with(self, runs: Runs) -> int:
-        """Return an upper bound of the ranges that a commit has when these are done, too."""
+        """Return an upper bound of the number of ranges in a commit once these offsets are done."""
         return len(merge(self._named, above(runs, self.next))) + sum(
             not contains(runs, offset) for offset in self._missing
         )
@@ -142,9 +142,8 @@ class InFlight:
     def segments(self, reached: Position | None = None, operator_times: OperatorTimes = ()) -> tuple[Segment, ...]:
         """Return the progress of each part of the range, as a commit writes it.
 
-        `reached`, `operator_times`: a task's, with the partition's times there. Every record below it is done; it is
-        the position of each part that was not found above it: further up, the times are not known. None: no time
-        counts, and positions are as high as they can be (a consumer).
+        `reached`, `operator_times`: a task's position and the times there. It is the position of each part that was not
+        found above it, because times further up are not known. None (a consumer): positions are as high as they can be.
         """
         self._named = above(self._named, self.next)
         position, runs = self._own()
@@ -174,7 +173,7 @@ class InFlight:
         return stands
 
     def _own(self) -> tuple[int, Runs]:
-        """Return the position and the done runs above it by what was handed out here; `_found` is not included."""
+        """Return the position and the done runs above it, from the records handed out here alone: without `_found`."""
         missing = sorted(self._missing)
         bounds = [*missing, self.next]
         runs = [(a + 1, b - 1) for a, b in zip(missing, bounds[1:], strict=True) if b - a > 1]

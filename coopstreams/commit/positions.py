@@ -6,9 +6,9 @@ A plain offset that an open transaction may still change is fetched again. A cer
 behind its barrier no earlier owner can change it any more. So a task waits for its own partitions only, and a fetch
 never fails as a whole, although under exactly-once some transaction is always open.
 
-Where a source begins at the present, or a time before it, the present is another one for each task that asks. So the
-task that has the first key range chooses for all: it commits the position before it processes anything
-(`Progress.begin`), and the others wait for it.
+With `auto.offset.reset` latest, or a duration before it, each task that asks would begin at another offset. So the task
+that has the first key range chooses for all: it commits the position before it processes anything (`Progress.begin`),
+and the others wait for it.
 """
 
 from __future__ import annotations
@@ -197,10 +197,11 @@ class Positions:
         return True
 
     def _asks_again(self, one: Opening) -> bool:
-        """Return whether a task asks for a plain offset again, of which it heard that there is none.
+        """Return whether a task fetches a missing plain offset again.
 
-        It does until another task has begun the partition, if that one chooses where. And it does once if individual
-        commits are known: a sibling may have begun between the answer and them. If there is still none, it was lost.
+        It does until the task that chooses the first position has begun the partition. It does once if individual
+        commits are known: a sibling may have begun after the first answer. If the offset is still missing then, it was
+        lost.
         """
         if self._begun is None:
             return False

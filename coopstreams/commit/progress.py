@@ -35,8 +35,8 @@ from coopstreams.topology.keys import KeyRange, key_hashes
 class Author:
     """The writer of a task's commits; unchanged as long as the task stays open.
 
-    Shape: `generation` is that in which the task was opened; `transactional_id` names the writer (at-least-once: a name
-    for people). `alone`: no group coordinator fences its plain offset, so it writes an individual commit each time.
+    Shape: `generation` is that in which the task was opened; `transactional_id` names the writer (under at-least-once
+    only a label). `alone`: no group coordinator fences its plain offset, so it writes an individual commit each time.
     """
 
     group: str
@@ -46,7 +46,7 @@ class Author:
 
 
 class Commits(Protocol):
-    """What a commit needs to know of the commits of other members: `follower.Follower`."""
+    """Other members' commits, as far as a commit needs them: `follower.Follower`."""
 
     @property
     def partition(self) -> TopicPartition:
@@ -92,7 +92,7 @@ class _Source:
     follows: Callable[[], tuple[Segment, ...]] | None = None
 
     def now(self) -> tuple[Segment, ...]:
-        """Return the segments, advanced to what was reached and joined; kept, so that the next call is short."""
+        """Return the segments, advanced to `reached` and joined; cached."""
         if self.follows is not None:
             self.segments = self.follows()
         elif any(segment.position < self.reached for segment in self.segments):
@@ -198,7 +198,7 @@ class Progress:
                 source.until = next_offset
 
     def tell(self, partition: TopicPartition, operator_times: OperatorTimes) -> None:
-        """Note the operator times behind what was reached. Once before each commit, as record caches move them late."""
+        """Note the operator times at `reached`. Call it before each commit: flushing record caches advances them."""
         source = self._sources[partition]
         if operator_times == source.operator_times:
             return
@@ -261,8 +261,8 @@ class Progress:
         elif claim:
             needed = source.claim
         else:
-            # The plain offsets of all sources go away together. If the individual commit of one source were left, the
-            # others would begin anew beside it, below the state: whoever writes the first one writes one for each.
+            # The plain offsets of all sources expire together. If only one source had an individual commit then, the
+            # others would begin again, below the state. So a task that writes its first one writes one for each source.
             needed = self._needs(source) or (not source.said and any(map(self._needs, self._sources.values())))
         source.staged_said = segments if needed else source.said
         if not needed:
@@ -272,12 +272,12 @@ class Progress:
         return encode_key(key), encode_value(CommitValue(self.author.transactional_id, segments, beside))
 
     def _needs(self, source: _Source) -> bool:
-        """Whether the plain offset does not hold all of the segments of a source, as far as they are new."""
+        """Whether the plain offset cannot hold all new segments of a source."""
         if not self.key_range.is_whole:
             return source.now() != source.durable
-        # Also when nothing moved: the plain offset is written at this term and outranks individual commits of older
-        # terms that are above it. Where there are individual commits, also one of this task, from records done out
-        # of order, it writes each as well: if the plain offset goes away, they would count again.
+        # Also when nothing moved: the plain offset, written at this term, outranks older individual commits with higher
+        # positions. If the partition has individual commits, this task's own included, the task writes one with each
+        # commit: without the plain offset, the old ones would count again.
         segments = source.now()
         return _parted(segments) or ((source.claim or bool(source.said)) and segments != source.said)
 

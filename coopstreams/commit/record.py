@@ -47,9 +47,7 @@ PARTITIONS = 50
 
 VERSION = 1
 WITH_TIMES = 2
-"""The version of a value with operator times: who does not know them would tell windows again that it does not know to
-be closed.
-"""
+"""Version of a value with operator times. A reader that ignored them would emit closed windows again."""
 MOST_TIMES = 100
 """Most operator times in the metadata of a plain offset: a broker takes 4 KiB."""
 _KEY_TAIL = struct.Struct(">iQQii")

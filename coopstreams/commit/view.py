@@ -39,14 +39,14 @@ nothing. In detail, for the mixed use:
 
 **Loss of commits.** Both places are outside of this program: offsets expire when a group is empty for long
 (`offsets.retention.minutes`) or are deleted with their group; topics are deleted or recreated.
-* *The plain offset goes away*: individual commits alone hold the same progress, where they tile the hash space. A
-  task that opens a partition with individual commits writes one with each commit, at its own term, also if it owns all
-  of it; and whoever writes the first one of a source writes one of each source of the task. A hash without one has
-  never been committed since the partition was first shared: it rested upon the plain offset. An application opens
-  nothing then (`opening.begun`), because a position was made durable before the first record was processed
-  (`Progress.begin`): nothing in either place means that nothing was done. Under at-least-once, claims of stalled
-  openers may tile the hash space beside a whole-range owner that found and wrote no individual commit: then the claims
-  count, and what was done since is done again.
+* *The plain offset goes away*: individual commits alone hold the same progress, where they tile the hash space. A task
+  that opens a partition with individual commits writes one with each commit, at its own term, also if it owns all of
+  it; and a task that writes its first one writes one for each of its sources. A hash without one has never been
+  committed since the partition was first shared: it rested upon the plain offset. An application opens nothing then
+  (`opening.begun`), because a position was made durable before the first record was processed (`Progress.begin`):
+  nothing in either place means that nothing was done. Under at-least-once, claims of stalled openers may tile the hash
+  space beside a whole-range owner that found and wrote no individual commit: then the claims count, and what was done
+  since is done again.
 * *Individual commits go away*: the plain offset names the highest term beside it (`Committed.beside`). That record is
   never garbage, so a view behind the barrier without it lacks commits (`lacks`), and no task opens. A whole-range task
   with one segment names none: its offset is its whole progress. Terms go on above the named one, so an earlier zombie

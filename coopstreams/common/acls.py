@@ -63,7 +63,7 @@ class Attempt:
     transactional_id: str = ""
 
     def missing(self, refusal: str) -> str:
-        """Return which ACL is missing, and the cure, for Kafka's name of an error; empty: it is about no ACL."""
+        """Return the missing ACL and the cure, for Kafka's name of an error; empty: the error is not about ACLs."""
         match refusal:
             case "TOPIC_AUTHORIZATION_FAILED":
                 return self._said(self.operation or "Read", "topic", self.topics)
@@ -87,4 +87,4 @@ class Attempt:
 
 
 NEEDS_NOTHING = Attempt()
-"""A request that no ACL is for, or of which nothing is known."""
+"""A request that needs no ACL, or whose ACLs are unknown."""

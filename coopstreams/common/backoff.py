@@ -1,4 +1,4 @@
-"""The back-off before a stream thread or a worker is replaced: none after the first death, then longer and longer.
+"""The back-off before a stream thread or a worker is replaced: none after the first death, then doubled each time.
 
 A record that kills its processor is read again at once, and each time all uncommitted work is repeated.
 """

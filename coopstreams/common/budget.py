@@ -1,12 +1,13 @@
 """How much CPU time a side activity of a process may take while its main work waits for the interpreter.
 
-Python runs one thread at a time. What queries compute, the processing does not: so while records wait, queries get a
-share of the time, and those beyond it wait in their order. What was spent is measured and not estimated, so a request
-that costs more is followed by a longer wait.
+Python runs one thread at a time, so queries take time from the processing. While records wait, queries get a share of
+the time; further ones wait in order. The time is measured, not estimated, so an expensive request is followed by a
+longer wait.
 
-Invariant: while the main work is busy, over any long time no more is spent than the share, but for what was under way.
-Turned down: refusing what is beyond the share (to refuse 2,000 requests a second costs more than the share), threads of
-lower priority (the interpreter's lock knows none).
+Invariant: while the main work is busy, requests spend no more than the share over any long time, except those under
+way.
+Turned down: refusing requests beyond the share (refusing 2,000 a second costs more than the share), threads of lower
+priority (the interpreter's lock knows none).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ T = TypeVar("T")
 BURST_S = 0.05
 """CPU time that may be spent at once after a while without requests."""
 LOOK_S = 0.1
-"""How often a request that waits looks whether the main work is still busy."""
+"""How often a waiting request checks whether the main work is still busy."""
 
 
 class CpuBudget:
@@ -35,20 +36,20 @@ class CpuBudget:
         now: Callable[[], float] = time.monotonic,
         cpu: Callable[[], float] = time.thread_time,
     ) -> None:
-        """`busy`: whether the main work waits for the interpreter. `cpu`: what the loop's thread has used."""
+        """`busy`: whether the main work waits for the interpreter. `cpu`: the CPU time of the loop's thread."""
         self._share, self._busy, self._now, self._cpu = share, busy, now, cpu
         self._elsewhere = 0.0
-        """CPU time of counted functions, on other threads."""
+        """CPU time of counted functions on other threads."""
         self._here = 0.0
         self._seen: float | None = None
-        """CPU time of the loop's thread, since it was first seen; what its clock showed then."""
+        """The clock of the loop's thread, when it was first read."""
         self._guard = threading.Lock()
         self._left = BURST_S
         self._at: tuple[float, float] | None = None
         self._line = asyncio.Lock()
 
     async def turn(self) -> None:
-        """Return when the next request may be answered; requests are in line. On the loop's thread."""
+        """Return when the next request may be answered; requests wait in order. On the loop's thread."""
         if self._share is None:
             return
         async with self._line:
@@ -56,7 +57,7 @@ class CpuBudget:
                 await asyncio.sleep(min(wait_s, LOOK_S))
 
     def wait_s(self, share: float) -> float:
-        """Return how long until something may be spent; 0: now. On the loop's thread."""
+        """Return how long until CPU time may be spent; 0: now. On the loop's thread."""
         cpu = self._cpu()
         self._here += 0.0 if self._seen is None else cpu - self._seen
         self._seen = cpu
@@ -86,6 +87,7 @@ class CpuBudget:
             try:
                 return function()
             finally:
-                self._elsewhere += time.thread_time() - began  # a lost update of another thread is a request too many
+                # losing another thread's update admits one request too many
+                self._elsewhere += time.thread_time() - began
 
         return call

@@ -300,7 +300,7 @@ _PASSED_ON = (
     "topic.metadata.",
     "reconnect.",
 )
-"""Prefixes of librdkafka's connection settings, and of settings for a single client; those on security besides."""
+"""Prefixes of settings passed on to librdkafka: of connections and of single clients. Security settings are, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,7 +367,7 @@ class Config:
 
 
 def http_values(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the checked settings `http.*` among these, with defaults: what a command needs that asks an application.
+    """Return the checked `http.*` settings with defaults, for a command that queries an application.
 
     Raises:
         ConfigError: an invalid value.
@@ -414,7 +414,7 @@ def check_http(values: Mapping[str, Any]) -> None:
     """Check that the settings on access over HTTP fit each other.
 
     Raises:
-        ConfigError: they contradict each other, or leave something open that a token or certificate should protect.
+        ConfigError: they contradict each other, or leave access unprotected that needs a token or certificate.
     """
     if values["http.token.operate"] and not values["http.token.read"]:
         raise ConfigError(

@@ -32,7 +32,7 @@ from typing import Any, Protocol, TypeVar
 __all__ = ["SYSTEM", "Empty", "Host", "HostCondition", "HostThread", "Inbox", "Signal", "System", "Timed"]
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""Linux has the first. On macOS the second includes the time asleep, which `time.monotonic` does not."""
+"""Linux has the first. On macOS the second includes the time asleep, unlike `time.monotonic`."""
 
 T = TypeVar("T")
 

@@ -73,7 +73,7 @@ class _Family(Generic[M]):
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What a process has done since it started, over all its tasks: nothing in it ever goes back.
+    """Counts of a process since it started, over all its tasks; they never decrease.
 
     Shape: `consumed` and `produced` by sub-topology and topic, `dropped` by sub-topology, node and reason,
     `dead_letters` by sub-topology, all as texts. Units: `commit_seconds` in seconds, all else in records or events.
@@ -257,7 +257,7 @@ class Metrics:
         self._commit_seconds.of(thread).observe(seconds)
 
     def latency(self, subtopology: int, seconds: float) -> None:
-        """Count a batch by how old its first record was when it was processed."""
+        """Count a batch by the age of its first record when it was processed."""
         self._latency.of(subtopology).observe(seconds)
 
     def aborted(self, thread: int) -> None:
@@ -289,7 +289,7 @@ class Metrics:
         self._query_seconds.of(route).observe(seconds)
 
     def totals(self) -> Totals:
-        """Return the counters that people look at, as they are now."""
+        """Return the current counters for people."""
         return Totals(
             _sum(self._commits),
             sum(seconds for _, seconds in self._commit_seconds.values()),

@@ -1,4 +1,4 @@
-"""What a user may have meant, for the errors about a name that is not known."""
+"""Suggests the known name that a user may have meant, for errors about unknown names."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@
     ${file:PATH}    the text of a file, without line ends at its end: as Docker and Kubernetes mount secrets
 
 Invariant: the `repr` of settings has no secret, and so neither has a log line, a traceback with variables, or a dump.
-Source: KIP-297 and KIP-421 (references to config providers in any value); of Kafka's `FileConfigProvider` only the form
-differs: there the file is one of properties, and the reference names a key as well.
+Source: KIP-297 and KIP-421 (references to config providers in any value); unlike Kafka's `FileConfigProvider`, whose
+file has properties, with the key in the reference.
 """
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ class Security:
         """Return the settings for Java's clients.
 
         Raises:
-            ConfigError: Java's clients cannot be told some of them.
+            ConfigError: Java's clients have no equivalent of some of them.
         """
         rest = dict(self.given)
         java = {"security.protocol": self.protocol}
@@ -208,7 +208,7 @@ class Security:
         return java
 
     def _check(self) -> None:
-        """Do nothing if everything that the protocol and the mechanism need is there, and can be read."""
+        """Check that everything that the protocol and the mechanism need is there, and can be read."""
         if self.mechanism in PASSWORDS:
             self._need("sasl.username", "sasl.password")
         if self._native_oidc:
@@ -231,7 +231,7 @@ class Security:
 
     @property
     def _token_source(self) -> Fetch | None:
-        """What returns a token with its end, as librdkafka's `oauth_cb`; None: this mechanism needs none."""
+        """Returns a token with its end, as librdkafka's `oauth_cb`; None: this mechanism needs none."""
         if self.mechanism == MSK_IAM:
             return msk_iam(self.servers)
         if self.mechanism != OAUTHBEARER:

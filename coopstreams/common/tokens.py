@@ -1,8 +1,8 @@
-"""Tokens for OAUTHBEARER: where they come from, and one that is always fresh for the group's client.
+"""Tokens for OAUTHBEARER: their sources, and renewal for the group's client.
 
-    callback    a user's function, `oauth_cb`: as librdkafka calls it
-    oidc        OpenID Connect's client credentials grant: what librdkafka does by itself, for the group's client
-    msk_iam     a request that is signed with the credentials of AWS (`pip install 'coopstreams[msk]'`)
+    callback a user's function, `oauth_cb`: as librdkafka calls it oidc OpenID Connect's client credentials grant:
+    librdkafka has its own; this is for the group's client msk_iam a request that is signed with the credentials of AWS
+    (`pip install 'coopstreams[msk]'`)
 
 Invariant: heartbeats never wait for an identity provider once there was a token: a thread renews it before its end.
 Source: RFC 6749 section 4.4; KIP-255 (tokens are renewed after four fifths of their life); KIP-768.
@@ -99,7 +99,7 @@ def oidc(settings: Mapping[str, Any]) -> Fetch:
             token = str(answer["access_token"])
             return token, _end_of(token, answer.get("expires_in")), "", extensions
         except (OSError, ValueError, KeyError, TypeError) as error:
-            # The cause is left out: its variables have the request, and that the secret.
+            # The cause is left out: its traceback's variables have the request with the secret.
             raise TokenError(f"no token from {url}: {_reason(error)}") from None
 
     return fetch
@@ -135,7 +135,7 @@ class Tokens:
         self._token: Token | None = None
         self._problem = "no answer yet"
         self._asked = threading.Event()
-        """Set when the first answer, or failure, has come."""
+        """Set after the first answer or failure."""
         self._closed = threading.Event()
         threading.Thread(target=self._renew, name="tokens", daemon=True).start()
 

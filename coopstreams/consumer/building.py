@@ -188,7 +188,7 @@ def _session(
     fetching = Fetching(reader, config["max.bytes.key.range.cache"], policies.reserves_values, filter_)
     in_offset_order = config["commit.order"] == "offset"
     timeout_s = config["transaction.timeout.ms"] / 1000
-    log.timeout_s = timeout_s  # for the writer's life: brokers have been found by now
+    log.timeout_s = timeout_s  # for the rest of the writer's life: brokers have been found by now
     committing = Committing(log, follower, transactional_id, timeout_s, host, in_offset_order=in_offset_order)
     log.timeout_s = STEADY_S
     return ConsumerSession(

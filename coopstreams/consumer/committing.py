@@ -13,13 +13,14 @@ offset of each partition has reached the commit's first offset, so results becom
     stable 40;  B commits [45,49] -> waits;  A commits [40,44] -> proceeds, stable 45 -> B proceeds
 
 The commit topic is the queue: each consumer reads the progress of the others there, and needs no other signal. So a
-consumer also commits up to where it has no records (`let_pass`), before it waits itself and now and then in `consume`:
-two whose last commits lie behind would otherwise wait for each other, and one without records would hold up all others.
+consumer also commits that it has no records up to an offset (`let_pass`), before it waits itself and from time to time
+in `consume`. Otherwise two consumers whose last commits are old would wait for each other, and one without records
+would hold up all others.
 
 Invariant: individual commits first, fence last (`tasks/committer`). After a failure the writer aborts, which decides
 whether the failed commit counted. What is in flight stays in flight, and the next commit repeats everything; positions
 only grow.
-Turned down: making every transaction wait (the default is free of order; within a key there is order anyway).
+Turned down: making every transaction wait (by default order matters only within a key, where it holds anyway).
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Committing:
         self.in_order = False
         """Whether commits contain positions only, without done runs above them."""
         self._in_turn: set[TopicPartition] = set()
-        """The partitions in which a transaction has waited in vain."""
+        """The partitions in which a transaction has timed out waiting for others."""
 
     def claim(self, shares: Sequence[Share], ownership: Ownership) -> None:
         """Commit the inherited positions of these key ranges under this consumer's own terms.
@@ -136,7 +137,8 @@ class Committing:
         return self._result(shares, moved, news)
 
     def let_pass(self, shares: Sequence[Share], ownership: Ownership) -> None:
-        """Commit that these key ranges have no records up to the first uncommitted one: others may wait for that.
+        """Commit that these key ranges have no records below the first uncommitted one: others may wait for this
+        commit.
 
         Raises:
             MembershipLostError | LogError: see `commit`.
@@ -148,7 +150,7 @@ class Committing:
             self._commit_again(moved, ownership, claim=False)
 
     def hold(self, shares: Collection[Share]) -> None:
-        """Hand out records of partitions in which a transaction has waited in vain only when their turn has come.
+        """In partitions where a transaction has timed out, hand out a record only when all earlier ones are committed.
 
         Otherwise two consumers with two partitions could wait for each other, each with the next record of one of them.
         Records that did not fit into the cache are handed out when they are read again.
@@ -163,7 +165,7 @@ class Committing:
         self._writer.close()
 
     def _commit_again(self, shares: Sequence[Share], ownership: Ownership, *, claim: bool) -> None:
-        """Commit these without any record of this consumer's, beside the metadata of the last commit."""
+        """Commit these key ranges without any new record, with the metadata of the last commit."""
         for share in shares:
             share.progress.metadata = share.metadata
         self._in_own_transaction(shares, ownership, claim=claim)

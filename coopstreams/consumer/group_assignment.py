@@ -95,7 +95,7 @@ def _whole_or_shared(
     wanted: Mapping[str, Subscription],
     shareable: Collection[str],
 ) -> dict[str, tuple[TaskId, ...]]:
-    """Return the grants without parts of partitions for those who read whole ones, until all of one is free."""
+    """For members that read whole partitions, withhold parts of a partition until all of it is free."""
     return {
         id_: tuple(
             task

@@ -31,7 +31,7 @@ from coopstreams.topology.task_id import TaskId
 log = logging.getLogger(__name__)
 
 COMPLAIN_S = 5.0
-"""How long a key range waits for the barrier before a warning is logged, and between warnings."""
+"""How long a key range waits for the barrier before a warning, and the time between warnings."""
 
 
 @dataclass(slots=True, eq=False)

@@ -39,7 +39,7 @@ def read_policy(settings: Mapping[str, Any]) -> Policy:
 
 
 def set_policy(settings: Mapping[str, Any], values: Mapping[str, bool | None], topic: str | None = None) -> None:
-    """Set what a cluster, or one of its topics, allows; None: back to the default.
+    """Set the policy of a cluster, or of one of its topics; None: back to the default.
 
     Raises:
         ConfigError: there is no such setting at this level; nothing is set.
@@ -69,7 +69,7 @@ class Policies:
         self._look_at = 0.0
 
     def watch(self, topics: Iterable[str]) -> None:
-        """Refresh now; these are topics of the group.
+        """Refresh now, with these topics of the group.
 
         Raises:
             UnknownTopicError: one of them does not exist.

@@ -30,7 +30,7 @@ JUMP = 5000
 class Refetch:
     """A request to read records of a partition again.
 
-    Shape: `offsets` ascend; they are those that the waiting records of a key range (`waiting`) have asked for.
+    Shape: `offsets` ascend; a key range's `waiting` has asked for them.
     """
 
     at: TopicPartition

@@ -27,7 +27,7 @@ class Revocations(Generic[T]):
         self._deadline_s = deadline_s
         self._next: dict[T, float] = {}
         self._thereafter: dict[T, float] = {}
-        """The deadline of each key range; so in `_next`."""
+        """The deadline of each key range, as in `_next`."""
 
     @property
     def next(self) -> frozenset[T]:
@@ -58,7 +58,7 @@ class Revocations(Generic[T]):
                 self._next[one] = now + self._deadline_s
 
     def keep(self, some: Iterable[T]) -> None:
-        """Note that the group assigns these again: they leave the lists."""
+        """Note that the group assigns these again, and take them off the lists."""
         for one in some:
             self._next.pop(one, None)
             self._thereafter.pop(one, None)

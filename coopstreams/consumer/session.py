@@ -49,9 +49,9 @@ OPENING_S = 0.005
 """The longest wait for records while a key range waits to be opened."""
 AGAIN_S = 0.1
 LET_PASS_S = 0.2
-"""With `commit.order=offset`: the time between two commits that tell siblings that there is nothing to wait for."""
+"""With `commit.order=offset`: the time between two commits that let siblings' transactions proceed."""
 MOST_IN_VAIN = 5
-"""How often a commit is tried again that was fenced because the group has a new generation."""
+"""Attempts at a commit that was fenced because the group has a new generation."""
 
 Ranges = dict[TopicPartition, tuple[KeyRange, ...]]
 RangesCallback = Callable[[Ranges], object]
@@ -241,7 +241,7 @@ class ConsumerSession:
                 self.revocations.ask(given_up, self._host.now())
                 return
             log.warning("giving up %s: uncommitted records are processed again elsewhere: %s", names, error)
-        except BaseException:  # the user's, from `on_revoke`
+        except BaseException:  # the user's, raised by `on_revoke`
             self.revocations.ask(given_up, self._host.now())
             raise
         self._gone(given_up)
@@ -340,7 +340,7 @@ class ConsumerSession:
         self._blocked = blocked
 
     def _let_pass(self) -> None:
-        """Have siblings' transactions not wait for key ranges that have no records before them."""
+        """Commit that key ranges have no earlier records, so that siblings' transactions need not wait."""
         if self._host.now() < self._let_pass_at:
             return
         self._let_pass_at = self._host.now() + LET_PASS_S
@@ -358,7 +358,7 @@ class ConsumerSession:
         self._tell("lost", gone)
 
     def _gone(self, shares: Collection[Share]) -> None:
-        """Close these, and release them to the group."""
+        """Close these key ranges, and release them to the group."""
         self.fetching.close(shares)
         for share in shares:
             self.shares.pop(share.id, None)

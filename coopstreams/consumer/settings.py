@@ -1,4 +1,4 @@
-"""Settings of a cooperative consumer: Kafka's names, the proposal's, and whatever librdkafka knows.
+"""Settings of a cooperative consumer: Kafka's names, the proposal's, and librdkafka's.
 
 Invariant: names not listed here are passed to the Kafka clients unchanged, and they refuse unknown names.
 """

@@ -63,7 +63,7 @@ class Share:
         """Whether the reader has passed `taken`, and must go back there."""
         self.paused = False
         self.held = False
-        """Whether what waits is not handed out before earlier records of other key ranges are committed."""
+        """Whether waiting records are held until earlier records of other key ranges are committed."""
         self.leaving = False
         """Whether the group has revoked it: nothing more is handed out."""
         self.live = True
@@ -110,7 +110,7 @@ class Share:
         return records
 
     def first(self) -> int | None:
-        """Return the offset of the first record of the next transaction; None: none is here."""
+        """Return the offset of the first record of the next transaction; None: there is no record."""
         uncommitted = self.inflight.uncommitted()
         return self.waiting.first if uncommitted is None else uncommitted
 

@@ -24,7 +24,7 @@ def cache_folder() -> Path:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock file `path` (made if missing) against every other process; wait for it without limit.
+    """Hold an exclusive lock on the file `path` (made if missing); wait for it without limit.
 
     The kernel releases it when the process dies, so a lock is never stale.
     """

@@ -1,4 +1,4 @@
-"""Certificates for a broker of development: an authority of its own, and what it signs. Needs `cryptography`.
+"""Certificates for a development broker: its own authority, and certificates signed by it. Needs `cryptography`.
 
 Turned down: `keytool` of the Java that is there (it does not export private keys, which clients need as PEM files).
 """

@@ -29,7 +29,7 @@ class BrokerProcess:
     port: int
     controller_port: int
     inner_port: int = 0
-    """Of the listener SSL of a secured broker; 0: it is not secured."""
+    """The port of a secured broker's listener SSL; 0: it is not secured."""
 
 
 def recorded(folder: Path) -> BrokerProcess | None:
@@ -47,7 +47,7 @@ def running(folder: Path) -> BrokerProcess | None:
 
 
 def record(folder: Path, broker: BrokerProcess) -> None:
-    """Write down that this broker was started on the folder."""
+    """Record that this broker was started on the folder."""
     partial = folder / f"{_FILE}.partial"
     partial.write_bytes(orjson.dumps(broker))
     partial.rename(folder / _FILE)

@@ -51,7 +51,7 @@ class Secured:
         return (self.folder / f"{ADMIN}.toml").exists()
 
     def make(self) -> None:
-        """Make them, unless they are there."""
+        """Make the files, unless they exist."""
         if self.made:
             return
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -63,14 +63,15 @@ class Secured:
         self._write("tokens.key", key := tokens.new_key())
         self._write("jwks.json", tokens.key_set(key))
         self._write(f"{ADMIN}.password", secrets.token_urlsafe(24).encode())
-        self._write(f"{ADMIN}.toml", self._admin_settings().encode())  # last: `made` looks for it
+        self._write(f"{ADMIN}.toml", self._admin_settings().encode())  # last: `made` checks for this file
 
     def certificate(self, name: str, *, valid_days: float = certificates.VALID_DAYS) -> tuple[Path, Path]:
         """Make a certificate for the user `name`; return the files of the certificate and of its key."""
         authority = certificates.Issued(self.authority.read_bytes(), (self.folder / "ca.key").read_bytes())
         hosts = _HOSTS if name == _BROKER else ()
         issued = certificates.issue(authority, name, hosts, valid_days=valid_days)
-        self._write(f"{name}.both.pem", issued.key + issued.certificate)  # as Kafka's PEM key stores want it
+        # in one file, as Kafka's PEM key stores require
+        self._write(f"{name}.both.pem", issued.key + issued.certificate)
         return self._write(f"{name}.pem", issued.certificate), self._write(f"{name}.key", issued.key)
 
     def token(self, user: str, lifetime_s: float = 3600) -> str:
@@ -136,7 +137,7 @@ class Secured:
     def format_arguments(self) -> list[str]:
         """Return the arguments with which the storage tool makes the super user. They are in lists of processes.
 
-        So they have no password, but what the broker keeps of it: a salted hash (RFC 5802).
+        So they have no password, but the salted hash of it that the broker stores (RFC 5802).
         """
         password, arguments = (self.folder / f"{ADMIN}.password").read_bytes(), []
         for mechanism, digest in _SCRAM.items():

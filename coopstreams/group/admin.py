@@ -1,8 +1,8 @@
 """Describe a group, and read or commit its offsets, without being a member.
 
 Invariant: a commit from here is refused as soon as the group has a member (the coordinator checks it).
-Turned down: kafka-python's admin client (it does not wait for open transactions, and does not look again for a
-coordinator that moved).
+Turned down: kafka-python's admin client (it does not wait for open transactions, and does not follow a coordinator that
+moves).
 """
 
 from __future__ import annotations

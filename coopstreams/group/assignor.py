@@ -4,8 +4,8 @@
     target   the assignment once all hand-overs are done    the last one while it still fits, else balance.py
     grant    the part of the target that is free now        the rest follows when it was released
 
-Each member reports the target it was promised. While these promises fit the present members, they are the target: so
-nothing moves without a cause, and the rebalances of one hand-over all work towards the same target.
+Each member reports the target it was promised. While these promises fit the present members, they remain the target. So
+tasks move only for a cause, and all rebalances of one hand-over have the same target.
 
 Invariant: a target tiles the hash space of every partition and gives every slot its fair share; a grant overlaps no
 task that another member holds. Checked every time: an error here would be two owners of one key.

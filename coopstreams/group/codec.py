@@ -87,8 +87,8 @@ def encode_subscription(
     """Return the bytes of a subscription.
 
     Shape: `topics` is all the group commits offsets for, else the broker forgets them (measured). `sources` names the
-    topics of each sub-topology: only for people and tools, which then see partitions. Another `nonce` gives other
-    bytes.
+    topics of each sub-topology: only for people and tools, which then see partitions. A different `nonce` gives
+    different bytes.
     """
     info = state.info
     ours = _Subscription(**_info(info), tasks=_tasks(state.tasks), target=_tasks(state.target), nonce=nonce)

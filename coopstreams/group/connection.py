@@ -42,7 +42,7 @@ _T = TypeVar("_T")
 _PAUSE_S = 0.02
 _SLICE_MS = 3000
 _MARGIN_MS = 50
-"""How much earlier a request's own time-out comes: its error says more."""
+"""How much earlier a request's own time-out ends than its caller's: its error says more."""
 REQUEST_MS = 4000
 """Time limit of a heartbeat, and of the search for the coordinator; a join has a limit of its own."""
 
@@ -177,7 +177,7 @@ class Connection:
                 )
             except errors.KafkaError as error:
                 if isinstance(error, errors.UnknownTopicOrPartitionError):
-                    # The coordinator may not have heard yet of a topic that the controller has created.
+                    # The coordinator may not know yet a topic that the controller has created.
                     unknown_until = unknown_until or time.monotonic() + UNKNOWN_FOR_S
                     passes = time.monotonic() <= unknown_until
                 else:
@@ -205,7 +205,7 @@ class Connection:
     ) -> tuple[dict[int, _T], dict[int, errors.KafkaError]]:
         """Send each node its request, all at once; return the answers, and the errors; a late node is in neither.
 
-        It ends when all have answered or failed, when the answers are `enough`, or when the time is over. The request
+        The wait ends when all have answered or failed, when the answers are `enough`, or at the time limit. The request
         to a broker that hangs is not cancelled, as in `open_transactions`.
         """
         answers: dict[int, _T] = {}
@@ -312,7 +312,7 @@ class Connection:
 
 
 class _TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has no types
-    """`Tokens` as kafka-python asks for them."""
+    """Adapts `Tokens` to kafka-python's interface."""
 
     def __init__(self, tokens: Tokens) -> None:
         super().__init__()
@@ -328,7 +328,7 @@ class _TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # kafka-pyth
     def _current(self) -> Token:
         try:
             return self._tokens.current()
-        except TokenError as error:  # as if the broker did not answer: there may be one later
+        except TokenError as error:  # as if the broker did not answer: a later attempt may get a token
             raise errors.KafkaConnectionError(str(error)) from error
 
 

@@ -58,13 +58,13 @@ class _Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no typ
         self._connection = connection
         self._patience_s = patience_s
         self.heard_at = 0.0
-        """When the last answered heartbeat or join was sent, at the latest: `Host.elapsed`.
+        """A time (`Host.elapsed`) not after the sending of the last answered heartbeat or join.
 
         kafka-python's own clock stops while the machine sleeps.
         """
         self._beat_at = self._joined_at = 0.0
         self.shut_out: errors.KafkaError | None = None
-        """Why the group does not take heartbeats of this member, for good."""
+        """Why the group will never take heartbeats of this member again."""
         super().__init__(connection.client, api_version=connection.broker_version, **config)
 
     def protocol_type(self) -> str:
@@ -78,7 +78,7 @@ class _Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no typ
 
     async def _on_join_prepare_async(self, generation: int, member_id: str, timeout_ms: float | None = None) -> None:  # noqa: ARG002
         patient_until = time.monotonic() + self._patience_s
-        while not self._hooks.may_join() and time.monotonic() < patient_until:  # heartbeats go on meanwhile
+        while not self._hooks.may_join() and time.monotonic() < patient_until:  # heartbeats continue meanwhile
             await self._net.sleep(0.005)
 
     async def _on_join_complete_async(
@@ -201,7 +201,7 @@ class GroupCoordinator:
 
     @property
     def sure_until(self) -> float:
-        """Until when no other member can have got our tasks, as far as we know: `Host.elapsed`; 0: no member."""
+        """The time (`Host.elapsed`) until which certainly no other member has our tasks; 0: no member."""
         heard_at = self.heard_at
         return heard_at and heard_at + self._timings.session / 1000
 
@@ -232,9 +232,9 @@ class GroupCoordinator:
     ) -> requests.FetchedOffset:
         """Return the group's offsets.
 
-        A coordinator that hung and wakes up may return old ones, until it hears of its successor. That costs work, but
-        no wrong result: only a later generation can have moved them, and the successor refuses a commit of this
-        generation, while the stale coordinator has no replicas that would acknowledge it.
+        A coordinator that hung may return old ones, until it learns of its successor. That costs work, but gives no
+        wrong result: only a later generation can have moved them, the successor refuses a commit of this generation,
+        and the stale coordinator has no replicas to acknowledge it.
         """
         return self._ask(requests.fetch_offsets(self._group, partitions, stable=stable))
 

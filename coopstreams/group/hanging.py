@@ -96,9 +96,9 @@ def missing_markers(
 def believed(told_by: int | None, brokers: Collection[int], named: Mapping[int, int]) -> bool:
     """Return whether the broker that described a transaction coordinates it: the other brokers must name it.
 
-    `named`: the coordinator that each broker names which has answered. A broker that hung and wakes up believes for a
-    moment that it still is the coordinator, and describes the past: it may call a transaction committed that the new
-    coordinator has open, or aborts (seen: 802 records became visible 0.2 s before their abort).
+    `named`: the coordinator, by broker that has answered. A broker that hung still acts as the coordinator for a moment
+    and reports an old state: it may call a transaction committed that the new coordinator has open, or aborts (seen:
+    802 records became visible 0.2 s before their abort).
     """
     others = set(brokers) - {told_by}
     return told_by is not None and (not others or {named[one] for one in others & named.keys()} == {told_by})

@@ -48,7 +48,7 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The membership is lost, and these tasks with it: uncommitted work is void, and nothing has to be released.
+    """The membership is lost, and these tasks with it: uncommitted work is void, and no task has to be released.
 
     `epoch` is the new one.
     """

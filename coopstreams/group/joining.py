@@ -102,7 +102,7 @@ class Coordinator(Protocol):
 
     @property
     def sure_until(self) -> float:
-        """Until when no other member can have got our tasks, as far as we know: `Host.elapsed`; 0: no member."""
+        """The time (`Host.elapsed`) until which certainly no other member has our tasks; 0: no member."""
         ...
 
     @property

@@ -46,7 +46,7 @@ NOT_TOLD = 1
 
 @dataclass(frozen=True, slots=True)
 class BrokerView:
-    """A partition as one broker knows it. `epoch` -1: this broker reports none. `offline`: of the replicas."""
+    """A partition as one broker knows it. `epoch` -1: this broker reports none. `offline`: the replicas that are."""
 
     leader: int
     epoch: int
@@ -100,7 +100,8 @@ def silent_replicas(
 ) -> dict[TopicPartition, frozenset[int]]:
     """Return the brokers of in-sync replicas that have not answered; partitions without one are left out.
 
-    `views`: by broker that has answered. A replica is in sync if all of them say so: one may know better already.
+    `views`: by broker that has answered. A replica counts as in sync if all views have it in sync, since one view may
+    be newer.
     """
     found = {}
     for at in partitions:

@@ -9,9 +9,9 @@ Invariant: only members of one version have tasks. A sub-topology's number, the 
 positions on them are defined within one version only. So the active version gets no tasks before the others have
 released theirs: each hash of a source partition has one owner, whichever sub-topologies read it. Hence, of two versions
 that claim tasks, the newer claim is right: it was granted when the group knew of no other.
-Turned down: tasks for members of several versions where sub-topologies are alike (one program's repartition topics and
-stores are fed by all of its sub-topologies: half of an old program beside half of a new one is neither), the version of
-the leader (it would change whenever the leader does).
+Turned down: tasks for members of several versions with equal sub-topologies (the sub-topologies of one program feed its
+repartition topics and stores together, so half of an old and half of a new program would mix their results), the
+version of the leader (it would change whenever the leader does).
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ _STRANGER = (
 def _most(able: Members) -> tuple[Runs, ...]:
     """Return the topology of one version's members, with the partition counts of the member that sees the most.
 
-    The other members look for topics again when they get a task that they do not know. What one member may not divide
-    stays whole: it has seen a policy that the others have yet to see, or they have seen that it was lifted first.
+    The other members look for topics again when they get an unknown task. A sub-topology that one member may not divide
+    stays whole, since members learn of a changed policy at different times.
     """
     columns = zip(*(state.info.topology for state in able.values()), strict=True)
     return tuple(

@@ -186,7 +186,7 @@ class CoopStreams:
         except BaseException:
             self.stop()
             raise
-        if self._error is not None:  # it failed while this waited for the loop
+        if self._error is not None:  # it failed while this block waited for the loop
             await block.close()
             raise self._error
         block.entered = True
@@ -314,7 +314,7 @@ class _Block:
             self._loop.call_soon_threadsafe(self._end, failed)
 
     def was_cancelled(self, error: BaseException) -> bool:
-        """Whether the block ends with this error because it was cancelled here, and not by other code."""
+        """Whether this error ends the block because it was cancelled here, and not by other code."""
         if not self._cancelled or not isinstance(error, asyncio.CancelledError):
             return False
         assert self._task is not None

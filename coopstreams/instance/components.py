@@ -1,4 +1,4 @@
-"""The components of an instance: cluster, topics, programs, state folder, metrics; built once, and how they connect.
+"""The components of an instance: cluster, topics, programs, state folder, metrics; built and connected once.
 
 Invariant: everything opened here is closed here, in the opposite order.
 """
@@ -159,7 +159,7 @@ class Components:
             made = resolved, directory, databases, metrics, follower, tables, process
             components = Components(wiring, config, topology, cluster, watching, *made, *shared, closing.pop_all())
             components.restrictions.look()
-            components.restrictions.close()  # the watcher reads on, on its own thread
+            components.restrictions.close()  # the watcher continues to read, on its own thread
             return components
 
     def __post_init__(self) -> None:
@@ -350,7 +350,7 @@ class Components:
         place = self.config["snapshots.dir"]
         snapshots = Snapshots(place, self.application, self.directory.folder / "snapshots") if place else None
         restoring = Restoring(self.log, self.changelog, snapshots, self.metrics, listener, self.host)
-        # Match the whole id: the id of another application may begin like ours.
+        # Match the whole id: the id of another application may have the same beginning.
         form = re.compile(re.escape(self.application) + r"-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}-\d+")
         return Opener(
             member,

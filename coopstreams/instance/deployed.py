@@ -132,7 +132,7 @@ class Deployed:
             writer.flush(_TIMEOUT_S)
 
     def holds(self, change: TopologyChange) -> bool:
-        """Whether the topic of a change has records; of a repartition topic: records that are not processed."""
+        """Whether the topic of a change has records; of a repartition topic: unprocessed records."""
         assert change.topic is not None
         partitions = [
             TopicPartition(change.topic, number)

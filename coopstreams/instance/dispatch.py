@@ -189,7 +189,7 @@ class Dispatcher:
                     route.thread.deliver(route.task, RecordBatch.ended(source, slot, partition.at))
 
     def _advance_time(self) -> float:
-        """Have the owners of hash 0 advance the time of silent partitions; return when the next may be due."""
+        """Have the owners of hash 0 advance the time of silent partitions; return when the next advance may be due."""
         now, next_s = self._host.now(), math.inf
         for source, partition in self._partitions.items():
             owner = partition.routes[0]

@@ -90,7 +90,7 @@ class Instance:
         self._doubts = Doubts()
         self._back_off = BackOff()
         self._resting: dict[int, tuple[float, str]] = {}
-        """Until when the successor of a dead stream thread rests, and the error that ended that thread."""
+        """The end of the rest of each dead stream thread's successor, and the error that ended the dead thread."""
         self.opener = components.opener(self.member, self._tell, self._follower_moved, lifecycle.restore_listener)
         most_bytes = components.config["max.bytes.key.range.cache"]
         self._dispatcher = Dispatcher(
@@ -162,7 +162,7 @@ class Instance:
 
     @property
     def busy(self) -> bool:
-        """Whether records wait to be processed, or to be fetched: that takes the interpreter, too. Any thread."""
+        """Whether records wait to be processed or fetched: fetching takes the interpreter, too. Any thread."""
         return not self.paused and (any(thread.backlog for thread in self._threads) or self._dispatcher.behind)
 
     def add_thread(self) -> str | None:
@@ -272,7 +272,7 @@ class Instance:
         return counts
 
     def _failed_at_last(self) -> Failed | None:
-        """Return the error of a stream thread that failed while it drained."""
+        """Return the error of a stream thread that failed while the instance drained."""
         if (
             doubtful := next((held.failure for held in self._doubts.held if held.failure.thread is not None), None)
         ) is not None:
@@ -352,7 +352,7 @@ class Instance:
                 self._threads.added(number)
                 self.member.rejoin()
             case ThreadRemoved(number):
-                # It closes its tasks before it ends, because it is told so first; other threads open them.
+                # It closes its tasks before it ends, because that message comes first; other threads open them.
                 if (leaves := self._threads.leaves(number)) is not None:
                     self._do(self.registry.reopen([task for task, home in self._homes.items() if home is leaves]))
                     leaves.retire()
@@ -361,7 +361,7 @@ class Instance:
                 self._threads.ended(number)
 
     def _say_why(self, waits: str) -> None:
-        """Log that this process gets no tasks from now on, and why; or that it gets tasks again."""
+        """Log when this process gets no tasks any more, with the reason, or gets tasks again."""
         waited = self.waits
         if waits and not waited:
             log.warning(
@@ -390,7 +390,7 @@ class Instance:
         dead = self._threads.replace(failure.thread, rests_s)
         tasks = [task for id_, task in self.tasks.items() if self._homes[id_] is dead]
         for task in tasks:
-            task.discard()  # the dead thread has not, if the task had not reached it
+            task.discard()  # the dead thread has not discarded a task that had not reached it
         self._forget(tasks)
         self._do(self.registry.aborted([task.id for task in tasks]))
 

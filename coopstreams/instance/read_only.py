@@ -1,4 +1,4 @@
-"""The stores of this process, read without HTTP: the keys that this instance owns, as Python values.
+"""Reads stores of this process without HTTP: the keys that this instance owns, as Python values.
 
 Invariant: as over HTTP, committed state; None means that this instance owns the key and has no such row.
 Source: Kafka Streams `KafkaStreams.store`, `ReadOnlyKeyValueStore`, `ReadOnlyWindowStore`, `ReadOnlySessionStore`.

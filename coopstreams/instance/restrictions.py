@@ -7,7 +7,7 @@ Each member announces which of its sub-topologies may be cut, and the group cuts
 (`group.versions`). So members that see a change at different times agree on the stricter policy in between, and the
 ranges of a partition become one as in any other rebalance: each is committed and closed before one task opens them all.
 
-Invariant: individual commits that describe what is done already are kept until the partition has caught up with them:
+Invariant: individual commits of records done out of order are kept until the partition's position has passed them:
 without them, records would be processed twice.
 Turned down: the leader reads the policy for all (one whose user may not read the topic would cut what others may not).
 """
@@ -84,7 +84,7 @@ class Restrictions:
 
     def _read(self) -> Policy:
         if self._topic is None:
-            # Of all topics: asked for by name, one that this user may not see would be an error.
+            # Of all topics: a request by name would fail for a topic that this user may not see.
             if TOPIC not in self._log.partitions():
                 return Policy()
             self._topic = PolicyTopic(self._log, host=self._host)

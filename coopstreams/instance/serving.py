@@ -1,7 +1,7 @@
 """The query server's `Backend` of an instance, over the task registry, the open tasks and the last assignment.
 
 Invariant: a view counts as owned only while this very opening of its task runs here and the group has lately answered a
-heartbeat: a process that was stopped and wakes up owns nothing until the group has answered it.
+heartbeat: a suspended process that resumes owns nothing until the group has answered it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class TaskView:
         return self._opened.progress.stream_time(source) if source in self._opened.sources else NO_STREAM_TIME
 
     def owned(self) -> bool:
-        """Whether this opening of the task is still the owner."""
+        """Whether this opening of the task still owns the key range."""
         return self._serving.owns(self._opened)
 
     def __enter__(self) -> Self:
@@ -149,7 +149,7 @@ class Serving:
         reasons = [
             Reason("no-progress", message + self._instance.waiting_for(task), task)
             for task, message in self._instance.stall_detector.stalled(now).items()
-            if task not in paused  # a new process could not call either
+            if task not in paused  # a new process could not make their calls either
         ]
         stalled, dealt = self._instance.share.reasons()
         reasons += stalled
@@ -219,7 +219,7 @@ class Serving:
         self._instance.pause(paused)
 
     def end(self) -> None:
-        """Own nothing any more: the databases are about to be closed."""
+        """Own no task any more: the databases are about to be closed."""
         self._ended = True
 
     def owns(self, task: Task) -> bool:

@@ -15,7 +15,7 @@ from coopstreams.topology.compile.program import Program
 
 
 def share_members(components: Components, emit: Callable[[Event], None], holds: Callable[[], str]) -> ShareMembers:
-    """Return the share threads, not yet started; none, if all records have an order. `holds`: as of `ShareThread`."""
+    """Return the share threads, not yet started; none, if every source is read in order. `holds`: see `ShareThread`."""
     programs = [program for program in components.programs.values() if program.subtopology.unordered]
     count = components.config["num.stream.threads"] if programs else 0
     threads = [_thread(components, number, programs, emit, holds) for number in range(count)]
@@ -55,6 +55,6 @@ def _thread(
 
 
 def _forbidden(made: Components) -> str:
-    """Return what the policy has against an order of the broker's, in words; empty: nothing."""
+    """Return, in words, which policy forbids processing in the broker's order; empty: none does."""
     reason = made.restrictions.policy.forbids_ranges(made.topology.unordered_topics)
     return reason and f"{reason} (`coopstreams policy get`)"

@@ -40,7 +40,7 @@ class StreamThreads:
         self._known = set(range(threads))
         """Threads whose transactional ids the group knows."""
         self._uneven = False
-        """Whether a thread was added, and the tasks that are here have not been spread over all threads since."""
+        """Whether a thread was added and the local tasks were not spread over all threads since."""
         self._paused = False
         self._lock = threading.Lock()
 

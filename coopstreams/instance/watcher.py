@@ -4,7 +4,7 @@ purges repartition topics.
 It also compares the topic ids of running tasks with those at their opening. A recreated source ends the instance. If a
 changelog was deleted, the local state is right as long as its task runs; the next opening restores only what was
 written since. So the watcher reports it, and the tasks go on. (Turned down: opening them again at once. It would lose
-at once state that may be rebuilt from the source before any task must restore.)
+state that can still be rebuilt from the source.)
 
 A slow task is reported with its reason, not restarted: after some seconds `/health` names what a task waits for, and
 after half a minute the instance is not live.
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
 MOST_S = 2.0
-"""How long one look asks leaders, if some do not answer: the others are asked by the next looks."""
+"""How long one look waits for leaders. The next looks ask those that did not answer."""
 COMPARE_EVERY_S = 60.0
 """Time between two comparisons of topic ids."""
 
@@ -211,7 +211,7 @@ class Watcher:
             self._emit(changed)
         tasks = dict(self._tasks)
         asked_at, sources = self._host.now(), {source for task in tasks.values() for source in task.sources}
-        # Before the brokers are asked, which may take long: a task that does not move is slow from now on.
+        # Before the brokers are asked, which may take long: the samples of slow tasks must not wait.
         committed = {
             id_: {source: task.progress.durable(source) for source in task.sources} for id_, task in tasks.items()
         }
@@ -289,7 +289,7 @@ class Watcher:
                     break
 
     def _look_for_silence(self, ends: Mapping[TopicPartition, int]) -> None:
-        """Ask the replicas of busy sources that stand still."""
+        """Ask the replicas of busy sources whose ends do not advance."""
         quiet = self.stall_detector.quiet
         still = quiet.look(ends, self._host.now())
         try:

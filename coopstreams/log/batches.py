@@ -36,9 +36,7 @@ class Router(Protocol):
 
 
 MakeRouter: TypeAlias = Callable[[list[int], list[int], int, int], Router]
-"""Makes a router, given the hashes at which the slot changes, the slots, their number (see `_bounds`), and the suffix.
-
-"""
+"""Makes a router from the hashes at which the slot changes, the slots, their number (see `_bounds`), the suffix."""
 
 
 class Routes:
@@ -71,9 +69,9 @@ class Routes:
         suffix: int = 0,
         router: MakeRouter | None = None,
     ) -> None:
-        """Cut the hash space. `time_marks`: they advance time. `router`: what cuts batches; None: pure Python.
+        """Cut the hash space. `time_marks`: whether they advance time. `router`: cuts batches; None: pure Python.
 
-        `suffix`: so many bytes at the end of each key are not hashed.
+        `suffix`: the number of bytes at the end of each key that are not hashed.
 
         Raises:
             ValueError: no ranges at all, or two that overlap.
@@ -103,7 +101,9 @@ class Routes:
 
     @property
     def first_router(self) -> Router | None:
-        """What may cut the records before anything else has seen them; None: something must, or nothing is cut."""
+        """Makes a router that may cut the records before anything else sees them; None: something must see them first,
+        or nothing is cut.
+        """
         return None if self.whole or self.timestamps is not None or self._operator_times is not None else self._router
 
     def split(self, columns: Columns) -> list[Columns]:
@@ -117,7 +117,7 @@ class Routes:
         return [columns.pick(part) for part in indexes]
 
     def tell_time(self, columns: Columns) -> None:
-        """Set the columns of operator times on records of the partition, which follow those of the last call."""
+        """Set the columns of operator times on records of the partition. Call it in the order of the records."""
         if self._operator_times is None:
             return
         told = self._operator_times(columns)

@@ -48,7 +48,7 @@ class RecordBatch:
     operator_times: Sequence[int] = ()
     """The operator times of the partition after this batch; see `route`."""
     busy: bool = False
-    """Whether the fetch had a record of the partition, of whichever key range. Time marks are none."""
+    """Whether the fetch had a record, other than a time mark, of the partition: of any key range."""
 
     def behind(self, before: RecordBatch) -> RecordBatch:
         """Return one batch for this one and the one before it, if neither has records: the latest position."""

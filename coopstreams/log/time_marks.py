@@ -11,8 +11,8 @@ up to its own timestamp as a record, which is never later than the clock of its 
 a window of the future. (A broker refuses timestamps far ahead of its clock: `message.timestamp.after.max.ms`.)
 
 Invariant: marks are dropped by every reader, and advance time only where the source asks for it.
-Turned down: marks that count for the application that wrote them only. Another one, started later, would close its
-windows elsewhere when it replays the same records.
+Turned down: marks that count only for the application that wrote them. Another one, started later, would close its
+windows at other records when it replays the topic.
 Turned down: the advance in the individual commit of the owner of hash 0. A sibling reads that topic and the source in
 no common order, so it may process a record before it reads of the advance; and the compacted topic keeps the last
 advance only, so a replay would miss the others.

@@ -6,9 +6,9 @@ instance ran. To begin at `auto.offset.reset` then would process everything agai
 key ranges have committed and the plain offset, which came first, is gone; hashes with individual commits keep their
 positions.
 
-All offsets of a group expire together, and individual commits stay. So a source that has individual commits and no
-offset, which came first, means that the offsets were there and are gone: whichever source has neither has lost its
-position, also that of a task without state. It must not write its results again into the sources of a task that has.
+All offsets of a group expire together, and individual commits stay. So a source with individual commits and no offset
+shows that the offsets have expired. Any other source with neither has then lost its position, even if its task has no
+state: it must not write its results again into the sources of a task that has.
 
 The first task without an offset of a source triggers a check of the whole application.
 

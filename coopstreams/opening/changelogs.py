@@ -1,4 +1,4 @@
-"""What brokers report of changelogs: topic ids, start and end offsets, and how long they keep tombstones.
+"""Changelog topics at the brokers: ids, start and end offsets, and how long tombstones are kept.
 
 Invariant: the id and the settings of a topic are fetched once until `forget`: tasks that open together need the same.
 Invariant: the id is fetched before the offsets and checked again later (`is_still`), so offsets of a recreated topic

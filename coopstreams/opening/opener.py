@@ -4,7 +4,7 @@
                read
     positions  individual commits and the group's plain offset -> segments, term
     restore    each changelog to the end it has now, filtered by key range, beside the tasks that run
-    sink       of a task that applies to a place outside of Kafka: a session there, which ends all earlier ones
+    sink       of a task with an external sink: a session there, which ends all earlier ones
 
 Invariant: a task is open only when its barrier is passed (`commit.barrier`) and its state matches its positions.
 """
@@ -44,7 +44,7 @@ LOOK_S = 0.1
 BUSY_S = 0.01
 """Longest wait for commits while tasks wait for answers of the brokers."""
 RETRY_S = 0.3
-"""How long to wait after a request that failed."""
+"""Pause after a request that failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +95,13 @@ class Opener:
         self._restoring = restoring
         self._take_over = take_over
         self._taken: int | None = None
-        """The epoch in which `take_over` last ran; None: another version of the topology may have had tasks since."""
+        """The epoch in which `take_over` last ran; None: tasks of another topology version may have run since."""
         self._databases = databases
         self._emit = emit
         self._requests: Inbox[_TaskOpening | TaskId | Assigned | None] = host.inbox()
         self._openings: dict[TaskId, _TaskOpening] = {}
         self._held: dict[TaskId, Held] = {}
-        """Tasks that are not to be opened before their time."""
+        """Tasks that must not be opened yet."""
         self._trouble = ""
         """Why the last pass of the loop failed, in words; empty: it did not."""
         self._thread = host.thread(self._run, "opener")

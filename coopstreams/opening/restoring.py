@@ -48,8 +48,8 @@ LOOK_S = 0.005
 
 
 class _Wanted(NamedTuple):
-    """What a task wants of one store: the end of each of its ranges that does not end at the target, and the stream
-    time at which it begins, if it is known.
+    """The restore that a task needs of one store: the end of each range that does not end at the target, and the stream
+    time at which the task begins, if known.
     """
 
     stops: Mapping[KeyRange, int]
@@ -88,7 +88,7 @@ class _Job:
         )
 
     def anew(self, bounds: Bounds) -> None:
-        """Restore from the topic that has replaced the changelog."""
+        """Restart from the topic that has replaced the changelog."""
         bounds = replace(bounds, target=max(self.stops.values(), default=bounds.target))
         database, spec = self.restore.database, self.restore.spec
         self.restore = Restore(database, spec, self.ranges, bounds, stops=self.stops, times=self.times)
@@ -359,9 +359,9 @@ class Restoring:
             self._finish(task)
 
     def _place(self) -> None:
-        """Have the reader read the changelogs of all jobs, of each only the key ranges that are restored."""
+        """Have the reader read the changelogs of all jobs, and of each only the key ranges to restore."""
         for changelog, job in self._jobs.items():
-            # Without seams between neighbours: all ranges together are the whole partition, of which nothing is hashed.
+            # Merged neighbours: all ranges together are the whole partition, where no key needs hashing.
             ranges = WHOLE.minus(WHOLE.minus(job.ranges))
             self._reader.route(changelog, ranges, suffix=layout.changelog_suffix_bytes(job.restore.spec))
         self._reader.assign({changelog: Position(job.restore.position) for changelog, job in self._jobs.items()})

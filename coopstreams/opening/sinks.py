@@ -1,10 +1,10 @@
-"""Opens the sessions of tasks that apply their records to a place outside of Kafka.
+"""Opens the sessions of tasks with external sinks.
 
-A place that is away may take long to say so, so each opening has a thread of its own, and is tried again until the
-place answers: no other task waits for it, and `why` has the reason.
+An unavailable sink may take long to fail, so each opening has a thread of its own, which retries until the sink
+answers. No other task waits for it, and `why` has the reason.
 
-Invariant: a session is opened behind the barrier, with the positions of the group known. So a partition that the place
-does not know has never been applied if the group knows no position either; otherwise the place has lost it.
+Invariant: a session is opened behind the barrier, with the positions of the group known. So a partition unknown to the
+sink was never applied if the group has no position either; otherwise the sink has lost it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class SinkOpenings:
         """Return the sessions that are open, once each.
 
         Raises:
-            ConfigError: a place cannot take the records, or has not the positions that it should have.
+            ConfigError: a sink cannot take the records, or lacks positions that it should have.
         """
         taken = []
         for task, opening in list(self._openings.items()):
@@ -88,7 +88,7 @@ class SinkOpenings:
             self.cancel(task)
 
     def why(self, task: TaskId) -> str | None:
-        """Return what a task waits for, in words; None: not for its sink."""
+        """Return why a task waits for its sink, in words; None: it does not."""
         opening = self._openings.get(task)
         return None if opening is None else opening.why
 

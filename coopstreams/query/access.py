@@ -28,7 +28,7 @@ Role: TypeAlias = Literal["read", "operate"]
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The tokens of each role (none: anybody), and the certificates (None: no TLS)."""
+    """The tokens of each role (none: no token needed), and the certificates (None: no TLS)."""
 
     tokens: Mapping[Role, Sequence[str]] = field(default_factory=dict)
     certificates: Certificates | None = None
@@ -80,7 +80,7 @@ class Access:
         return {"authorization": f"Bearer {','.join(self.tokens[role])}"} if role is not None and self.tokens else {}
 
     def exposed(self, host: str) -> str:
-        """Return what is open to whoever reaches a server that listens on this host; empty: nothing is."""
+        """Return what a server on this host exposes without a token; empty: nothing."""
         if host == "::1" or host.startswith("127."):
             return ""
         if not self.tokens and not (self.certificates and self.certificates.clients_show):

@@ -171,10 +171,7 @@ class QueryApp:
     async def _lines(
         self, store: StoreInfo, query: Query, page: Page, total: int | None, asked: Asked
     ) -> AsyncIterator[bytes]:
-        """Yield a line for each entry, page by page.
-
-        The last line marks the end: `cursor` and `count`, or an error.
-        """
+        """Yield a line for each entry, page by page. The last line has `cursor` and `count`, or an error."""
         count = 0
         cursor: str | None = None
         while True:
@@ -267,7 +264,7 @@ class QueryApp:
             if request.headers.get(FORWARDED) == "1":
                 check_hop(request.headers, self._backend.placement(), self._backend.application)
             async with asyncio.timeout(self._limits.request_s):
-                if role == "read":  # how it stands, and whether it lives, is answered in any case
+                if role == "read":  # status and health are answered in any case
                     await self.budget.turn()
                 return await answer(request)
         except QueryError as error:

@@ -37,7 +37,7 @@ class RequestLimits:
     max_entries: int = 100_000
     max_keys: int = 1000
     request_s: float = 10.0
-    """After this, TIMED_OUT."""
+    """The time limit of an answer, then TIMED_OUT."""
     forward_s: float = 3.0
     """The longest wait for the owner of a key."""
     connect_s: float = 1.0
@@ -45,13 +45,13 @@ class RequestLimits:
     retry_s: float = 2.0
     """How long TASK_MOVING is retried before the client gets it."""
     cpu_share: float | None = None
-    """Of a core: how much queries may take while records wait; None: no bound."""
+    """The share of a core that queries may take while records wait; None: no bound."""
     connections: int = 512
-    """The most connections at a time."""
+    """Most connections at a time."""
     ask_s: float = 10.0
     """The longest a client may take from its first byte to the end of its request."""
     read_s: float = 30.0
-    """The longest a client may read nothing of an answer that waits for it."""
+    """The longest a client may go without reading an answer that waits for it."""
     streams: int = 16
     """The most streams of the status at a time."""
     stream_every_s: float = 1.0

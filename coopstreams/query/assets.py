@@ -29,7 +29,7 @@ _HEADERS = {
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    # Asked again each time, by its tag: an upgraded instance shows its own page.
+    # Revalidated each time, by its tag: an upgraded instance shows its own page.
     "cache-control": "no-cache",
 }
 

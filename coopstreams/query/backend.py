@@ -61,7 +61,8 @@ class StoreInfo:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A member of the group. `url` (no slash at the end) is None if it serves no queries, or has not told its address.
+    """A member of the group. `url` (no slash at the end) is None if it serves no queries, or its address is not known
+    yet.
 
     `id` names one life of one process: after a restart an instance has another id, so it is not mistaken for the
     previous one.
@@ -164,7 +165,8 @@ class Reason:
 class Health:
     """The health of an instance.
 
-    `live`: it does its work or waits for good reason. `ready`: it is a member of the group, with all its tasks open.
+    `live`: it makes progress, or waits for a known reason. `ready`: it is a member of the group, with all its tasks
+    open.
     """
 
     live: bool
@@ -183,8 +185,8 @@ class SourceStatus:
     stream_time: int | None = None
     """Of the latest commit. Units: ms."""
     silent_s: float | None = None
-    """For how long the partition has been silent, so that its stream time advances with the clock (`idle_advance`).
-    None: records come, or time advances with records only.
+    """How long the partition has been silent: then its stream time advances with the clock (`idle_advance`). None:
+    records come, or time advances with records only.
     """
 
     @property
@@ -219,8 +221,8 @@ class DownloadStatus:
 class CallStatus:
     """The calls of a task's asynchronous operators.
 
-    `oldest_s`: for how long its first record has waited. `blocked_keys`: keys with records behind another of their key
-    that waits. `retries`: calls that were made again since the task was opened.
+    `oldest_s`: how long its first record has waited. `blocked_keys`: keys of which a record waits behind another.
+    `retries`: calls that were made again since the task was opened.
     """
 
     in_flight: int
@@ -281,7 +283,7 @@ class FailureStatus:
 
 @dataclass(frozen=True, slots=True)
 class ShareStatus:
-    """A sub-topology whose records a share group deals, and what this instance does in it.
+    """A sub-topology whose records a share group deals, and its state on this instance.
 
     Shape: `acquired`: records that this instance has and has not acknowledged. `redelivered`: records that were
     delivered before. `waits`: why no thread takes records, in words; empty: they do.

@@ -8,7 +8,7 @@
         await queries.get("counts", "be")
         async for entry in queries.range("counts", prefix="t"): ...
 
-They fetch and wait; `requests` decides what is fetched, how long they wait, and what the answers mean.
+They fetch and wait; `requests` decides what to fetch, how long to wait, and how to read the answers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class _Client:
-    """What both clients are made with."""
+    """The arguments of both clients."""
 
     def __init__(
         self,

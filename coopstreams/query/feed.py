@@ -76,7 +76,7 @@ class StatusFeed:
             try:
                 status = await self._look()
             except Exception:
-                if not failed:  # the pages say how old their status is
+                if not failed:  # the pages show how old their status is
                     log.exception("the status for the pages cannot be told")
                 failed = True
             else:
@@ -99,7 +99,7 @@ class StatusFeed:
 
 
 class _Stream(StreamingResponse):
-    """Server-sent events; tells when it has ended, also if it never began."""
+    """Server-sent events; calls back at the end, also of a response that never began."""
 
     def __init__(self, events: AsyncIterator[bytes], ended: Callable[[], None], *, gzip: bool) -> None:
         super().__init__(_gzipped(events) if gzip else events, media_type=EVENTS)

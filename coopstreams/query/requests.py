@@ -1,8 +1,7 @@
-"""The requests of the query clients: what is asked, when it is asked again, and what the answers mean. No I/O.
+"""The requests of the query clients: their URLs, retries, and the meaning of the answers. No I/O.
 
-A request is a generator. It yields the URL to get (or to post to) or the seconds to wait, is sent what came of it (a
-response, or the error that kept it from coming), and returns the result. So the blocking client and the one for asyncio
-are two loops that fetch and wait.
+A request is a generator. It yields the URL to get (or to post to) or the seconds to wait, is sent the response or the
+error, and returns the result. So the blocking client and the one for asyncio are two loops that fetch and wait.
 
 Invariant: None means that the owner of the key has no such key. Transient failures (a task moves, an instance restarts)
 are retried until `deadline_s` is over, and raised then.
@@ -185,7 +184,7 @@ class Requests:
         return (yield from self.ask(f"/v1/metadata/{path_text(store)}/{path_text(text)}"))
 
     def ask(self, path: str, *, post: bool = False) -> Steps[dict[str, Any]]:
-        """Return the JSON of a path, gotten or posted to; retry what is transient.
+        """Return the JSON of a path, by GET or POST; retry transient failures.
 
         Raises:
             QueryError: the answer is an error, or no answer came before the deadline.

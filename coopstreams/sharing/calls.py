@@ -1,6 +1,6 @@
 """The calls of asynchronous operators for records that a share group has delivered.
 
-Nothing here waits for its turn: a record is ready when its own calls have ended.
+Records have no order: each is ready when its own calls have ended.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class DeliveryCalls:
         found = []
         while self._done:
             call = self._done.popleft()
-            delivery, call.delivery = call.delivery, None  # else they would hold each other
+            delivery, call.delivery = call.delivery, None  # drop the reference cycle
             assert delivery is not None
             delivery.waits_for -= 1
             if not delivery.waits_for:

@@ -49,13 +49,13 @@ class Delivery:
     waits_for: int = 0
     """How many of its calls have not ended."""
     failures: int = 0
-    """How often it was to be processed again later, in this process."""
+    """How often its failure handler has said `Retry` in this process."""
     again_at: float | None = None
-    """When it is processed again; None: it has not failed since."""
+    """When it is processed again; None: it does not wait for a retry."""
 
     @property
     def source(self) -> TopicPartition:
-        """The partition that it is of."""
+        """The partition of the record."""
         return TopicPartition(self.record.topic, self.record.partition)
 
     @property
@@ -78,7 +78,7 @@ def columns_of(
 ) -> Columns:
     """Return records of one partition as columns, with the timestamps of an extractor if there is one.
 
-    Their stream time is that of this batch: records without an order have no other.
+    Stream time is computed within this batch, because records without an order have no other.
     """
     records = [delivery.record for delivery in deliveries]
     headers = [record.headers for record in records]

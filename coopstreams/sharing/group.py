@@ -1,4 +1,4 @@
-"""The part of an instance in the application's share group: its share threads, their state, and what is wrong.
+"""The share threads of an instance: their state, and the reasons why they do not progress.
 
 One share group deals the records of all sub-topologies with `order="none"`: a topic belongs to one sub-topology, so a
 thread finds the program of a record by its topic. The group's name does not change when sub-topologies get other
@@ -37,7 +37,7 @@ def check_share_group(topology: Structure, config: Config) -> None:
     """Check that the settings allow what the topology says of order.
 
     Raises:
-        ConfigError: under exactly-once nothing may be dealt by a share group.
+        ConfigError: a source with `order="none"` under exactly-once.
     """
     if config.exactly_once and (topics := topology.unordered_topics):
         raise ConfigError(
@@ -48,7 +48,7 @@ def check_share_group(topology: Structure, config: Config) -> None:
 
 
 class ShareMembers:
-    """The share threads of an instance; without sub-topologies for them, none."""
+    """The share threads of an instance; empty without sub-topologies for them."""
 
     def __init__(self, group: str, threads: Sequence[ShareThread], host: Host) -> None:
         self._group, self._threads, self._host = group, threads, host
@@ -59,7 +59,7 @@ class ShareMembers:
             thread.start()
 
     def stop(self, give_up: float) -> None:
-        """Have them end: calls under way end for a moment, all else is left to other members. `give_up`: `Host.now`."""
+        """End them: wait briefly for calls under way, and release all other records. `give_up`: a `Host.now`."""
         for thread in self._threads:
             thread.ask_to_stop()
         for thread in self._threads:

@@ -1,15 +1,14 @@
-"""A share thread: a member of the application's share group, and what it does with the records that it is given.
+"""A share thread: a member of the application's share group that processes the records it acquires.
 
     poll -> calls -> program -> writer -> flush -> acknowledge -> the next poll
 
 Invariant: a record is acknowledged after its results are in the log. One that was not is delivered again, here or
 elsewhere: at-least-once, in any order.
-Invariant: a record that this thread has is never let go of unprocessed while the thread runs, but once: after some
-deliveries in vain the broker gives a record up (`group.share.delivery.count.limit`, five unless set). So a record that
-its failure handler wants to see again later is kept as long as the lock of its first delivery lasts, then released, so
-that another member can try it; who gets it then keeps it.
-Cost: nothing is polled while records of the last poll are unfinished (the client requires it), so a slow record holds
-up its own thread, and no other.
+Invariant: while the thread runs, it releases an unprocessed record at most once, because the broker gives a record up
+after some failed deliveries (`group.share.delivery.count.limit`, five unless set). So a record to be retried is kept as
+long as the lock of its first delivery lasts. It is then released, so that another member can try it; the member that
+gets it then keeps it. Cost: nothing is polled while records of the last poll are unfinished (the client requires it),
+so a slow record holds up its own thread, and no other.
 Turned down: exactly-once (a share consumer acknowledges outside of transactions), and renewing locks (KIP-1222: the
 client cannot).
 """
@@ -42,7 +41,7 @@ log = logging.getLogger(__name__)
 POLL_S = 0.5
 """Time-out of a poll. Short, because a record's lock is timed from the beginning of the poll."""
 LOOK_S = 0.5
-"""How often a thread that may not work, or waits for calls, looks around."""
+"""Time between two checks of a thread that may not work, or waits for calls."""
 ACKNOWLEDGE_S = 30.0
 """How long the broker may take to answer an acknowledgement."""
 LOCK_PART = 0.8
@@ -105,7 +104,7 @@ class ShareThread:
         self._thread.start()
 
     def ask_to_stop(self) -> None:
-        """Have it finish what is under way, release the rest, and end; return at once."""
+        """Have it finish the calls under way, release the rest, and end; return at once."""
         self._stopping = True
         self._news.set()
 
@@ -219,7 +218,7 @@ class ShareThread:
             self._release([delivery])
 
     def _released_at(self, delivery: Delivery) -> float:
-        """Return when a record that failed is left to another member."""
+        """Return when a record that failed is released to another member."""
         return delivery.until - (1 - LOCK_PART) * self._lock_s if delivery.record.deliveries == 1 else float("inf")
 
     def _next_s(self) -> float:
@@ -260,7 +259,7 @@ class ShareThread:
             raise failed
 
     def _acknowledge(self) -> None:
-        """Have the results in the log, and acknowledge the records that they are of."""
+        """Flush the results to the log, and acknowledge their records."""
         self._acknowledge_at = self._host.now() + self._acknowledge_every_s
         if not self._done:
             return
@@ -280,7 +279,7 @@ class ShareThread:
     def _answer(self, deliveries: Sequence[Delivery], *, done: bool) -> None:
         assert self._client is not None
         for delivery in deliveries:
-            del self.held[delivery.record.id]  # before: whatever the client says of it, it is answered once
+            del self.held[delivery.record.id]  # before: a record is answered once, whatever the client reports
             self._client.acknowledge(delivery.record, done=done)
         self._metrics.acquired(self.number, len(self.held))
         refused = self._client.commit(ACKNOWLEDGE_S)
@@ -305,7 +304,7 @@ class ShareThread:
             self._refusals.expect()
 
     def _leave(self) -> None:
-        """Let calls under way end for a moment, acknowledge what is done, release the rest, leave the group."""
+        """Wait briefly for the calls under way, acknowledge what is done, release the rest, leave the group."""
         if self._client is None:
             return
         client, give_up = self._client, self._host.now() + DRAIN_S

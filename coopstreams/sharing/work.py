@@ -1,7 +1,7 @@
 """The work of one sub-topology on one share thread: its program over records that a share group has delivered.
 
 Many records of a partition go through the program at once. If one of them fails for good or is to be processed again
-later, what the batch has left behind is dropped, and its records go through one by one: so only those that fail are
+later, the outputs of the batch are dropped, and its records are processed again one by one. So only those that fail are
 left out, and functions may see a record twice.
 
 Invariant: results and dead letters reach the writer only for records that passed; the writer's flush comes before their
@@ -36,13 +36,13 @@ from coopstreams.topology.task_id import TaskId
 
 
 class Deliveries:
-    """How often the records at hand were attempted: as `tries.Tries`, for records that come in any order."""
+    """Counts the attempts at records that come in any order; otherwise as `tries.Tries`."""
 
     def __init__(self) -> None:
         self.at_hand: Mapping[tuple[TopicPartition, int], Delivery] = {}
 
     def attempt(self, task: TaskId, failure: Failure) -> int:  # noqa: ARG002 as of all `Attempts`
-        """Return the number of the attempt at its record that has failed."""
+        """Return the number of attempts at the record of this failure."""
         delivery = self.at_hand.get((failure.source, -1 if failure.offset is None else failure.offset))
         return 1 if delivery is None else delivery.attempt
 

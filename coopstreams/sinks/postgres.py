@@ -1,10 +1,10 @@
 """`PostgresSink`: applies records to a table of PostgreSQL, exactly once.
 
-A table `coopstreams_positions` in the same database has a row for each partition of each sink: how far it is, whose
-turn it is (the term), and which records were refused. The row changes in the transaction that changes the user's table.
+A table `coopstreams_positions` in the same database has a row for each partition of each sink: the position, the term
+of its owner, and the refused records. The row changes in the transaction that changes the user's table.
 
-Invariant: the row of a partition is locked from the first statement of a transaction, and has the session's term: of
-two owners, the earlier one waits, finds another term, and has changed nothing.
+Invariant: the row of a partition is locked from the first statement of a transaction, and has the session's term: so an
+earlier owner waits for the lock, finds a later term, and changes nothing.
 Turned down: advisory locks (a pool between client and server gives them to another client), prepared transactions (off
 by default, and left behind by a crash), COPY into a temporary table (no faster below some thousand rows, and it cannot
 say which row is refused).
@@ -26,15 +26,15 @@ from coopstreams.topology.sinks import OnRefused, SinkPartition, SinkRecord
 
 Columns: TypeAlias = Mapping[str, Any]
 _Statement: TypeAlias = tuple[str, tuple[str, ...]]
-"""What a record does (`put` or `delete`) and the columns that it has: records that agree are one batch."""
+"""The action of a record (`put` or `delete`) and its columns: records with equal statements are one batch."""
 
 _TIMES = (
     "SET statement_timeout = '30s'; SET lock_timeout = '20s'; SET idle_in_transaction_session_timeout = '20s'; "
     "SET synchronous_commit = on"
 )
-"""A suspended process must not block its successor, and a commit must be durable."""
+"""Limits, so that a suspended process does not block its successor; and durable commits."""
 _DEFAULTS = {"connect_timeout": 5, "tcp_user_timeout": 30_000, "keepalives_idle": 15}
-"""Of the connection, unless the DSN says otherwise."""
+"""Connection parameters, unless the DSN sets them."""
 _OF_THE_RECORD = ("22", "23", "42", "44", "P0")
 """Classes of errors that come from the content of a row: data, constraints, types, views, triggers."""
 _OF_THE_TABLE = ("42501", "42P01")
@@ -105,7 +105,7 @@ class PostgresSink:
         """Take over a partition.
 
         Raises:
-            SinkUnavailableError: the server is away, or an earlier session does not end.
+            SinkUnavailableError: the server is unavailable, or an earlier session does not end.
             ConfigError: the table cannot take the records, or the positions are not those of this topic.
         """
         with _heard(self.dsn):
@@ -126,7 +126,7 @@ class PostgresSink:
             raise
 
     def _check(self, connection: Any) -> None:
-        """Have the server plan what will be done, which needs the table, its privileges and a unique index.
+        """Have the server plan the statements, which needs the table, its privileges and a unique index.
 
         Raises:
             ConfigError: it cannot.
@@ -160,7 +160,8 @@ class PostgresSink:
         if connection.execute("SELECT to_regclass(%s)", (self.positions,)).fetchone()[0] is not None:
             return
         try:
-            with connection.transaction():  # one at a time: IF NOT EXISTS does not look at those under way
+            # one at a time: IF NOT EXISTS ignores tables that other transactions are creating
+            with connection.transaction():
                 connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (self.positions,))
                 connection.execute(_over(_CREATE, self.positions))
         except psycopg.ProgrammingError as error:
@@ -206,7 +207,7 @@ class PostgresSession:
         """Apply records, and the position behind them, in one transaction.
 
         Raises:
-            SinkUnavailableError: the server is away: whether it counted is not known.
+            SinkUnavailableError: the server is unavailable, and the outcome unknown.
             FencedError: a later session has the partition.
         """
         import psycopg
@@ -242,14 +243,14 @@ class PostgresSession:
             raise FencedError(f"another process has taken over {self._partition}")
 
     def _write(self, wanted: Sequence[tuple[SinkRecord, _Statement, Sequence[Any]]]) -> None:
-        """Write records in their order, those that agree in their statement at once."""
+        """Write records in order, each run with the same statement at once."""
         with self._connection.cursor() as cursor:
             for statement, alike in groupby(wanted, key=lambda each: each[1]):
                 if statement[0]:
                     cursor.executemany(self._sql(*statement), [values for _, _, values in alike])
 
     def _write_or_refuse(self, records: Sequence[SinkRecord], on_refused: OnRefused, refused: list[int]) -> None:
-        """Write what can be written, and find the others by halves: few of many are bad as a rule."""
+        """Write the records that the server takes; find the others by bisection, because few are bad as a rule."""
         import psycopg
 
         if not records:
@@ -314,7 +315,7 @@ def _connected(dsn: str, partition: SinkPartition) -> Any:
 
 @contextmanager
 def _heard(dsn: str) -> Iterator[None]:
-    """Turn the errors of the client into ours."""
+    """Translate the client's errors into ours."""
     import psycopg
 
     try:
@@ -372,5 +373,5 @@ def _over(text: str, table: str) -> Any:
     """Return a statement over a table, whose name may have a schema."""
     from psycopg import sql
 
-    template: Any = text  # made of names that are quoted, and of nothing of a record
+    template: Any = text  # made of quoted names, never of a record's content
     return sql.SQL(template).format(sql.Identifier(*table.split(".")))

@@ -1,4 +1,4 @@
-"""The committed records of a partition, of which an application's state is the fold. Decisions only.
+"""Selects the committed records of a partition, from which an application's state follows. Decisions only.
 
     Rebuild      the scope of a rebuild, and the positions when it was planned
     aligned      the number of key ranges at which each lies within one segment, so that its records end at one place
@@ -10,7 +10,7 @@ uncommitted records are dropped only after they have advanced the time.
 
 Invariant: a record is committed for its hash exactly if it lies below the position of the segment that has the hash, or
 in one of its done runs.
-Turned down: one position for the partition (some key ranges have always done more, or less).
+Turned down: one position for the partition (the key ranges have different ones).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class SegmentRange(NamedTuple):
 
 
 def end_of(segments: Iterable[Segment]) -> int:
-    """Return the first offset from which on nothing is committed, of any hash."""
+    """Return the offset from which on no record of any hash is committed."""
     return max(segment.runs[-1][1] + 1 if segment.runs else segment.position for segment in segments)
 
 
@@ -86,7 +86,7 @@ def aligned(wanted: int, stands: Iterable[Sequence[Segment]]) -> int | None:
 
 
 class Now(NamedTuple):
-    """The time at a record: in the task's processing order, of the stream, and of the operators."""
+    """The times at a record: in the task's processing order, of the stream, and of the operators."""
 
     time: int
     stream_time: int

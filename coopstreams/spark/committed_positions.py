@@ -49,7 +49,7 @@ def committed(
     """Return the committed segments of these partitions, over all hashes; uncommitted hashes are at the start."""
     wanted = sorted(places)
     with GroupAdmin(config.client, config["application.id"]) as admin, ExitStack() as reading:
-        # Plain offsets first: what they name is in the commit topic then, whatever is committed meanwhile.
+        # Plain offsets first: the commits that they name are then in the commit topic, whatever is committed meanwhile.
         plain = {
             at: None if found is None else Committed.parse(*found) for at, found in admin.committed(wanted).items()
         }

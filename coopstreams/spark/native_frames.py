@@ -8,7 +8,7 @@
 A *doubt* is a record that SQL and Python might read differently, or a sum that exceeds 64 bits. A single doubt leaves
 the whole stage to Python.
 
-Invariant: whatever is not proved to be the same is in doubt: the doubts of `values`, and negative timestamps.
+Invariant: a result that is not proved to be the same is in doubt: the doubts of `values`, and negative timestamps.
 Turned down: removing records where SQL filters them (they count as read, and advance the stream time of their topic).
 """
 
@@ -57,9 +57,10 @@ class Folding:
     folder: str
 
     def run(self, history: Callable[[bool], DataFrame]) -> dict[int, Folded] | None:
-        """Return what SQL has folded, by task, except for partitions without records; None if a record is in doubt.
+        """Return SQL's results by task, except for partitions without records; None if a record is in doubt.
 
-        `history(ordered)` returns the records. Where they have offsets, it is first assumed that none of them is late.
+        `history(ordered)` returns the records. If they have offsets, the first attempt assumes that none of them is
+        late.
         """
         told = self._told(history, self.aggregations, exact=not self.numbered)
         if self.numbered and (late := [each for each in self.aggregations if self._has_late(each, told)]):
@@ -84,7 +85,7 @@ class Folding:
         return made.sortWithinPartitions("place", "start").mapInArrow(plain_function(keeping), ddl(KEPT))
 
     def _has_late(self, aggregation: Aggregation, told: Sequence[Row]) -> bool:
-        """Return whether a record is late, or it is not known."""
+        """Return whether a record is late, or may be."""
         spans: dict[int, list[pa.Table]] = defaultdict(list)
         for row in told:
             if row["store"] == self.stage.stores.index(aggregation.store) and aggregation.size_ms:
@@ -225,7 +226,7 @@ def _folded(records: DataFrame, aggregation: Aggregation, by: list[str], more: S
 
 
 def _unsure(aggregation: Aggregation, number: Column, value: Column) -> Column:
-    """Return whether Python might fold the numbers of a group to something else."""
+    """Return whether Python might fold the numbers of a group to another result."""
     if aggregation.number == "int64":
         # If the sum of the absolute values fits into 64 bits, no partial sum exceeds them either.
         return F.try_sum(F.abs(number)).isNull() if aggregation.fold == "sum" else F.lit(False)
@@ -238,7 +239,7 @@ def _unsure(aggregation: Aggregation, number: Column, value: Column) -> Column:
 
 
 def folded(told: Sequence[Row], aggregations: Sequence[Aggregation], stage: Stage) -> dict[int, Folded]:
-    """Return what SQL has folded for each task, except for tasks of partitions without records, by KEPT rows."""
+    """Return SQL's results for each task, except for tasks of partitions without records, from KEPT rows."""
     node_of = {stage.stores.index(each.store): each.node for each in aggregations}
     result: dict[int, Folded] = {}
     for partition in {row["task"] // stage.ranges for row in told}:

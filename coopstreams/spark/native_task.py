@@ -3,7 +3,7 @@
 Rows go from Arrow to the database as columns, without an entry for each: there may be nearly as many as records.
 
 Invariant: key groups, segments, expiry, changelog records, slices and the transaction are those of `task`; only the
-rows come from elsewhere.
+rows come from SQL.
 """
 
 from __future__ import annotations

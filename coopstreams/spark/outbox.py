@@ -71,7 +71,7 @@ def partitions_of(config: Config, topic: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Seeds:
-    """The rows of a changelog partition that a live task would have written by now."""
+    """The changelog rows of a partition that a live task would have written by the cut."""
 
     changelog: TopicPartition
     rows: Iterable[tuple[bytes, bytes | None, int]]

@@ -1,4 +1,4 @@
-"""Records between sub-topologies that wait for each other, each with its place: the time when its task forwarded it.
+"""Gives records between mutually dependent sub-topologies a *place*: the time when their task forwarded them.
 
 Ordered by timestamp, a record could come before the one that it answers: an answer has the timestamp of its row, which
 may be late.

@@ -241,7 +241,7 @@ def stages(
 def leading_to(topology: Topology, stores: Collection[str]) -> dict[int, bool]:
     """Return the sub-topologies that have some of these stores, and all that feed them.
 
-    The value is whether another sub-topology needs its records.
+    The value: whether another sub-topology needs its records.
     """
     found: dict[int, bool] = {}
     wanted: set[str] = set()

@@ -65,7 +65,7 @@ OnProgress = Callable[[Stage, Sequence[TaskProgress]], None]
 
 @dataclass(frozen=True, slots=True)
 class Backfilled:
-    """A finished run: its plan, and the result of each task. `publish` makes it count."""
+    """A finished run: its plan, and the result of each task. `publish` puts it into effect."""
 
     plan: Plan
     results: tuple[TaskResult, ...]

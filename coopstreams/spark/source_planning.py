@@ -1,7 +1,6 @@
 """Makes the plan of a rebuild from the source and stores it: positions of key ranges, ends of changelogs, tasks.
 
-It refuses whatever would give another state than the application's: lost records, or unread records between two
-sub-topologies.
+It refuses lost records, and unread records between two sub-topologies: the state would differ from the application's.
 
 Invariant: until the plan is stored, nothing is created except missing internal topics; in a dry run nothing at all.
 """
@@ -224,9 +223,9 @@ def _check_whole(cut: Mapping[str, Mapping[int, tuple[int, int]]]) -> None:
 def _check_read(
     cluster: KafkaLog, offsets: KafkaOffsets, stages: Iterable[Stage], cut: Mapping[str, object], committed: Stands
 ) -> None:
-    """Check that the sub-topologies have read all that was forwarded to them.
+    """Check that the sub-topologies have read all records forwarded to them.
 
-    What the first forwarded is part of its committed records, so it must be in the state of the second.
+    These follow from committed records, so they must be in the state of the reader.
     """
     known = cluster.partitions()
     for place in [

@@ -77,7 +77,7 @@ def rebuild_from_source(
     Raises:
         TopologyError, ConfigError, OffsetOutOfRangeError: found before anything runs.
         GroupError: the application runs, or has run meanwhile.
-        LogError: Kafka refused something, or records that the plan counts on are gone.
+        LogError: Kafka refused a request, or records of the plan are gone.
         ProcessingError: a record failed and its handler says `fail`.
     """
     config = Config.of(settings, topology.application_id)

@@ -160,7 +160,7 @@ class TaskAttempt:
     def __init__(
         self, work: TaskWork, number: int, closing: ExitStack, *, tables: Mapping[str, MakeTable] | None = None
     ) -> None:
-        """`tables`: the stores that are made in another way than usual; None: known folds, natively where it can be."""
+        """`tables`: stores with other factories; None: known folds, native where possible."""
         topology = unship(work.shipped)
         round_ = round_of(topology, work.subtopology, work.round)
         program = compile_subtopology(topology, round_.part, parts=native_parts())
@@ -179,10 +179,10 @@ class TaskAttempt:
             Rocks(Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="coopstreams-backfill-")))), self._specs
         )
         closing.callback(self._database.close)
-        # With caching, a question or answer would wait for a flush, and meet other rows than those it is about.
+        # With caching, a question or answer would wait for a flush, and meet other rows than its own.
         caching = work.config["statestore.cache.max.bytes"] > 0 and not round_.placed
         if tables is None:
-            # Their updates may follow the records of a batch, and a placed one has the time of its record.
+            # Their updates may follow the records of a batch, but a placed record needs its own time.
             tables = {} if round_.placed else native_tables(program.subtopology, work.config, caching=caching)
         self._state = TaskState(self._database, self._specs, self.id.key_range, BUFFER_BYTES, tables)
         self._read, self._dropped = Counter[str](), Counter[str]()
@@ -285,12 +285,12 @@ class TaskAttempt:
             yield from self._forward()
 
     def _time(self) -> int:
-        """Return the time of the record being processed: its place in the task's processing order."""
+        """Return the place of the record being processed: its time in the task's processing order."""
         at, (offsets, times) = self._task.program.where(), self._at_hand
         return self._now if at is None else times[bisect_left(offsets, at.offset)]
 
     def _run(self, source: TopicPartition, rows: pa.RecordBatch, offsets: list[int]) -> RecordBatch:
-        """Return records as a reader would return them."""
+        """Return records as a batch of a reader."""
         columns = columns_of(rows, offsets)
         columns.stream_times = rows.column("stream_time").to_pylist()
         operator_times = rows.column("operator_times").flatten().to_pylist()
@@ -300,7 +300,7 @@ class TaskAttempt:
         return RecordBatch(source, 0, columns, offsets[-1] + 1, columns.stream_times[-1], at_end=False)
 
     def _end(self, source: TopicPartition, rows: pa.RecordBatch) -> RecordBatch:
-        """Return the end of a partition, with its stream time, as a reader would return it."""
+        """Return the end of a partition, with its stream time, as a batch of a reader."""
         self._stream_times[source.topic] = stream_time = rows.column("stream_time")[0].as_py()
         at = self._task.queues.received(source)
         return RecordBatch(
@@ -346,7 +346,7 @@ class TaskAttempt:
         )
 
     def _reached(self, output: Output) -> list[int]:
-        """Return the stream time that each record has brought to its topic."""
+        """Return the stream time of its topic after each record."""
         times = list(accumulate(output.timestamps, max, initial=self._times.get(output.topic, -1)))[1:]
         self._times[output.topic] = times[-1]
         return times

@@ -1,8 +1,7 @@
 """PySpark's daemon, which forks a worker for each task, with all modules that a task needs imported before.
 
-Otherwise each worker imports them anew: pyarrow, pandas and ours take 1.6 s of a processor (measured), where a task on
-little data takes a tenth of that. The memory of workers is tuned as that of a process that runs a topology.
-`spark.python.daemon.module` names it.
+Otherwise each worker imports them: pyarrow, pandas and ours take 1.6 s of CPU time (measured), ten times a task on
+little data. Memory is tuned as in a process that runs a topology. `spark.python.daemon.module` names it.
 
 Invariant: an import starts no thread, because a thread does not survive a fork.
 """
@@ -18,5 +17,6 @@ import coopstreams.spark.task  # noqa: F401
 from coopstreams.common.memory import tune_memory
 
 if __name__ == "__main__":
-    tune_memory()  # it also freezes: a worker that collects garbage would copy the pages of all modules
+    # it also freezes objects: otherwise a worker's garbage collection would copy the pages of all modules
+    tune_memory()
     manager()

@@ -161,8 +161,9 @@ class Committer:
     ) -> None:
         """Commit a task's first positions in a transaction of their own.
 
-        A plain commit without an answer may arrive late, and as long as the generation lasts, the group takes it: on
-        top of the position that a transaction has committed meanwhile. What a transaction commits cannot come after it.
+        An unanswered plain commit may arrive late. As long as the generation lasts, the coordinator accepts it, and it
+        would overwrite the position that a later transaction committed. Offsets of a transaction cannot arrive after
+        its end.
         """
         if self.begun:
             self.commit(others)
@@ -263,7 +264,7 @@ class Committer:
         checkpoints = self._checkpoints(
             tasks, {changelog: self._writer.delivered_to(changelog) for changelog in written}
         )
-        true_ms = self._host.wall_ms()  # likewise: a process that is stopped behind the fence may wake up days later
+        true_ms = self._host.wall_ms()  # likewise: a process suspended after the fence may resume days later
         self._wait_for("the coordinators to take its offsets")
         with self._member.fence(self._epoch) as fence:
             if self._transactional:
@@ -351,7 +352,7 @@ class Committer:
         """Flush the record caches, write outputs and changelogs; return the changelog partitions written to.
 
         Under at-least-once the outputs are in the log before the changelogs are written: a crash may leave changelogs
-        ahead of the positions, and a restored state that has told a result (closed a window) does not tell it again.
+        ahead of the positions, and a restored state that has emitted a result (closed a window) does not emit it again.
         """
         written: set[TopicPartition] = set()
         changes: list[tuple[Task, Sequence[ChangelogBatch]]] = []
@@ -410,11 +411,11 @@ class Committer:
         return checkpoints
 
     def _apply(self, task: Task, *, all_of_it: bool = False) -> None:
-        """Apply a task's records to its place outside of Kafka, if it has one.
+        """Apply a task's records to its external sink, if it has one.
 
         Raises:
             SinkUnavailableError, FencedError: it may or may not have counted.
-            ProcessingError: the place refuses a record, and the production handler says `fail`.
+            ProcessingError: the sink refuses a record, and the production handler says `fail`.
         """
         if task.applying is None:
             return
@@ -428,7 +429,7 @@ class Committer:
         """Check that this member certainly has its tasks: under at-least-once brokers do not fence records.
 
         Raises:
-            MembershipLostError: the group may have gone on. A successor's records would be covered by older ones.
+            MembershipLostError: another member may own the tasks, and its records would be overwritten by older ones.
         """
         if not self._transactional and not self._member.sure(epoch):
             raise MembershipLostError(

@@ -115,8 +115,8 @@ def handler(
 ) -> OnFailure:
     """Return the configured failure handler of a task's program, or, without a task, of a global table.
 
-    `tries`: of the instance; None: nothing can be processed again later here. `topics`: of nodes that have a topic for
-    their dead letters. `dead_letter`: writes a record with these headers to a topic.
+    `tries`: of the instance; None: nothing can be processed again later here. `topics`: the dead-letter topics of nodes
+    with their own. `dead_letter`: writes a record with these headers to a topic.
 
     Raises (the returned function):
         ProcessingError: the handler of the phase says `fail`.

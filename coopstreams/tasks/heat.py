@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from coopstreams.topology.keys import key_group, key_hash
 
 EVERY = 61
-"""Every how many records one is sampled. A prime, so that keys in a cycle are all sampled in time."""
+"""One record in so many is sampled. A prime, so that keys in a cycle are all sampled in time."""
 HALF_LIFE_S = 20.0
 MOST = 4
 """The most groups that are reported."""

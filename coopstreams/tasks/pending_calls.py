@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 
 MOST_RECORDS = 10_000
 MOST_BYTES = 64 << 20
-"""Of values."""
+"""Limit of the values' bytes."""
 SPARE_BYTES = 1 << 20
-"""Up to so much more is held than after steps were shortened last."""
+"""Steps are shortened again once this much more is held than after the last time."""
 _ALL = b""
 
 
@@ -101,7 +101,7 @@ class PendingCalls:
         self.begun = 0
         """How many calls were begun so far."""
         self.told: Callable[[Collection[NodeCall]], None] = self.ended
-        """Called on another thread when calls have ended. A test driver keeps them for a while."""
+        """Called on another thread when calls have ended. A test driver delays them."""
         self._most_held = SPARE_BYTES
         self._done: deque[NodeCall] = deque()
         """Calls that have ended since the last `look`. Any thread may add."""
@@ -131,7 +131,7 @@ class PendingCalls:
 
     @property
     def room(self) -> int:
-        """How many records may come now."""
+        """The number of records that may be taken in now."""
         full = self._bytes >= MOST_BYTES or len(self._steps) >= 2 * MOST_RECORDS
         return 0 if full else max(0, MOST_RECORDS - self._records)
 
@@ -163,7 +163,7 @@ class PendingCalls:
             zip(columns.keys, columns.offsets, columns.timestamps, columns.stream_times, strict=True)
         ):
             made = calls.get(row, [])
-            # A record below the stream time did not raise it; else only what was behind the one before is known.
+            # A record below the stream time did not raise it. Otherwise only the position before this record is known.
             before = Position(offset, stream_time) if timestamp < stream_time else behind
             record = WaitingRecord(taken, row, offset, len(made), before, made)
             for call in made:
@@ -184,11 +184,12 @@ class PendingCalls:
     def ready(self, most: int) -> Iterator[Step]:
         """Yield the records whose turn it is, in steps of at most `most`, and give the program their results.
 
-        Each step must have `passed` before the next. One without records is the time that a partition has reached.
+        Each step must have `passed` before the next. A step without records carries the time that a partition has
+        reached.
         """
         while self.look():
             records: list[WaitingRecord] = []
-            if not self._over():  # else that comes first
+            if not self._over():  # else the step's time comes first
                 while self._ready and len(records) < most and self._fits(records):
                     records.append(self._ready.popleft())
             if self._by_key:
@@ -199,9 +200,9 @@ class PendingCalls:
             yield replace(step, columns=_gathered(records))
 
     def passed(self, count: int) -> Iterator[tuple[TopicPartition, int, Sequence[int]]]:
-        """Note that so many records of `ready` were processed.
+        """Note that this many records of `ready` were processed.
 
-        Yield the times that are reached by it: source, stream time and operator times.
+        Yield the times reached: source, stream time and operator times.
         """
         begun: list[NodeCall] = []
         for _ in range(count):
@@ -222,10 +223,10 @@ class PendingCalls:
             yield step.source, step.stream_time, step.operator_times
 
     def reached(self) -> Iterator[tuple[TopicPartition, int, Sequence[int]]]:
-        """Yield the times before the first record that waits, as `passed`: a commit says that they are reached.
+        """Yield, as `passed` does, the times before the first record that waits: a commit states them.
 
-        Records of other ranges may have advanced them, in the middle of a step. Other sources are where they were: what
-        is behind comes after this record.
+        Records of other ranges may have advanced them, in the middle of a step. The times of other sources stay: their
+        next records come after this one.
         """
         for each in self._sources.values():
             each.segments = None  # the program's own times move with these, and when record caches are flushed

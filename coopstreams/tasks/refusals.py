@@ -165,7 +165,7 @@ class Refusals:
         return None
 
     def leave_out(self, output: Output, on_refused: Callable[[bytes | None, int, DeliveryError], None]) -> None:
-        """Tell what its topic would refuse of an output, by key and timestamp; leave the rest in it.
+        """Remove the records that the topic would refuse from an output; report each by key and timestamp.
 
         Raises:
             LogError: the topic's settings cannot be fetched.

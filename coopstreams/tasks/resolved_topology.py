@@ -1,4 +1,4 @@
-"""What an application reads now: its topology with the topics that match its patterns, partition counts, and programs.
+"""A topology with the topics that match its patterns now, their partition counts, and the compiled programs.
 
 Invariant: a `ResolvedTopology` is complete when it is returned: topics are checked, internal topics created, programs
 compiled.
@@ -61,9 +61,9 @@ def as_it_runs(built: Topology, names: Iterable[str], config: Config) -> Topolog
 
 
 def resolve_topology(cluster: Log, built: Topology, config: Config, known: Collection[str] = ()) -> ResolvedTopology:
-    """Return what an application reads now.
+    """Return the topology, resolved now.
 
-    `known`: topics that it reads already: they count as existing in any case.
+    `known`: topics that the application reads already, which count as existing in any case.
 
     Raises:
         UnknownTopicError, TopologyError: see `prepare_topics` and `as_it_runs`.

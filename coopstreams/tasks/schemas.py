@@ -1,6 +1,6 @@
-"""The schemas of an application: under which subjects they are, and whether they fit, asked before the first record.
+"""The schemas of an application: finds their subjects and checks their compatibility before the first record.
 
-Invariant: while an application runs, its serdes are bound to its registry. What a test driver runs is bound to the
+Invariant: while an application runs, its serdes are bound to its registry. In a test driver they are bound to the
 registry in memory.
 Source: Confluent's subject name strategies. As in Kafka Streams, internal topics have subjects, too.
 """
@@ -40,7 +40,7 @@ class SchemaUse:
 
 
 def schema_uses(topology: Structure) -> list[SchemaUse]:
-    """Return where a topology uses schemas. Sinks that choose the topic by the record are left out: it is not known."""
+    """Return where a topology uses schemas, except in sinks that choose the topic by the record."""
     places: list[tuple[str, Serde[Any], Serde[Any], bool]] = []
     for part in topology.subtopologies:
         for node in part.nodes:

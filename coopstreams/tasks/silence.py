@@ -1,8 +1,8 @@
 """When the stream time of a silent partition advances, and how far (`idle_advance`). Pure: batches and a clock in.
 
 A partition is silent from the moment at which its reader has come to its end, until the next record of any key range.
-Once that has lasted for `idle_advance`, and then each time it has lasted that much longer, stream time is due to be
-what it was at the last record, plus the silence: it lags behind the wall clock by as much as it did before.
+After each `idle_advance` of silence, stream time is due to become that of the last record plus the length of the
+silence. So its lag behind the wall clock stays the same.
 
 Invariant: time marks do not end a silence; without a record there is no stream time to advance.
 Turned down: the wall clock itself as stream time (a topic that is read with an hour's delay would lose that hour).
@@ -21,12 +21,12 @@ class Silence:
 
     idle_ms: int
     since: float | None = None
-    """None: records come, or the reader has some of them before it."""
+    """When the silence began; None: records come, or the reader has not yet delivered some."""
     _stream_time: int = -1
     _due: float = 0.0
 
     def heard(self, batch: RecordBatch, now: float) -> None:
-        """Take note of what a fetch brought: one batch of the partition, of any key range."""
+        """Note the result of a fetch: one batch of the partition, of any key range."""
         if batch.busy:
             self.since = None
         if self.since is None and batch.at_end and batch.stream_time >= 0:

@@ -12,7 +12,7 @@ any record of its batch has headers.
 Invariant: a traced record is processed as a batch of its own, so that its span has its time. Results do not depend on
 how records are cut into batches.
 Turned down: a span for each operator (a statement for each record and operator), spans of batches (a trace is of one
-record), the SDK's propagators (headers of other forms than W3C's would have to be known where records are looked at).
+record), the SDK's propagators (sampling would have to know headers of other forms than W3C's).
 Source: https://www.w3.org/TR/trace-context/, OpenTelemetry's semantic conventions for messaging.
 """
 
@@ -52,7 +52,7 @@ class RecordSpans:
     """The spans of one task. Its stream thread uses it; calls may be `ended` on any thread."""
 
     def __init__(self, tracer: Tracer, ratio: float, application: str, task: TaskId) -> None:
-        """`ratio`: of the records without a `traceparent`, how many begin a trace."""
+        """`ratio`: the share of records without a `traceparent` that begin a trace."""
         self._tracer = tracer
         self._every = round(1 / ratio) if ratio else 0
         self._next = 0
@@ -87,13 +87,15 @@ class RecordSpans:
         return self._begin(source, columns, rows) if rows else columns
 
     def call(self, source: TopicPartition, offset: int, call: Call, node: Asynchronous) -> None:
-        """Begin the span of a call for a record, if it is traced. What the function does lies within, if it can."""
+        """Begin the span of a call for a record, if it is traced. Spans that the function opens are its children, where
+        context propagates.
+        """
         parent = self._open.get((source, offset))
         if parent is None:
             return
         call.span = span = self._tracer.start_span(f"call {node.name}", set_span_in_context(parent), SpanKind.CLIENT)
         if not node.calling.together and node.calling.executor != "process":
-            # A batch has many parents, and a process is elsewhere.
+            # A batch has many parents, and another process has no access to this span.
             call.function = (_awaited if node.calling.coroutine else _called)(call.function, span)
 
     def ended(self, calls: Iterable[Call]) -> None:
@@ -106,7 +108,7 @@ class RecordSpans:
                 span.end()
 
     def noting(self, on_failure: OnFailure) -> OnFailure:
-        """Return a failure handler that says in the span of the record at hand what failed."""
+        """Return a failure handler that notes the failure in the span of the failed record."""
 
         def note(failure: Failure) -> None:
             span = get_current_span()
@@ -117,7 +119,7 @@ class RecordSpans:
         return note
 
     def close(self) -> None:
-        """End the spans of records that are not processed here: they are processed again, by the next owner."""
+        """End the spans of records that are not processed here: the next owner processes them."""
         for span in self._open.values():
             span.set_attribute("coopstreams.given_up", True)
             span.end()

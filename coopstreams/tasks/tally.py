@@ -24,7 +24,7 @@ from coopstreams.topology.failures import Failure
 from coopstreams.topology.task_id import TaskId
 
 MOST_FAILURES = 20
-"""So many of the latest failures are told by each process."""
+"""Most failures that a process reports: the latest."""
 Drop = tuple[str, str]
 """Node and reason."""
 
@@ -40,7 +40,7 @@ class Tally:
     failed: Counter[Drop] = field(default_factory=Counter)
     dead_letters: int = 0
     closed: bool = False
-    """Whether all of it is in the metrics."""
+    """Whether the metrics include all of it."""
 
     def failure(self, failure: Failure, answer: Answer) -> None:
         """Count a record that failed."""

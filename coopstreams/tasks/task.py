@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from coopstreams.tasks.spans import RecordSpans
 
 MOST_TAKEN = 1000
-"""Records whose calls are begun at once: the bytes of those that wait are looked at in between."""
+"""Most records whose calls begin at once; then the bytes of waiting records are checked again."""
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Incarnation:
     epoch: int = 0
     """The epoch of the membership under which it was opened: under another one, nothing it did may be committed."""
     sink: SinkSession | None = None
-    """The session with the place outside of Kafka to which its records are applied, if there is one."""
+    """The session with its external sink, if it has one."""
 
 
 def committed_positions(
@@ -96,10 +96,10 @@ def store_times(subtopology: SubTopology, progress: Progress) -> dict[str, int]:
 
 
 def _parts(segments: Sequence[Segment], *, apart: bool) -> list[Part]:
-    """Return the parts of a task's range, which had owners that had come to different times.
+    """Return the parts of a task's range whose earlier owners had reached different times.
 
-    `apart`: each key group is one, because owners whose last commits were at the same position may have changed their
-    rows afterwards, each as far as it came.
+    `apart`: each key group is a part, because owners with equal committed positions may have changed their rows after
+    the commit, each up to another record.
     """
     parts = [Part(each.key_range, each.stream_time, each.operator_times) for each in segments]
     if not apart:
@@ -137,7 +137,7 @@ class Task:
         exactly_once: bool = True,
     ) -> None:
         """`by_key`: records may pass others that wait for calls, where the order of each key suffices. `exactly_once`:
-        the state is that of the positions; otherwise it may have what was done behind them.
+        the state is that of the positions; otherwise it may include later records.
         """
         by_key = by_key and program.keys_suffice
         self._spans = spans
@@ -191,7 +191,7 @@ class Task:
         self.heat = Heat(len(opened.id.key_range.groups.numbers))
         self._on_failure = on_failure
         self.applying: Applying | None = None
-        """What applies its records to a place outside of Kafka; None: it has no such sink."""
+        """Applies its records to its external sink; None: it has none."""
         if opened.sink is not None and (sink := program.subtopology.applies_to) is not None:
             self.applying = Applying(opened.sink, sink.name, opened.sources[0], opened.progress, on_failure)
         self._pace = Pace(None if self.applying is None else MOST_APPLIED)
@@ -253,7 +253,7 @@ class Task:
                 yield step
 
     def _queued(self, now: float, *, single: bool) -> Iterator[Step]:
-        """Yield the steps of the queues, each as large as the pace allows by then."""
+        """Yield the steps of the queues, each as large as the pace then allows."""
         while (step := next(self.queues.steps(self._size(single=single), now), None)) is not None:
             yield step
 
@@ -277,7 +277,7 @@ class Task:
             calls.begin(step)
 
     def waits_for_calls(self) -> bool:
-        """Begin the calls of records for which there is room; return whether all that came wait for calls."""
+        """Begin the calls of records for which there is room; return whether all records taken in wait for calls."""
         if self.calls is None or self._singles:
             return False
         self._begin_calls(self.calls, self._host.now())
@@ -362,7 +362,7 @@ class Task:
         return due is not None and due <= now_ms
 
     def apply(self, *, all_of_it: bool = False) -> int:
-        """Apply the noted records to the place outside of Kafka; return how many. `all_of_it`: as of `Applying.apply`.
+        """Apply the noted records to the external sink; return how many. `all_of_it`: as of `Applying.apply`.
 
         Raises:
             As `Applying.apply`.

@@ -56,7 +56,7 @@ _Message = Callable[[], None] | None
 
 
 def _look() -> None:
-    """Siblings elsewhere may have committed. The message only ends the wait: the loop then commits if it is due."""
+    """Do nothing. The message ends the wait, and the loop commits if it is due: siblings may have committed."""
 
 
 class StreamThread:
@@ -413,12 +413,12 @@ class StreamThread:
 
     def _close_or_drain(self, tasks: Sequence[Task], clean: bool) -> None:
         """Close tasks now, or let their calls end before."""
-        drains = clean and not self._paused  # what its calls return could not be processed
+        drains = clean and not self._paused  # their results could not be processed
         if now := [task for task in tasks if not drains or not self._draining.begin(task)]:
             self._close(now, clean=clean)
 
     def _close_drained(self) -> None:
-        """Close the tasks whose calls have ended, or have had their time."""
+        """Close the draining tasks whose calls have ended or timed out."""
         for task in self._draining.ready():
             self._go_on_with(task)
         if over := list(self._draining.over()):

@@ -97,7 +97,7 @@ def _check_marked(cluster: Log, topology: Topology) -> None:
 
 
 def reset_of(source: Source, config: Config) -> str:
-    """Return where the topics of a source begin of which the group has no position.
+    """Return where the topics of a source begin in which the group has no position.
 
     A repartition topic is read from its first record: the application has written all of them.
     """
@@ -105,7 +105,7 @@ def reset_of(source: Source, config: Config) -> str:
 
 
 def reset_of_topic(topology: Topology, config: Config, topic: str) -> str:
-    """Return where a source topic begins of which the group has no position."""
+    """Return where a source topic begins in which the group has no position."""
     for node in (node for part in topology.subtopologies for node in part.nodes):
         if isinstance(node, Source) and topic in node.topics:
             return reset_of(node, config)

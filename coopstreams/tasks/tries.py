@@ -48,13 +48,13 @@ class Attempts(Protocol):
 
 
 class Tries:
-    """How often the record has failed that a task has stopped at; of one instance. A stream thread notes its own."""
+    """Counts failures of the record at which each task has stopped. Of one instance; a thread notes its own tasks."""
 
     def __init__(self) -> None:
         self._failed: dict[TaskId, tuple[Hashable, int]] = {}
 
     def attempt(self, task: TaskId, failure: Failure) -> int:
-        """Return the how many-th failure in a row this is of its record."""
+        """Return how many times in a row the record of this failure has failed."""
         record, times = self._failed.get(task, (None, 0))
         return times + 1 if record == _record(failure) else 1
 

@@ -115,6 +115,6 @@ class Turns:
 
 
 def _hurry(turns: deque[_Turn]) -> None:
-    """Have the task told at once when the call under way has ended, if others wait for it."""
+    """Signal the task as soon as the call under way has ended, if others wait for it."""
     if turns[0].calls and (len(turns) > 1 or len(turns[0].calls) > 1):
         turns[0].calls[0].prompt = True

@@ -31,7 +31,7 @@ class Taken:
     """The bytes of its records, also of those that have passed."""
 
     def keep(self, records: Sequence[WaitingRecord]) -> None:
-        """Forget its records but for these."""
+        """Keep only these records."""
         self.step = replace(self.step, columns=self.step.columns.pick([record.row for record in records]))
         for row, record in enumerate(records):
             record.row = row
@@ -50,14 +50,14 @@ class WaitingRecord:
     """The last position before it of which the stream time is known: records of siblings may lie between."""
     calls: list[NodeCall]
     line: bytes | None = None
-    """The name of the queue in which it waits, if it waits in one."""
+    """The name of its queue; None: it waits in none."""
     turn: bytes | None = None
     """The key whose calls run one after the other, if the record has such calls."""
 
 
 @dataclass(slots=True, eq=False)
 class NodeCall(Call):
-    """A call of a node for a record. `visit`: what it is given, if it reads state."""
+    """A call of a node for a record. `visit`: its input, if it reads state."""
 
     node: str
     visit: Visit | None = None
@@ -71,13 +71,13 @@ class SourceInFlight:
 
     inflight: InFlight
     reached: Position
-    """Up to where the program has come, in the order in which it takes the records of all sources."""
+    """The position that the program has reached, in the order in which it takes the records of all sources."""
     taken: Position
-    """Up to where steps were taken in."""
+    """The position up to which steps were taken in."""
     taken_operator_times: list[int]
-    """The operator times behind the records taken in."""
+    """The operator times after the records taken in."""
     operator_times: Callable[[], OperatorTimes]
-    """Returns those that the program has come to."""
+    """Returns the operator times that the program has reached."""
     partition_times: Sequence[int]
     """Which of the operator times are the partition's stream time."""
     waiting: dict[int, WaitingRecord] = field(default_factory=dict)
@@ -98,10 +98,10 @@ class SourceInFlight:
         self.segments = None
 
     def operator_times_of(self, step: Step) -> list[list[int]]:
-        """Return the operator times before each record of a step, and take in those behind it.
+        """Return the operator times before each record of a step; take in those after it.
 
-        The reader counts them anew when an owner of the partition changes. What was before is known here, not by the
-        program: a record that waits has not moved it.
+        The reader's times begin again when an owner of the partition changes. The earlier ones are known here, not to
+        the program, because a record that waits has not advanced it.
         """
         before = self.taken_operator_times
         if step.operator_times:
@@ -110,12 +110,12 @@ class SourceInFlight:
         return [[max(time, least) for time in of] for of, least in zip(times, before, strict=True)] if times else []
 
     def over(self, step: Step) -> None:
-        """Note that a step is over, and everything before it."""
+        """Note that a step, and everything before it, is processed."""
         self.inflight.hand_out((), (), step.next_offset)
         self.reach(Position(step.next_offset, step.stream_time))
 
     def reach(self, position: Position) -> None:
-        """Note up to where the program has come. It may have come further: steps of a log that went back."""
+        """Note the position that the program has reached. It may be further already: after a log went back."""
         self.reached = Position(
             max(self.reached.offset, position.offset), max(self.reached.stream_time, position.stream_time)
         )

@@ -100,14 +100,14 @@ class TopologyTestDriver:
         self._writer, self._reader = self._log.writer(), self._log.reader()
         self._forwarded: list[OutputRecord[bytes | None, bytes | None]] = []
         self._fetched = 0
-        """How many of them have been fetched from the topics that they were written to."""
+        """The number of failures that have been fetched from their topics."""
         self._order: list[Output] = []
         """The output of each forwarded record since the last `_collect`, in order."""
         self._host = Timed(lambda: self.now_ms)
         self._programs: dict[int, Program] = {}
         self._tasks: dict[TopicPartition, list[Task]] = {}
         self._at_hand: dict[TopicPartition, Position] = {}
-        """The position of a partition after the record that waits in front of its tasks."""
+        """The position of a partition after the record that its tasks process next."""
         self._silences = Silences(self._writer)
         self._held = None if calls_seed is None else HeldCalls(calls_seed)
         self._globals = {table.store.name: rows_of(table, lambda: self.now_ms) for table in topology.global_tables}
@@ -436,7 +436,7 @@ class TopologyTestDriver:
         self._fetched = len(self._forwarded)
 
     def _go_on(self, source: TopicPartition) -> bool:
-        """Run the tasks of a partition until they are done with its record; return whether they got any further."""
+        """Run the tasks of a partition until its record is processed; return whether they made progress."""
         until = self._at_hand[source].offset
         # First the task that has the record; the others only advance their stream time.
         tasks = sorted(self._tasks[source], key=lambda task: not task.queues.waiting(source))

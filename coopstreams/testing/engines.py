@@ -1,6 +1,6 @@
 """Checks that a user's engine fulfils `coopstreams.Engine`: random writes, compared with dictionaries.
 
-Invariant: it checks what stores rely on, and nothing else.
+Invariant: it checks only what stores rely on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Calls of a test driver that have ended and are not told yet: a seed chooses in which order they are.
+"""Holds ended calls of a test driver, and reports them in an order chosen by a seed.
 
-Invariant: a choice depends on the seed and on what was sent only: it is made among all calls that can have ended, when
-all of them have.
+Invariant: the order depends only on the seed and the sent records: each choice waits until all calls under way have
+ended.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class HeldCalls:
         self._told = 0
 
     def watch(self, task: Task) -> None:
-        """Keep the calls of a task from now on."""
+        """Hold the ended calls of a task from now on."""
         if task.calls is None:
             return
         held: list[NodeCall] = []
@@ -64,7 +64,7 @@ class HeldCalls:
 
 
 def _place(call: NodeCall) -> tuple[str, int, int, int]:
-    """Return where the record of a call is, and which of its calls it is."""
+    """Return the position of a call's record, and the index of the call among its calls."""
     record = call.record
     assert record is not None
     topic, partition = record.taken.step.source

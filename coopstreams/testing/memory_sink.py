@@ -45,7 +45,7 @@ class MemorySink:
         return MemorySession(self, partition, row)
 
     def refuse(self, record: SinkRecord) -> None:
-        """Raise an exception if this record cannot be applied. As it is, every record can."""
+        """Raise an exception if this record cannot be applied. By default every record can."""
 
 
 class MemorySession:
@@ -85,7 +85,7 @@ class MemorySession:
         self._row.position, self._row.refused = position, frozenset(refused)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: a session holds nothing."""
 
 
 class Sinks:

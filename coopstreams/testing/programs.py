@@ -44,8 +44,8 @@ def compiled(identity: Identity, parts: MakeParts | None) -> Program:
 
 def tables(part: SubTopology, config: Config, *, caching: bool) -> dict[str, MakeTable]:
     """Return the factories of stores whose rows are in native memory. They forward a record's updates after all its
-    other results, so they are used only where there are no other results: a driver returns results in Kafka Streams'
-    order.
+    other results. A driver returns results in Kafka Streams' order, so it uses them only where there are no other
+    results.
     """
     parents = {parent for node in part.nodes for parent in node.parents}
     ends = sum(node.name not in parents for node in part.nodes)

@@ -22,7 +22,7 @@ class Silences:
         return idle_ms is not None
 
     def heard(self, batch: RecordBatch, now_ms: int) -> bool:
-        """Take note of what a fetch brought; return whether it was no record, and the partition has marks."""
+        """Note the result of a fetch; return whether it had no record, and the partition has marks."""
         silence = self._of.get(batch.partition)
         if silence is None:
             return False

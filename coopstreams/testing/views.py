@@ -41,7 +41,7 @@ class Row(Generic[K, V]):
     value: V
     timestamp: int
     headers: Headers | None = None
-    """Those of the record that wrote the row; None: the store keeps none."""
+    """The headers of the record that wrote the row; None: the store keeps none."""
 
 
 class Send(Protocol):

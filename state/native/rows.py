@@ -1,4 +1,4 @@
-"""What a store asks of rows of numbers in native memory: `native/src/rows.rs` has them."""
+"""The interface between a store and its rows of numbers in native memory (`native/src/rows.rs`)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from coopstreams.topology.columns import Headers, Int64s
 Updates: TypeAlias = tuple[list[bytes], list[bytes | None], list[int]]
 """Keys, serialised values and timestamps of rows."""
 Added: TypeAlias = tuple[int, int, int, int, list[Exception], Updates | None]
-"""What became of some records: the operator time after them, how many had no key, had no value, or were late; what the
-reducer raised for the last one; and the updates of rows, in order, if they were wanted."""
+"""The result of adding records: the operator time after them; how many had no key, had no value, or were late; the
+reducer's error for the last one; and the updates of rows, in order, if requested.
+"""
 Load: TypeAlias = Callable[[bytes], bytes | None]
 
 
@@ -24,7 +25,7 @@ class NativeRows(Protocol):
     row_bytes: int
     """The length of a row in the database."""
     odd: bool
-    """Whether some value is no number of the serde: add records one by one then, for errors to be of one record."""
+    """Whether some value is no number of the serde: records are then added one by one, to find the one that fails."""
 
     def add(
         self,

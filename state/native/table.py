@@ -1,7 +1,7 @@
 """Stores whose write buffer is rows of numbers in native memory: those of known folds (`topology.graph.folding`).
 
-A `NativeTable` is what a `Table` is, and its rows become the same bytes; only its entries are no live objects. Records
-come to it in columns (`add`). What it shows of its rows (`load`, `dirty`, `scan`) are copies.
+A `NativeTable` is a `Table` with the same bytes, but its entries are not live objects: records are added as columns
+(`add`), and `load`, `dirty` and `scan` return copies of rows.
 
 Invariant: for the same records, changelog, database and updates are those of `Table` and `WindowTable`, which are the
 reference.
@@ -49,8 +49,7 @@ class NativeTable(Table):
     ) -> Added:
         """Add records to their rows, in order.
 
-        `before`: for each, a time that the operator has reached before it. `headers`: for each, those to keep with its
-        rows.
+        `before`: for each, the operator time before it. `headers`: for each, the headers to keep with its rows.
 
         Raises:
             SerdeError: the bytes of a row cannot be deserialised.
@@ -69,12 +68,12 @@ class NativeTable(Table):
         )
 
     def load(self, key: bytes) -> Entry:
-        """Return a copy of a row of the buffer or the database; the value None: there is no such key."""
+        """Return a copy of a row of the buffer or the database; its value None means that there is no such key."""
         at, found = self._database_key(key), self.rows.row(key)
         return self._entry(at, self._stored(at)) if found is None else PlacedEntry(at, *found)
 
     def touch(self, key: bytes, entry: Entry) -> None:
-        """Refuse it: an entry is a copy."""
+        """Raise: an entry is a copy."""
         raise StateError(f'rows of store "{self.spec.name}" change by `add` alone, not that of {key!r} by {entry}')
 
     def dirty(self) -> list[tuple[bytes, Entry]]:
@@ -127,7 +126,7 @@ class NativeTable(Table):
 
     def _checked(self, place: bytes, data: bytes | None) -> bytes | None:
         if data is not None and len(data) != self._row_bytes:
-            self._entry(place, data)  # it says what is wrong with them
+            self._entry(place, data)  # it names the error in them
         return data
 
     def _encoded(self, key: bytes, value: Any) -> bytes:

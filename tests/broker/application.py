@@ -1,5 +1,5 @@
-"""An application as an operator runs it: supervisors with their workers, started by the command line, and what can be
-done to them.
+"""An application as an operator runs it: supervisors with their workers, started by the command line; and faults of
+them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from coopstreams.dev.process import command_line, port_is_free
 
 MOST_WORKERS = 8
-"""Numbers of one supervisor's workers, and ports of one."""
+"""The most workers, and ports, of one supervisor."""
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class Application:
     stopped: set[int] = field(default_factory=set)
     """Paused workers (SIGSTOP), by process id."""
     ending: set[str] = field(default_factory=set)
-    """Supervisors that were asked to end, and have not."""
+    """Supervisors that were asked to end and still run."""
     _ports: dict[str, int] = field(default_factory=dict)
     _numbers: dict[str, int] = field(default_factory=dict)
 
@@ -52,11 +52,11 @@ class Application:
             **self.settings,
         }
         flags = [part for key, value in named.items() for part in ("--set", f"{key}={value}")]
-        # Only kills would count: they are ours.
+        # Only the tests' own kills count as ends.
         own = ["--processes", str(max(2, processes)), "--max-restarts", "1000", "--http", f"127.0.0.1:{port}"]
         with self.log_file(name).open("ab") as log:
             command = [sys.executable, "-m", "coopstreams", "run", str(self.app), *own, *flags]
-            # Bytecode is kept, as that of an installed program is: without, a start takes seconds longer.
+            # Bytecode is kept, as for an installed program: without it, a start takes seconds longer.
             environment = (
                 os.environ | {"PYTHONFAULTHANDLER": "1", "PYTHONDONTWRITEBYTECODE": ""} | dict(self.environment)
             )
@@ -71,7 +71,7 @@ class Application:
 
     def terminate(self, name: str, timeout_s: float = 120) -> int | None:
         """Ask a supervisor to end in good order; return its exit status, None if it does not."""
-        self.ending.add(name)  # its workers drain, and say meanwhile what they wait for
+        self.ending.add(name)  # its workers drain, and log what they wait for
         process = self.supervisors.pop(name)
         process.terminate()
         try:
@@ -82,11 +82,11 @@ class Application:
             self.ending.discard(name)
 
     def workers(self) -> dict[int, int]:
-        """Return the process id of each worker that runs, by its number; paused ones included."""
+        """Return the process id of each running worker, by its number; paused ones included."""
         return dict(pair for process in self.supervisors.values() for pair in _children(process.pid))
 
     def urls(self) -> dict[int, str]:
-        """Return where each worker answers queries, if it runs."""
+        """Return the query address of each running worker."""
         return {
             self._numbers[name] + number: f"http://127.0.0.1:{self._ports[name] + number}"
             for name in {*self.supervisors, *self.ending}
@@ -104,11 +104,11 @@ class Application:
             for place in (self.folder / "state").glob(f"*/instance-{number}"):
                 gone = place.rename(
                     self.folder / f"gone-{secrets.token_hex(4)}"
-                )  # at once: it may be started again meanwhile
+                )  # at once: it may be restarted meanwhile
                 shutil.rmtree(gone)
 
     def freeze(self, number: int) -> int | None:
-        """Stop a worker where it is; return its process id."""
+        """Pause a worker; return its process id."""
         pid = self.workers().get(number)
         if pid is not None:
             self.stopped.add(pid)
@@ -121,7 +121,7 @@ class Application:
         _signal(pid, signal.SIGCONT)
 
     def clean_up(self) -> None:
-        """Kill all that still runs."""
+        """Kill all processes that still run."""
         for process in self.supervisors.values():
             workers = [pid for _, pid in _children(process.pid)]
             for pid in [process.pid, *workers]:

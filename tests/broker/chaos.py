@@ -1,4 +1,4 @@
-"""Input for the fault tests, the answer of a single thread, and the comparison with what the workers made of it."""
+"""The input of the fault tests, the results of a single thread, and their comparison with the workers' results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Topics:
     cities: str
     dead: str
     told: str = ""
-    """Where the calls have results, if there are calls."""
+    """The output topic of the calls, if there are calls."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -62,20 +62,20 @@ class Feeder:
     numbers: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     """The orders of each key, in order."""
     unreadable: list[bytes] = field(default_factory=list)
-    """Values that are none, each another one."""
+    """Unreadable values, all different."""
     failure: Exception | None = None
     _thread: threading.Thread | None = None
 
     @property
     def cities(self) -> Counter[str]:
-        """How many orders each city has."""
+        """The number of orders of each city."""
         found: Counter[str] = Counter()
         for key, count in self.counts.items():
             found[city_of(key)] += count
         return found
 
     def start(self) -> None:
-        """Write all customers, then begin with the orders."""
+        """Write all customers, then begin to write orders."""
         producer = Producer({"bootstrap.servers": self.bootstrap, "partitioner": "murmur2_random"})
         for number in range(KEYS):
             producer.produce(self.topics.customers, city_of(f"key-{number}"), f"key-{number}", timestamp=1)
@@ -158,7 +158,7 @@ class Chaos:
         self.note(f"stop {victim} for {seconds:.1f} s")
 
     def add(self) -> None:
-        """Start one more worker; the ranges are cut anew."""
+        """Add a worker; the key ranges are cut again."""
         self.group.start(self._next)
         self._next += 1
         self.note("+1")
@@ -173,7 +173,7 @@ class Chaos:
         return f"seed {self.seed}, {', '.join(self.done)}"
 
     def urls(self) -> list[str]:
-        """Return where workers answer queries, as far as they have said so."""
+        """Return the query addresses that workers have logged."""
         return [url for number in list(self.group.running) if (url := self.group.url(number)) is not None]
 
     def _victim(self) -> int:
@@ -191,7 +191,7 @@ class Chaos:
 
 
 def city_of(key: str) -> str:
-    """Return where a customer lives."""
+    """Return the city of a customer."""
     return f"city-{int(key.removeprefix('key-')) % CITIES}"
 
 
@@ -202,9 +202,9 @@ class Found:
     expected: int
     outputs: int
     lost: int
-    """Updates that are missing."""
+    """The number of missing updates."""
     doubled: int
-    """Updates that are there more than once."""
+    """The number of repeated updates."""
     disordered: int
     """Keys whose updates are not 1, 2, 3, ... in this order, after doubles are taken out."""
 
@@ -215,11 +215,11 @@ class Found:
 
 
 def examine(bootstrap: str, topic: str, expected: Counter[str], *, each: bool = True) -> Found:
-    """Return what a reader of committed records finds in a topic of running counts.
+    """Compare the committed records of a topic of running counts.
 
-    `each`: every update must be there; else the last one must be reached. At-least-once on several brokers promises no
-    more: a process that dies while the leader of the results is away may have written its changelog, and the record
-    that is done again counts on from there.
+    `each`: every update must be there; else only the last one. At-least-once on several brokers promises no more: a
+    process that dies while the leader of the results is unavailable may have written its changelog, and the repeated
+    record continues from there.
     """
     seen = {
         key.decode(): [int.from_bytes(value or b"", "big") for value in values]
@@ -237,10 +237,10 @@ def examine(bootstrap: str, topic: str, expected: Counter[str], *, each: bool = 
 
 
 def followed(bootstrap: str, topic: str, numbers: Mapping[str, Sequence[int]], *, exactly: bool) -> Found:
-    """Return what a reader of committed records finds in the topic of `chaos_app.followed`.
+    """Compare the committed records of the topic of `chaos_app.followed`.
 
-    `exactly`: each order has come after the one before it, as the store says; else the orders count alone, because a
-    store may be ahead of what is done again.
+    `exactly`: each order names the one before it; else only the orders are compared, because a store may be ahead of
+    repeated records.
     """
     seen = {
         key.decode(): [tuple((value or b"").decode().split()) for value in values]
@@ -260,7 +260,7 @@ def followed(bootstrap: str, topic: str, numbers: Mapping[str, Sequence[int]], *
 
 
 def dead_letters(bootstrap: str, topics: Topics, feeder: Feeder) -> Found:
-    """Return what became of the orders that cannot be read."""
+    """Return the dead letters of unreadable orders."""
     letters = Counter(record.value for record in read_topic(bootstrap, topics.dead))
     wanted = set(feeder.unreadable)
     return Found(
@@ -276,5 +276,5 @@ def table_of(bootstrap: str, changelog: str) -> dict[str, int]:
 
 
 def written(bootstrap: str, topics: Sequence[str]) -> int:
-    """Return how many committed records some topics have."""
+    """Return the number of committed records in some topics."""
     return sum(len(read_topic(bootstrap, topic)) for topic in topics)

@@ -3,7 +3,7 @@
 orders ──┬── count ──────────────────────────────────────────> counts
          └── join customers ── by city (repartition) ── count ─> cities
 
-With `TEST_CALLS`, the address of a `slow_service`, each order is asked about before it is counted; and once more, with
+With `TEST_CALLS`, the address of a `slow_service`, each order is sent to it before it is counted; and once more, with
 state: `told` has the number of each order and of the one before it of the same key, "-" for the first.
 """
 
@@ -20,7 +20,7 @@ CALLS = CallOptions(timeout=timedelta(seconds=5), retry=AGAIN)
 
 
 async def checked(number: int) -> int:
-    """Return the number after a while."""
+    """Return the number after a call of the service."""
     await asked(SERVICE, number)
     return number
 

@@ -3,11 +3,11 @@ paused beside them.
 
     python -m tests.broker.chaos_cluster --minutes 10 --guarantee exactly_once_v2 --seed 1
 
-With `--calls`, a service that is slow, fails and hangs is asked about each order, with and without state; the output
-`told` says in which order, and after which one.
+With `--calls`, each order is sent to a service that is slow, fails and hangs, with and without state; the output `told`
+has the orders, each with the one before it.
 
 At the end everything is compared with the input: under exactly-once nothing is lost, doubled or out of order, under
-at-least-once nothing is lost; no supervisor ended by itself. The exit status is 0 if all that holds. A seed fixes the
+at-least-once nothing is lost; no supervisor ended by itself. The exit status is 0 if all this holds. A seed fixes the
 kinds of fault, not their order in time.
 """
 
@@ -42,7 +42,7 @@ SETTLE_S = 240.0
 WARM_S = 15.0
 SHOWN = 5
 BEFORE_S = 15.0
-"""A fault may be felt that much later."""
+"""The effect of a fault may come that much later."""
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class Run:
     errors: list[BaseException] = field(default_factory=list)
 
     def break_workers(self) -> None:
-        """Kill and stop workers, delete their state, change how many there are, until it is over."""
+        """Kill and stop workers, delete their state, and change their number, until the end of the run."""
         generator = random.Random(self.seed)
         acts: list[tuple[Callable[[random.Random], None], int]] = [
             (self._kill, 4),
@@ -150,7 +150,7 @@ class Run:
 
     @contextmanager
     def chaos(self) -> Iterator[None]:
-        """Break things on two threads; at the end all is whole again."""
+        """Cause faults on two threads; at the end everything runs again."""
         hands = [
             threading.Thread(target=self._guarded, args=[act], daemon=True)
             for act in (self.break_workers, self.break_brokers)
@@ -196,7 +196,7 @@ def settings_of(topics: Topics, guarantee: str) -> dict[str, object]:
 
 
 def found_in(bootstrap: str, topics: Topics, feeder: Feeder, *, exactly: bool, calls: bool) -> dict[str, Found]:
-    """Compare all outputs with the input. `calls`: some come from calls with state."""
+    """Compare all outputs with the input. `calls`: some outputs come from calls with state."""
     found = {
         "counts": examine(bootstrap, topics.counts, feeder.counts, each=exactly),
         "cities": examine(bootstrap, topics.cities, feeder.cities, each=exactly),
@@ -208,7 +208,7 @@ def found_in(bootstrap: str, topics: Topics, feeder: Feeder, *, exactly: bool, c
 
 
 def settle(run: Run, feeder: Feeder, *, exactly: bool, calls: bool) -> dict[str, Found]:
-    """Wait until nothing is missing, for a while; then end the application and return what there is."""
+    """Wait until no output is missing, up to a limit; then end the application, and return the comparison."""
     deadline = time.monotonic() + SETTLE_S
     while time.monotonic() < deadline:
         found = found_in(run.cluster.bootstrap, run.topics, feeder, exactly=exactly, calls=calls)

@@ -1,7 +1,7 @@
-"""Three real Kafka brokers, each also a controller, and what can be done to each of them.
+"""Three real Kafka brokers, each also a controller, and faults of each.
 
-Everything is kept three times, and a write counts when two have it: one broker may be away, and the cluster goes on.
-Brokers have the numbers that Kafka gives them: 1, 2, 3.
+All topics have three replicas, and a write needs two, so the cluster tolerates the loss of one broker. Brokers have the
+numbers that Kafka gives them: 1, 2, 3.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class ThreeBrokers:
 
     @property
     def kafka(self) -> Kafka:
-        """The cluster as tests use a broker: makes topics of three replicas, with names of their own."""
+        """A `Kafka` for tests that makes topics of three replicas, with unique names."""
         if self._kafka is None:
             self._kafka = Kafka(
                 self.bootstrap, AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 2}), replicas=len(NODES)
@@ -118,13 +118,13 @@ class ThreeBrokers:
         self.brokers[node].resume()
 
     def start(self, node: int) -> None:
-        """Let a broker be there again, whatever was done to it; return when it answers."""
+        """Start or resume a broker; return when it answers."""
         self.paused.discard(node)
         self.brokers[node].resume()
         self.brokers[node].start()
 
     def mend(self) -> None:
-        """Have all brokers run, and wait until every partition has a leader and all its replicas."""
+        """Start all brokers, and wait until every partition has a leader and all its replicas."""
         with ThreadPoolExecutor(len(NODES)) as threads:  # the first two wait for each other
             list(threads.map(self.start, set(NODES) - set(self.living)))
         deadline = time.monotonic() + MEND_TIMEOUT_S
@@ -155,13 +155,13 @@ class ThreeBrokers:
             while True:
                 try:
                     return int(client.describe_metadata_quorum()["topics"][0]["partitions"][0]["leader_id"])
-                except KafkaError:  # it asked a paused broker
+                except KafkaError:  # the request went to a paused broker
                     assert time.monotonic() < deadline, "no controller says that it is one"
         finally:
             client.close()
 
     def _admin(self) -> AdminClient:
-        """A new client that knows the living alone: an older one may ask one that is paused, and wait."""
+        """A new client that knows only the living brokers: an older one may ask a paused one, and wait."""
         servers = ",".join(self.brokers[node].bootstrap for node in self.living)
         return AdminClient({"bootstrap.servers": servers, "log_level": 2})
 

@@ -51,6 +51,6 @@ def cluster_of_module(
 
 @pytest.fixture
 def three_brokers(cluster_of_module: ThreeBrokers) -> ThreeBrokers:
-    """Return three brokers, all of them well when the test begins: break them as you like. For tests marked `slow`."""
+    """Return three healthy brokers, which the test may break. For tests marked `slow`."""
     cluster_of_module.mend()
     return cluster_of_module

@@ -62,13 +62,13 @@ class Orders:
         return consumer
 
     def alone(self, ranges: Sequence[KeyRange], **config: Any) -> CooperativeConsumer:
-        """A consumer that reads these key ranges of partition 0, without a group."""
+        """Return a consumer that reads these key ranges of partition 0, without a group."""
         consumer = self.make(**config)
         consumer.assign({self.at: ranges})
         return consumer
 
     def member(self, **config: Any) -> CooperativeConsumer:
-        """A consumer that joins the group."""
+        """Return a consumer that joins the group."""
         consumer = self.make(**config)
         consumer.subscribe([self.topic])
         return consumer
@@ -108,7 +108,7 @@ def finish(
 def poll_until(
     true: Callable[[], object], *consumers: CooperativeConsumer, timeout_s: float = 90.0
 ) -> list[ConsumerRecord]:
-    """Poll all consumers by turns until the condition holds; return their records."""
+    """Poll all consumers in turn until the condition holds; return their records."""
     records: list[ConsumerRecord] = []
     until = time.monotonic() + timeout_s
     while not true():

@@ -1,4 +1,4 @@
-"""The smallest stateful application, run in this process: a count of each key, and what is in its databases."""
+"""The smallest stateful application, run in this process: a count of each key, with access to its databases."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Counting:
     ) -> CoopStreams:
         """Return an instance, not yet running.
 
-        `heard`: listeners; `login`: how to connect, if not as the test does; settings by name, dots as underscores.
+        `heard`: listeners; `login`: connection settings, if not the test's; settings by name, dots as underscores.
         """
         return CoopStreams(
             self.topology, self.kafka.config(folder, login, instance=number, **settings), **(heard or {})
@@ -88,7 +88,7 @@ def instance_of(app: CoopStreams) -> Instance:
 
 
 def table(app: CoopStreams, store: str = "counts") -> dict[str, int]:
-    """Return a store as an instance answers over HTTP; empty while something moves."""
+    """Return a store by an instance's HTTP answers; empty while a task moves."""
     with QueryClient(str(app.url), deadline_s=20) as client:
         try:
             return {entry.key: entry.value for entry in client.range(store, page=20_000)}
@@ -97,7 +97,7 @@ def table(app: CoopStreams, store: str = "counts") -> dict[str, int]:
 
 
 def await_table(app: CoopStreams, expected: dict[str, int], timeout_s: float = 120) -> None:
-    """Return when the store is as expected."""
+    """Return when the store has the expected rows."""
     found: dict[str, int] = {}
 
     def same() -> bool:
@@ -113,7 +113,7 @@ def await_table(app: CoopStreams, expected: dict[str, int], timeout_s: float = 1
 
 
 def await_running(apps: Iterable[CoopStreams], timeout_s: float = 120) -> None:
-    """Return when all tasks of all instances run, each instance has some, and together they are everything."""
+    """Return when all tasks of all instances run, each instance has some, and together they cover everything."""
     apps = list(apps)
 
     def ready() -> bool:

@@ -53,7 +53,7 @@ class Hammer:
         eventually(lambda: self.answers["found"] > 100, 120, lambda: str(self.answers))
 
     def check(self) -> None:
-        """Do nothing if all answers were right."""
+        """Check that all answers were right."""
         assert not self.wrong, f"{len(self.wrong)} wrong answers of {self.answers}, for example {self.wrong[:3]}"
 
     def _run(self, number: int) -> None:

@@ -1,4 +1,4 @@
-"""The law's program, its input, and what a single thread makes of it.
+"""The program of the law, its input, and the results of a single thread.
 
     orders ──┬── count ───────────────────────────────> running
              ├── count in windows, some grace ────────> windows        late orders drop
@@ -46,7 +46,7 @@ class Topics:
 
 
 def add(_: Any, sold: Any, total: Any) -> Any:
-    """A sale more of a city: how many, and how much."""
+    """Add a sale to a city's count and amount."""
     return [total[0] + 1, total[1] + sold[1]]
 
 
@@ -63,7 +63,7 @@ def law_topology(topics: Topics) -> Topology:
         orders.join(customers, lambda order, city: [city, order["amount"]], value=serdes.json)
         .select_key(lambda _, sold: sold[0], key=serdes.text)
         .group_by_key()
-        # Which sibling comes first in the repartition topic is chance: there, nothing may be late.
+        # The order of siblings in the repartition topic is random: no record may be late there.
         .windowed_by(TimeWindows(milliseconds=WINDOW_MS, grace=timedelta(days=365)))
         .aggregate(lambda: [0, 0], add, value=serdes.json, store="cities", retention=kept)
         .to_stream()
@@ -113,7 +113,7 @@ def law_input(seed: int, orders: int, partitions: int, customers: int = 60) -> l
 
 @dataclass(slots=True)
 class Tables:
-    """What every run must come to. Shape: by store; windowed keys are (key, start)."""
+    """The tables that every run must have. Shape: by store; windowed keys are (key, start)."""
 
     tables: dict[str, dict[Any, Any]] = field(default_factory=lambda: {name: {} for name in TABLES})
     running_updates: dict[str, list[int]] = field(default_factory=dict)
@@ -123,7 +123,7 @@ class Tables:
 
 
 def fold(records: Iterable[Input], partitions: int) -> Tables:
-    """Return what one thread makes of the input, partition by partition, in the order of stream time."""
+    """Return the tables of a single thread over the input, partition by partition, in the order of stream time."""
     result, records = Tables(), list(records)
     for partition in range(partitions):
         merged = []
@@ -134,7 +134,7 @@ def fold(records: Iterable[Input], partitions: int) -> Tables:
         clock = -1
         for _, _, record in sorted(merged, key=lambda item: (item[0], item[2].topic, item[1])):
             if record.topic == "orders" and record.key is not None:
-                clock = max(clock, record.timestamp)  # of the windows, which a record without key does not reach
+                clock = max(clock, record.timestamp)  # of the windows, which a record without a key does not reach
             _take(result, record, clock)
     return result
 
@@ -190,7 +190,7 @@ def tables_by_query(client: QueryClient) -> dict[str, dict[Any, Any]]:
 
 
 def tables_by_changelog(changelogs: Mapping[str, list[Record]]) -> dict[str, dict[Any, Any]]:
-    """Return all tables as their changelogs have them."""
+    """Return all tables by their changelogs."""
     return {name: dict(_decoded(name, latest(records))) for name, records in changelogs.items()}
 
 

@@ -31,7 +31,7 @@ def client(registry: Registry) -> RegistryClient:
 
 
 def warm(registry: Registry) -> None:
-    """Ask each kind of schema once: a registry that has just started takes long over the first."""
+    """Request each kind of schema once: the first requests of a new registry are slow."""
 
     def answers() -> bool:
         try:

@@ -1,4 +1,4 @@
-"""Worker processes of an application, started by the command line as a user would, and what can be done to them."""
+"""Worker processes of an application, started by the command line as by a user; and faults of them."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class Workers:
             )
 
     def kill(self, number: int) -> None:
-        """End a worker at once: it can do nothing about it."""
+        """Kill a worker."""
         self._signal(number, signal.SIGKILL)
         self.running.pop(number).wait()
 
     def freeze(self, number: int) -> None:
-        """Stop a worker where it is; it does not know that time passes."""
+        """Pause a worker."""
         self._signal(number, signal.SIGSTOP)
 
     def thaw(self, number: int) -> None:
@@ -60,14 +60,14 @@ class Workers:
         self._signal(number, signal.SIGCONT)
 
     def terminate(self, number: int, timeout_s: float = 90) -> int:
-        """Ask a worker to end in good order; return its exit status."""
+        """Ask a worker to drain and end; return its exit status."""
         self._await_ears([number])
         worker = self.running.pop(number)
         worker.terminate()
         return worker.wait(timeout_s)
 
     def stop(self, timeout_s: float = 90) -> dict[int, int]:
-        """Ask all to end in good order; return their exit statuses."""
+        """Ask all to drain and end; return their exit statuses."""
         self._await_ears(self.running)
         for worker in self.running.values():
             worker.terminate()
@@ -78,7 +78,7 @@ class Workers:
         eventually(lambda: all(self.url(number) is not None for number in numbers), 120, self.logs)
 
     def clean_up(self) -> None:
-        """Kill what still runs."""
+        """Kill the processes that still run."""
         for worker in self.running.values():
             with contextlib.suppress(ProcessLookupError):
                 worker.send_signal(signal.SIGCONT)
@@ -91,7 +91,7 @@ class Workers:
         return path.read_text(errors="replace") if path.exists() else ""
 
     def url(self, number: int) -> str | None:
-        """Return where a worker answers queries; None while it starts."""
+        """Return the query address of a worker; None while it starts."""
         found = re.findall(r"queries are answered at (\S+)", self.log(number)[self._began[number] :])
         return found[-1] if found else None
 

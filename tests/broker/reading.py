@@ -62,7 +62,7 @@ def read_topic(bootstrap: str, topic: str, *, committed_only: bool = True) -> li
 
 
 def latest(records: Iterable[Record]) -> dict[bytes, bytes]:
-    """Return the last value of each key, without what was deleted: a topic as a table."""
+    """Return the last value of each key, without deleted ones: a topic as a table."""
     table: dict[bytes, bytes] = {}
     for record in records:
         assert record.key is not None

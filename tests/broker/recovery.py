@@ -1,10 +1,10 @@
-"""How long outputs are missing after the loss of a broker, a coordinator, a worker, or a worker and a broker: three
-brokers, three workers.
+"""Measures the delay of outputs after the loss of a broker, a coordinator, a worker, or a worker and a broker, of three
+each.
 
     python -m tests.broker.recovery [--guarantee exactly_once_v2] [--only NAME ...] [--brokers NAME=VALUE ...]
 
-For each loss: the longest time from an order to its count around it, by the brokers' clocks, and what the workers said
-meanwhile.
+For each loss: the longest time from an order to its count around it, by the brokers' clocks, and the reasons that the
+workers reported.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ class Losses:
     run: Run
 
     def broker(self, how: str, find: Callable[[], int | None]) -> str:
-        """Lose a broker, found when it is time."""
+        """Lose a broker, chosen at that moment."""
         node = find()
         assert node is not None
         getattr(self.run.cluster, how)(node)
         return f"{how} broker {node}"
 
     def worker(self, how: str) -> str:
-        """Lose a worker; one that is killed is started again by its supervisor."""
+        """Lose a worker; a killed one is restarted by its supervisor."""
         number = min(self.run.application.workers())
         (self.run.application.kill if how == "kill" else self.run.application.freeze)(number)
         return f"{how} worker {number}"
 
     def both(self, find: Callable[[], int | None]) -> str:
-        """Lose a worker, and a broker at once."""
+        """Lose a worker and a broker at once."""
         return f"{self.broker('kill', find)}, {self.worker('kill')}"
 
     def all(self) -> dict[str, Callable[[], str]]:
@@ -79,7 +79,7 @@ class Losses:
 
 
 def calm(run: Run) -> None:
-    """Have everything well, and some seconds of that."""
+    """Restore everything, and wait some seconds."""
     for pid in list(run.application.stopped):
         run.application.thaw(pid)
     run.cluster.mend()

@@ -1,6 +1,6 @@
 """A broker with TLS, users and ACLs, and users of it with the ACLs that `coopstreams acls` prints."""
 
-# confluent-kafka exports these names without saying so, and its classes take only what is typed more widely.
+# confluent-kafka exports these names without declaring it, and its classes need wider types.
 # pyright: reportPrivateImportUsage=false, reportArgumentType=false
 
 from __future__ import annotations
@@ -146,9 +146,9 @@ class SecuredKafka(Kafka):
             assert len(answer.result(60)) == 1
 
     def refusals(self, user: str, *but: str) -> set[str]:
-        """Return what the broker has refused to a user: operation and resource.
+        """Return the refused operations of a user, with the resource.
 
-        Left out is what looks for hanging transactions: in `__consumer_offsets`, and in these topics.
+        Requests about hanging transactions are left out: those on `__consumer_offsets`, and on these topics.
         """
         told = re.findall(
             rf"Principal = User:{re.escape(user)} is Denied operation = (\w+) .* resource = (\S+) ",

@@ -1,5 +1,5 @@
-"""An application without an order: events are looked at by whichever thread is free, some after a call, and counted by
-user behind a repartition topic.
+"""An application with unordered records: any free thread processes an event, some after a call; a repartition topic
+leads to a count by user.
 """
 
 from __future__ import annotations

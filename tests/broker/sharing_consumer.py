@@ -1,5 +1,4 @@
-"""A worker of the consumer tests: reads its share of a topic, and writes of each record what it was, in the transaction
-of its commit.
+"""A worker of the consumer tests: reads its share of a topic, and copies each record in the transaction of its commit.
 
 python sharing_consumer.py BOOTSTRAP GROUP INPUT OUTPUT NAME       until SIGTERM
 """

@@ -1,6 +1,6 @@
 """A service on this machine that is slow, fails now and then, and sometimes does not answer at all.
 
-It answers a line with the same line. `asked` is what an application of the tests calls it with.
+It answers a line with the same line. Test applications call it by `asked`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 from typing import Self
 
 FAILS, STUCK, SILENT = 0.05, 0.001, 0.001
-"""How often it closes the connection without an answer, takes `STUCK_S`, and never answers."""
+"""The probabilities of no answer with a closed connection, of one after `STUCK_S`, and of none at all."""
 LATENCY_S, STUCK_S = 0.01, 3.0
 
 
@@ -50,7 +50,7 @@ class SlowService:
 
 
 async def asked(address: str, question: int) -> None:
-    """Ask the service, and wait for its answer.
+    """Call the service, and wait for its answer.
 
     Raises:
         ConnectionError: it failed.

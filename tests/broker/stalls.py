@@ -1,7 +1,6 @@
-"""Measures how long records waited for their results, beside the reasons that the workers reported meanwhile.
+"""Measures how long records waited for their results, with the reasons that the workers reported.
 
-The time is the brokers': input and output topics have `message.timestamp.type=LogAppendTime`, so that no client's
-troubles are measured.
+Times are the brokers' (`message.timestamp.type=LogAppendTime`), independent of clients.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import httpx
 from tests.broker.reading import Record
 
 LONG_S = 3.0
-"""What is called a stall."""
+"""The shortest wait that counts as a stall."""
 EVERY_S = 0.5
 ANSWER_S = 0.5
 ALL_ANSWER_S = 5.0
@@ -32,7 +31,7 @@ class Stall:
     start: float
     end: float
     longest_s: float
-    """How long the record waited that waited longest; `end - start` is longer where stalls follow each other."""
+    """The longest wait of a record; `end - start` is longer for consecutive stalls."""
 
 
 @dataclass(slots=True)
@@ -42,7 +41,7 @@ class Faults:
     done: list[tuple[float, str]] = field(default_factory=list)
 
     def note(self, what: str) -> None:
-        """Something was done now."""
+        """Note a fault that happens now."""
         self.done.append((time.time(), what))
         print(time.strftime("%H:%M:%S"), what, flush=True)
 
@@ -52,12 +51,12 @@ class Faults:
 
 
 def waits(orders: Iterable[Record], counts: Iterable[Record]) -> list[Stall]:
-    """Return how long each order waited for its count: the nth order of a key is what its count becomes n by."""
+    """Return the wait of each order for its count: the nth order of a key waits until its count is n."""
     came: dict[tuple[bytes, int], Record] = {}
     for record in counts:
         came.setdefault(
             (record.key or b"", int.from_bytes(record.value or b"", "big")), record
-        )  # the first, where there are doubles
+        )  # the first of repeated ones
     seen: Counter[bytes] = Counter()
     found = []
     for order in orders:
@@ -99,7 +98,7 @@ def stalls(waited: Iterable[Stall], long_s: float = LONG_S) -> list[Stall]:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A reason that a worker gave for not being well; `code` is empty if it was well."""
+    """The reason of a worker's bad health; `code` is empty if its health was good."""
 
     at: float
     worker: int
@@ -108,13 +107,13 @@ class Said:
     task: str | None
 
     def concerns(self, partition: int) -> bool:
-        """Whether it may explain missing counts of a partition: it is about a task of it, or about the whole worker."""
+        """Whether it may explain missing counts of a partition: it concerns one of its tasks, or the whole worker."""
         return bool(self.code) and (self.task is None or self.task.startswith(f"0_{partition}["))
 
 
 @dataclass(slots=True)
 class Reasons:
-    """A thread that asks the workers all the time whether they are well, and why not."""
+    """A thread that polls the workers' health and reasons."""
 
     urls: Callable[[], Mapping[int, str]]
     seen: list[Said] = field(default_factory=list)
@@ -144,7 +143,7 @@ class Reasons:
         )
 
     def silent_s(self, stall: Stall) -> float:
-        """Return how much of a stall had no reported reason, counted from the time after which it is a stall.
+        """Return how long a stall had no reported reason, after its first `LONG_S`.
 
         Units: seconds, to a half; a reason counts for a moment before and after.
         """
@@ -163,7 +162,7 @@ class Reasons:
                     self.seen += _ask(client, worker, url)
 
     def _ask_of_others(self) -> None:
-        """What `coopstreams status` shows besides: the processes that do not answer, and the tasks that they have."""
+        """The rest of `coopstreams status`: processes that do not answer, with their tasks."""
         with httpx.Client(trust_env=False, timeout=ALL_ANSWER_S) as client:
             while not self._stop.wait(EVERY_S):
                 self.seen += next(
@@ -181,14 +180,14 @@ def _ask(client: httpx.Client, worker: int, url: str) -> list[Said]:
     try:
         answer = client.get(f"{url}/health/ready").json()
     except httpx.ConnectError:
-        return []  # it does not run
+        return []  # the worker does not run
     except httpx.TransportError:
         return [Said(now, worker, "no-answer", "it does not answer", None)]
     return [Said(now, worker, reason["code"], reason["message"], reason["task"]) for reason in answer["reasons"]]
 
 
 def _ask_of_others(client: httpx.Client, url: str) -> list[Said] | None:
-    """Return the reasons that an instance reports for those that do not answer it; None: it does not answer either."""
+    """Return the reasons that an instance reports for unreachable processes; None: it does not answer."""
     now = time.time()
     try:
         instances = client.get(f"{url}/v1/status").json()["instances"]

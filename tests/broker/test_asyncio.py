@@ -23,7 +23,7 @@ KEYS = [f"key {number}" for number in range(12)]
 
 @asynccontextmanager
 async def served(app: CoopStreams, listener: socket.socket) -> AsyncIterator[None]:
-    """Run the instance as the lifespan of a web server that has its queries under /state."""
+    """Run the instance as the lifespan of a web server with its queries under /state."""
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:

@@ -1,5 +1,5 @@
-"""Records that cannot be read, processed or written: an error that says where, a count, or a dead letter; nothing
-around them is lost.
+"""Records that cannot be read, processed or written: an error with the place, a count, or a dead letter; no other
+record is lost.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ GOOD, BAD = 60, (7, 23, 41)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """An application with records of which some fail in one phase; all good ones are counted, and passed on."""
+    """An application with some records that fail in one phase; the good ones are counted and forwarded."""
 
     kafka: Kafka
     phase: str
@@ -56,13 +56,13 @@ class Case:
         builder = StreamsBuilder(self.application)
         stream = builder.stream(self.source, key=serdes.text, value=serdes.json)
         if self.phase == "deserialization":
-            stream = stream.filter(lambda _, value: "number" in value)  # a value not read is not deserialised
+            stream = stream.filter(lambda _, value: "number" in value)  # a value that is not read is not deserialised
         if self.phase == "processing":
             stream = stream.map_values(refuse_bad, value=serdes.json)
         if self.phase == "production":
             stream = stream.map_values(unwritable_if_bad, value=serdes.json)
         stream.to(self.sink)
-        # Reads what is read already; fails nowhere else.
+        # Reads a value that was read already; fails nowhere else.
         stream.group_by_key().count(store="counts")
         return builder.build()
 
@@ -94,7 +94,7 @@ class Case:
         return read_topic(self.kafka.bootstrap, self.sink)
 
     def await_outputs(self) -> None:
-        """Wait for all of them; before an error, at least once may have written some already."""
+        """Wait for all outputs; at least once may have written some already, before an error."""
         eventually(
             lambda: len({record.value for record in self.outputs()}) == GOOD,
             120,
@@ -170,8 +170,8 @@ def test_a_dead_letter_is_the_record_with_the_reason_in_its_headers(kafka: Kafka
 def test_an_aggregate_that_does_not_serialise_is_told_with_store_and_key(
     kafka: Kafka, tmp_path: Path, handler: str, cache: int
 ) -> None:
-    """A row that cannot be written must not be dropped: for any answer of the handler the instance ends, and names the
-    row.
+    """A row that cannot be written must not be dropped: whatever the handler answers, the instance ends with the row's
+    name.
     """
     source, dead = kafka.topic("in"), kafka.topic("dead")
     builder = StreamsBuilder(kafka.unique("state"))
@@ -202,7 +202,7 @@ def test_a_result_too_large_for_its_topic_stops_with_the_topic_and_the_cure(kafk
 
 
 def test_records_of_all_kinds_pass_beside_bad_ones(kafka: Kafka, tmp_path: Path) -> None:
-    """Two ranges, a table and a stream: bad rows of the table are dead letters, its good rows are joined."""
+    """Two ranges, a table and a stream: bad rows of the table become dead letters, its good rows are joined."""
     orders = kafka.topic("orders")
     customers = kafka.topic("customers")
     sink = kafka.topic("out")

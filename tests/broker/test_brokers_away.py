@@ -1,4 +1,4 @@
-"""Three brokers of which some are away: nothing that starts, opens or reads ends because of that."""
+"""An unavailable broker of three ends no start, opening or read."""
 
 from __future__ import annotations
 

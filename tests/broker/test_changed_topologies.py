@@ -35,7 +35,7 @@ KEYS = [f"key-{number % 20}" for number in range(100)]
 
 @dataclass
 class Application:
-    """An application of which versions are run one after the other, over one state folder."""
+    """An application whose versions run one after the other, over one state folder."""
 
     kafka: Kafka
     folder: Path
@@ -82,7 +82,7 @@ class Application:
             )
 
     def runs(self, version: Version, **settings: Any) -> None:
-        """Run a version until it has processed all there is."""
+        """Run a version until it has processed all records."""
         with self.app(version, **settings) as app:
             eventually(lambda: quiet(app), 60, lambda: str(app.status()))
 
@@ -97,7 +97,7 @@ Version = Callable[[Application, StreamsBuilder], object]
 
 
 def quiet(app: CoopStreams) -> bool:
-    """Whether an instance runs, and nothing waits."""
+    """Whether an instance runs, and no record waits."""
     status = app.status()
     tasks = [] if status is None else status["tasks"]
     return (
@@ -136,7 +136,7 @@ def folded(value: Any) -> Version:
 
 
 def test_what_would_be_lost_or_mixed_or_misread_does_not_start(kafka: Kafka, tmp_path: Path) -> None:
-    """Which changes are refused, `tests/topology/test_changes.py` shows; here is one of them."""
+    """One example of the refused changes in `tests/topology/test_changes.py`."""
     changed = Application(kafka, tmp_path)
     changed.write(changed.a)
     changed.runs(counted())
@@ -208,7 +208,7 @@ def test_a_store_that_a_version_left_out_is_not_taken_up_again(kafka: Kafka, tmp
 
 
 def test_sub_topologies_that_change_their_numbers_keep_state_and_positions(kafka: Kafka, tmp_path: Path) -> None:
-    """One in front of the other, over the same folder: local state lies in folders with the numbers."""
+    """A sub-topology is inserted before the others, over the same folder, whose local state is in folders by number."""
 
     def behind(app: Application, builder: StreamsBuilder) -> None:
         builder.stream(app.b, key=serdes.text, value=serdes.raw).group_by_key().count(store="others")
@@ -235,7 +235,7 @@ def test_an_application_that_was_reset_may_be_another_one(kafka: Kafka, tmp_path
 
 
 def test_a_version_that_waits_is_asked_again_when_it_is_its_turn(kafka: Kafka, tmp_path: Path) -> None:
-    """No version was recorded as the last one when it started; another instance records one before it opens tasks."""
+    """No version was recorded as the last one at its start; another instance records one before it opens tasks."""
     changed = Application(kafka, tmp_path)
     changed.write(changed.a)
     changed.counts(counted())

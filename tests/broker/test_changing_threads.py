@@ -45,7 +45,7 @@ def homes(app: CoopStreams) -> dict[str, int]:
 
 
 def await_homes(app: CoopStreams, fits: Callable[[Counter[int]], bool]) -> None:
-    """Return when the tasks of an instance are on its threads as wanted, and all run."""
+    """Return when the tasks of an instance run on its threads as requested."""
     await_running([app])
     eventually(lambda: fits(Counter(homes(app).values())), 120, lambda: str(homes(app)))
 
@@ -60,7 +60,7 @@ def test_threads_come_and_go_while_records_come_and_nothing_is_lost(kafka: Kafka
         assert app.remove_stream_thread() is None, "it is the last"
         assert [app.add_stream_thread(), app.add_stream_thread()] == ["stream-1", "stream-2"]
         written += counting.write(KEYS * 3)
-        await_homes(app, lambda found: found == {0: 1, 1: 1, 2: 1})  # one partition, cut in three
+        await_homes(app, lambda found: found == {0: 1, 1: 1, 2: 1})  # one partition in three key ranges
         written += counting.write(KEYS * 3)
         assert app.remove_stream_thread() == "stream-2"
         written += counting.write(KEYS * 3)

@@ -1,4 +1,4 @@
-"""A minute of what `python -m tests.broker.chaos_cluster` does for ten; and the arithmetic of its stalls."""
+"""One minute of `python -m tests.broker.chaos_cluster`; and the computation of its stalls."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def test_who_comes_last_counts_and_the_other_one_catches_up(orders: Orders) -> N
     assert new.commit().offset == {orders.at: 50}
     finish(old, old_records[:3])
     nothing_more(old)
-    old.committed([orders.at])  # it has read what the other one committed
+    old.committed([orders.at])  # reads the other one's commit
     with pytest.raises(IndividualCommitTooOldError) as refused:
         old.commit()
     assert refused.value.last_stable_offset == 50
@@ -197,7 +197,7 @@ def test_pause_resume_and_seek(orders: Orders) -> None:
 
 
 def test_a_commit_of_which_only_a_part_arrived_is_ignored(kafka: Kafka) -> None:
-    """Proposal 3: a torn commit over several partitions is no commit, and what was complete before it stays."""
+    """Proposal 3: a torn commit over several partitions is no commit, and the complete one before it stays."""
     orders = Orders(kafka, partitions=2)
     both: dict[TopicPartition | tuple[str, int], list[KeyRange]] = {(orders.topic, 0): [], (orders.topic, 1): []}
     try:
@@ -226,7 +226,7 @@ def test_a_commit_of_which_only_a_part_arrived_is_ignored(kafka: Kafka) -> None:
 
 
 def tear_a_commit(consumer: CooperativeConsumer) -> None:
-    """Write the first of two individual commits, and no more, as a process would that dies in between."""
+    """Write only the first of two individual commits, as a process that dies in between."""
     session = consumer._session
     session.take_done()
     shares = list(session.shares.values())
@@ -238,4 +238,4 @@ def tear_a_commit(consumer: CooperativeConsumer) -> None:
     writer.begin()
     writer.append(where.topic, [key], [value], [1], partitions=where.partition)
     writer.flush(60)
-    consumer._running = None  # dead: it does not close
+    consumer._running = None  # as if dead: it does not close

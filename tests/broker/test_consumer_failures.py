@@ -50,7 +50,7 @@ def test_a_lost_commit_topic_leaves_the_stable_offset(broker_of_own: Callable[..
     stable = min(offset for offset in others if offset >= 40)
     right.commit()
     left.commit()
-    left.committed([orders.at])  # it has read what the other one committed
+    left.committed([orders.at])  # reads the other one's commit
     left.commit()
     assert left.commit().last_stable_offset == {orders.at: stable}
     for consumer in (left, right):
@@ -86,7 +86,7 @@ def test_a_broker_that_restarts_takes_nothing_away(broker_of_own: Callable[..., 
     broker.stop()
     with pytest.raises(LogError):
         consumer.commit()
-    more = consumer.consume(100, 0.1)  # what was fetched before
+    more = consumer.consume(100, 0.1)  # records fetched earlier
     broker.start()
     more += read(consumer, 50 - len(more), 60) if len(more) < 50 else []
     assert [record.offset for record in more] == list(range(50, 100))
@@ -96,7 +96,7 @@ def test_a_broker_that_restarts_takes_nothing_away(broker_of_own: Callable[..., 
 
 
 def committed(consumer: CooperativeConsumer) -> dict[TopicPartition, int]:
-    """Commit, however often it takes: the broker may still be looking for its groups."""
+    """Commit, with retries: the broker may still be looking for its groups."""
     try:
         return dict(consumer.commit().offset)
     except (LogError, MembershipLostError):

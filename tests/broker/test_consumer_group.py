@@ -82,7 +82,7 @@ class Member:
         except LogError as error:
             if not (error.retryable or isinstance(error, FencedError)):
                 raise
-            # A rebalance takes long: the next turn commits again.
+            # A rebalance is slow: the next pass commits again.
 
     def stop(self) -> None:
         self._stop.set()
@@ -185,7 +185,7 @@ def test_members_of_other_topics_do_not_stand_in_the_way(kafka: Kafka, members: 
 def test_a_slow_key_holds_back_nobody_and_what_others_did_is_kept(
     kafka: Kafka, members: Callable[..., list[Member]]
 ) -> None:
-    """Its first record is not finished until all others are; then the next owner gets that record, and no other."""
+    """Its first record stays unfinished until all others are done; then the next owner gets that record only."""
     topic, group, records = shareable(kafka, "orders", 1), kafka.unique("slow"), 5000
     kafka.write(topic, ((b"slow" if i == 0 else b"key-%d" % (i % 50), b"%d" % i) for i in range(records)), partition=0)
     (member,) = members(1, group, [topic], work=lambda record: record.key != b"slow")
@@ -287,7 +287,7 @@ def processes(tmp_path: Path) -> Iterator[Callable[..., Processes]]:
 
 
 class Feeder:
-    """Writes records on a thread, a part of them with each `go_on`, so that they flow however long things take."""
+    """Writes records on a thread, a part with each `go_on`, so that they flow during the whole test."""
 
     def __init__(self, bootstrap: str, topic: str, records: int, parts: int) -> None:
         self.sent: dict[tuple[int, int], bytes] = {}
@@ -338,8 +338,8 @@ def check_outputs(bootstrap: str, topic: str, sent: dict[tuple[int, int], bytes]
 def test_consumers_are_killed_and_added_while_100_000_records_flow_and_each_counts_once_in_the_order_of_its_key(
     kafka: Kafka, processes: Callable[..., Processes]
 ) -> None:
-    """Exactly-once: each record's output is in the transaction of its commit. So a gap, an overlap of two owners, or
-    disorder would be seen.
+    """Exactly-once: each record's output is in the transaction of its commit, so gaps, overlapping owners and disorder
+    show.
     """
     records = 100_000
     acts = [

@@ -1,4 +1,4 @@
-"""A group of consumers in one process, on a real Kafka: sharing, giving up without stopping, being lost."""
+"""A group of consumers in one process, on a real Kafka: sharing, release without stopping, lost key ranges."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_after_the_deadline_it_is_lost(orders: Orders) -> None:
     assert lost == [{orders.at: (WHOLE,)}]
     assert not first.delay_revoke([orders.at])
     finish(first, records)
-    first.commit()  # of what is lost, nothing
+    first.commit()  # nothing of lost key ranges
     again = poll_until(lambda: first.assignment() and second.assignment(), first, second)
     while len(again) < 100:
         again += first.consume(500, 0.1) + second.consume(500, 0.1)

@@ -35,7 +35,7 @@ def producer_of(consumer: CooperativeConsumer, bootstrap: str) -> Producer:
 
 
 def arrives(orders: Orders, topic: str, *values: bytes) -> None:
-    """Assert that a topic reads so, soon: Kafka writes the markers of a commit after it has answered."""
+    """Assert that a topic soon has these records: Kafka writes the markers of a commit after it has answered."""
 
     def found() -> list[bytes | None]:
         return [record.value for record in read_topic(orders.kafka.bootstrap, topic)]
@@ -66,7 +66,7 @@ def test_results_and_commits_count_together_or_not_at_all(orders: Orders, out: s
         fail()
     again = read(consumer, 20)
     assert [record.offset for record in again] == list(range(20, 40)), "what did not count is handed out again"
-    finish(consumer, failing)  # of a share that is gone: changes nothing
+    finish(consumer, failing)  # a record of a lost share: no effect
     with consumer.transaction(producer):
         for record in again:
             producer.produce(out, b"again " + (record.value or b""), record.key, 0)
@@ -98,7 +98,7 @@ def test_transactions_need_a_group(orders: Orders) -> None:
 
 
 def test_in_offset_order_a_transaction_waits_for_those_before_it(orders: Orders, out: str) -> None:
-    """The proposal's purgatory: A has the smaller offsets, B the larger; B's commit waits for that of A."""
+    """The proposal's purgatory: A has the smaller offsets, B the larger ones; B's commit waits for A's."""
     first, second = orders.make(commit_order="offset"), orders.make(commit_order="offset")
     for consumer in (first, second):
         consumer.subscribe([orders.topic])

@@ -1,4 +1,4 @@
-"""Records that wait with their values or without, on a real Kafka: the same ones come, in the same order."""
+"""Records that wait with or without their values, on a real Kafka: the same ones come, in the same order."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Cooperative fetch on a real Kafka: records of one partition delivered to many, without keys or order; each done once
-unless somebody dies.
+"""Cooperative fetch on a real Kafka: records of one partition are delivered to many members, without keys or order;
+each is done once unless a member dies.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def write(bootstrap: str, topic: str, count: int) -> None:
 
 
 def workable(bootstrap: str, topic: str) -> None:
-    """Make a topic whose records may be delivered."""
+    """Make a topic whose records may be delivered by a share group."""
     log = KafkaLog({"bootstrap.servers": bootstrap})
     log.create_topics([TopicSpec(topic, 1, replication=1)])
     PolicyTopic(log).set("accept.range.fetch", True, topic)
@@ -58,7 +58,7 @@ def member(bootstrap: str, group: str, topic: str, **settings: object) -> Cooper
 
 
 def first(consumer: CooperativeFetch, most: int = 1000) -> list[AcquiredRecord]:
-    """The first records that come."""
+    """Return the first records."""
     give_up = time.monotonic() + PATIENCE_S
     while time.monotonic() < give_up:
         if records := consumer.consume(most, 1.0):
@@ -74,7 +74,7 @@ def topic(kafka: Kafka) -> str:
 
 
 def test_three_members_share_one_partition_and_each_record_is_done_once(kafka: Kafka, topic: str) -> None:
-    """Records are written as fast as they are processed, until each member has had some, also one that joins late."""
+    """Records are written as fast as they are processed, until each member, even a late one, has had some."""
     group, records = kafka.unique("share"), 0
     done: Counter[int] = Counter()
     shares: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""Dead letters are shown with their reasons, and go back to where they came from, each once."""
+"""Dead letters are listed with their reasons, and replayed to their topics, each once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def dlq(kafka: Kafka, *arguments: str) -> Result:
 def test_what_failed_goes_back_once_and_is_processed_when_the_cause_is_gone(
     kafka: Kafka, tmp_path: Path, waits: bool
 ) -> None:
-    """With a function that waits, the operator names the topic, and other failures would end the application."""
+    """With an asynchronous function, the operator names the topic, and other failures would end the application."""
     source, sink, dead, mended = kafka.topic("in", 2), kafka.topic("out", 2), kafka.topic("dead", 2), threading.Event()
 
     def parsed(value: bytes) -> int:

@@ -1,7 +1,7 @@
-"""Exactly once under fire: processes are killed, stopped, added and removed while records flow; every record counts
+"""Exactly-once under faults: processes are killed, stopped, added and removed while records flow; every record counts
 once, in order. Brokers too come and go in `test_chaos_cluster.py`, under both guarantees.
 
-A run draws its faults from a seed and prints it; TEST_SEED=<seed> has the same faults again.
+A run draws its faults from a seed and prints it; TEST_SEED=<seed> repeats the faults.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.conftest import Kafka
 
 SESSION_MS = 4000
 LONG_S = SESSION_MS / 1000 + 2
-"""A stop after which the group has gone on."""
+"""A pause after which the group has removed the process."""
 MakeWorkers = Callable[..., Workers]
 
 
@@ -104,7 +104,7 @@ def test_kills_and_stops_neither_lose_nor_double_a_record(kafka: Kafka, workers:
 def test_a_process_that_was_killed_and_is_started_again_waits_for_no_session_time_out(
     kafka: Kafka, workers: MakeWorkers
 ) -> None:
-    """Here it would wait for twenty minutes: the group would keep a place, and the keys, for its last life."""
+    """Otherwise the group would keep its membership and key ranges for a session time-out of twenty minutes."""
     topics, seed = topics_for(kafka, 2), seed_of_run()
     feeder = Feeder(kafka.bootstrap, topics, seed, orders=3000, a_second=1000)
     chaos = Chaos(

@@ -1,8 +1,7 @@
 """Transactions that end while a partition of theirs has no leader, because the broker with its one replica was killed.
 
-A broker with KAFKA-20734 forgets to tell that partition: the writer does not go on before the partition knows.
-One without waits for the leader: a writer that was fenced does
-not say before that its transaction has ended.
+A broker with KAFKA-20734 never writes that partition's marker: the writer does not continue before it is written.
+Another broker waits for the leader: a fenced writer reports the end of its transaction only then.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow]
 NAME, ALONE = "hanging", TopicPartition("alone", 0)
 FAULTY = "4.3.0"
 SKIPPED = "likely deleted already"
-"""What the faulty coordinator logs."""
+"""The faulty coordinator's log line."""
 
 
 @pytest.fixture(scope="module")

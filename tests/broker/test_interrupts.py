@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C at any moment of the start: the end is in good order, with status 0 and without a traceback."""
+"""SIGTERM and Ctrl-C at any moment of the start: the process ends with status 0 and without a traceback."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ interrupts.listen = then  # before anything else of ours is loaded
 sys.argv[0] = "coopstreams"
 __main__.main()
 """
-"""`coopstreams`, with a signal to itself so long after its first instruction: Python itself takes signals before
-that.
+"""Runs `coopstreams` with a signal to itself at a time after its first instruction: before that, Python handles
+signals.
 """
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 STARTED_S = 6.0
-"""A start takes about so long, more or less."""
+"""The approximate time of a start."""
 LONG_MS = 600_000
-"""No end within a test's patience comes from this time-out."""
+"""No end within a test's limit comes from this time-out."""
 
 
 class Starts:
@@ -83,9 +83,9 @@ class Starts:
         try:
             said = process.communicate(timeout=150)[0].decode(
                 errors="replace"
-            )  # their end, too: workers have the same pipe
+            )  # until they end, too: workers have the same pipe
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGABRT)  # says where each thread is
+            process.send_signal(signal.SIGABRT)  # dumps the stack of each thread
             pytest.fail(
                 f"{number.name} after {after_s:.2f} s did not end "
                 f"it:\n{process.communicate()[0].decode(errors='replace')}"
@@ -97,7 +97,7 @@ class Starts:
 
 @pytest.fixture
 def away(tmp_path: Path) -> Starts:
-    """Starts without a broker."""
+    """Return starts without a broker."""
     return Starts(
         tmp_path, f"127.0.0.1:{free_port()}", {"TEST_APPLICATION": "nowhere", "TEST_INPUT": "in", "TEST_OUTPUT": "out"}
     )

@@ -70,7 +70,8 @@ def test_listeners_hear_of_states_and_restores(kafka: Kafka, tmp_path: Path) -> 
     assert app.state == CREATED
     with app:
         await_table(app, written)
-        eventually(lambda: app.state is RUNNING, 120, lambda: str(app.state))  # it answers a moment before it says so
+        # queries answer a moment before the state is RUNNING
+        eventually(lambda: app.state is RUNNING, 120, lambda: str(app.state))
         assert metric(app, "coopstreams_record_e2e_latency_seconds_count") == 0, "nothing was left to process"
         written += counting.write(["one more"])
         await_table(app, written)
@@ -98,7 +99,7 @@ def test_an_error_in_a_listener_ends_the_instance(kafka: Kafka, tmp_path: Path) 
 
 
 def dividing(kafka: Kafka, **heard: Any) -> tuple[str, Callable[[Path, int], CoopStreams]]:
-    """Return a topic of two partitions, and a function that makes instances which fail on an empty value."""
+    """Return a topic of two partitions, and a function that makes instances failing on an empty value."""
     topic = kafka.topic("in", 2)
     builder = StreamsBuilder(kafka.unique("dividing"))
     builder.stream(topic, key=serdes.raw, value=serdes.raw).filter(
@@ -168,7 +169,7 @@ def test_what_fails_while_it_drains_is_raised(kafka: Kafka, tmp_path: Path) -> N
 
 
 def test_a_process_that_ends_lets_the_calls_under_way_end(kafka: Kafka, tmp_path: Path) -> None:
-    """Their results are in its last commit: the next process makes the other calls only."""
+    """Their results are in its last commit, so the next process makes only the other calls."""
     builder = StreamsBuilder(kafka.unique("calling"))
     topic, out = kafka.topic("in"), kafka.topic("out")
     called, let_go = Counter[bytes](), threading.Event()

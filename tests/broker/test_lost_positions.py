@@ -1,4 +1,4 @@
-"""Positions that went away: never the beginning over state that is there.
+"""Lost positions: existing state is never continued from the beginning.
 
 Without Kafka: tests/opening/test_begun.py, tests/commit/test_unreadable_commits.py.
 """
@@ -30,7 +30,7 @@ KEYS = [f"key-{number}" for number in range(200)]
 
 
 def lose_offsets(counting: Counting) -> None:
-    """Delete the offsets of the group, as an operator or time does."""
+    """Delete the offsets of the group, as an operator or their expiry does."""
     admin = KafkaAdminClient(bootstrap_servers=counting.kafka.bootstrap)
     source = TopicPartition(counting.source, 0)
     await_end(counting)

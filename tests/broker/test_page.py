@@ -1,4 +1,6 @@
-"""The page of a running application shows what `/v1/metadata` says, while processes are killed and ranges cut anew."""
+"""The page of a running application shows the content of `/v1/metadata`, while processes are killed and ranges cut
+again.
+"""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class Run:
         return int(self.server.run("SELECT coalesce(sum(count), 0) FROM totals")[0][0])
 
     def check(self) -> None:
-        """Check that each update is there once, in the order of its key, and each total is the last."""
+        """Check that each update is there once, in the order of its key, and that each total is the last one."""
         found: dict[str, list[int]] = {}
         for name, count in self.server.run("SELECT name, count FROM updates ORDER BY at"):
             found.setdefault(name, []).append(count)
@@ -122,7 +122,7 @@ def test_a_process_that_was_stopped_wakes_and_changes_nothing(run: Run) -> None:
     for number in range(2):
         run.workers.freeze(number)
         run.write(5000)
-        time.sleep(12)  # longer than its session
+        time.sleep(12)  # longer than the session time-out
         run.workers.thaw(number)
         run.await_rows()
     run.check()

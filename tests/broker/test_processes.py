@@ -1,4 +1,4 @@
-"""Processes as an operator sees them: signals, exit statuses, workers that crash, disks that are full."""
+"""Processes under an operator's control: signals, exit statuses, crashing workers, full disks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.conftest import Kafka
 pytestmark = pytest.mark.broker
 
 PATIENT = {"session_timeout_ms": 60_000, "transaction_timeout_ms": 60_000}
-"""A machine that pauses for some seconds costs no membership, and not the last commit."""
+"""Time-outs that survive some seconds' pause of the machine, for the membership and the last commit."""
 
 
 class Program:
@@ -94,13 +94,13 @@ class Program:
         return [{name: found[name] for name in ("restarts", "last_end") if name in found} for found in told]
 
     def processed(self) -> int:
-        """Return how many records have been processed, committed or not."""
+        """Return the number of processed records, committed or not."""
         return sum(task["processed"] for instance in self.instances() for task in instance["tasks"])
 
     def instances(self) -> list[dict[str, Any]]:
         """Return the status of each process, from the newest process that answers."""
         for url in reversed(re.findall(r"queries are answered at (\S+)", self.said())):
-            with suppress(httpx.ConnectError):  # it has ended
+            with suppress(httpx.ConnectError):  # the process has ended
                 return list(httpx.get(f"{url}/v1/status", timeout=30).json()["instances"])
         return []
 
@@ -127,9 +127,7 @@ def program(kafka: Kafka, tmp_path: Path) -> Iterator[Program]:
 def test_a_signal_drains_and_commits_and_nothing_is_done_again(
     program: Program, guarantee: str, number: signal.Signals
 ) -> None:
-    """Signals come while records flow. The commit interval is so long that only what is committed at the end can
-    count.
-    """
+    """Signals come while records flow. The commit interval is so long that only the last commit counts."""
     program.write(500)
     for life in range(3):
         running = program.run(processing_guarantee=guarantee, commit_interval_ms=7000, **PATIENT)
@@ -214,12 +212,10 @@ def test_a_worker_that_crashes_is_started_again(program: Program) -> None:
 def test_a_disk_that_is_full_ends_the_process_with_the_folder_and_loses_nothing(program: Program) -> None:
     program.write(20_000)
     running = program.run(processing_guarantee="exactly_once_v2", commit_interval_ms=100)
-    resource.prlimit(
-        running.pid, resource.RLIMIT_FSIZE, (200_000, 200_000)
-    )  # no file may grow beyond that, as if the disk were full
+    resource.prlimit(running.pid, resource.RLIMIT_FSIZE, (200_000, 200_000))  # file size limit, as on a full disk
     deadline = time.monotonic() + 300
     while running.poll() is None and time.monotonic() < deadline:
-        program.write(1000)  # no more than it can catch up with afterwards, however long it takes to begin
+        program.write(1000)  # few enough to catch up with, however long the start takes
         time.sleep(0.1)
     assert running.poll() == 1, program.said()[-3000:]
     assert re.search(r"StateError: .*0_0", program.said().replace("\n", " ")), program.said()[-3000:]
@@ -246,7 +242,7 @@ def test_a_signal_ends_a_process_whose_broker_is_away(
         broker.kill()
         time.sleep(3)
         running.terminate()
-        running.wait(120)  # with which status is open: what was not committed could not be
+        running.wait(120)  # any status: uncommitted records could not be committed
     finally:
         running.kill()
         running.wait()

@@ -1,6 +1,6 @@
-"""Every kind of store, asked over HTTP of two running instances: either answers for both, one hop away at most.
+"""Every kind of store, queried over HTTP from two running instances: either answers for both, within one hop.
 
-They ask for a token and for a certificate, of each other too.
+They require a token and a certificate, even from each other.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ HISTORY = 50 * STEP
 
 @dataclass(frozen=True)
 class Uneven(Windows):
-    """Windows of one and of three steps by turns, so that there is no common length."""
+    """Windows of one and of three steps in turn, without a common length."""
 
     size_ms: int = 3 * STEP
     grace_ms: int = 10 * HISTORY
@@ -131,7 +131,7 @@ def running(kafka: Kafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     }
     topology = topology_of(kafka.unique("queries"), topics)
     now = int(time.time() * 1000)
-    begin = now - now % (4 * STEP)  # young enough for the retention of topics
+    begin = now - now % (4 * STEP)  # recent enough for the retention of topics
     producer = Producer({"bootstrap.servers": kafka.bootstrap, "partitioner": "murmur2_random"})
     for at, price in ((0, b"low"), (10, None), (60, b"high")):
         for key in KEYS:

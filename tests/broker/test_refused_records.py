@@ -1,5 +1,5 @@
-"""Results that a real broker refuses: the record they come from is named, left out, or a dead letter; nothing around it
-is lost.
+"""Results that a real broker refuses: their source record is named, left out, or a dead letter; no other record is
+lost.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.broker
 
 HOUR_MS = 3_600_000
 RECORDS, FAR, LARGE = 60, (7, 41), 23
-"""Offsets of the records with a clock that is too far ahead, and of the one with a result that is too large."""
+"""Offsets of the records with a far future timestamp, and of the one with a result that is too large."""
 EACH_GUARANTEE = ("exactly_once_v2", pytest.param("at_least_once", marks=pytest.mark.slow))
 
 
@@ -40,9 +40,7 @@ def settings(kafka: Kafka, folder: Path, guarantee: str, dead: str, handler: str
 
 
 def write(kafka: Kafka, source: str) -> None:
-    """Records of which some come two days ahead of the clock, and one makes a large result. The topic takes any
-    time.
-    """
+    """Write records, some two days ahead of the clock, one with a large result. The topic takes any timestamp."""
     producer, now = Producer({"bootstrap.servers": kafka.bootstrap}), int(time.time() * 1000)
     for offset in range(RECORDS):
         value = b"x" * 3000 if offset == LARGE else b"%d" % offset
@@ -51,8 +49,8 @@ def write(kafka: Kafka, source: str) -> None:
 
 
 def topics(kafka: Kafka) -> tuple[str, str, str]:
-    """A source that takes any time, a sink that takes 2,000 bytes and one hour, and a topic for dead letters that takes
-    one hour.
+    """A source for any timestamp, a sink for 2,000 bytes and timestamps up to an hour ahead, and a dead-letter topic
+    for the latter.
     """
     return (
         kafka.topic("in", message_timestamp_after_max_ms=str(1000 * HOUR_MS)),
@@ -130,7 +128,7 @@ def repartitioned(application: str, source: str, sink: str) -> Topology:
 
 @pytest.mark.parametrize("guarantee", EACH_GUARANTEE)
 def test_a_result_too_large_for_a_repartition_topic_is_left_out(kafka: Kafka, tmp_path: Path, guarantee: str) -> None:
-    """And one whose time lies ahead is not: internal topics are made so that they take any time."""
+    """One with a future timestamp is not: internal topics are created to take any timestamp."""
     source, sink, dead = topics(kafka)
     topology = repartitioned(kafka.unique("again"), source, sink)
     [internal] = [topic.name for topic in topology.internal_topics]
@@ -147,7 +145,7 @@ def test_a_result_too_large_for_a_repartition_topic_is_left_out(kafka: Kafka, tm
         )
 
         def buried() -> set[tuple[bytes | None, bytes | None]]:
-            """From where and for the results of which key: at least once may say so twice."""
+            """Return source and result key of each dead letter; at least once may repeat them."""
             return {(one.headers["__coopstreams.errors.topic"], one.key) for one in read_topic(kafka.bootstrap, dead)}
 
         expected = {(source.encode(), b"key-3"), (internal.encode(), b"key-2"), (internal.encode(), b"key-1")}
@@ -195,7 +193,7 @@ def test_state_of_records_whose_time_lies_ahead_is_written(kafka: Kafka, tmp_pat
 def test_results_of_which_each_fits_arrive_where_the_batches_of_the_client_do_not(
     kafka: Kafka, tmp_path: Path, guarantee: str
 ) -> None:
-    """A topic, and the changelog of a store, that take two of them at once."""
+    """A topic, and the changelog of a store, whose limits allow two records at once."""
     source, sink, dead = kafka.topic("in"), kafka.topic("out", max_message_bytes="2000"), kafka.topic("dead")
     builder = StreamsBuilder(kafka.unique("batches"))
     stream = builder.stream(source, key=serdes.text, value=serdes.raw)
@@ -227,7 +225,7 @@ def test_results_of_which_each_fits_arrive_where_the_batches_of_the_client_do_no
 def test_what_the_settings_of_a_topic_do_not_explain_ends_the_instance_with_the_offset_it_comes_from(
     kafka: Kafka, tmp_path: Path, guarantee: str
 ) -> None:
-    """How large a record is when it is compressed, only the client knows."""
+    """Only the client knows the compressed size of a record."""
     source, sink, dead = kafka.topic("in"), kafka.topic("out", max_message_bytes="2000"), kafka.topic("dead")
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
     producer.produce(source, random.Random(7).randbytes(5000), "key", 0)

@@ -1,6 +1,6 @@
 """`REPLACE_THREAD`: a function fails, its stream thread dies, another takes its place; every record counts once.
 
-How a thread that dies again and again rests, and the other guarantee, `tests/tasks/test_replacing.py` shows.
+`tests/tasks/test_replacing.py` has the back-off after repeated deaths, and the other guarantee.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KEYS = [f"key-{number}" for number in range(50)]
 
 
 class Failing:
-    """An application that counts keys, and fails on values that `refuses` says."""
+    """An application that counts keys, and fails on the values of `refuses`."""
 
     def __init__(self, kafka: Kafka, refuses: Callable[[bytes], bool]) -> None:
         self.kafka, self.source, self.sink = kafka, kafka.topic("in", PARTITIONS), kafka.topic("out", PARTITIONS)
@@ -47,7 +47,7 @@ class Failing:
         return CoopStreams(self.topology, settings, on_error=on_error)
 
     def write(self) -> Counter[str]:
-        """Write numbered records to the partitions by turns; return how often each key was written."""
+        """Write numbered records to the partitions in turn; return the number of writes of each key."""
         producer = Producer({"bootstrap.servers": self.kafka.bootstrap, "enable.idempotence": True})
         written = Counter[str]()
         for number in range(RECORDS):

@@ -1,4 +1,4 @@
-"""Restores of key ranges: a range has its own keys and no others, and a range that moves away leaves none behind."""
+"""Restores of key ranges: a range has only its own keys, and a range that moves away leaves none behind."""
 
 from __future__ import annotations
 

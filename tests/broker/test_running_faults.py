@@ -1,4 +1,4 @@
-"""Faults while records flow: brokers that go away, topics that are deleted, functions that are slow."""
+"""Faults while records flow: lost brokers, deleted topics, slow functions."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def updates(counting: Counting) -> dict[str, list[int]]:
 
 
 def check_once(counting: Counting, written: Counter[str]) -> None:
-    """Assert that each update came out once and in order, soon after the last commit: its markers follow its answer."""
+    """Assert that each update comes out once, in order, soon after the last commit: markers follow its answer."""
     right = {key: list(range(1, count + 1)) for key, count in written.items()}
     eventually(lambda: sum(map(len, updates(counting).values())) >= written.total(), 60, lambda: str(updates(counting)))
     assert updates(counting) == right
 
 
 def ends_with(app: CoopStreams, cause: Callable[[], None], timeout_s: float) -> BaseException:
-    """Return the error with which a running application ends after this happened."""
+    """Return the error with which a running application ends after this fault."""
     try:
         with app:
             await_running([app])
@@ -48,7 +48,7 @@ def ends_with(app: CoopStreams, cause: Callable[[], None], timeout_s: float) -> 
 
 @pytest.mark.slow
 def test_a_source_topic_that_is_deleted_stops_the_instance(kafka: Kafka, tmp_path: Path) -> None:
-    """After half a minute: librdkafka gives a topic that it knew so long to come back."""
+    """After half a minute: librdkafka waits that long for a known topic to come back."""
     counting = Counting.make(kafka)
     error = ends_with(counting.app(tmp_path), lambda: kafka.delete(counting.source), 120)
     assert isinstance(error, LogError)
@@ -87,9 +87,7 @@ def test_a_slow_function_commits_between_records(kafka: Kafka, tmp_path: Path) -
         store="counts"
     ).to_stream().to(sink)
     counting = Counting(kafka, application, source, sink, builder.build())
-    written = counting.write(
-        f"key-{number % 100}" for number in range(8000)
-    )  # for three minutes, as long as it is slow
+    written = counting.write(f"key-{number % 100}" for number in range(8000))  # for three minutes
     settings: dict[str, Any] = {
         "processing_guarantee": "exactly_once_v2",
         "transaction_timeout_ms": 10_000,

@@ -1,4 +1,4 @@
-"""No secret is in anything that an application prints or serves."""
+"""Nothing that an application prints or serves contains a secret."""
 
 from __future__ import annotations
 

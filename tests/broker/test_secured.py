@@ -1,5 +1,5 @@
-"""The main path on a broker with TLS, users and ACLs, as a user with exactly the ACLs that `coopstreams acls` prints;
-and what is said when one of them is missing.
+"""The main path on a broker with TLS, users and ACLs, as a user with exactly the ACLs of `coopstreams acls`; and the
+error for each missing one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def made(secured: SecuredKafka) -> Counting:
 
 
 def listed(counting: Counting) -> list[Acl]:
-    """Return the ACLs that `coopstreams acls` prints for this application."""
+    """Return the ACLs of `coopstreams acls` for this application."""
     return printed(counting.topology, processing_guarantee="exactly_once_v2")
 
 
@@ -63,7 +63,7 @@ def running(counting: Counting, folder: Path, user: dict[str, Any], **settings: 
 def test_an_application_runs_with_exactly_the_acls_that_the_command_prints(
     secured: SecuredKafka, tmp_path: Path
 ) -> None:
-    """Exactly: the broker refuses it nothing but to look for hanging transactions; and each one is needed (below)."""
+    """Exactly: the broker refuses it only the search for hanging transactions; and each ACL is needed (below)."""
     counting = made(secured)
     user = secured.user(counting.application, listed(counting))
     for total in (1, 2):
@@ -179,13 +179,13 @@ def test_an_acl_that_it_can_do_without_is_a_warning(
 
 
 def one_of(acls: list[Acl], kind: str, name: str, operation: str) -> Acl:
-    """Return the one ACL of this kind and operation whose resource has this in its name."""
+    """Return the only ACL of this kind and operation whose resource contains this text."""
     (found,) = [acl for acl in acls if (acl.kind, acl.operation) == (kind, operation) and fits(name, acl)]
     return found
 
 
 def fits(name: str, acl: Acl) -> bool:
-    """Whether an ACL is meant: prefixed ones by a dash, topics by how the test names them."""
+    """Whether an ACL matches: prefixed ones by a dash, topics by their names in the test."""
     return acl.prefixed if name == "-" else not acl.prefixed and acl.name.startswith(name)
 
 
@@ -215,7 +215,7 @@ def names_what_is_missing(error: BaseException, counting: Counting, lost: Acl) -
 
 
 def lose(secured: SecuredKafka, counting: Counting, app: CoopStreams, lost: Acl) -> None:
-    """Take an ACL from an application that runs; return when it has ended, with its error."""
+    """Take an ACL from a running application; return its error when it has ended."""
     with app:
         await_table(app, counting.write(["a", "b"]))
         secured.take_away(counting.application, lost)
@@ -224,7 +224,7 @@ def lose(secured: SecuredKafka, counting: Counting, app: CoopStreams, lost: Acl)
 
 
 def test_a_topic_that_brokers_hide_is_named(secured: SecuredKafka, tmp_path: Path) -> None:
-    """Without Describe, brokers answer as if there were no such topic."""
+    """Without Describe, brokers answer as if the topic did not exist."""
     counting = made(secured)
     acls = [acl for acl in listed(counting) if acl.name != counting.source]
     error = failure_of(running(counting, tmp_path, secured.user(counting.application, acls)))

@@ -18,7 +18,7 @@ from tests.identity_provider import CLIENT, identity_provider
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 LIFETIME_S = 10
-"""Of a token: an application that runs for some of them logs in again and again."""
+"""The lifetime of a token: an application that runs for several logs in repeatedly."""
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def counted(secured: SecuredKafka, user: str) -> Counting:
 
 
 def runs(counting: Counting, folder: Path, login: dict[str, Any]) -> None:
-    """Run an application of two tasks with this login, once."""
+    """Run an application of two tasks with this login once."""
     with counting.app(folder, processing_guarantee="exactly_once_v2", ranges_per_partition=2, login=login) as app:
         await_table(app, counting.write(["a", "b", "a"]))
 
@@ -101,7 +101,7 @@ def stays_in(counting: Counting, folder: Path, login: dict[str, Any]) -> None:
 
 
 def test_an_application_outlives_an_identity_provider_that_is_away(secured: SecuredKafka, tmp_path: Path) -> None:
-    """The provider is away for longer than a token lasts: no client can log in, and no process ends."""
+    """The provider is unavailable for longer than a token's life: no client can log in, and no process ends."""
     counting = counted(secured, CLIENT)
     with identity_provider(lambda: secured.secured.token(CLIENT, LIFETIME_S)) as provider:
         login = secured.without_password() | provider.settings()

@@ -1,5 +1,5 @@
-"""A source without an order on a real Kafka: several processes share one partition by a share group, also while one of
-them is killed, and what follows behind a repartition topic has tasks as ever.
+"""An unordered source on a real Kafka: several processes share one partition by a share group, even while one of them
+is killed; behind a repartition topic there are ordinary tasks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.broker
 
 PATIENCE_S = 90.0
 LOCK_MS = 3000
-"""After so long, what the killed process had is delivered again. Others may double what they are slow with."""
+"""After this time the killed process's records are delivered again; slow records of others may repeat, too."""
 
 
 def write(kafka: Kafka, topic: str, values: range) -> None:

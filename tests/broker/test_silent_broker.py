@@ -45,7 +45,7 @@ def test_transactions_of_the_dead_are_found_and_ended_beside_a_broker_that_stand
 def test_a_question_is_asked_of_the_next_coordinator_when_the_one_that_was_asked_stands_still(
     three_brokers: ThreeBrokers,
 ) -> None:
-    """It waited there for the whole time that it had: an abort took 72 s."""
+    """The request waited there until its time limit: an abort took 72 s."""
     kafka = three_brokers.kafka
     id_ = kafka.unique("silent")
     Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": id_}).init_transactions(PATIENCE_S)

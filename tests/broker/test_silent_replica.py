@@ -22,12 +22,12 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 PATIENCE_S = 120.0
 LATE = {"broker.session.timeout.ms": "40000", "replica.lag.time.max.ms": "60000"}
-"""How long the cluster counts on a replica that is lost: a machine may be busy."""
+"""How long the cluster keeps a lost replica: a machine may be busy."""
 
 
 @pytest.fixture(scope="module")
 def late_cluster(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[ThreeBrokers]:
-    """Return three brokers of which a lost one is fenced late."""
+    """Return three brokers with a late fencing of lost ones."""
     with ThreeBrokers(tmp_path_factory.mktemp("late"), settings=LATE, console=download_kafka(request)) as cluster:
         yield cluster
 
@@ -68,7 +68,7 @@ def test_a_source_that_stands_still_because_of_a_lost_replica_is_slow_with_that_
 
 
 def reasons(app: CoopStreams) -> list[str]:
-    """Return why an application is not well."""
+    """Return the reasons of an application's bad health."""
     with suppress(httpx.TransportError), httpx.Client(trust_env=False, timeout=10) as client:
         return [reason["message"] for reason in client.get(f"{app.url}/health/ready").json()["reasons"]]
     return []

@@ -1,4 +1,4 @@
-"""A function that takes longer than a transaction may: named in the end, instead of done again for ever."""
+"""A function that takes longer than a transaction may: named in an error, instead of repeated for ever."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def kafka_that_ends_transactions(broker_of_own: Callable[..., KafkaBroker]) -> K
 
 
 def slow(kafka: Kafka, folder: Path, seconds: Callable[[bytes], float]) -> tuple[CoopStreams, str, str]:
-    """Return an application that sleeps over each value, its source and its sink."""
+    """Return an application that sleeps for each value, its source and its sink."""
     source, sink = kafka.topic("in"), kafka.topic("out")
     builder = StreamsBuilder(kafka.unique("slow"))
     builder.stream(source, key=serdes.raw, value=serdes.raw).peek(lambda _, value: time.sleep(seconds(value))).to(sink)
@@ -51,10 +51,9 @@ def test_a_call_that_always_outlasts_its_transaction_is_named_with_the_setting(
     kafka_that_ends_transactions: Kafka, tmp_path: Path
 ) -> None:
     kafka = kafka_that_ends_transactions
-    # A quick call outlasts a step, so that each record is one: the message names one record.
+    # Even a quick call outlasts a step, so that each step is one record: the message names one record.
     app, source, sink = slow(kafka, tmp_path, {b"slow": 6.0, b"quick": 1.2 * STEP_S}.__getitem__)
-    # Results of others are in the transaction when it is called, unless it is just then that a commit is due: one of
-    # them will do.
+    # Results of others are in the transaction at the call, unless a commit was just due: one of them suffices.
     write(kafka, source, [*[b"quick"] * 10, b"slow"] * 6)
     failure = failure_of(app)
     assert isinstance(failure, ProcessingError)

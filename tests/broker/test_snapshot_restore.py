@@ -1,5 +1,5 @@
-"""A live application restores from what was published, on a real Kafka: whole, by range, after more records, and not
-when it does not fit.
+"""A live application restores from a published snapshot, on a real Kafka: as a whole, by range, after more records, and
+not from a misfit.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def cluster(kafka: Kafka) -> Iterator[KafkaLog]:
 
 
 def windowed(application: str, topics: dict[str, str]) -> Topology:
-    """Clicks in sessions, in minutes once they are over, and how many keys have how many of them."""
+    """Clicks in sessions, closed minutes, and the number of keys by count."""
     builder = StreamsBuilder(application)
     clicks = builder.stream(topics["clicks"], key=serdes.text, value=serdes.text)
     group = clicks.group_by_key()
@@ -74,7 +74,7 @@ def windowed(application: str, topics: dict[str, str]) -> Topology:
 
 
 def rebuilt(cluster: KafkaLog, counting: Counting, url: str, *, afresh: bool = False) -> tuple[Manifest, int]:
-    """Rebuild and publish; return the manifest and how many changelog records were read."""
+    """Rebuild and publish; return the manifest and the number of changelog records read."""
     rebuilder = Rebuilder(cluster, counting.topology, counting.application, url, afresh=afresh)
     found: dict[str, list[Slice]] = {}
     read: dict[RebuiltPartition, int] = {}
@@ -87,7 +87,7 @@ def rebuilt(cluster: KafkaLog, counting: Counting, url: str, *, afresh: bool = F
 
 
 def ran(counting: Counting, folder: Path, keys: list[str], before: Counter[str] | None = None) -> Counter[str]:
-    """Write keys, let an instance count them and stop; return how often each was written."""
+    """Write keys, let an instance count them and stop; return the number of writes of each key."""
     written = counting.write(keys) + (before or Counter())
     with counting.app(folder, **EXACTLY) as app:
         await_table(app, written)
@@ -206,9 +206,7 @@ class PickedUp(Metrics):
 def restored(
     cluster: KafkaLog, application: str, whole: SubTopology, rebuilt: RebuiltPartition, folder: Path, url: str | None
 ) -> tuple[dict[str, list[tuple[bytes, bytes]]], int]:
-    """Restore a rebuilt into an empty database; return the visible rows of each store, and how many keys came from a
-    snapshot.
-    """
+    """Restore into an empty database; return the visible rows of each store, and the number of keys from a snapshot."""
     counts = PickedUp("app", "process")
     at = folder / f"restored-{rebuilt.task.subtopology}-{url is None}"
     at.mkdir()
@@ -223,7 +221,7 @@ def restored(
 
 
 def visible(database: Database, spec: StoreSpec) -> list[tuple[bytes, bytes]]:
-    """Return the rows of a store, less those that have expired: when these go depends on how a restore was cut."""
+    """Return the rows of a store without expired ones, whose removal depends on the parts of a restore."""
     rows = list(database.scan(spec.name, range(256), None, None))
     if spec.kind not in layout.SEGMENTED:
         return rows

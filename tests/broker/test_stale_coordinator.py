@@ -24,15 +24,13 @@ LONG_S = 90.0
 def test_a_transaction_that_is_open_is_not_ended_because_an_old_coordinator_says_that_the_last_one_was_committed(
     three_brokers: ThreeBrokers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Seen in a run with paused brokers: seven partitions were "told" of a commit 0.2 s before the new coordinator
-    aborted that transaction.
+    """Seen in a run with paused brokers: seven partitions got a commit marker 0.2 s before the new coordinator aborted
+    the transaction.
 
-    A coordinator that has just woken does not always answer before it hears that it is none any more: this provokes it,
-    now and then.
+    A resumed coordinator does not always answer before it learns of its successor, so this test provokes the fault only
+    sometimes.
     """
-    monkeypatch.setattr(
-        "coopstreams.group.transactions.LOOK_AGAIN_S", 1000.0
-    )  # it asks the one again that it has asked before
+    monkeypatch.setattr("coopstreams.group.transactions.LOOK_AGAIN_S", 1000.0)  # it asks the same one as before
     kafka = three_brokers.kafka
     topic, id_ = kafka.topic("out", 3), kafka.unique("stale")
     producer = Producer(

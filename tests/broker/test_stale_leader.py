@@ -37,7 +37,7 @@ def log(three_brokers: ThreeBrokers) -> Iterator[KafkaLog]:
 
 
 def led_by(cluster: ThreeBrokers, topic: str, partitions: int) -> tuple[int, list[TopicPartition]]:
-    """Return a broker that does not decide who leads, and the partitions that it leads."""
+    """Return a broker that is not the active controller, and the partitions that it leads."""
     broker = next(node for node in NODES if node != cluster.controller())
     return broker, [
         TopicPartition(topic, number) for number in range(partitions) if cluster.leader_of(topic, number) == broker
@@ -45,7 +45,7 @@ def led_by(cluster: ThreeBrokers, topic: str, partitions: int) -> tuple[int, lis
 
 
 def pass_on(cluster: ThreeBrokers, old: int, led: list[TopicPartition]) -> tuple[int, TopicPartition]:
-    """Pause a leader until its partitions have others; return the controller, and a partition that it does not lead."""
+    """Pause a leader until its partitions have another; return the controller, and a partition of another leader."""
     cluster.pause(old)
     eventually(
         lambda: not {cluster.leader_of(*at) for at in led} & {old, None}, LONG_S, lambda: f"broker {old} still leads"
@@ -55,7 +55,7 @@ def pass_on(cluster: ThreeBrokers, old: int, led: list[TopicPartition]) -> tuple
 
 
 def wake(cluster: ThreeBrokers, old: int, controller: int) -> None:
-    """Resume a broker and pause the controller: for a while the broker does not learn that it leads no more."""
+    """Resume a broker and pause the controller: for a while the broker does not learn of its successors."""
     cluster.pause(controller)
     cluster.resume(old)
 
@@ -77,7 +77,7 @@ def test_a_leader_that_wakes_is_not_asked_where_a_partition_ends(
     for at in led:
         fill(log, at, numbers(BEFORE))
     assert set(log.end_offsets(led).values()) == {BEFORE}
-    assert {log.reported_end(at) for at in led} == {BEFORE}  # the client knows who leads them
+    assert {log.reported_end(at) for at in led} == {BEFORE}  # the client knows their leaders
     controller, at = pass_on(three_brokers, old, led)
     with other_client(three_brokers) as client:
         fill(client, at, numbers(AFTER))
@@ -105,7 +105,7 @@ def test_no_task_opens_where_its_predecessor_was_when_a_leader_stood_still(
         groups.setdefault(TopicPartition(COMMIT_TOPIC, partition_of(name, PARTITIONS)), name)
     followers = {
         at: Follower(log, name, partitions=PARTITIONS) for at, name in sorted(groups.items())[:1]
-    }  # makes the topic
+    }  # creates the topic
     old, led = led_by(three_brokers, COMMIT_TOPIC, PARTITIONS)
     followers |= {at: Follower(log, groups[at], partitions=PARTITIONS) for at in led if at not in followers}
     for at in led:

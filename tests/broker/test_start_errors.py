@@ -48,7 +48,7 @@ def test_a_source_topic_that_does_not_exist(kafka: Kafka, tmp_path: Path) -> Non
 
 
 def test_a_state_folder_in_use(kafka: Kafka, tmp_path: Path) -> None:
-    """Also what two instances with the same number on one machine meet."""
+    """As by two instances with the same number on one machine."""
     counting = Counting.make(kafka)
     with counting.app(tmp_path) as app:
         error = failure_of(counting.app(tmp_path))
@@ -66,7 +66,7 @@ def test_a_state_folder_that_is_none(kafka: Kafka, tmp_path: Path) -> None:
 
 
 def test_no_broker(tmp_path: Path) -> None:
-    """It gives up by itself: `run` waits for an end."""
+    """The start fails by itself: `run` would wait."""
     builder = StreamsBuilder("nobody")
     builder.stream("in", key=serdes.text, value=serdes.raw).to("out")
     address = f"127.0.0.1:{free_port()}"
@@ -77,7 +77,7 @@ def test_no_broker(tmp_path: Path) -> None:
 
 
 def test_a_broker_that_speaks_something_else(tmp_path: Path, kafka: Kafka) -> None:
-    """A plain broker, and an application that wants TLS."""
+    """A plain broker, and an application with TLS."""
     builder = StreamsBuilder("tls")
     builder.stream("in", key=serdes.text, value=serdes.raw).to("out")
     settings = kafka.config(tmp_path, security_protocol="SSL", connect_timeout_ms=3000)
@@ -100,7 +100,7 @@ def test_a_group_of_another_kind_of_consumer(kafka: Kafka, tmp_path: Path) -> No
         stranger.close()
     assert isinstance(error, GroupError)
     assert counting.application in str(error)
-    with counting.app(tmp_path) as app:  # when it is gone
+    with counting.app(tmp_path) as app:  # after it is deleted
         await_table(app, counting.write(["a", "b", "a"]))
 
 
@@ -124,9 +124,7 @@ def test_a_stranger_does_not_get_into_the_group(kafka: Kafka, tmp_path: Path) ->
 
 
 def test_offsets_that_the_log_no_longer_has(kafka: Kafka, tmp_path: Path) -> None:
-    """Retention deleted unprocessed records: that is an error, not a skip; the command in its message continues without
-    them.
-    """
+    """Retention deleted unprocessed records: an error, not a skip; the command in its message skips them."""
     counting = Counting.make(kafka)
     with counting.app(tmp_path) as app:
         await_table(app, counting.write(["a"] * 5))
@@ -145,10 +143,10 @@ def test_offsets_that_the_log_no_longer_has(kafka: Kafka, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("ranges", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_topic_made_anew(kafka: Kafka, tmp_path: Path, ranges: int) -> None:
-    """Kafka deletes the group's offset with the topic, and state without a position is not gone on from; individual
+    """Kafka deletes the group's offset with the topic, and state without a position is not continued from; individual
     commits name their topic.
 
-    The new topic has grown past the offset at which the group stood: what lies below was never processed.
+    The new topic has grown past the group's position; its records below that were never processed.
     """
     counting = Counting.make(kafka)
     with counting.app(tmp_path, ranges_per_partition=ranges) as app:

@@ -1,6 +1,4 @@
-"""Topics by pattern on a real Kafka: one that is made while the application runs is read by all of it, from its
-beginning.
-"""
+"""Topics by pattern on a real Kafka: all instances read a topic created while they run, from its beginning."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ pytestmark = pytest.mark.broker
 
 
 class Shop:
-    """Topics whose names begin alike, and an application that reads them by a pattern."""
+    """Topics with a common prefix, and an application that reads them by a pattern."""
 
     def __init__(self, kafka: Kafka, folder: Path) -> None:
         self.kafka, self.folder = kafka, folder

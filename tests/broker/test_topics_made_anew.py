@@ -1,6 +1,4 @@
-"""A changelog that was deleted and made again under its name: state that came from the old one is never continued
-from.
-"""
+"""A changelog that was recreated under its name: state from the old one is never continued from."""
 
 from __future__ import annotations
 
@@ -27,13 +25,13 @@ from tests.conftest import Kafka
 pytestmark = pytest.mark.broker
 
 BOTH = [f"both-{number}" for number in range(100)]
-"""Keys that the old changelog has and the new one, with other values."""
+"""Keys of the old changelog and of the new one, with other values."""
 GONE = [f"gone-{number}" for number in range(100)]
 """Keys that only the old changelog has."""
 
 
 def made_anew(kafka: Kafka, topic: str, rows: Mapping[str, bytes], times: int) -> None:
-    """Delete a compacted topic of one partition and make it again, with these rows so many times."""
+    """Recreate a compacted topic of one partition; write these rows to it the given number of times."""
     kafka.delete(topic)
     with closing(KafkaLog({"bootstrap.servers": kafka.bootstrap})) as cluster:
         eventually(lambda: topic not in cluster.partitions(), 60, lambda: f"{topic} is still there")
@@ -45,7 +43,7 @@ def made_anew(kafka: Kafka, topic: str, rows: Mapping[str, bytes], times: int) -
 
 
 def health(app: CoopStreams) -> list[str]:
-    """Return what keeps an instance from being ready, by name."""
+    """Return the codes of the reasons why an instance is not ready."""
     return [
         reason["code"] for reason in httpx.get(f"{app.url}/health/ready", trust_env=False, timeout=60).json()["reasons"]
     ]
@@ -73,7 +71,7 @@ def test_a_changelog_that_has_grown_past_the_checkpoints_of_the_one_before_is_re
 def test_a_source_topic_that_is_a_changelog_is_read_from_its_beginning_once_it_was_made_anew(
     kafka: Kafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its tasks do not open before the group is put to its beginning; then the table is what the new topic has."""
+    """Its tasks open only after a reset of the group to its beginning; then the table has the rows of the new topic."""
     source = kafka.topic("people", cleanup_policy="compact")
     application = kafka.unique("people")
     builder = StreamsBuilder(application)

@@ -43,7 +43,7 @@ def program(kafka: Kafka, source: str, sink: str) -> Topology:
 def test_a_record_and_what_is_made_of_it_are_one_trace(kafka: Kafka, tmp_path: Path) -> None:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    trace.set_tracer_provider(provider)  # one a process: no other test sets it
+    trace.set_tracer_provider(provider)  # one for each process: no other test sets it
     source, sink = kafka.topic("in"), kafka.topic("out")
     topology = program(kafka, source, sink)
     settings = kafka.config(tmp_path, http_listen="")
@@ -63,7 +63,7 @@ def test_a_record_and_what_is_made_of_it_are_one_trace(kafka: Kafka, tmp_path: P
     spans = traced()
     repartition = f"process {topology.application_id}-by-word-repartition"
     assert spans.keys() == {f"process {source}", "call look-up", "GET /prices", repartition}
-    # The client's own span of the record that is not traced is the only other one.
+    # The only other span is the client's own, of the untraced record.
     assert [span.name for span in exporter.get_finished_spans() if span not in spans.values()] == ["GET /prices"]
 
     def above(name: str) -> str:

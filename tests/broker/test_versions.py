@@ -1,7 +1,7 @@
-"""Two versions of a program in one group, on a real Kafka: one of them has all tasks, the other waits and says why, and
-nothing is lost or doubled.
+"""Two versions of a program in one group, on a real Kafka: one of them has all tasks, the other waits and reports why,
+and no record is lost or doubled.
 
-The first version reads B; the second reads A and B, so that its sub-topology 0 is another one.
+The first version reads B; the second reads A and B, so that its sub-topology 0 differs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.broker
 
 @dataclass
 class Program:
-    """An application with versions that read different topics; its inputs and outputs, by topic."""
+    """An application with versions that read different topics; inputs and outputs by topic."""
 
     kafka: Kafka
     folder: Path
@@ -112,7 +112,7 @@ def await_works(app: CoopStreams, of: int) -> None:
 
 
 def await_waits(app: CoopStreams) -> None:
-    """Wait until a process has no tasks for the one reason, and says so wherever one looks."""
+    """Wait until a process has no tasks for this one reason, and reports it in each place."""
     eventually(lambda: reasons(app) == ["another-version"], 120, lambda: str(app.status()))
     status = app.status()
     assert status is not None
@@ -140,7 +140,7 @@ def test_the_later_version_waits_with_its_reason_and_takes_over_when_the_earlier
     assert "application.id" in told[0]
     with QueryClient(str(first.url), deadline_s=10) as client:
 
-        def states() -> dict[str, bool]:  # an instance that does not answer in time is unreachable for once
+        def states() -> dict[str, bool]:  # a slow instance is unreachable once
             return {instance["state"]: instance["ready"] for instance in client.status()["instances"]}
 
         eventually(lambda: states() == {"running": True, "waiting": False}, 90, lambda: str(states()))

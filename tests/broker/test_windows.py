@@ -18,7 +18,7 @@ from tests.conftest import PATIENT
 @pytest.mark.broker
 @pytest.mark.parametrize("ranges", [1, 4])
 def test_a_window_behind_a_filter_is_told_once_whoever_goes_on(kafka: Any, tmp_path: Path, ranges: int) -> None:
-    """What time it is for windows behind a filter is in the commits: neither rows nor the partition say it."""
+    """The operator time of windows behind a filter is in the commits: neither rows nor the partition show it."""
     source, sink = kafka.topic("clicks"), kafka.topic("closed")
     builder = StreamsBuilder(kafka.unique("closed"))
     clicks = builder.stream(source, key=serdes.text, value=serdes.text).filter(lambda _, value: value == "counts")

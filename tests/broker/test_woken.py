@@ -1,6 +1,4 @@
-"""A process that was paused and resumes asks its group first: its successor has deleted the repartition records it
-reads next.
-"""
+"""A paused process that resumes asks its group first: its successor has deleted repartition records ahead of it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Waiting for something to become true, with a reason when it does not.
+"""Waits for a condition, and fails with a reason.
 
-Time-outs are for what never comes: they are long, because a machine may be busy, and cost nothing when all is well.
+Time-outs are long, because a machine may be busy, and cost nothing in a passing test.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import pytest
 
 
 def eventually(true: Callable[[], bool], timeout_s: float, what: Callable[[], str]) -> None:
-    """Return when the condition holds; fail with `what()` after the time limit. A slow condition is checked half of the
-    time at most, to leave the processor to the program under test.
+    """Return when the condition holds; fail with `what()` after the time limit. A slow condition takes half of the time
+    at most, to leave the processor to the program under test.
     """
     asked = time.monotonic()
     deadline = asked + timeout_s

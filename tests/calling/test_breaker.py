@@ -1,4 +1,4 @@
-"""The circuit breaker: when attempts may begin, for any order of beginnings and ends."""
+"""The circuit breaker: it admits attempts correctly for any order of beginnings and ends."""
 
 from __future__ import annotations
 

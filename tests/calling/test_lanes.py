@@ -1,4 +1,4 @@
-"""Lanes: which calls wait for each other, attempts, time-outs, and how calls end."""
+"""Lanes: the order of calls, attempts, time-outs, and the ends of calls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PATIENCE_S = 60.0
 
 
 def made_by(how: Calling, calls: list[Call]) -> Lane[Call]:
-    """Make these calls; return the lane that made them when all have ended."""
+    """Make these calls; return their lane when all have ended."""
     told: queue.SimpleQueue[Sequence[Call]] = queue.SimpleQueue()
     lane = Lane(how, told.put)
     lane.begin(calls)
@@ -182,7 +182,7 @@ def test_a_time_out_of_the_function_itself_keeps_its_words() -> None:
 
 
 class Odd(BaseException):
-    """An exception of a library that thinks it is more than an error."""
+    """A library's exception outside of `Exception`."""
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_calls_pause_while_a_service_fails_and_are_tried_one_at_a_time() -> None
     healthy, lock, under_way = threading.Event(), threading.Lock(), 0
     begun: list[int] = []
     most: list[int] = []
-    """How many are under way when one begins, from the third failure on."""
+    """The number of attempts under way at each beginning, from the third failure on."""
 
     async def asks(value: int) -> int:
         nonlocal under_way

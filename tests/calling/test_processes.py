@@ -1,4 +1,4 @@
-"""Functions that compute, in processes of their own."""
+"""Functions that compute in processes of their own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.durations import ms
 
 
 class OddError(Exception):
-    """One that can be written, but not read."""
+    """An exception that can be pickled but not unpickled."""
 
     def __init__(self, first: str, second: str) -> None:
         super().__init__(f"{first} {second}")

@@ -30,21 +30,21 @@ class Entry:
     value: bytes | None
     transaction: Transaction | None
     newer: str = ""
-    """Which part of it a version of the future wrote: "key" or "value"."""
+    """The part written by a future version: "key" or "value"."""
 
     @property
     def counts(self) -> bool:
         return self.transaction is None or self.transaction.state == "committed"
 
     def read(self) -> tuple[bytes, bytes | None]:
-        """Return it as it is written; `key` and `value` are how a reader of that version understands it."""
+        """Return the record as written; `key` and `value` encode it as that version does."""
         key = NEWER + self.key[1:] if self.newer == "key" else self.key
         return key, NEWER_VALUE + self.value[1:] if self.newer == "value" and self.value else self.value
 
 
 @dataclass(slots=True, eq=False)
 class ModelLog:
-    """What a `Follower` needs of a log. `newer`: its readers are of the version of the future."""
+    """The part of a log that a `Follower` needs. `newer`: its readers have the future version."""
 
     newer: bool
     entries: list[Entry | None] = field(default_factory=list)

@@ -2,12 +2,12 @@
 `test_commit_simulation.py`.
 
 The model log has transactions, a last stable offset, compaction, and a fenced plain offset that is pending while its
-transaction is open. Tasks use the real follower, view, progress, plan and codec. What happens next is chosen by the
-`Random` that is passed in.
+transaction is open.
 
-It stands beside the simulated group (tests/simulation) for the states that this one does not come to: steps of one
-commit interleave at will, half of a commit arrives, compaction stops anywhere and keeps tombstones or not, versions of
-the format are mixed; and a history takes 10 ms, not 100. There is no group in it: owners come and go by lot.
+Tasks use the real follower, view, progress, plan and codec. The given `Random` chooses the events. It covers states
+that the simulated group (tests/simulation) does not reach: steps of a commit interleave in any way, half of a commit
+arrives, compaction stops anywhere and keeps tombstones or not, versions of the format are mixed; and a history takes 10
+ms, not 100. It has no group: owners change at random.
 
 Exactly-once: for each hash, resolve = the last commit of its last owner, and every record below it is in committed
 outputs once. At-least-once: complete commits <= resolve <= what the owner's state holds, and everything below it was
@@ -137,14 +137,14 @@ class World:
         self.seen["whole" if len(wanted) == 1 else "shared"] += 1
 
     def crash(self, rng: Random) -> None:
-        """One owner falls silent; another takes its range over."""
+        """An owner stops without a word; another takes over its range."""
         i = rng.randrange(len(self.tasks))
         self.generation += 1
         self.zombies.append(self.tasks[i])
         self.tasks[i] = Task(rng.choice(self.processes), self.tasks[i].owned, self.generation)
 
     def restart(self, rng: Random) -> None:
-        """A process begins to read the commits from the start, as the cleaner left them."""
+        """A process starts to read the compacted commits from the beginning."""
         i = rng.randrange(len(self.processes))
         self.processes[i] = self.started(newer=self.processes[i] in self.upgraded)
 
@@ -154,12 +154,11 @@ class World:
         self.seen["upgrades"] += 1
 
     def forget(self, rng: Random) -> None:
-        """The group is empty for so long that its plain offsets expire: what the individual commits say of every hash
-        is the truth without them.
+        """The group is empty for so long that its plain offsets expire: then only the individual commits count.
 
-        Where they leave some hashes out, the next start is refused; whoever operates the group puts the offsets back.
-        Under at-least-once they may be claims of stalled openers beside an owner of all hashes that wrote none: see
-        `view`, "What goes away".
+        If they do not cover all hashes, the next start is refused, and an operator restores the offsets. Under
+        at-least-once they may be claims of stalled openers beside an owner of all hashes that wrote none: see `view`,
+        "Loss of commits".
         """
         for task in self.tasks:
             self.stop(task)
@@ -179,7 +178,7 @@ class World:
         self.check()
 
     def behind(self, source: TopicPartition) -> bool:
-        """Whether individual commits alone say less of some hash than was done."""
+        """Whether individual commits alone are behind the progress of some hash."""
         found = combine(self.view.resolve(source, WHOLE), None, START)
         return any(
             segment.position < self.truth[source][i]
@@ -188,7 +187,7 @@ class World:
         )
 
     def compact(self, rng: Random) -> None:
-        """Keep the last value of each key below some offset; drop what was aborted, and tombstones at will."""
+        """Keep the last value of each key below some offset; drop aborted records, and some tombstones."""
         end = rng.randint(0, self.log.stable_end())
         kept: set[bytes] = set()
         for i in range(end - 1, -1, -1):
@@ -202,9 +201,7 @@ class World:
         self.seen["compactions"] += 1
 
     def wake(self, rng: Random) -> None:
-        """A zombie continues where it was, and learns nothing until it is refused. An open transaction may also time
-        out.
-        """
+        """A zombie continues, and learns nothing until it is refused. An open transaction may also time out."""
         if self.zombies:
             task = rng.choice(self.zombies)
             if task.transaction and rng.random() < 0.3:
@@ -225,7 +222,7 @@ class World:
     # One task.
 
     def stop(self, task: Task) -> None:
-        """End what is open, commit nothing."""
+        """Abort the open transaction, commit nothing."""
         if task.transaction:
             self.decide(task.transaction, "aborted")
         task.transaction, task.stage = None, "dead"
@@ -364,8 +361,7 @@ class World:
         task.progress.committed()
         for source in self.sources:
             for i in task.owned:
-                # An exactly-once commit that says nothing new may come late: its author lost nothing, and nobody had to
-                # wait for it.
+                # An exactly-once commit without news may come late: its author lost nothing, and no task waited for it.
                 if not self.exactly_once or task.flushed[source][i] != task.at[source][i]:
                     self.truth[source][i] = (task.at if self.exactly_once else task.flushed)[source][i]
                 self.owner[i] = task
@@ -373,7 +369,7 @@ class World:
                 task.flushed[source] = dict(task.at[source])
         task.stage = "running"
 
-    # The truth.
+    # The expected state.
 
     def check(self) -> None:
         for source in self.sources:
@@ -399,7 +395,7 @@ class World:
             assert done <= position <= (owner.flushed[source][i] if owner else 0)
 
     def finish(self) -> None:
-        """Look at the outputs: below the position everything, above it (exactly-once) nothing."""
+        """Check the outputs: every record below the position, and none above it (exactly-once)."""
         for source in self.sources:
             for offset, i in enumerate(OWNERS):
                 times = self.outputs[source, offset]

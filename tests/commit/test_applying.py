@@ -1,4 +1,4 @@
-"""Records that go to a place outside of Kafka, through crashes at every moment between its commit and the group's."""
+"""Records of an external sink, through crashes at every moment between its commit and the group's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SOURCE = TopicPartition("app-s-repartition", 0)
 END = 60
 BAD = {7, 8, 20, 59}
 MARKERS = set(range(5, END, 9))
-"""Offsets of the log that no record has."""
+"""Offsets of the log without a record."""
 
 
 class Picky(MemorySink):

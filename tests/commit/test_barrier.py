@@ -1,4 +1,4 @@
-"""Ending transactions of dead members, and of no others: a model of a group changes during each request."""
+"""Only transactions of dead members are ended: a model of a group changes during each request."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ from coopstreams.topology.errors import LogError
 
 
 class Model:
-    """A group as one of its members sees it, and its brokers. While a question is under way, members come and die, and
-    transactions begin.
+    """A group as one of its members sees it, and its brokers.
 
-    A generation begins only when this member has joined it: from then on it is `settled` in none, until it is told of
-    the assignment.
+    During a request, members join and die, and transactions begin. A generation begins only when this member has joined
+    it; until it gets the assignment, it is `settled` in none.
     """
 
     def __init__(self, rng: Random) -> None:
@@ -36,7 +35,7 @@ class Model:
         self.wronged: list[str] = []
 
     def happen(self) -> None:
-        """Let something happen, or nothing."""
+        """Cause an event, or none."""
         match self.rng.choice(("begin", "begin", "join", "die", "nothing")):
             case "begin":
                 self.open.add(self.rng.choice(sorted(self.members)))
@@ -54,7 +53,7 @@ class Model:
 
     def open_transactions(self) -> frozenset[str]:
         listed: set[str] = set()
-        for broker in range(3):  # one after the other: a member may join, and begin its transaction on the next
+        for broker in range(3):  # one by one: a member may join, and begin its transaction on the next
             for _ in range(3):
                 self.happen()
             listed |= {name for name in self.open if int(name.partition("-")[2]) % 3 == broker}

@@ -34,7 +34,7 @@ class Known(CommitView):
 
 
 def columns(start: int, stop: int, *, headers: bool = False) -> Columns:
-    """Records with keys, but every fifth has none."""
+    """Return records with keys, except every fifth."""
     offsets = range(start, stop)
     keys = [None if offset % 5 == 0 else b"k%d" % offset for offset in offsets]
     some: list[Headers | None] | None = [[("n", b"%d" % offset)] for offset in offsets] if headers else None
@@ -51,7 +51,7 @@ def opened(*segments: Segment, term: int = 1, committed: Committed | None = None
 
 
 def test_times_of_operators_are_those_behind_what_was_reached() -> None:
-    """A part that is ahead keeps its own until the task has come to it."""
+    """A part that is ahead keeps its own times until the task has reached it."""
     task = opened(Segment(LEFT, 10), Segment(RIGHT, 30, operator_times=((1, 7),)))
     task.advance(AT, 20, 19)
     task.tell(AT, ((1, 5),))
@@ -180,7 +180,7 @@ def test_a_whole_range_task_writes_a_record_beside_the_plain_offset_while_its_pa
 
 
 def test_a_whole_range_task_that_has_written_a_record_writes_one_with_each_commit() -> None:
-    """If the group's offsets expire, the record with runs of before would count, below the state."""
+    """If the group's offsets expire, an earlier record with runs would count, below the state."""
     view = Known("g")
     task = opened(Segment(WHOLE, 10), term=4)
     task.stand(AT, [Segment(WHOLE, 16, 99, ((17, 17),))])

@@ -1,7 +1,7 @@
-"""The rule of individual commits: every history that chance makes up agrees with a set model (`set_model.py`).
+"""The rule of individual commits: every random history agrees with a set model (`set_model.py`).
 
-Turned down: hypothesis in the place of seeds. In as much time it found fewer of the bugs that were put in, and was
-minutes about making them smaller.
+Turned down: hypothesis instead of seeds. In the same time it found fewer of the planted bugs, and took minutes to
+shrink them.
 """
 
 from __future__ import annotations
@@ -31,9 +31,7 @@ def run_history(seed: int, exactly_once: bool) -> Counter[str]:
 @pytest.mark.parametrize("histories", [250, pytest.param(4000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("exactly_once", [True, False], ids=["exactly once", "at least once"])
 def test_seeded_histories_agree_with_the_set_model(exactly_once: bool, histories: int) -> None:
-    base = int(
-        os.environ.get("COOPSTREAMS_SEED", "1000000")
-    )  # the same in each run: others are looked at by setting it
+    base = int(os.environ.get("COOPSTREAMS_SEED", "1000000"))  # the same in each run; set it for other histories
     histories = int(os.environ.get("COOPSTREAMS_HISTORIES", histories))
     seen: Counter[str] = Counter()
     live = 0

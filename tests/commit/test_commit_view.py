@@ -1,4 +1,4 @@
-"""The examples of the note, one hash being one per cent of the hash space; and the rule against a naive one."""
+"""The examples of the note, each hash standing for one per cent of the hash space; and the rule against a naive one."""
 
 from dataclasses import replace
 
@@ -180,7 +180,7 @@ def test_stable_is_the_lowest_position_with_the_stream_time_there() -> None:
 
 
 def test_times_of_operators_go_with_the_position_that_counts() -> None:
-    """Neighbours at one position have seen the same records, so the larger time of each operator is right for both."""
+    """Neighbours with one position have seen the same records: the larger time of each operator is right for both."""
     view = CommitView("g")
     behind, one, other = ((1, 5),), ((1, 20), (2, 10)), ((2, 30),)
     view.apply(key(cents(0, 49), 1), value(Segment(cents(0, 49), 130, 50, operator_times=one)))

@@ -1,4 +1,4 @@
-"""Records of one key range in flight: the proposal's examples, and what a commit says."""
+"""Records of one key range in flight: the proposal's examples, and the content of commits."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_after_a_merge_each_part_goes_on_from_where_it_stands() -> None:
 
 
 def test_a_part_that_was_ahead_stays_where_its_time_is_known() -> None:
-    """Records 10 and 11 are not of the left part. The time behind them is not known before 4 has passed."""
+    """Records 10 and 11 are not of the left part. The time after them is unknown until record 4 has passed."""
     inflight = InFlight([Segment(LEFT, 10, 300), Segment(RIGHT, 4, 100)], 100)
     left, right = (next(key for i in range(100) if key_hash(key := b"%d" % i) in part) for part in (LEFT, RIGHT))
     inflight.hand_out([right, right, left], [4, 11, 12], 13)
@@ -90,7 +90,7 @@ def test_a_part_that_was_ahead_stays_where_its_time_is_known() -> None:
 
 
 def test_a_task_stays_where_its_program_has_come_to() -> None:
-    """Of another source the program has a record to take first, so nothing follows from the time of what is done."""
+    """The program has to process a record of another source first, so the times after the done records are unknown."""
     inflight = InFlight([Segment(LEFT, 4, 100)], 100)
     left = next(key for i in range(100) if key_hash(key := b"%d" % i) in LEFT)
     inflight.hand_out([left, left], [6, 9], 10)

@@ -89,7 +89,7 @@ def group(kafka: Kafka) -> Iterator[Group]:
     settings, name = {"bootstrap.servers": kafka.bootstrap}, kafka.unique("group")
     log = KafkaLog(
         {**settings, "producer.transaction.timeout.ms": 600_000}
-    )  # a transaction stays open as long as the test says
+    )  # a transaction stays open as long as the test wants
     with GroupAdmin(settings, name) as admin:
         yield Group(name, log, admin, settings, TopicPartition(kafka.topic("orders", 2), 0))
     log.close()
@@ -249,7 +249,7 @@ commits = st.lists(st.tuples(st.sampled_from([WHOLE, LEFT, RIGHT, *KeyRange.spli
 def test_no_commit_of_before_speaks_after_a_reset(
     before: Sequence[tuple[KeyRange, int]], mirrored: int | None, offset: int, stalled: KeyRange, expired: bool
 ) -> None:
-    """Also not that of an opener who read all of them, stalled, and claims its range only now; also when the plain
+    """Nor does that of an opener that read all of them, stalled, and claims its range only now, even if the plain
     offset has expired.
     """
     view = CommitView("g")

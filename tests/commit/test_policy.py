@@ -1,4 +1,4 @@
-"""The policy topic: defaults, what was set last, on the memory log and on a real Kafka."""
+"""The policy topic: defaults, and the last settings, on the memory log and on a real Kafka."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from coopstreams.topology.errors import ConfigError, LogError, UnknownTopicError
 
 @pytest.fixture(params=["memory", pytest.param("kafka", marks=[pytest.mark.broker, pytest.mark.slow])])
 def log(request: pytest.FixtureRequest) -> Iterator[Log]:
-    """A cluster with the topic `orders` and no policy. The policy topic is one for the cluster, so each test starts a
-    Kafka.
+    """Return a cluster with the topic `orders` and no policy. The policy topic belongs to the cluster, so each test
+    starts a Kafka.
     """
     cluster: Log = MemoryLog()
     if request.param == "kafka":

@@ -1,4 +1,6 @@
-"""Where tasks begin when some plain offsets are certain and others are not: each waits for its own partitions only."""
+"""The first positions of tasks when some plain offsets are stable and others are not: each waits for its own partitions
+only.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ LEFT, RIGHT = (TaskId(0, number, WHOLE) for number in range(2))
 
 @dataclass
 class Busy:
-    """A coordinator of a busy group: the offset of a partition is rarely stable, that of the commit topic never."""
+    """A coordinator of a busy group: the offset of a partition is rarely stable, the commit topic's never."""
 
     rng: Random
     offsets: dict[TopicPartition, int]
@@ -142,7 +144,7 @@ def beginning(reset: str, coordinator: Any, clock: Clock | None = None) -> tuple
 
 @dataclass
 class Group:
-    """A coordinator of a group that answers at once; every question is counted."""
+    """A coordinator that answers at once, and counts the requests."""
 
     offsets: dict[TopicPartition, tuple[int, str]] = field(default_factory=dict)
     asked: int = 0
@@ -287,7 +289,7 @@ def test_a_transaction_on_one_partition_and_on_the_commit_topic_keeps_back_that_
 
 @pytest.mark.broker
 def test_tasks_open_beside_many_threads_whose_transactions_are_always_open(kafka: Kafka, app: Application) -> None:
-    """Each has the commit topic's row in its transaction, as threads have that own no hash 0."""
+    """Each transaction includes the commit topic's row, as for threads that own no hash 0."""
     topic = kafka.topic("input")
     a = app.start("a")
     app.complete("a")
@@ -297,7 +299,7 @@ def test_tasks_open_beside_many_threads_whose_transactions_are_always_open(kafka
     stop = threading.Event()
 
     def commit_on(number: int, began: threading.Event, previous: threading.Event) -> None:
-        """Have a transaction open, and end it only when the next thread's is, too."""
+        """Keep a transaction open, and end it only when the next thread's is open, too."""
         writer = log.writer(f"{app.group}-{number}")
         while not stop.is_set():
             writer.begin()

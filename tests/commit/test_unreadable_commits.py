@@ -150,7 +150,7 @@ def test_tasks_that_run_go_on_and_derive_nothing_from_what_they_do_not_know() ->
 def test_whatever_stands_in_the_topic_the_reader_goes_on_and_knows_what_it_does_not_know(
     key: bytes, value: bytes | None, kept: int, of_ours: bool
 ) -> None:
-    """A key of our group, damaged behind its beginning: the first `kept` bytes are those of a good record."""
+    """A damaged key of our group: the first `kept` bytes are those of a good record."""
     if of_ours:
         key = KEY[: max(kept, 1 + len(encode_text("g")))] + key
     value = value if value is None else said(150)[: kept // 3] + value

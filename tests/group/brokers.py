@@ -1,7 +1,7 @@
-"""Brokers on sockets, in the place of Kafka: a test says what they answer, so nothing waits for a real broker's moods.
+"""Scripted brokers on sockets: a test sets their answers, so no test waits for a real broker.
 
-The bytes on the wire are Kafka's, by kafka-python's classes of requests and responses: what is tested is all of our
-client, and of kafka-python's. What Kafka itself does is asked of a real one, in the tests marked `broker`.
+The bytes on the wire are Kafka's, by kafka-python's classes of requests and responses, so the tests cover our whole
+client, and kafka-python's. Tests marked `broker` cover Kafka itself.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -36,7 +36,7 @@ _REQUESTS = {
 
 
 class Brokers:
-    """Some brokers, numbered from 1. All know each other, the leaders, and one coordinator, until a test says more."""
+    """Some brokers, numbered from 1. All know each other, the leaders, and one coordinator, unless changed."""
 
     def __init__(self, count: int) -> None:
         self.answers: dict[Any, Answer] = {
@@ -50,11 +50,11 @@ class Brokers:
         self.named: dict[int, int] = {}
         """The coordinator that a broker names, where it names another one."""
         self.known = {number: set(range(1, count + 1)) for number in range(1, count + 1)}
-        """Which brokers each one knows."""
+        """The brokers that each one knows."""
         self.views: dict[int, dict[TopicPartition, Fields]] = defaultdict(dict)
         """The fields of partitions' metadata, by broker; `lead` sets those of all."""
         self.metadata_version = 0
-        """The newest one that they support."""
+        """The newest metadata version that they support."""
         self._refusals: dict[str, deque[int]] = defaultdict(deque)
         self.ended = threading.Event()
         self._servers = {number: _Server(number, self) for number in self.known}
@@ -68,7 +68,7 @@ class Brokers:
         self._refusals[request.__name__] += codes
 
     def lead(self, at: TopicPartition, leader: int, epoch: int = 1, *replicas: int, by: int | None = None) -> None:
-        """Have all brokers, or one, know this leader of a partition."""
+        """Make all brokers, or one, know this leader of a partition."""
         everybody = list(replicas) or sorted(self.known)
         fields = {"leader_id": leader, "leader_epoch": epoch, "replica_nodes": everybody, "isr_nodes": everybody}
         for number in self.known if by is None else [by]:
@@ -129,7 +129,7 @@ class _Server(socketserver.ThreadingTCPServer):
 
 
 class _Session(socketserver.StreamRequestHandler):
-    """One connection: one request after the other, as Kafka does it."""
+    """One connection: requests in sequence, as in Kafka."""
 
     def handle(self) -> None:
         server = cast(_Server, self.server)
@@ -148,7 +148,7 @@ class _Session(socketserver.StreamRequestHandler):
 
 
 def _made(kind: Any, fields: Fields, version: int) -> Any:
-    """Return a message of kafka-python's with these fields, and with defaults for the others."""
+    """Return a message of kafka-python's with these fields, and defaults for the others."""
     values = {}
     for name, value in fields.items():
         field = kind.fields[name]

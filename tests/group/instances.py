@@ -1,7 +1,6 @@
 """Instances of an application without tasks: a member of a real group, a control thread, and a ledger of open ranges.
 
-It models no group: what Kafka's coordinator does is what these tests ask. `tests.simulation.group` is its model, and
-what follows from it for whole instances is asked there.
+These tests check Kafka's own coordinator. `tests.simulation.group` is its model, for tests of whole instances.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class Ledger:
             self.open.pop(name, None)
 
     def complete(self, *names: str) -> bool:
-        """Whether these instances, and no others, have every key of every partition open, once."""
+        """Whether exactly these instances have every key of every partition open, once."""
         with self.lock:
             tasks = [task for mine in self.open.values() for task in mine]
             idle = [name for name in names if not self.open.get(name)]
@@ -180,7 +179,7 @@ class Application:
         return self.instances[name]
 
     def complete(self, *names: str) -> None:
-        """Wait until these instances have everything between them."""
+        """Wait until these instances own everything."""
         assert wait_until(lambda: self.ledger.complete(*names), PATIENCE_S), (
             {name: sorted(map(str, tasks)) for name, tasks in self.ledger.open.items()},
             {name: instance.member.problem for name, instance in self.instances.items()},
@@ -200,7 +199,7 @@ def application(bootstrap: str, group: str, partitions: int) -> Iterator[Applica
 
 
 def eventually(condition: Callable[[], bool], what: str = "") -> None:
-    """Wait until something is so."""
+    """Wait until a condition holds."""
     assert wait_until(condition, PATIENCE_S, 0.02), what or "it did not happen"
 
 

@@ -1,10 +1,9 @@
-"""The decisions of a group, and nothing else of it: joins, crashes, zombies, lost answers, late requests, slow control
-threads. No key ever has two owners, and in the end nothing moves any more.
+"""Only the decisions of a group: joins, crashes, zombies, lost answers, late requests, slow control threads.
 
-Assignor, holdings and the bytes between members are the real ones; who joins, and who hears of it, is up to the test.
-The simulated group (tests/simulation) has the same with coordinator, threads, commits and time, and plays a history in
-100 ms; this one in 2 ms, so hypothesis looks for the exception, and shrinks it. `Mixed` of `test_versions` and
-`Obeying` of tests/instance/test_restrictions.py play it.
+No key ever has two owners, and finally nothing moves any more. Assignor, holdings and the bytes between members are
+real; the test chooses the joins and the delivered answers. The simulated group (tests/simulation) has the same with
+coordinator, threads, commits and time, in 100 ms a history; this one takes 2 ms, so hypothesis can search for a
+counterexample, and shrink it. `Mixed` of `test_versions` and `Obeying` of tests/instance/test_restrictions.py play it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from coopstreams.topology.task_id import TaskId
 
 @dataclass
 class Process:
-    """One instance: its holdings are what its I/O thread knows, `open` what its threads really have."""
+    """One instance: `holdings` as known to its I/O thread, `open` the tasks that its threads have."""
 
     name: str
     threads: int
@@ -37,7 +36,7 @@ class Process:
     request: bytes = b""
     """Its last request to join."""
     answered: bool = True
-    """Whether that was answered: otherwise the group refuses what this process commits."""
+    """Whether it was answered: otherwise the group refuses this process's commits."""
 
     def __post_init__(self) -> None:
         self.holdings = Holdings(self.name)
@@ -88,7 +87,7 @@ class Group:
             del self.members[sorted(self.members)[which % len(self.members)]]
 
     def expel(self, which: int) -> None:
-        """The session of a member times out; it does not know yet, and works on."""
+        """The session of a member times out; it does not know yet, and continues."""
         if len(self.members) > 1:
             self.zombies.append(self.members.pop(sorted(self.members)[which % len(self.members)]))
 
@@ -114,8 +113,8 @@ class Group:
         return a.conflicts(b)
 
     def rebalance(self, deaf: int = -1, late: int = -1) -> None:
-        """All members join; all but these two receive their assignment. Of `late`, the broker handles the request
-        before its last one after that one: the group has its old claim, and no request of it is answered.
+        """All members join; all but these two receive their assignment. For `late`, the broker handles an old request
+        after the last one: the group has its old claim, and it gets no answer.
         """
         self.generation += 1
         told = {}
@@ -146,7 +145,7 @@ class Group:
             assert process.open <= {*process.holdings.held}
 
     def play(self, history: Iterable[tuple[str, int]]) -> None:
-        """Apply these events in order; the number names a member, or a count. Check after each that no key has two
+        """Apply these events in order; the number is a member's, or a count. Check after each that no key has two
         owners.
         """
         for what, number in history:
@@ -166,7 +165,7 @@ class Group:
             self.check()
 
     def rest(self) -> int:
-        """Have all members handle, release and join until none asks for a rebalance; return how many there were."""
+        """Have all members handle, release and join until none requests a rebalance; return the number of them."""
         for rounds in range(10):
             for process in self.members.values():
                 while process.inbox:
@@ -182,7 +181,7 @@ class Group:
         raise AssertionError("the group does not come to rest")
 
     def check_rest(self) -> None:
-        """Another rebalance moves nothing."""
+        """Check that another rebalance moves nothing."""
         before = {id_: {*process.open} for id_, process in self.members.items()}
         self.rebalance()
         for id_, process in self.members.items():
@@ -196,4 +195,4 @@ EVENTS = (
     st.tuples(st.sampled_from(["crash", "expel", "deaf", "late", "handle", "release"]), st.integers(0, 9)),
     st.tuples(st.sampled_from(["wake", "rebalance", "rebalance", "all handle", "all release"]), st.just(0)),
 )
-"""What happens to the members that a group has."""
+"""Events of the members of a group."""

@@ -47,7 +47,7 @@ def settle(
     ranges: int = 1,
     rounds: int = 2,
 ) -> Tasks:
-    """The tasks of all members at rest; in every round each member first releases its revoked tasks."""
+    """Return the tasks of all members at rest; in every round each member first releases its revoked tasks."""
     held = held or {}
     states = {m: member(m, n, held.get(m, ())) for m, n in threads.items()}
     for generation in range(2, 2 + rounds):
@@ -59,7 +59,7 @@ def settle(
 
 
 def moved(before: Tasks, after: Tasks) -> Fraction:
-    """Hash space that has another owner now. Units: partitions."""
+    """Return the hash space with a new owner. Units: partitions."""
     kept = 0
     for owner, tasks in after.items():
         for mine in tasks:
@@ -280,7 +280,7 @@ histories = st.lists(
 def after(
     partitions: Mapping[int, int], threads: dict[str, int], history: list[tuple[str, int, int]], ranges: int
 ) -> tuple[dict[str, int], Tasks]:
-    """The members and their tasks after a history, at rest after each change."""
+    """Return the members and their tasks after a history, at rest after each change."""
     threads = dict(threads)
     held = settle(partitions, threads, ranges=ranges)
     for what, number, count in history:
@@ -344,7 +344,7 @@ def test_when_one_joins_equal_members_with_whole_partitions_only_its_own_move(me
 def test_when_one_of_n_sharers_leaves_its_share_and_at_most_a_third_more_moves(
     members: int, ranges: int, data: st.DataObject
 ) -> None:
-    """All cuts of the partition shift, so more than the share of the one that left has to move: a quarter, for many
+    """All cuts of the partition shift, so more than the leaving member's share has to move: a quarter, for many
     sharers.
     """
     before = settle({0: 1}, {f"m{i:02}": 1 for i in range(members)}, ranges=ranges)
@@ -361,7 +361,7 @@ def test_when_one_of_n_sharers_leaves_its_share_and_at_most_a_third_more_moves(
 def test_a_member_keeps_the_cells_that_it_holds_completely_up_to_its_quota(
     threads: dict[str, int], owners: list[list[str]], ranges: int
 ) -> None:
-    """Also cells that are no neighbours. `owners`: of each partition, cut into as many ranges."""
+    """Also cells that are not neighbours. `owners`: of each partition, cut into as many ranges."""
     held: dict[str, dict[int, list[KeyRange]]] = {name: {} for name in threads}
     for partition, names in enumerate(owners):
         for name, piece in zip(names, KeyRange.split(len(names)), strict=True):

@@ -1,4 +1,4 @@
-"""What a member makes of its coordinator's answers: scripted brokers, a group of one member."""
+"""A member's reactions to its coordinator's answers: scripted brokers, a group of one member."""
 
 # pyright: reportAttributeAccessIssue=false
 # pyright brings stubs of kafka-python 2.
@@ -188,7 +188,7 @@ def test_a_join_that_is_refused_for_good_says_why(kafka: Brokers, app: Applicati
 
 
 def test_a_refused_commit_makes_a_zombie_look_at_once(kafka: Brokers, group: OneMember, app: Application) -> None:
-    """With a heartbeat every ten minutes it would otherwise go on for long."""
+    """With a heartbeat every ten minutes it would otherwise continue for long."""
     a = app.start("a", timings=Timings(session=1_800_000, heartbeat=600_000))
     app.complete("a")
     error = {"partition_index": AT.partition, "error_code": UnknownMemberIdError.errno}
@@ -215,7 +215,7 @@ def test_a_process_without_progress_leaves_and_comes_back(kafka: Brokers, app: A
 
 
 def test_a_member_rests_between_its_steps(kafka: Brokers, app: Application) -> None:
-    """`alive` is asked once a step: four times a second, besides steps that an event causes."""
+    """`alive` is called once a step: four times a second, besides steps caused by an event."""
     asked: list[float] = []
 
     def alive() -> bool:

@@ -1,4 +1,6 @@
-"""True ends of partitions from scripted brokers: which are asked, which answers count, and the reasons otherwise."""
+"""True ends of partitions from scripted brokers: which brokers are asked, which answers count, and the reasons of
+failures.
+"""
 
 # pyright: reportAttributeAccessIssue=false
 # pyright brings stubs of kafka-python 2.
@@ -27,7 +29,7 @@ SHORT_S = 0.2
 
 
 class Leaders:
-    """The end of each partition as each broker has it, if it leads in the epoch that it is asked for."""
+    """The end of each partition at each broker that leads it in the requested epoch."""
 
     def __init__(self, kafka: Brokers) -> None:
         self.kafka = kafka
@@ -72,7 +74,7 @@ def ends(kafka: Brokers, leaders: Leaders) -> Iterator[Ends]:
 
 def test_the_end_is_that_of_the_leader_of_the_highest_epoch(kafka: Brokers, leaders: Leaders, ends: Ends) -> None:
     kafka.lead(A, 2, 4)
-    kafka.lead(A, 1, 3, by=1)  # it was paused, and acts as the leader still
+    kafka.lead(A, 1, 3, by=1)  # it was paused, and still acts as the leader
     kafka.lead(B, 3, 0)
     leaders.ends = {(1, A): 5, (2, A): 15, (3, B): 7}
     answer = ends.ask([A, B], PATIENCE_S)

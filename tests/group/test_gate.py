@@ -1,4 +1,4 @@
-"""The gate between commits and joins: each waits for the other, and neither for ever."""
+"""The gate between commits and joins: each waits for the other, for a limited time."""
 
 from __future__ import annotations
 

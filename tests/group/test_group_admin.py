@@ -1,4 +1,4 @@
-"""An administrator's questions about a group, on a real Kafka."""
+"""An administrator's requests about a group, on a real Kafka."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def test_kafkas_tools_see_topics_partitions_generation_and_rack() -> None:
 
 
 def test_the_group_as_a_whole_is_written_once_however_many_members_there_are() -> None:
-    """The broker keeps all in one record of 1 MiB: 100 members of 10 tasks take a fraction of that."""
+    """The broker keeps everything in one record of 1 MiB: 100 members of 10 tasks take a fraction of that."""
     members = tuple(
         Member(f"coopstreams-{i:036}", MemberInfo(f"p{i}", "host", f"10.0.0.{i}:8080"), ()) for i in range(100)
     )
@@ -161,7 +161,7 @@ def test_another_version_is_told_apart_from_a_stranger() -> None:
 
 
 def test_what_a_member_of_the_version_before_holds_is_understood_and_its_leader_is_not_obeyed() -> None:
-    """It does not say which topology it runs; and assigned tasks by its own, whatever the others ran."""
+    """It does not announce its topology, and as a leader it assigned tasks by its own, whatever the others ran."""
     old = b"CS1" + zlib.compress(
         b'{"process":"p","host":"h","threads":2,"tasks":[[0,1,0,127]],"target":[[0,1,0,127]],"nonce":3}'
     )

@@ -1,4 +1,4 @@
-"""One set of connection settings for two clients: translated, or refused with what to do instead; never silently
+"""One set of connection settings for two clients: translated, or refused with the alternative; never silently
 different.
 """
 

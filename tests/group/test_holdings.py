@@ -62,7 +62,7 @@ def test_when_nobody_waits_for_it_no_rebalance_is_wanted() -> None:
 def test_a_rebalance_that_was_asked_for_while_one_ran_is_still_wanted() -> None:
     holdings = holding(A)
     holdings.ask()
-    holdings.state(MemberInfo("me"))  # the leader learns it
+    holdings.state(MemberInfo("me"))  # the leader gets it
     holdings.ask()
     holdings.assigned(2, assignment(A))
     assert holdings.wants_rebalance
@@ -108,7 +108,7 @@ def test_what_is_lost_is_gone_at_once_and_the_epoch_is_another() -> None:
 
 
 def joined(holdings: Holdings, generation: int, *tasks: TaskId) -> None:
-    """Join the group: the answer, and then the assignment."""
+    """Join the group: apply the answer, then the assignment."""
     assert holdings.answered(generation) is None
     holdings.assigned(generation, assignment(*tasks))
 
@@ -191,7 +191,7 @@ class Control:
             self.open, self.owed, self.wanted = set(), set(), set()
 
     def release(self) -> None:
-        """Close and release the revoked tasks, and open again those that were assigned back meanwhile."""
+        """Close and release the revoked tasks; reopen those that were assigned back meanwhile."""
         self.open -= self.owed
         self.holdings.released(self.owed, self.seen)
         self.owed = set()

@@ -1,6 +1,4 @@
-"""Whose answer about a partition's end counts, in a model of brokers that learn late, stand still, die and come
-back.
-"""
+"""Which broker's answer about a partition's end counts: a model of brokers that learn late, pause, die and return."""
 
 from __future__ import annotations
 
@@ -33,12 +31,12 @@ class State:
         """The controller fences a broker whose heartbeats have stopped."""
         isr = self.isr - {broker}
         eligible = self.eligible | (self.isr - isr) if len(isr) < min_isr else frozenset[int]()
-        keep = isr or (self.isr if min_isr == 1 else isr)  # the last one stays, but where others are eligible
+        keep = isr or (self.isr if min_isr == 1 else isr)  # the last one stays, unless others are eligible
         state = replace(self, isr=keep, offline=self.offline | {broker}, eligible=eligible)
         return state.led() if broker == self.leader else state
 
     def led(self) -> State:
-        """Find another leader, in a new epoch."""
+        """Elect another leader, in a new epoch."""
         isr = min(self.isr - self.offline, default=NO_LEADER)
         leader = isr if isr != NO_LEADER else min(self.eligible - self.offline, default=NO_LEADER)
         if leader == NO_LEADER:
@@ -63,7 +61,7 @@ class Cluster:
     known: dict[int, int] = field(init=False)
     frozen: set[int] = field(default_factory=set)
     acknowledged: int = 0
-    """The highest epoch in which a record was."""
+    """The highest epoch in which a record was acknowledged."""
 
     def __post_init__(self) -> None:
         everybody = frozenset(range(self.brokers))
@@ -78,7 +76,7 @@ class Cluster:
         return self.states[self.known[broker]]
 
     def do(self, what: str, broker: int) -> None:
-        """Let something happen to a broker, if it can."""
+        """Apply an event to a broker, if possible."""
         state = self.now
         awake = broker not in self.frozen
         if what == "learn" and awake:
@@ -102,7 +100,7 @@ class Cluster:
             self.acknowledged = state.epoch if heard else self.acknowledged
 
     def _leads(self, broker: int) -> bool:
-        """Whether the leader is awake and knows that it is one."""
+        """Whether the leader runs and knows that it leads."""
         return broker != NO_LEADER and broker not in self.frozen and self.seen(broker).epoch == self.now.epoch
 
     def _may_join(self, broker: int) -> bool:
@@ -121,7 +119,7 @@ class Cluster:
 
 
 def happen(cluster: Cluster, rng: Random, times: int) -> Iterator[int]:
-    """Let this much happen; yield the broker to which each thing did. Records are written all the time."""
+    """Cause this many events; yield the broker of each. Records are written all the time."""
     for _ in range(times):
         broker = rng.randrange(cluster.brokers)
         cluster.do(

@@ -1,4 +1,4 @@
-"""Membership on a real Kafka: sharing, hand-over, fences, and transactions of the dead."""
+"""Membership on a real Kafka: sharing, hand-over, fences, and transactions of dead members."""
 
 # pyright: reportAttributeAccessIssue=false
 # pyright brings stubs of kafka-python 2.
@@ -98,7 +98,7 @@ def test_a_revoked_range_reaches_its_next_owner_only_when_it_was_released(app: A
     a.may_release.clear()
     b = app.start("b")
     eventually(lambda: b.assigned is not None)
-    for _ in range(3):  # further rebalances change nothing about it
+    for _ in range(3):  # further rebalances change nothing
         before = b.generation
         b.member.rejoin()
         eventually(partial(later, before, b))
@@ -127,7 +127,7 @@ def test_what_does_not_move_stays_open(kafka: Kafka) -> None:
 
 
 def test_a_follower_can_have_a_rebalance(app: Application) -> None:
-    """A follower that joins with an unchanged subscription gets its old assignment: so each request has a number."""
+    """A follower that joins with an unchanged subscription gets its old assignment, so each request has a number."""
     a, b = app.start("a"), app.start("b")
     app.complete("a", "b")
     for instance in (a, b):
@@ -192,9 +192,7 @@ def test_a_commit_to_a_topic_that_does_not_exist_is_refused(app: Application) ->
 
 
 def test_a_commit_waits_for_a_topic_that_the_coordinator_does_not_know_yet(app: Application, kafka: Kafka) -> None:
-    """A broker learns of a topic after its controller has made it: a commit that comes between the two ended an
-    application.
-    """
+    """A broker learns of a topic after its controller has created it: a commit in between ended an application."""
     a = app.start("a")
     app.complete("a")
     partition = TopicPartition(kafka.unique("soon"), 0)
@@ -220,7 +218,7 @@ def test_there_is_no_fence_before_the_first_assignment_nor_after_the_end(app: Ap
 def test_commits_of_several_threads_go_on_while_members_come_and_go(
     app: Application, partition: TopicPartition
 ) -> None:
-    """A rebalance refuses no commit of a rightful owner: joins wait for commits, and commits for joins."""
+    """A rebalance refuses no rightful owner's commit: joins wait for commits, and commits for joins."""
     a = app.start("a")
     app.complete("a")
     stop = threading.Event()
@@ -251,7 +249,7 @@ def test_a_join_that_waits_for_a_dead_member_does_not_stop_commits(app: Applicat
     app.complete("a", "b")
     b.die()
     before = a.generation
-    a.member.rejoin()  # the broker waits for b until its session is over
+    a.member.rejoin()  # the broker waits for b until its session times out
     began = time.monotonic()
     commits = 0
     while a.generation == before and time.monotonic() < began + PATIENCE_S:
@@ -333,7 +331,7 @@ def test_a_broker_that_says_nothing_keeps_no_answer_of_the_others_back(
 
 
 class Laptop(System):
-    """A machine that can be closed."""
+    """A machine that can be suspended."""
 
     asleep_s = 0.0
 

@@ -1,4 +1,4 @@
-"""Membership on a real Kafka, lost or refused: zombies, outages, static members, and errors that say what to do."""
+"""Membership on a real Kafka, lost or refused: zombies, outages, static members, and errors with a cure."""
 
 # pyright: reportAttributeAccessIssue=false
 # pyright brings stubs of kafka-python 2.
@@ -45,7 +45,7 @@ def test_a_zombie_learns_that_it_is_one_and_comes_back_under_another_epoch(
     eventually(lambda: any(task.key_range.is_whole for task in other.tasks), "nobody took over")
     assert not z.member.sure(0)
     assert z.member.epoch == 0
-    app.ledger.died("z")  # from here on, what it does is void
+    app.ledger.died("z")  # from here on, its work is void
     commit(other, partition, 2)
     app.ledger.clashes.clear()
     awake.set()
@@ -103,7 +103,7 @@ def test_of_two_processes_with_one_instance_id_the_older_one_stops(app: Applicat
     new = app.start("new", instance_id="one")
     eventually(lambda: old.heard(Refused))
     assert "another process has taken over group.instance.id 'one'" in old.member.problem
-    app.ledger.clashes.clear()  # it is fenced: what it still has open is void
+    app.ledger.clashes.clear()  # it is fenced: its open tasks are void
     app.complete("new")
     assert not new.heard(Refused)
 

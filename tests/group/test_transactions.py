@@ -1,6 +1,5 @@
-"""Hanging transactions, asked of scripted brokers: when a marker is written, where, and when none may be.
-
-`test_hanging` has the rule as a function of the answers; a real Kafka ends real transactions in tests/broker.
+"""Hanging transactions at scripted brokers: when and where a marker is written, and when none may be. `test_hanging`
+has the rule as a function of the answers; a real Kafka ends real transactions in tests/broker.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -38,7 +37,7 @@ SHORT_S = 1.0
 
 @dataclass
 class Producers:
-    """The last transaction of an id at its coordinator, and the partitions that have one of it open."""
+    """The last transaction of an id at its coordinator, and the partitions in which one of its transactions is open."""
 
     kafka: Brokers
     state: str = "CompleteCommit"
@@ -164,7 +163,7 @@ def test_the_coordinator_is_looked_for_once_and_again_when_it_has_moved(
 def test_no_marker_is_written_while_the_brokers_do_not_agree_who_coordinates(
     kafka: Brokers, producers: Producers, transactions: Transactions
 ) -> None:
-    """Broker 1 has slept, and describes the past."""
+    """Broker 1 was paused, and reports an old state."""
     transactions.settle(ID, [OUT], PATIENCE_S)
     kafka.named = {2: 2}
     producers.open = {OUT: 100}

@@ -41,7 +41,7 @@ def task(subtopology: int, partition: int, key_range: KeyRange = WHOLE) -> TaskI
 
 
 def active(**members: MemberState) -> set[str]:
-    """The names of the members of the active version."""
+    """Return the names of the members of the active version."""
     version = active_version(members)
     return {name for name, state in members.items() if version_of(state.info) == version}
 
@@ -94,7 +94,7 @@ def test_a_leader_of_another_version_deals_the_tasks_of_the_active_one() -> None
 
 
 def test_nobody_is_given_anything_before_the_other_version_has_released_everything() -> None:
-    """What both read is sub-topology 0 of the one and 1 of the other."""
+    """Their common topic is in sub-topology 0 of one and 1 of the other."""
     closing = {"a": member(OLD, [task(0, 1)], 6), "b": member(NEW, (), 7), "c": member(NEW, (), 6)}
     given = assign_active(closing)
     assert {name: assignment.tasks for name, assignment in given.items()} == {"a": (), "b": (), "c": ()}
@@ -124,7 +124,7 @@ def test_the_same_sub_topologies_under_other_numbers_are_another_version() -> No
 
 
 def test_partitions_that_only_one_has_seen_are_dealt_and_versions_stay_the_same() -> None:
-    """A topic by pattern: the others look again when they are given its tasks."""
+    """A topic by pattern: the other members look for topics again when they get its tasks."""
     given = assign_active({"a": member([Runs("pattern", 1)]), "b": member([Runs("pattern", 3)])})
     assert sorted(task.partition for assignment in given.values() for task in assignment.tasks) == [0, 1, 2]
     assert not any(assignment.waits for assignment in given.values())
@@ -182,7 +182,7 @@ PARTS = {"reads a": "a", "reads b": "b", "reads b, otherwise": "b", "reads a and
 
 
 def _topology(prints: Iterable[str]) -> tuple[Runs, ...]:
-    """The sub-topologies of a program: no topic is read by two of them."""
+    """Return the sub-topologies of a program: no topic is read by two of them."""
     topology: list[Runs] = []
     for fingerprint in prints:
         if not any(topic in PARTS[part.fingerprint] for part in topology for topic in PARTS[fingerprint]):
@@ -207,7 +207,7 @@ class Mixed(Group):
         )
 
     def start(self, version: int) -> None:
-        """A process joins that runs this version."""
+        """Start a process of this version, which joins."""
         self.join(1 + version % 2)
         self.runs[f"process-{self._names}"] = self.versions[version % len(self.versions)]
 
@@ -225,7 +225,7 @@ class Mixed(Group):
         return assignments
 
     def sources(self, process: Process, task: TaskId) -> set[tuple[str, int]]:
-        """The partitions of topics that a task reads."""
+        """Return the partitions of topics that a task reads."""
         topics = PARTS[self.info(process).topology[task.subtopology].fingerprint]
         return {(topic, task.partition) for topic in topics if task.partition < COUNTS[topic]}
 
@@ -239,7 +239,7 @@ class Mixed(Group):
                 assert task.subtopology < len(self.info(process).topology)
 
     def check_complete(self) -> None:
-        """Every hash of every partition that the active version reads has an owner, and runs there."""
+        """Check that every hash of every partition of the active version has an owner, and runs there."""
         running = {version_of(self.info(p)) for p in self.members.values() if p.open}
         assert len(running) == 1
         active = next(self.info(p).topology for p in self.members.values() if p.open)

@@ -60,14 +60,14 @@ def log(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 @pytest.fixture(params=["pure", pytest.param("native", marks=needs_native)])
 def plane(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Which data plane runs: each test with it runs on both."""
+    """The data planes: each test with this fixture runs on both."""
     monkeypatch.setenv(SETTING, "1" if request.param == "native" else "0")
     return str(request.param)
 
 
 @pytest.fixture
 def unique(request: pytest.FixtureRequest) -> Callable[[str], str]:
-    """Return a function that makes names no other test has: for topics, groups, transactional ids."""
+    """Return a function that makes unique names: for topics, groups, transactional ids."""
     counter = iter(range(1000))
     return lambda name: f"{name}-{abs(hash(request.node.nodeid)) % 10**9}-{next(counter)}"
 

@@ -1,7 +1,7 @@
 """Leaves transactions open by raw requests, as a coordinator with KAFKA-20734 does.
 
-On a broker with `transaction.partition.verification.enable=false`, which takes records of a producer whose coordinator
-has no transaction.
+It needs a broker with `transaction.partition.verification.enable=false`, which takes records of a producer without a
+transaction at its coordinator.
 """
 # pyright: reportAttributeAccessIssue=false
 
@@ -25,7 +25,7 @@ UNVERIFIED = {"transaction.partition.verification.enable": "false"}
 
 
 class Raw:
-    """A broker, asked by hand."""
+    """A connection to a broker for raw requests."""
 
     def __init__(self, bootstrap: str) -> None:
         self._connection = connected({"bootstrap.servers": bootstrap}, 60)
@@ -41,7 +41,7 @@ class Raw:
         return told
 
     def init(self, transactional_id: str) -> None:
-        """Take over a transactional id, and no more."""
+        """Take over a transactional id, and nothing else."""
         self._send(requests.new_producer(transactional_id, 60_000))
 
     def produce(self, transactional_id: str, partition: TopicPartition, values: Sequence[bytes]) -> None:

@@ -1,4 +1,4 @@
-"""What the tests of the logs need to write and read a few records."""
+"""Helpers of the logs' tests: write and read a few records."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def records(batches: Iterable[RecordBatch], slot: int = 0) -> list[Seen]:
 def fetch_until(
     reader: Reader, done: Callable[[list[RecordBatch]], bool], max_records: int = 1000
 ) -> list[RecordBatch]:
-    """Fetch until it is done; fail if it never is."""
+    """Fetch until the condition holds; fail at the time limit."""
     batches: list[RecordBatch] = []
     deadline = time.monotonic() + PATIENCE_S
     while not done(batches):
@@ -46,7 +46,7 @@ def fetch_until(
 
 
 def to_end(reader: Reader, *partitions: TopicPartition, max_records: int = 1000) -> list[RecordBatch]:
-    """Fetch until the reader says that it is at the end of each of these partitions."""
+    """Fetch until the reader reports the end of each of these partitions."""
     missing = set(partitions)
 
     def done(batches: list[RecordBatch]) -> bool:
@@ -82,7 +82,7 @@ def fill(log: Log, partition: TopicPartition, values: Sequence[str], start_ms: i
 
 
 def numbers(count: int, start: int = 0) -> list[str]:
-    """Return that many different values."""
+    """Return this many different values."""
     return [f"v{i:05d}" for i in range(start, start + count)]
 
 

@@ -1,4 +1,4 @@
-"""Cutting a partition's records by key range, and its stream times: the laws that the result of a topology rests on."""
+"""Cutting a partition's records by key range, and its stream times: the laws behind the results of a topology."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_what_some_ranges_get_does_not_depend_on_the_others(
 def test_cutting_at_key_groups_is_the_same_as_cutting_anywhere(names: list[bytes | None], parts: int) -> None:
     ranges = KeyRange.split(parts)
     by_group = Routes(ranges).split(columns_of(names))
-    uneven = [*ranges[:-1], KeyRange(ranges[-1].start, MAX_HASH - 1)]  # not at a key group, so not by the table
+    uneven = [*ranges[:-1], KeyRange(ranges[-1].start, MAX_HASH - 1)]  # cut within a key group, so not by the table
     by_bound = Routes(uneven).split(columns_of(names))
     assert [list(part.offsets) for part in by_group] == [list(part.offsets) for part in by_bound]
 

@@ -122,7 +122,7 @@ def test_a_fetch_that_waits_goes_on_when_it_is_woken_and_misses_nothing(log: Log
 def test_each_record_goes_to_the_one_slot_whose_range_holds_its_hash(log: Log, topic: MakeTopic, parts: int) -> None:
     partition = topic()
     fill(log, partition, numbers(500))
-    ranges = list(reversed(KeyRange.split(parts)))  # the slot is the index, whatever the order
+    ranges = list(reversed(KeyRange.split(parts)))  # the slot is the index, in any order of ranges
     reader = log.reader()
     reader.assign({partition: Position(0)})
     reader.route(partition, ranges)
@@ -294,7 +294,7 @@ def test_many_partitions_of_several_topics_are_told_apart(log: Log, topic: MakeT
     parts = [TopicPartition(topic(partitions=3).topic, number) for _ in range(2) for number in range(3)]
     for i, partition in enumerate(parts):
         fill(log, partition, numbers(200, start=1000 * i))
-    for chosen in (parts, parts[:3]):  # with and without partition numbers that two topics have
+    for chosen in (parts, parts[:3]):  # with and without partition numbers that two topics share
         reader = log.reader()
         reader.assign(dict.fromkeys(chosen, Position(0)))
         batches = to_end(reader, *chosen, max_records=150)
@@ -387,14 +387,14 @@ def test_what_was_deleted_before_it_was_read_is_out_of_range(log: Log, topic: Ma
 
 @pytest.mark.parametrize("ahead", [6, 1_000_000])
 def test_what_was_said_of_another_position_does_not_count_any_more(log: Log, topic: MakeTopic, ahead: int) -> None:
-    """A client reports an old offset as out of range after a seek, so that the new position seems to be meant."""
+    """After a seek, a client reports the old offset as out of range, as if it were the new one."""
     partition = topic()
     fill(log, partition, numbers(10))
     log.delete_before(partition, 6)
     reader = log.reader()
     for wrong in (2, ahead + 1) if ahead > 10 else (2, 3):
         reader.assign({partition: Position(wrong)})
-        time.sleep(1)  # the answer comes while nothing is fetched
+        time.sleep(1)  # the answer comes without a fetch
     reader.assign({partition: Position(6)})
     assert values(records(to_end(reader, partition))) == numbers(4, start=6)
 

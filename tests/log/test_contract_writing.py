@@ -20,7 +20,7 @@ Unique = Callable[[str], str]
 def deliver(
     writer: Writer, topic: str, key: bytes | None, value: bytes, *, to: int = 0, transactional: bool = False
 ) -> None:
-    """Take a record as far as it goes: whether it was refused may only turn out at the end."""
+    """Append and flush a record: a refusal may surface only at the end."""
     writer.append(topic, [key], [value], [1], partitions=to)
     writer.flush(PATIENCE_S)
     if transactional:
@@ -84,7 +84,7 @@ def test_delivered_to_is_above_everything_that_was_flushed(log: Log, topic: Make
         before = log.end_offset(partition)
         write(plain, partition, numbers(10))
         plain.flush(PATIENCE_S)
-        # The marker of the other one's last commit may come before these records, between them or after them.
+        # The marker of the other writer's last commit may come before these records, between them or after them.
         assert before + 10 <= plain.delivered_to(partition) <= before + 11
 
         other.begin()

@@ -1,6 +1,4 @@
-"""A transaction that its coordinator calls complete and a partition still has open, on a real broker: finished as it
-was decided, or refused.
-"""
+"""A hanging transaction on a real broker: ended as it was decided, or refused."""
 
 # pyright: reportPrivateImportUsage=false
 
@@ -47,7 +45,7 @@ class Setting:
     log: KafkaLog
     raw: Raw
     name: str = field(default_factory=lambda: f"hanging-{next(_numbers)}")
-    """Of the transactional id, and of a group."""
+    """The name of the transactional id, and of a group."""
 
     def __post_init__(self) -> None:
         self.told, self.forgotten, self.source = (
@@ -59,7 +57,7 @@ class Setting:
         log.create_topics([TopicSpec(at.topic, 1) for at in (self.told, self.forgotten, self.source)])
 
     def writer(self) -> KafkaWriter:
-        """Take over the id, as a process that was started again does."""
+        """Take over the id, as a restarted process does."""
         return self.log.writer(self.name, lambda: [self.told.topic, self.forgotten.topic])
 
     def last_transaction(self, *, commit: bool) -> None:
@@ -75,7 +73,7 @@ class Setting:
         writer.close()
 
     def forget(self, values: list[bytes]) -> None:
-        """Write records of which no coordinator knows."""
+        """Write records of a transaction unknown to its coordinator."""
         self.raw.produce(self.name, self.forgotten, values)
 
     def committed(self) -> int | None:
@@ -132,7 +130,7 @@ def test_what_was_aborted_is_aborted_everywhere_before_its_id_is_taken_over(sett
 def test_an_id_that_was_initialised_since_had_its_last_transaction_aborted(setting: Setting) -> None:
     writer = setting.writer()
     write(writer, setting.told, "void")
-    setting.raw.init(setting.name)  # as a member does that ends the transactions of dead members
+    setting.raw.init(setting.name)  # as by a member that ends the transactions of dead members
     setting.forget([b"void"])
     writer.close()
     writer = setting.writer()
@@ -154,7 +152,7 @@ def test_what_hangs_of_an_id_that_nobody_uses_any_more_is_ended_by_others(settin
 
 
 def test_who_may_not_finish_it_refuses_with_the_cure(tmp_path: Path) -> None:
-    """The application logs in as `app`, which may do everything but what needs the cluster's permission."""
+    """The application logs in as `app`, which has all ACLs except the one on the cluster that the cure needs."""
     outer, inner, controller = free_port(), free_port(), free_port()
     login = 'org.apache.kafka.common.security.plain.PlainLoginModule required user_app="secret";'
     settings = {
@@ -199,7 +197,7 @@ def test_who_may_not_finish_it_refuses_with_the_cure(tmp_path: Path) -> None:
 def allow(
     settings: dict[str, str], *kinds: ResourceType, operation: AclOperation = AclOperation.ALL, name: str = "*"
 ) -> None:
-    """Let `app` do that."""
+    """Give `app` that ACL."""
     acls = [
         AclBinding(kind, name, ResourcePatternType.LITERAL, "User:app", "*", operation, AclPermissionType.ALLOW)
         for kind in kinds

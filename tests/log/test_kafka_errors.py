@@ -16,7 +16,7 @@ CODES = sorted(
     {code for name in dir(KafkaError) if isinstance(code := getattr(KafkaError, name), int)} - {KafkaError.NO_ERROR}
 )
 OF_BROKERS_THAT_ARE_AWAY = (
-    "_DESTROY_BROKER",  # one that is not in the cluster's metadata at present
+    "_DESTROY_BROKER",  # a broker that is not in the cluster's metadata
     "_DESTROY",
     "_TRANSPORT",
     "_ALL_BROKERS_DOWN",
@@ -82,7 +82,7 @@ def test_the_other_kinds_keep_their_names(code: int, kind: type[Exception]) -> N
 
 
 def test_brokers_that_are_fenced_may_come_back_but_too_few_never_do() -> None:
-    """Both are said by Kafka 4.2 in these words, under the same code."""
+    """Kafka 4.2 reports both in these words, under the same code."""
     away = "Unable to replicate the partition 3 time(s): All brokers are currently fenced."
     few = (
         "Unable to replicate the partition 3 time(s): The target replication factor of 3 cannot be reached because "
@@ -106,7 +106,7 @@ def test_brokers_that_are_fenced_may_come_back_but_too_few_never_do() -> None:
     ],
 )
 def test_a_record_is_worth_writing_again_unless_it_was_refused(name: str, again: bool) -> None:
-    """With a replica too few, a stream thread gave up for good, and with it the instance."""
+    """With a missing replica, a stream thread gave up for good, and the instance ended."""
     assert not_delivered(KafkaError(getattr(KafkaError, name)), "a record").retryable is again
 
 

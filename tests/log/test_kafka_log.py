@@ -1,4 +1,4 @@
-"""What only a real Kafka can show: the group's fence, bounds, settings, a broker that is away, that comes back, that
+"""Tests that need a real Kafka: the group's fence, bounds, settings, a broker that is unavailable, returns, or
 compacts.
 """
 
@@ -53,7 +53,7 @@ def log(kafka: Kafka) -> Iterator[KafkaLog]:
 
 @pytest.fixture
 def member(kafka: Kafka) -> Iterator[tuple[GroupFence, bytes, Consumer]]:
-    """A live member of a group: its identity as our fence, the same in confluent-kafka's bytes, and its consumer."""
+    """A live member of a group: its identity as our fence, in confluent-kafka's bytes, and its consumer."""
     group = kafka.unique("fence")
     consumer = Consumer(
         {"bootstrap.servers": kafka.bootstrap, "group.id": group, "session.timeout.ms": 60_000, "log_level": 2}
@@ -117,7 +117,7 @@ def test_offsets_of_a_topic_that_is_gone_are_said_to_be_so_and_the_writer_goes_o
 def test_a_group_with_another_coordinator_gets_its_offsets_from_another_producer(
     kafka: Kafka, log: KafkaLog, member: tuple[GroupFence, bytes, Consumer]
 ) -> None:
-    """The old one waits for the coordinator that it knows (librdkafka issue 5511): eight seconds after each loss of
+    """The old client waits for the coordinator that it knows (librdkafka issue 5511): eight seconds after each loss of
     one.
     """
     here, moved = (replace(member[0], coordinator=broker) for broker in (1, 2))
@@ -297,7 +297,7 @@ def check_runs(
     held: set[TopicPartition],
     truth: dict[TopicPartition, list[Seen]],
 ) -> None:
-    """Assert that these batches are what lies between the positions, and move the positions."""
+    """Assert that these batches are the records between the positions, and advance the positions."""
     for batch in batches:
         assert batch.partition not in held
         before = at[batch.partition]
@@ -364,8 +364,8 @@ def write_plain(
     while not stop.is_set():
         names = numbers(20, start=len(written))
         try:
-            # Of now: a restarted broker forgets producers whose last record is a day old, and with them what is a
-            # repetition.
+            # Current timestamps: a restarted broker forgets producers whose last record is a day old, and then cannot
+            # recognise repetitions.
             write(writer, plain, names, start_ms=int(time.time() * 1000))
             writer.flush(10)
             written.extend(names)
@@ -393,7 +393,7 @@ def write_atomic(
             failures.append(error)
             while (failure := failure_of(writer.abort)) is not None:
                 failures.append(failure)
-            committed[:] = filter(None, values(read_all(log, atomic)))  # what is unknown, the log knows
+            committed[:] = filter(None, values(read_all(log, atomic)))  # the log shows the unknown outcomes
     writer.close()
 
 
@@ -476,7 +476,7 @@ def test_a_compacted_topic_is_read_over_its_holes(kafka: Kafka) -> None:
     shared = {record.offset for slot in (0, 1) for record in records(batches, slot)}
     later = {
         record.offset for record in read_all(log, partition)
-    }  # the cleaner does not stop for us: it may remove more at any time
+    }  # the cleaner keeps running: it may remove more at any time
     assert {offset for offset in later if offset >= 3} <= shared <= {offset for offset in offsets if offset >= 3}
     assert len(shared) == sum(len(records(batches, slot)) for slot in (0, 1))
     reader.close()

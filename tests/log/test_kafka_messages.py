@@ -1,6 +1,4 @@
-"""Messages become columns: duplicates and records below the position are dropped, in whatever pieces the client
-returns them.
-"""
+"""Messages become columns: duplicates and records below the position are dropped, in any batches of the client."""
 
 from __future__ import annotations
 

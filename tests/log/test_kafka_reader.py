@@ -65,7 +65,7 @@ def test_a_new_client_goes_on_where_the_silent_one_stood(
     monkeypatch.setattr(kafka_reader, "SILENCE_S", 0.1)
     silent = reader._consumer
     seen += fetch_until(reader, lambda _: reader._consumer is not silent)
-    # Long enough for the new client to find the broker; if it finds none, it is replaced, too.
+    # Long enough for the new client to find the broker; otherwise it is replaced, too.
     monkeypatch.setattr(kafka_reader, "SILENCE_S", 3.0)
     broker.start()
     log = KafkaLog({"bootstrap.servers": broker.bootstrap})
@@ -79,7 +79,7 @@ def test_a_new_client_goes_on_where_the_silent_one_stood(
     seen += fetch_until(
         reader, lambda batches: counts(batches, HELD) >= FEW + LAST and counts(batches, FULL) >= MANY + LAST
     )
-    more(log, read=1, held=1, full=1)  # the last records: none before them may come a second time
+    more(log, read=1, held=1, full=1)  # the last records: no earlier ones may come again
     ends = {partition: len(texts) for partition, texts in written.items()}
     seen += fetch_until(
         reader, lambda _: {partition: reading.at.offset for partition, reading in states.items()} == ends
@@ -104,7 +104,7 @@ def test_a_client_that_overlooks_records_is_replaced(kafka: Kafka, monkeypatch: 
     client = reader._consumer
     client.pause(
         [KafkaPartition(*overlooked)]
-    )  # as if it had lost its broker: metadata are answered, records do not come
+    )  # as if it had lost its broker: metadata are answered, but no records come
     fill(log, overlooked, numbers(LAST, start=FIRST))
     seen += fetch_until(reader, lambda batches: counts(batches, overlooked) == LAST)
     assert reader._consumer is not client

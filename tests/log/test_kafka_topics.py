@@ -13,7 +13,7 @@ pytestmark = pytest.mark.broker
 
 
 def test_the_controller_says_whether_a_topic_is_missing(kafka: Kafka) -> None:
-    """A broker that is behind it says so of topics that were just made."""
+    """A broker with old metadata reports new topics as missing."""
     log = KafkaLog({"bootstrap.servers": kafka.bootstrap})
     topic, none = kafka.topic("there"), kafka.unique("missing")
     assert log._exists(topic)

@@ -1,4 +1,4 @@
-"""What only a log in memory can show: compaction at will, group offsets, and random histories against a plain list."""
+"""Tests that need a log in memory: compaction on demand, group offsets, and random histories against a plain list."""
 
 from __future__ import annotations
 
@@ -107,7 +107,9 @@ def test_a_topic_deleted_under_a_reader_is_an_error() -> None:
 
 @dataclass
 class History:
-    """The list model: every offset of a partition, with its value if it counts; and what a reader should see next."""
+    """The list model: every offset of a partition, with its value if it is committed; and the reader's next expected
+    record.
+    """
 
     log: MemoryLog
     committed: dict[TopicPartition, dict[int, str]] = field(default_factory=lambda: {A: {}, B: {}})
@@ -123,7 +125,7 @@ class History:
         target[partition].update(enumerate(names, start))
 
     def check(self, batch: RecordBatch, position: int) -> None:
-        """The batch has what is committed between the position and its own end, and nothing else."""
+        """Check that the batch has exactly the committed records between the position and its own end."""
         expected = [offset for offset in self.visible(batch.partition) if position <= offset < batch.next_offset]
         assert [record.offset for record in records([batch])] == expected
         assert values(records([batch])) == [self.committed[batch.partition][offset] for offset in expected]
@@ -139,7 +141,7 @@ class History:
         self.pending = {A: {}, B: {}}
 
     def visible(self, partition: TopicPartition) -> list[int]:
-        """The offsets that a committed reader may be given now: below the first open one."""
+        """The offsets that a committed reader may return now: below the first open one."""
         stable = min(self.pending[partition], default=self.log.end_offset(partition))
         return sorted(offset for offset in self.committed[partition] if offset < stable)
 

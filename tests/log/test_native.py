@@ -37,7 +37,7 @@ MODULE = "coopstreams_native.coopstreams_native"
 
 @pytest.fixture
 def anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """Look for the extension again, and again afterwards."""
+    """Look up the extension again, now and at the end."""
     monkeypatch.delenv(SETTING, raising=False)
     native._loaded.cache_clear()
     native._say.cache_clear()
@@ -150,7 +150,7 @@ def test_closing_waits_for_a_thread_that_appends() -> None:
         thread.start()
     while KafkaError._QUEUE_FULL not in told:
         time.sleep(0.001)
-    native.close()  # which ends the producer: it has no other owner
+    native.close()  # this ends the producer, which has no other owner
     for thread in threads:
         thread.join()
     assert told == {KafkaError._QUEUE_FULL, KafkaError._DESTROY}

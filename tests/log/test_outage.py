@@ -34,7 +34,7 @@ def test_where_nobody_asks_a_later_outage_is_not_taken_for_the_same() -> None:
 
 
 def test_a_broker_of_several_that_stays_away_is_said_once_a_minute() -> None:
-    """The others answer all the time."""
+    """The other brokers answer all the time."""
     outage, said = Outage(), list[str]()
     for second in range(240):
         said += [line for line in (outage.heard(FAIL, second), outage.answered(second + 0.5, second + 0.6)) if line]

@@ -24,7 +24,7 @@ KEYS = [None, b"", b"k", b"\x00\xff", b"key-1", b"key-2", b"long" * 300]
 VALUES = [None, b"", b"v", b"\xff" * 40, b"huge" * 50_000]
 HEADERS: list[Headers | None] = [None, [], [("a", None)], [("", b""), ("ä", b"\x00"), ("a", b"1"), ("a", b"2")]]
 RECORDS = 300
-"""In each transaction."""
+"""Records of each transaction."""
 TRANSACTIONS = 6
 END = TRANSACTIONS * (RECORDS + 1)
 """A marker ends each transaction."""
@@ -45,7 +45,7 @@ def columns(random: Random, *, marks: bool) -> Columns:
 
 
 def fill(log: KafkaLog, partitions: list[TopicPartition], transactional_id: str, seed: int) -> None:
-    """Write committed and aborted transactions, which leave holes, into each partition by turns."""
+    """Write committed and aborted transactions, which leave holes, into the partitions in turn."""
     random, writer = Random(seed), log.writer(transactional_id)
     for transaction in range(TRANSACTIONS):
         writer.begin()
@@ -68,7 +68,7 @@ def fill(log: KafkaLog, partitions: list[TopicPartition], transactional_id: str,
 
 
 def read(log: KafkaLog, partitions: list[TopicPartition], seed: int, *, committed_only: bool) -> Slots:
-    """Return all records by partition and slot, read in odd portions, each partition held now and then.
+    """Return all records by partition and slot, read in odd portions, with each partition held sometimes.
 
     Checks that positions and stream times never go back, and that the end comes with the last record.
     """

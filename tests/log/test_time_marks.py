@@ -26,14 +26,14 @@ def columns_of(some: Rows, start: int = 0) -> Columns:
     return raw_columns(
         [None if marked else key for marked, (key, _) in some],
         [None if marked else b"v" for marked, _ in some],
-        [1000 if marked else time for marked, (_, time) in some],  # the broker may have set another one
+        [1000 if marked else time for marked, (_, time) in some],  # the broker may have set another timestamp
         list(range(start, start + len(some))),
         [headers_of(time) if marked else None for marked, (_, time) in some],
     )
 
 
 def even(records: Columns) -> list[list[int]]:
-    """The records that reach the one operator have even times."""
+    """Return even times: those of the records that reach the only operator."""
     return [[time if time % 2 == 0 else -1 for time in records.timestamps]]
 
 
@@ -84,7 +84,7 @@ def test_each_record_has_the_time_of_all_records_and_marks_before_it_for_any_ran
 
 
 def test_a_mark_far_in_the_future_counts_up_to_its_own_timestamp_only() -> None:
-    """It may be of another application, which takes other timestamps from the records."""
+    """It may belong to another application, which takes other timestamps from the records."""
     columns = raw_columns(
         [b"a", None, b"b"], [b"v", None, b"v"], [10, 70, 20], [0, 1, 2], [None, headers_of(10**15), None]
     )

@@ -29,7 +29,7 @@ def cluster(kafka: Kafka, plane: str) -> Iterator[KafkaLog]:
 
 
 def until_it_fails(step: Callable[[], None]) -> None:
-    """A writer only takes records: what became of them comes with one of the next calls."""
+    """Call a writer until an error: the failure of a record surfaces in a later call."""
     give_up = time.monotonic() + PATIENCE_S
     while time.monotonic() < give_up:
         step()
@@ -37,7 +37,7 @@ def until_it_fails(step: Callable[[], None]) -> None:
 
 
 class Losing(Producer):
-    """A producer that loses each fatal error: the call says nothing of it."""
+    """A producer that loses each fatal error: the call does not report it."""
 
     def _call(self, name: str, *args: Any) -> Any:
         try:
@@ -78,7 +78,7 @@ def test_a_fenced_writer_says_so_from_whatever_comes_next(
         if flushed:
             first.flush(PATIENCE_S)
 
-    for _ in range(3):  # it is chance which of the calls raises it
+    for _ in range(3):  # any of the calls may raise it
         first.begin()
         step()
         second = cluster.writer(name)
@@ -121,9 +121,9 @@ def test_a_record_that_no_broker_takes_is_not_worth_trying_again(
 
 @pytest.mark.parametrize("transactional", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_topic_that_was_deleted_is_not_worth_trying_again(kafka: Kafka, plane: str, transactional: bool) -> None:
-    """The first error may be a delivery time-out; the next one is that there is no such topic."""
+    """The first error may be a delivery time-out; the next one is an unknown topic."""
     topic = kafka.topic()
-    # How long a topic that no broker knows is taken for a new one.
+    # How long an unknown topic counts as a new one.
     cluster = KafkaLog({"bootstrap.servers": kafka.bootstrap, "topic.metadata.propagation.max.ms": 1000})
     writer = cluster.writer(kafka.unique("gone") if transactional else None)
 
@@ -163,7 +163,7 @@ def test_what_an_abort_takes_back_is_no_failure_of_the_next_transaction(kafka: K
 
 
 def test_an_error_that_the_client_lost_on_the_way_ends_the_client_not_the_work() -> None:
-    """Seen under kills: "flush returned NULL without setting an exception", where a fatal error met one of our
+    """Seen under kills: "flush returned NULL without setting an exception", when a fatal error hit one of our
     callbacks.
     """
     lost = error_of(
@@ -191,7 +191,7 @@ def test_a_call_that_is_refused_at_once_is_not_made_again_at_once(cluster: Kafka
 
 
 class Counted(Producer):
-    """A producer that counts how often it is asked to end a transaction."""
+    """A producer that counts the requests to end a transaction."""
 
     commits = 0
     aborts = 0

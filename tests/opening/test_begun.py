@@ -118,7 +118,7 @@ def test_individual_commits_that_tile_are_a_position() -> None:
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_source_without_a_position_has_lost_it_where_another_one_has_lost_its_plain_offset(first: int) -> None:
-    """Whichever opens first: a stage without state would write again into one that continues at its position."""
+    """Whichever opens first: a stateless stage would write again into one that continues at its position."""
     app = Application()
     tiled(app, REPARTITION, 7)
     for partition in (TopicPartition("orders", 1), TopicPartition(REPARTITION.topic, 1)):
@@ -178,7 +178,7 @@ def test_commits_of_a_topic_that_was_made_anew_are_refused_though_it_has_grown_p
     app.offsets[ORDERS] = None
     old = app.log.topic_id("orders")
     commit(app, LEFT, 7, old)
-    commit(app, RIGHT, 5, "")  # of a coopstreams that did not note ids
+    commit(app, RIGHT, 5, "")  # of a version that did not note ids
     assert (app.open(0, key_range=LEFT), app.open(0, key_range=RIGHT), app.open(0)) == ([7], [5], [5])
     app.log.delete_topics(["orders"])
     app.log.create_topics([TopicSpec("orders", 2)])
@@ -192,7 +192,7 @@ def test_commits_of_a_topic_that_was_made_anew_are_refused_though_it_has_grown_p
         ):
             app.open(0, key_range=key_range)
     assert app.open(0, key_range=RIGHT) == [5], "nobody knows"
-    commit(app, WHOLE, 0, "", term=4)  # as a reset does it
+    commit(app, WHOLE, 0, "", term=4)  # as by a reset
     assert app.open(0, key_range=LEFT) == [0]
 
 

@@ -1,4 +1,4 @@
-"""Global tables: read whole before anybody looks, then followed. What cannot be read is for the handler."""
+"""Global tables: read completely before the first look-up, then followed. Unreadable records go to the handler."""
 
 import time
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ def unexpected(failure: Failure, answer: Answer) -> None:
 
 
 def noted(reasons: list[str]) -> Count:
-    """Return what notes the phases of the failures that are counted."""
+    """Return a counter of failures that notes their phases."""
     return lambda failure, _: reasons.append(failure.phase)
 
 
@@ -93,7 +93,7 @@ def test_without_global_tables_nothing_is_read() -> None:
 
 
 class Counting(Processor[str, str, Any, Any]):
-    """Counts the records of each value. `closed` has those whose work is over."""
+    """Counts the records of each value. `closed` has the closed ones."""
 
     closed: ClassVar[list[Any]] = []
 
@@ -158,7 +158,7 @@ def test_an_error_of_the_processor_is_for_the_handler_and_what_it_has_put_for_th
 
 
 class Moving(Processor[str, str, Any, Any]):
-    """Keeps what it has scanned; puts two rows for a record and deletes a third, then refuses some records."""
+    """Keeps the results of its scans; puts two rows for a record and deletes a third, then refuses some records."""
 
     seen: ClassVar[list[list[tuple[str, str]]]] = []
 
@@ -209,7 +209,7 @@ def test_a_value_that_cannot_be_read_ends_the_load_and_is_named() -> None:
 def test_a_value_that_cannot_be_read_may_be_left_out_and_the_row_stays_as_it_was(answer: str) -> None:
     log, reasons = written(*BAD), list[str]()
     log.create_topics([TopicSpec("dead", 1)])
-    for start in (1, 2):  # nothing is committed: each start finds the same
+    for start in (1, 2):  # nothing is committed: each start finds the same records
         table = tables_of(log, noted(reasons), deserialization_exception_handler=answer)
         table.load(lambda: False)
         assert {key: entry.value for key, entry in table.rows["all-names"].scan(None, None)} == {b"a": "1", b"b": "2"}

@@ -1,4 +1,4 @@
-"""Stores of tasks that open are read up to the end of their changelogs, or to where their tasks stand in their source
+"""Stores of opening tasks are restored to the end of their changelogs, or to their tasks' positions in the source
 topic.
 """
 
@@ -46,7 +46,7 @@ Stand = Mapping[str, Mapping[KeyRange, int]]
 
 
 def cluster(records: int, partitions: int = 1) -> MemoryLog:
-    """A topic and a changelog with as many records; the value of each is its offset."""
+    """Return a topic and a changelog with as many records; each value is its offset."""
     log = MemoryLog()
     log.create_topics([TopicSpec("people", partitions), TopicSpec("counts-log", 2)])
     writer = log.writer()
@@ -88,7 +88,7 @@ def run(reading: Restoring) -> list[TaskId]:
 def test_each_task_gets_the_end_of_its_changelog_and_its_own_position_of_the_source(
     records: int, stands: list[int], early: int, cancelled: set[int]
 ) -> None:
-    """Some tasks come while others are being restored, some go again."""
+    """Some tasks join during the restore of others, some are cancelled."""
     log, database = cluster(records), Database(Memory(), STORES)
     reading, parts = restoring(log), KeyRange.split(4)
     tasks = [TaskId(0, 0, part) for part in parts]
@@ -132,7 +132,7 @@ class Counted(Metrics):
 def test_only_the_records_of_the_key_ranges_that_are_restored_come_from_a_changelog(
     spec: StoreSpec, numbers: list[int], wanted: set[int]
 ) -> None:
-    """The hash is that of the plain key, whatever the store adds to it in the changelog."""
+    """The hash is that of the plain key, without the store's suffix in the changelog."""
     log = MemoryLog()
     log.create_topics([TopicSpec("all-log", 1)])
     plain = [b"key-%d" % number for number in numbers]
@@ -193,7 +193,7 @@ def test_a_listener_hears_once_of_a_changelog_that_two_tasks_need_and_that_it_wa
 
 
 class AskedLog(MemoryLog):
-    """Remembers which topics it was asked the id of."""
+    """Records the topics whose ids are requested."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -216,14 +216,14 @@ def test_tasks_that_open_together_ask_once_what_their_changelog_is_now(tmp_path:
             reading.add(TaskId(0, 0, part), [COUNTS], database, {})
         assert log.asked == ["counts-log"]
         reading.step()
-        log.asked.clear()  # later, it may be another topic of that name
+        log.asked.clear()  # later, the name may belong to another topic
         assert len(run(reading)) == len(tasks)
     assert rows(database, "counts", WHOLE) == {key: key for key in KEYS}
     reading.close()
 
 
 def made_anew(log: MemoryLog, topic: str, records: int) -> None:
-    """Delete a topic and make it again, with other values."""
+    """Recreate a topic with other values."""
     log.delete_topics([topic])
     log.create_topics([TopicSpec(topic, 2)])
     log.writer().append(
@@ -251,7 +251,7 @@ ENGINES: Mapping[str, Callable[[Path], tuple[Engine, Mapping[str, Engine]]]] = {
 def test_a_topic_that_was_made_anew_and_has_grown_past_the_state_is_read_from_its_beginning(
     engine: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A changelog, and a source topic that is a changelog. What a sibling has is its own, until that opens."""
+    """A changelog, and a source topic that is a changelog. A sibling's state stays until the sibling opens."""
     engine_of, apart = ENGINES[engine](tmp_path)
     log, database, (one, two) = cluster(100), Database(engine_of, STORES, apart=apart), KeyRange.split(2)
     reading = restoring(log)
@@ -276,7 +276,9 @@ def test_a_topic_that_was_made_anew_and_has_grown_past_the_state_is_read_from_it
 def test_whenever_a_topic_is_made_anew_while_it_is_read_the_state_is_that_of_the_new_one(
     before: int, after: int, steps: int, spec: StoreSpec
 ) -> None:
-    """Batches of ten, so that a restore is anywhere: nothing read yet, half of it, more than the new one has, all."""
+    """Batches of ten, so that a restore is at any point: at the start, half-way, past the end of the new topic,
+    complete.
+    """
     log, database = cluster(before), Database(Memory(), [spec])
     reading, task = restoring(log), TaskId(0, 0, WHOLE)
     stand = min(before, after)

@@ -1,5 +1,5 @@
-"""Stores that come from a snapshot are restored behind it; meanwhile the others are not held up. What is trusted
-follows the changelog's settings.
+"""Stores are restored from a snapshot and the changelog after it, without delaying others. The changelog's settings
+decide how old a snapshot may be.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class World:
         return {key: layout.unpack(data)[0] for key, data in self.database.scan(store, range(256), None, None)}
 
     def finish(self) -> list[TaskId]:
-        """Return the tasks that are finished when there is nothing more to do."""
+        """Return the finished tasks when no work is left."""
         give_up = time.monotonic() + 120
         finished = self.reading.finished()
         while self.reading.step():
@@ -130,7 +130,7 @@ def test_a_task_that_fetches_holds_up_no_other_and_says_how_far_it_is(tmp_path: 
         eventually(lambda: len(held.held) == AT_ONCE, 60, lambda: str(held.held))
         world.reading.add(OTHER, [COUNTS, SMALL], apart, {})
         finished: list[TaskId] = []
-        while not finished:  # for ever, if it waited for the place
+        while not finished:  # without end, if it waited for the storage
             assert world.reading.step()
             finished = world.reading.finished()
         assert finished == [OTHER]
@@ -242,7 +242,7 @@ def test_a_snapshot_is_trusted_as_long_as_its_changelog_keeps_tombstones(
 
 
 class Closed(MemoryLog):
-    """A cluster that does not let everybody read settings."""
+    """A cluster that does not let this process read settings."""
 
     retryable = False
 
@@ -269,7 +269,7 @@ def test_settings_that_may_not_be_read_are_taken_to_be_kafkas_own(
 
 
 class Away(MemoryLog):
-    """A cluster that is away while it is said to be."""
+    """A cluster that is unavailable when it should be."""
 
     away = False
 

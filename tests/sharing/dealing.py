@@ -1,5 +1,5 @@
-"""A share group in memory, as the broker deals it (KIP-932): locks that end, deliveries that are counted; and share
-threads on it, over a log in memory.
+"""A share group in memory, as a broker's (KIP-932): locks that end, counted deliveries; and share threads on it, over a
+log in memory.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ class ShareGroup:
 
     @property
     def over(self) -> list[str]:
-        """How each record has ended; empty: it has not."""
+        """The end of each record: done, or given up; empty: it has not ended."""
         with self.lock:
             return [each.over for each in self.dealt.values()]
 
 
 class Member:
-    """What `KafkaShare` is: with the client's rules."""
+    """A `KafkaShare` in memory, with the client's rules."""
 
     def __init__(self, group: ShareGroup) -> None:
         self._group = group
@@ -262,7 +262,7 @@ def running(*instances: Instance) -> Iterator[None]:
 
 
 def until(true: Callable[[], bool]) -> None:
-    """Wait until it is true."""
+    """Wait until the condition holds."""
     give_up = time.monotonic() + PATIENCE_S
     while not true():
         assert time.monotonic() < give_up

@@ -47,7 +47,7 @@ def settled(group: ShareGroup) -> bool:
 @given(breaks=st.lists(st.integers(0, 5), max_size=4), waits=st.booleans(), threads=st.integers(1, 3))
 @settings(max_examples=20)
 def test_nothing_is_lost_whenever_members_break(breaks: list[int], waits: bool, threads: int) -> None:
-    """Instances lose their broker by turns, with all their records, as often as a record may be delivered."""
+    """Instances lose their broker in turn, with all their records, as often as a record may be delivered."""
     group = ShareGroup(most=7)
     group.write("in", *encoded(*range(60)))
 
@@ -57,7 +57,7 @@ def test_nothing_is_lost_whenever_members_break(breaks: list[int], waits: bool, 
 
     topology = mapping(later, max_in_flight=50) if waits else mapping(lambda value: -value)
     made = []
-    for at in [*breaks[: (MOST_DELIVERIES - 1) // threads], None]:  # each thread of an instance breaks
+    for at in [*breaks[: (MOST_DELIVERIES - 1) // threads], None]:  # each thread of an instance loses its broker
 
         def connect(at: int | None = at) -> Member:
             member = group.member()
@@ -178,7 +178,7 @@ def test_a_failure_that_ends_the_thread_leaves_the_rest_to_others_and_keeps_what
 
 
 def test_a_record_that_fails_for_long_is_released_once_and_then_kept() -> None:
-    """Were it released each time, the broker would give it up after five deliveries."""
+    """If it were released each time, the broker would give it up after five deliveries."""
     group = ShareGroup(lock_s=0.05, locks_end=False)
     group.write("in", *encoded(1))
     (dealt,) = group.dealt.values()

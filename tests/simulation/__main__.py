@@ -27,11 +27,11 @@ from tests.simulation.programs import PROGRAMS
 from tests.simulation.shrinking import shrunk
 
 SAY_S = 10.0
-"""Time between two lines that say how far it is."""
+"""Time between two progress lines."""
 
 
 class Outcome(NamedTuple):
-    """What became of a history. `wrong`: what was, or empty."""
+    """The result of a history. `wrong`: the violation, or empty."""
 
     history: History
     turns: int
@@ -62,7 +62,7 @@ def main() -> int:
         "--shrink", type=int, metavar="SEED", help="leave out of the histories of one seed what they need not go wrong"
     )
     given = parser.parse_args()
-    if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets is a part of a history
+    if os.environ.get("PYTHONHASHSEED") != "0":  # histories depend on the order of sets
         command = [sys.executable, "-m", "tests.simulation", *sys.argv[1:]]
         os.execve(sys.executable, command, {**os.environ, "PYTHONHASHSEED": "0"})
     logging.disable(logging.CRITICAL)
@@ -110,13 +110,13 @@ def _play(given: argparse.Namespace) -> int:
 
 
 def _end(interrupted: Event, *_: object) -> None:
-    """End after this history; asked again, at once."""
+    """End after this history; a second signal ends at once."""
     interrupted.set()
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _find_again(name: str, planted: Planted) -> int:
-    """Put a bug in, and return 0 if the seed by which its oracle found it, or one of the next, finds it again."""
+    """Plant a bug; return 0 if its seed, or one of the next, finds it again by its oracle."""
     assert planted.seed is not None
     with planted.put_in():
         for history in histories(range(planted.seed, planted.seed + WITHIN), planted.guarantee, planted.program):
@@ -129,7 +129,7 @@ def _find_again(name: str, planted: Planted) -> int:
 
 
 def _outcomes(todo: Iterable[History], steps: int, jobs: int) -> Iterator[Outcome]:
-    """Yield what becomes of histories, in order."""
+    """Yield the results of histories, in order."""
     if jobs == 1:
         yield from (_outcome(history, steps) for history in todo)
         return
@@ -158,7 +158,7 @@ def _replay(history: History, only: Sequence[int] | None, steps: int) -> int:
 
 
 def _shrink(history: History, steps: int) -> int:
-    """Print a shorter history that goes wrong as well, if this one does; return whether it does."""
+    """Print a shorter history that fails as well, if this one fails; return whether it does."""
     world, violation = play(history, steps=steps)
     if violation is None:
         print(f"{history}: right")

@@ -1,19 +1,19 @@
-"""What must come out: what one task makes of the same records, in the test driver, and how exactly that is known of a
-program.
+"""The oracle of results: those of one task in the test driver over the same records, compared as strictly as each
+program allows.
 
-    Counted    each result counts records: exactly the driver's, in order for each key; or, at least once, no fewer
-    Sessions   the same; or, at least once, in a session that has this one in it
-    Ordered    results are as the driver's; or, at least once, they come in its order among repetitions
-    Paired     results are the driver's in any order; or, at least once, several times
-    Alone      the same, and a record that meets none may say so earlier than in the driver
-    Either     the same of both streams
-    Matched    each record of a stream once, with some row of its key that the table has had
+    Counted    counts: exactly the driver's, in order for each key; at least once: no smaller ones
+    Sessions   likewise; at least once: maybe of a session that contains the driver's
+    Ordered    exactly the driver's; at least once: in its order, with repetitions
+    Paired     the driver's in any order; at least once: with repetitions
+    Alone      likewise; an unmatched record may be emitted earlier than in the driver
+    Either     likewise, for both streams
+    Matched    each record of a stream once, with some row that the table has had for its key
     Settled    the last result of each key is the driver's
-    Stepwise   each result is at most one more or less than the one before; there are as many as the driver's
-    Latest     each result counts records: some of the driver's, in its order, and the last
-    Final      each result counts records and is told once, perhaps earlier than by the driver
+    Stepwise   each count differs from the one before by at most one; there are as many as the driver's
+    Latest     counts: some of the driver's, in its order, and the last one
+    Final      counts, each emitted once, perhaps earlier than by the driver
 
-Invariant: a result is right or wrong by what was written before it; what is lacking is known when all is done.
+Invariant: a result is judged by the records written before it; a missing one is found at the end.
 Source: docs/semantics.md.
 """
 
@@ -45,7 +45,7 @@ class Written(NamedTuple):
 
 
 class Answer:
-    """The right answer, as far as records are written; and what was told of it, as far as it was looked at."""
+    """The expected results of the records written so far, and the observed ones."""
 
     def __init__(self, topology: Topology, settings: Mapping[str, Any], partitions: int, *, exactly_once: bool) -> None:
         self.exactly_once = exactly_once
@@ -58,11 +58,11 @@ class Answer:
         self._results = self._driver.output("out", serdes.raw, serdes.raw)
 
     def close(self) -> None:
-        """Let go of the driver."""
+        """Close the driver."""
         self._driver.close()
 
     def write(self, records: Iterable[Written]) -> None:
-        """Take note of records that were written."""
+        """Note records that were written."""
         for record in records:
             self.written[record.topic][record.key].add(record.value or b"")
             self._driver.input(record.topic, serdes.raw, serdes.raw).send(record.key, record.value, record.timestamp)
@@ -70,7 +70,7 @@ class Answer:
             self.expected[result.key].append(result.value)
 
     def tell(self, rows: Rows) -> list[str]:
-        """Take note of results; return what is wrong with them."""
+        """Note results; return the wrong ones, in words."""
         wrong = []
         for key, value in rows:
             if problem := self._problem(key, value):
@@ -79,11 +79,11 @@ class Answer:
         return wrong
 
     def lacking(self) -> list[str]:
-        """Return what should have been told by now and was not."""
+        """Return the results that are missing now."""
         return [f"{key!r}: {problem}" for key in self.expected if (problem := self._lack(key))]
 
     def rows(self, store: str) -> list[StoredRow]:
-        """Return what is in a store."""
+        """Return the rows of a store."""
         self._driver.commit()
         spec = next(spec for part in self._driver.topology.subtopologies for spec in part.stores if spec.name == store)
         databases = [
@@ -100,7 +100,7 @@ class Answer:
         raise NotImplementedError
 
     def _out_of_order(self, key: Key, value: Value) -> str:
-        """Return why this is not the next result of the driver."""
+        """Return why this is not the driver's next result."""
         number, expected = len(self.told[key]), self.expected.get(key, [])
         if number < len(expected) and expected[number] == value:
             return ""
@@ -122,7 +122,7 @@ class Answer:
 
 
 class Counted(Answer):
-    """Results are numbers of records."""
+    """Results are counts of records."""
 
     def _problem(self, key: Key, value: Value) -> str:
         if self.exactly_once:
@@ -132,15 +132,15 @@ class Counted(Answer):
     def _lack(self, key: Key) -> str:
         if self.exactly_once:
             return self._short(key)
-        # a session that was told may be merged: with one of records that were processed, not committed, and come again
+        # an observed session may be merged: with one of processed, uncommitted records that come again
         told, last = [value for value in self.told[key] if value is not None], self.expected[key][-1]
         enough = last is None or (told and serdes.int64.decode(told[-1]) >= serdes.int64.decode(last))
         return "" if enough else f"{_shown(told[-1]) if told else 'nothing'} was told, it is {_shown(last)}"
 
 
 class Sessions(Counted):
-    """Results are numbers of records of sessions. At least once, records that come again may have become one session
-    with others, from a time at which it would have been over.
+    """Results are counts of the records of sessions. Under at-least-once, a repeated record may merge with a session
+    that would have been closed at its first processing.
     """
 
     def _lack(self, key: Key) -> str:
@@ -153,7 +153,7 @@ class Sessions(Counted):
 
 
 class Ordered(Answer):
-    """Results say which record they come from."""
+    """Results name the record that they come from."""
 
     def _problem(self, key: Key, value: Value) -> str:
         if self.exactly_once:
@@ -168,7 +168,7 @@ class Ordered(Answer):
 
 
 class Paired(Answer):
-    """Results say of which two records they come."""
+    """Results name the two records that they come from."""
 
     def _problem(self, key: Key, value: Value) -> str:
         expected, told = self.expected.get(key, ()), self.told[key]
@@ -182,7 +182,7 @@ class Paired(Answer):
 
 
 class Alone(Paired):
-    """Results are `n:m`: two records, or `n:`: a record of the left stream that meets none, or none in time."""
+    """Results are `n:m`, two records, or `n:`, a record of the left stream without a match, or without one in time."""
 
     def _problem(self, key: Key, value: Value) -> str:
         assert value is not None
@@ -194,7 +194,7 @@ class Alone(Paired):
 
 
 class Either(Alone):
-    """The same, and `:m`: a record of the right stream that meets none, or none in time."""
+    """As `Alone`, and also `:m`: a record of the right stream without a match, or without one in time."""
 
     def _problem(self, key: Key, value: Value) -> str:
         if value is None or not value.startswith(b":"):
@@ -205,7 +205,7 @@ class Either(Alone):
 
 
 class Matched(Answer):
-    """Results are `n:m`: a record, and the row that it met, if there was one."""
+    """Results are `n:m`: a record, and the row that it was joined with, if any."""
 
     def _problem(self, key: Key, value: Value) -> str:
         assert value is not None
@@ -227,10 +227,10 @@ class Matched(Answer):
 
 
 class Settled(Answer):
-    """Results are `n:m`, the latest of two rows, or `n:None`. They follow two topics, read in no certain order."""
+    """Results are `n:m`, the latest of two rows, or `n:None`. They follow two topics, read in no fixed order."""
 
     right_alone = False
-    """Whether they may be `None:m`."""
+    """Whether results may be `None:m`."""
 
     def _problem(self, key: Key, value: Value) -> str:
         if value is None:
@@ -247,13 +247,13 @@ class Settled(Answer):
 
 
 class SettledOuter(Settled):
-    """The same, or `None:m`."""
+    """As `Settled`, or `None:m`."""
 
     right_alone = True
 
 
 class SettledInCache(Settled):
-    """The same with a record cache, which tells nothing of a row that comes and goes between two commits."""
+    """As `Settled`, with a record cache: no result of a row that comes and goes between two commits."""
 
     def _lack(self, key: Key) -> str:
         gone = self.expected[key][-1] is None and not self.exactly_once  # docs/semantics.md, Quirks
@@ -261,7 +261,7 @@ class SettledInCache(Settled):
 
 
 class Stepwise(Counted):
-    """Results are numbers of rows. Each record takes one away, adds one or both, in whatever order they come."""
+    """Results are counts of rows. Each record removes a row, adds one or both, in any order."""
 
     def _problem(self, key: Key, value: Value) -> str:
         if value is None or len(value) != 8:
@@ -278,7 +278,7 @@ class Stepwise(Counted):
 
 
 class Latest(Counted):
-    """Results are numbers of records: those of the driver that nothing had replaced when they were committed."""
+    """Results are counts of records: the driver's latest when they were committed."""
 
     def _problem(self, key: Key, value: Value) -> str:
         left = iter(self.expected[key])
@@ -293,7 +293,7 @@ class Latest(Counted):
 
 
 class Final(Latest):
-    """Results are numbers of records, which are told when nothing is added any more."""
+    """Results are final counts of records."""
 
     def _problem(self, key: Key, value: Value) -> str:
         if value is None or len(value) != 8:

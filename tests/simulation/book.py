@@ -1,10 +1,9 @@
-"""What users of consumers have got, done and committed, and what is wrong in it.
+"""The oracle of consumers: which records were handed out, done and committed, and what violates the rules.
 
-again    a record whose commit has counted is handed out by nobody who opened its key range later, nor again by
-         whoever committed it
-order    records of a key come in order, and none is passed over that nobody has done
-owners   once a key range has a new owner, no commit counts that an earlier owner begins
-results  a record has one result that counts, at most
+again    a committed record is not handed out again, to a later owner of its key range or to its committer
+order    records of a key come in order, and no record is skipped that is not done
+owners   once a key range has a new owner, no commit that an earlier owner begins succeeds
+results  a record has at most one committed result
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from coopstreams.topology.columns import Columns, TopicPartition
 
 
 class Place(NamedTuple):
-    """Where a record is."""
+    """The partition and offset of a record."""
 
     at: TopicPartition
     offset: int
 
 
 def place(record: ConsumerRecord) -> Place:
-    """Return where a record is."""
+    """Return the partition and offset of a record."""
     return Place(TopicPartition(record.topic, record.partition), record.offset)
 
 
@@ -46,13 +45,13 @@ class _Owned:
 
 
 class Book:
-    """Everything that was seen. `denied`: keys that nobody gets."""
+    """Everything observed. `denied`: keys that no consumer gets."""
 
     def __init__(self, denied: frozenset[bytes], now: Callable[[], float]) -> None:
         self.wrong: dict[str, list[str]] = {"again": [], "order": [], "owners": [], "results": []}
         self._denied, self._now = denied, now
         self._count = 0
-        """Numbers what happens."""
+        """Numbers the events."""
         self._written: dict[tuple[TopicPartition, bytes], list[int]] = defaultdict(list)
         self._done: set[Place] = set()
         self._committed: dict[Place, tuple[int, _Owned]] = {}
@@ -62,23 +61,21 @@ class Book:
         self._last_result: dict[tuple[TopicPartition, bytes], int] = {}
 
     def written(self, at: TopicPartition, offset: int, key: bytes) -> None:
-        """A record is in the log."""
+        """Note that a record is in the log."""
         if key not in self._denied:
             self._written[at, key].append(offset)
 
     def moment(self) -> int:
-        """Return a number above all that were given before."""
+        """Return a number above all earlier ones."""
         self._count += 1
         return self._count
 
     def opened(self, by: str, at: TopicPartition, key_range: KeyRange, after: int) -> None:
-        """Somebody has opened a key range. `after`: the moment before the call that has done it, and may have stood
-        still since.
-        """
+        """Note that a consumer has opened a key range. `after`: the moment before the call, which may have paused."""
         self._opened.append(_Owned(by, at, key_range, after, self.moment()))
 
     def handed(self, by: str, record: ConsumerRecord) -> None:
-        """Somebody has got a record."""
+        """Note that a consumer has got a record."""
         here, key, owned = place(record), record.key or b"", self._of(by, record.share)
         if here in self._committed:
             since, owner = self._committed[here]
@@ -93,11 +90,11 @@ class Book:
         mine.append(here.offset)
 
     def done(self, record: ConsumerRecord) -> None:
-        """Somebody has done a record."""
+        """Note that a consumer has done a record."""
         self._done.add(place(record))
 
     def committed(self, by: str, records: Iterable[ConsumerRecord], began: int) -> None:
-        """A commit of these has counted. `began`: the moment before it."""
+        """Note that a commit of these has succeeded. `began`: the moment before it."""
         for record in records:
             here, owned = place(record), self._of(by, record.share)
             since, other = self._committed.setdefault(here, (self.moment(), owned))
@@ -113,7 +110,7 @@ class Book:
                     self._say("owners", f"{by} commits {here} of {record.share}, which {later.by} has opened since")
 
     def told(self, results: Columns) -> None:
-        """Results count."""
+        """Note committed results."""
         for key, value in zip(results.keys, results.values, strict=True):
             topic, partition, offset = (value or b"").decode().split(":")
             here, name = Place(TopicPartition(topic, int(partition)), int(offset)), key or b""
@@ -125,13 +122,13 @@ class Book:
             self._last_result[here.at, name] = here.offset
 
     def lacking(self, *, results: bool) -> list[str]:
-        """Return which records nobody has done, or, of these, have no result."""
+        """Return the records that are not done, or are done without a result."""
         every = {Place(at, offset) for (at, _), offsets in self._written.items() for offset in offsets}
         lacking = sorted(every - (self._results.keys() if results else self._done))
         return [f"{len(lacking)} records are not done, the first is {lacking[0]}"] if lacking else []
 
     def _of(self, by: str, share: Share) -> _Owned:
-        """Return what is known of an open key range; the last opening of it that its owner was told is its own."""
+        """Return the entry of an open key range: the latest opening of which the owner was informed."""
         if share not in self._owned:
             self._owned[share] = next(
                 one

@@ -1,4 +1,4 @@
-"""The simulated cluster for fibers: requests take time, and a process that a fault ends has no further turn."""
+"""The simulated cluster for fibers: requests take time, and a process that a fault kills gets no further turn."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from tests.simulation.kafka.writer import SimulatedWriter
 T = TypeVar("T")
 
 ANSWER_S = 5.0
-"""How long a client waits for an answer before it asks again, or says that there is none."""
+"""How long a client waits for an answer before it retries or reports a time-out."""
 KEPT_S = 10.0
-"""`message.timeout.ms`, under at-least-once that of a session: what a process that stood still has not sent by then
-would cover what others have written.
+"""`message.timeout.ms`: under at-least-once the session time-out, so that a paused process does not overwrite its
+successor's records with old ones.
 """
 MIN_ISR = 2
 """`min.insync.replicas` of all topics; each broker has a replica of each."""
 PATIENCE_S = 30.0
-"""For how long `KafkaLog` asks again."""
+"""How long `KafkaLog` retries."""
 
 
 class _Unlocked(Changed):
-    """Held by nobody: nobody else has a turn meanwhile."""
+    """A lock without effect: no other fiber runs inside of it."""
 
     def __enter__(self) -> bool:
         return True
@@ -50,7 +50,7 @@ class _Unlocked(Changed):
 
 
 class MachineCluster(Cluster):
-    """A cluster in the time of a scheduler: what is due is done then, whoever waits."""
+    """A cluster in the time of a scheduler: due work is done at its time, whichever client waits."""
 
     changed = _Unlocked
 
@@ -62,7 +62,7 @@ class MachineCluster(Cluster):
         )
         self._scheduler = scheduler
         self.owners: dict[str, Machine] = {}
-        """Which machine asked last for the right to a transactional id."""
+        """The machine that last took over each transactional id."""
 
     def do(self, what: str, *details: object) -> None:
         super().do(what, *details)
@@ -74,12 +74,12 @@ class MachineCluster(Cluster):
 
 @dataclass(eq=False, slots=True)
 class _Request(Generic[T]):
-    """A request on its way, and what comes back."""
+    """A request under way, and its answer."""
 
     call: Call
     effect: Callable[[], T]
     waiting: set[Fiber] = field(default_factory=set)
-    """Who asked."""
+    """The fibers that wait for it."""
     fault: Fault | None = None
     answer: T | None = None
     error: Exception | None = None
@@ -87,10 +87,9 @@ class _Request(Generic[T]):
 
 
 class MachineClient(Client):
-    """A machine's way to the brokers. Units: `latency_s`, of one way, on the average.
+    """A machine's connection to the brokers. Units: `latency_s`, the mean of one way.
 
-    A request that meets no fault is answered without a turn of who asked: it arrives, and its answer does, also while
-    that one stands still.
+    A request without a fault, and its answer, arrive even while the requesting machine is paused.
     """
 
     cluster: MachineCluster
@@ -103,7 +102,7 @@ class MachineClient(Client):
         latency_s: float,
         killed: Callable[[Machine, str], None],
     ) -> None:
-        """`killed`: is told of the machine, and of the request at which its process has ended."""
+        """`killed`: called with the machine and the request at which its process has ended."""
         super().__init__(cluster, machine.name, machine)
         self.machine = machine
         self.random, self._mean_s = random, latency_s
@@ -135,7 +134,7 @@ class MachineClient(Client):
             while (left := give_up - self.machine.now()) > 0:
                 signal.clear()
                 signal.wait(left)
-                if ready() and self.machine.now() < give_up:  # it may have stood still in between
+                if ready() and self.machine.now() < give_up:  # it may have been paused in between
                     return True
         return False
 
@@ -145,7 +144,7 @@ class MachineClient(Client):
         return super().take_over(transactional_id, seconds, kind)
 
     def latency_s(self) -> float:
-        """Return how long a request, or an answer, is on its way."""
+        """Return how long a request, or an answer, is under way."""
         return -log(1.0 - self.random.random()) * self._mean_s
 
     def _arrive(self, request: _Request[Any]) -> None:
@@ -167,14 +166,14 @@ class MachineClient(Client):
 
 
 class MachineReader(SimulatedReader):
-    """What there is to read takes time to come; nothing has a turn while there is nothing."""
+    """Fetched records arrive after a delay; no fiber runs while there are none."""
 
     def __init__(self, client: MachineClient, *, committed_only: bool) -> None:
         super().__init__(client, committed_only=committed_only)
         self._way, self._scheduler = client, client.machine.scheduler
         self._waiting: set[Fiber] = set()
         self._coming = self._come = False
-        """Whether something is on its way, and whether it is there."""
+        """Whether records are under way, and whether they have arrived."""
 
     def fetch(self, max_records: int, timeout_s: float) -> list[RecordBatch]:
         self._check_open()
@@ -194,13 +193,13 @@ class MachineReader(SimulatedReader):
 
     def wake(self) -> None:
         self._awake = True
-        if self._waiting:  # a reader of Kafka looks so often
+        if self._waiting:  # a Kafka reader polls as often
             self._scheduler.at(
                 self._scheduler.now + WAKE_S * self._way.random.random(), partial(self._scheduler.wake, self._waiting)
             )
 
     def _send(self) -> None:
-        """Have what is new come."""
+        """Fetch new records."""
         if not self._coming and not self._way.machine.dead and self._has_news():
             self._coming = True
             self._scheduler.at(self._scheduler.now + self._way.latency_s(), self._arrive)
@@ -225,7 +224,7 @@ class MachineReader(SimulatedReader):
 
 
 class MachineLog(SimulatedLog):
-    """The `Log` of a machine: patient, as `KafkaLog` is."""
+    """The `Log` of a machine: it retries, as `KafkaLog` does."""
 
     def __init__(self, client: MachineClient, timeout_s: float = PATIENCE_S) -> None:
         super().__init__(client, timeout_s=timeout_s, answer_s=ANSWER_S, kept_s=KEPT_S)
@@ -240,9 +239,7 @@ class MachineLog(SimulatedLog):
         return self._patient(lambda: SimulatedLog.writer(self, transactional_id, written))
 
     def end_offset(self, partition: TopicPartition) -> int:
-        """Return the true end: the brokers say who leads, as `Ends` asks them, and the leader is asked with its
-        epoch.
-        """
+        """Return the true end: the brokers' views give the leader, as in `Ends`, and it is asked with its epoch."""
         return self._patient(lambda: self._true_end(partition))
 
     def reported_end(self, partition: TopicPartition) -> int:
@@ -252,7 +249,7 @@ class MachineLog(SimulatedLog):
         client, cluster = self._machine_client, self._cluster
 
         def views() -> dict[int, BrokerView | None]:
-            cluster.state.partition(partition)  # or nobody knows it
+            cluster.state.partition(partition)  # raises if there is no such partition
             return cluster.brokers.views(partition)
 
         choice = leadership.choose(client.ask("views", partition, views, ANSWER_S), MIN_ISR)
@@ -273,10 +270,10 @@ class MachineLog(SimulatedLog):
 
 
 def patient(machine: Machine, question: Callable[[], T], timeout_s: float = PATIENCE_S) -> T:
-    """Return the answer, asked for until time is over.
+    """Return the answer; retry until the time limit.
 
     Raises:
-        LogError: it is.
+        LogError: the time is over.
     """
     give_up = machine.now() + timeout_s
     while True:

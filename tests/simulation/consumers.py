@@ -1,8 +1,8 @@
-"""A group of cooperative consumers without a broker: the public `CooperativeConsumer` in users' programs, and what
-befalls them besides what befalls everybody (`stage`).
+"""A group of cooperative consumers without a broker: the public `CooperativeConsumer` in users' programs, with faults
+of its own besides those of `stage`.
 
     programs    finish records in any order, also on other threads; commit all, ranges, or leave it to the consumer;
-                delay what is revoked; work for longer than the group waits; under exactly-once, write by transactions
+                delay revocations; work for longer than the group waits; under exactly-once, write in transactions
     policy      an administrator turns sharing and individual commits off and on
     topics      the commit topic is compacted
 """
@@ -48,12 +48,12 @@ EVENTS = (
     "policy",
     "compaction",
 )
-"""What happens, each as often as it is named."""
+"""Events, each as often as its weight."""
 POLICY = ("", "accept.individual.commit"), ("in", "accept.range.fetch"), ("in", "reserve.message.value.range.fetch")
 
 
 class Consumers(Stage[User]):
-    """Everything there is."""
+    """One history of consumers."""
 
     events_that_happen = EVENTS
 
@@ -132,7 +132,7 @@ class Consumers(Stage[User]):
             yield "progress", [*self.book.lacking(results=self.exactly_once), *self._not_committed()]
 
     def _not_committed(self) -> list[str]:
-        """Return where the group has not come to the end, as its plain offsets say."""
+        """Return the partitions in which the group has not reached the end, by its plain offsets."""
         committed = self.cluster.state.group(GROUP).committed
         ends = {
             at.where: at.end for topic in self.topics for at in self.cluster.state.topic(topic).partitions if at.end

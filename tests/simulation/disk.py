@@ -1,4 +1,4 @@
-"""What a simulated machine has on its disk: engines whose rows outlive the process that wrote them."""
+"""The disks of simulated machines: engines whose rows outlive the process that wrote them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from coopstreams.state.memory import Memory
 from coopstreams.topology.errors import StateError
 
 MARK = "disk"
-"""The file in a folder that says which engine it has."""
+"""The file in a folder that names its engine."""
 
 _DISKS: dict[str, Disk] = {}
 _NUMBERS = count()
@@ -21,17 +21,13 @@ _FULL: set[Path] = set()
 
 
 class Disk(Memory):
-    """A store type, `tests.simulation.disk:Disk`: what one process has written in a folder, the next one finds
-    there.
-    """
+    """A store type, `tests.simulation.disk:Disk`: the rows in a folder outlive the process."""
 
     contents: int
-    """Stands for what it has: another number after each change."""
+    """The version of its content, which differs after each change."""
 
     def __new__(cls, folder: Path) -> Disk:
-        """Return the engine of a folder as whoever had it before has left it; a folder that was made anew has an empty
-        one.
-        """
+        """Return the engine of a folder with the rows of its last user; a new folder has an empty one."""
         mark = folder / MARK
         if mark.exists():
             return _DISKS[mark.read_text()]
@@ -41,7 +37,7 @@ class Disk(Memory):
         self.folder, self._closed = folder, False
 
     def write(self, changes: Sequence[Change]) -> None:
-        """Write, if there is room."""
+        """Write, if there is space."""
         if _FULL and not _FULL.isdisjoint(self.folder.parents):
             raise StateError(f"{self.folder.name}: no space left on device")
         super().write(changes)
@@ -54,7 +50,7 @@ class Disk(Memory):
 
 
 def copy(source: Path, target: Path) -> None:
-    """Make a folder what another one is, with what its engines have."""
+    """Copy a folder with its engines over another one."""
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("lock"))
     for mark in sorted(target.rglob(MARK)):
@@ -63,23 +59,23 @@ def copy(source: Path, target: Path) -> None:
 
 
 def fill(folder: Path) -> None:
-    """Have no room below a folder."""
+    """Leave no space below a folder."""
     _FULL.add(folder)
 
 
 def free(*folders: Path) -> None:
-    """Have room again below these, or everywhere."""
+    """Free space below these folders, or everywhere."""
     _FULL.difference_update(folders or set(_FULL))
 
 
 def wipe() -> None:
-    """Forget all disks."""
+    """Delete all disks."""
     _DISKS.clear()
     _FULL.clear()
 
 
 def contents(database: Database) -> int:
-    """Return a number that stands for what a database has."""
+    """Return the version of a database's content."""
     (stores,) = database._engine_stores
     engine = stores._engine
     assert isinstance(engine, Disk)
@@ -87,7 +83,7 @@ def contents(database: Database) -> int:
 
 
 def _made(mark: Path) -> Disk:
-    """Return an empty engine, and note at the mark of a folder that it has this one."""
+    """Return an empty engine, and note it in the mark of a folder."""
     engine = Memory.__new__(Disk)
     Memory.__init__(engine)
     engine.contents = number = next(_NUMBERS)

@@ -1,14 +1,14 @@
-"""Threads that take turns, chosen by a seed, in virtual time.
+"""Deterministic threads in virtual time: a seed chooses which one runs.
 
 A thread of a simulated machine is a fiber: code that runs until it waits (`Machine` is its `Host`). Then the scheduler
-picks one that need not wait, at random; if there is none, it is at once as late as it must be for the first time-out.
+picks a ready one at random; if there is none, it advances the time to the first time-out.
 
-    machine    one process: its threads, its clocks, whether it stands still or is dead
+    machine    one process: its threads, its clocks, whether it is paused or dead
     fiber      one thread
-    scheduler  whose turn it is, and what time
+    scheduler  chooses the next fiber, and keeps the time
 
-Invariant: the same seed, the same turns: nothing here or above asks the operating system for time, threads or
-randomness.
+Invariant: the same seed gives the same schedule: nothing here or above uses time, threads or randomness of the
+operating system.
 Source: the idea is FoundationDB's simulation (Zhou et al., SIGMOD 2021).
 """
 
@@ -28,19 +28,19 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from tests.simulation.loops import VirtualLoop
 
 EPOCH_MS = 1_700_000_000_000
-"""What the clocks on the wall show at the beginning."""
+"""The wall clocks' time at the beginning."""
 LEAST_S = 1e-9
-"""The shortest wait: one that rounding takes for none would never end."""
+"""The shortest wait: one that rounding makes zero would never end."""
 MOST_TURNS = 100_000
-"""After so many, whatever is being simulated does not end."""
+"""After so many turns, the simulated program does not end."""
 
 
 MOST_LOOKS = 10_000
-"""After so many in one turn, a thread that looks whether there is something for it will never wait."""
+"""After so many polls in one turn, a thread will never wait."""
 
 
 class StuckError(AssertionError):
-    """Nobody has a turn, and no time-out comes; or it goes on for ever."""
+    """All fibers wait without a time-out, or a run does not end."""
 
 
 class Fiber(greenlet):
@@ -50,10 +50,10 @@ class Fiber(greenlet):
         super().__init__(self._run, scheduler.hub)
         self.scheduler, self.machine, self.name = scheduler, machine, name
         self.waits: int | None = None
-        """The number of the wait that it is in; None: it can go on."""
+        """The number of its current wait; None: it is ready."""
         self.woken = False
         self.stalled = False
-        """Whether it has no turn although it need not wait."""
+        """Whether it gets no turn although it is ready."""
         self.started = self.ended = False
         self._body = body
         self._ends: set[Fiber] = set()
@@ -69,22 +69,22 @@ class Fiber(greenlet):
         self.scheduler.wake(self._ends)
 
     def start(self) -> None:
-        """Take turns from now on."""
+        """Make it ready for its first turn."""
         self.started = True
         self.scheduler.ready.append(self)
 
     def is_alive(self) -> bool:
-        """Whether it has begun and not ended."""
+        """Whether it has started and not ended."""
         return self.started and not self.ended
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for its end."""
+        """Block until it has ended."""
         if self.is_alive():
             self.scheduler.wait(timeout, self._ends)
 
 
 class Scheduler:
-    """Whose turn it is, and what time."""
+    """Chooses the next fiber, and keeps the time."""
 
     def __init__(self, random: Random) -> None:
         self.hub = getcurrent()
@@ -109,7 +109,7 @@ class Scheduler:
             raise StuckError(f"a thread looks again and again without waiting, and it is {self.now:.3f} s")
 
     def run(self, until_s: float) -> None:
-        """Let everybody take turns until that moment, or until a thread has ended with an error.
+        """Run all fibers until that moment, or until a thread has ended with an error.
 
         Raises:
             StuckError: too many turns without an end.
@@ -150,11 +150,11 @@ class Scheduler:
         fiber.switch()
 
     def at(self, seconds: float, then: Callable[[], None]) -> None:
-        """Have this called by the scheduler at that moment."""
+        """Call this function from the scheduler at that moment."""
         heapq.heappush(self._timers, (seconds, next(self._numbers), None, 0, then))
 
     def wait(self, timeout: float | None, among: set[Fiber] | None = None) -> bool:
-        """Have the calling fiber wait until it is woken or this time is over; return whether it was woken."""
+        """Block the calling fiber until it is woken, or for so long; return whether it was woken."""
         if self._closed:
             raise GreenletExit
         fiber = getcurrent()
@@ -173,7 +173,7 @@ class Scheduler:
         return fiber.woken
 
     def wake(self, waiting: set[Fiber]) -> None:
-        """Let all of these go on."""
+        """Make all of these ready."""
         if not waiting:
             return
         for fiber in sorted(waiting, key=lambda one: one.waits or 0) if len(waiting) > 1 else waiting:
@@ -182,7 +182,7 @@ class Scheduler:
         waiting.clear()
 
     def stall(self, fiber: Fiber, seconds: float) -> None:
-        """Have a thread stand still for so long, whatever it waits for."""
+        """Give a thread no turn for so long, whether or not it is ready."""
         fiber.stalled = True
         self.at(self.now + seconds, lambda: self._end_stall(fiber))
 
@@ -193,11 +193,11 @@ class Scheduler:
             self.ready.append(fiber)
 
     def crashed(self, fiber: Fiber, error: BaseException) -> None:
-        """A thread has ended with an error that nobody caught."""
+        """Note that a thread has ended with an uncaught error."""
         self.errors.append((fiber, error))
 
     def close(self, machines: list[Machine]) -> None:
-        """End all fibers, whatever they are doing."""
+        """End all fibers in any state."""
         self._closed = True
         for fiber in [fiber for machine in machines for fiber in machine.fibers]:
             while bool(fiber) and not fiber.dead:  # false before its first turn
@@ -213,30 +213,30 @@ class Scheduler:
 
 
 class Machine:
-    """A process on a machine of its own: the `Host` of what runs in it."""
+    """A process on a machine of its own: the `Host` of its code."""
 
     def __init__(self, scheduler: Scheduler, name: str) -> None:
         self.scheduler, self.name = scheduler, name
         self.paused = self.dead = False
         self.ahead_ms = 0
-        """How far the clock on its wall is ahead."""
+        """How far its wall clock is ahead."""
         self.slept_s = 0.0
-        """How long it was suspended."""
+        """The total time of its suspensions."""
         self._suspended_at: float | None = None
         self.parked: list[Fiber] = []
         self.fibers: list[Fiber] = []
         self.loop: VirtualLoop | None = None
-        """None: nothing has asked for it yet."""
+        """Its event loop; None: not used yet."""
 
     # --- what happens to it ---
 
     def pause(self, *, suspended: bool = False) -> None:
-        """Stand still, as by SIGSTOP; `suspended`: the whole machine, with the clock that counts its time."""
+        """Pause, as by SIGSTOP; `suspended`: the whole machine, which its `elapsed` clock counts."""
         self.paused = True
         self._suspended_at = self.scheduler.now if suspended else None
 
     def resume(self) -> None:
-        """Go on."""
+        """Continue after `pause`."""
         self.paused = False
         if self._suspended_at is not None:
             self.slept_s, self._suspended_at = self.slept_s + self.scheduler.now - self._suspended_at, None
@@ -337,7 +337,7 @@ class Signal:
 
 
 class Condition:
-    """See `host.Condition`. Nobody else has a turn inside of it, so there is nothing to lock."""
+    """See `host.Condition`. No other fiber runs inside of it, so nothing is locked."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler

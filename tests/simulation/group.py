@@ -1,11 +1,10 @@
-"""A group as its coordinator knows it, and the client side that speaks with it: the classic protocol, as far as members
-can tell.
+"""A group coordinator, and the client side of a member: the classic protocol, as members observe it.
 
-    join       everybody says what it has; when all have, or time is over, a generation begins
-    sync       the leader says who gets what
-    heartbeat  whoever is silent for a session is out, and the group rebalances
+    join       each member sends its subscription; when all have, or at the time-out, a generation begins
+    sync       the leader sends the assignments
+    heartbeat  a member without one for a session time-out is removed, and the group rebalances
 
-Invariant: what a coordinator of Kafka would refuse (another generation, an unknown member) is refused here.
+Invariant: a request that Kafka's coordinator would refuse (another generation, an unknown member) is refused here.
 Source: Kafka `GroupCoordinator` (classic groups), KIP-394 for member ids.
 """
 
@@ -29,7 +28,7 @@ LOOK_S = 0.5
 
 
 class Phase(Enum):
-    """Kafka's words."""
+    """The states of a group, in Kafka's words."""
 
     EMPTY = "Empty"
     PREPARING = "PreparingRebalance"
@@ -46,7 +45,7 @@ class IllegalGenerationError(LogError):
 
 
 class RebalancingError(LogError):
-    """Join again."""
+    """A rebalance has begun: join again."""
 
 
 @dataclass(slots=True)
@@ -57,7 +56,7 @@ class _Member:
     joined: bool = True
     assignment: bytes = b""
     request: int = 0
-    """The request to join that the broker answers: the last that came, as Kafka has it; 0: it knows of none."""
+    """The request to join that the broker answers: the latest, as in Kafka; 0: none is known."""
 
 
 @dataclass
@@ -66,9 +65,9 @@ class Group:
 
     scheduler: Scheduler
     answers: Callable[[], bool]
-    """Whether the broker is there that coordinates it."""
+    """Whether the broker that coordinates it answers."""
     wrong: list[str] = field(default_factory=list)
-    """What members have done that no member may do."""
+    """Violations by members."""
     phase: Phase = Phase.EMPTY
     generation: int = 0
     members: dict[str, _Member] = field(default_factory=dict)
@@ -76,12 +75,12 @@ class Group:
     _deadline: float = 0.0
     _waiting: set[Fiber] = field(default_factory=set)
     _settled: dict[Machine, Callable[[int], bool]] = field(default_factory=dict)
-    """Whether the process on a machine is a member of a generation, as it knows itself."""
+    """Whether the process on a machine considers itself a member of a generation."""
     _ids: int = 0
     _requests: int = 0
     _moves: int = 0
     _kept: tuple[int, str, dict[str, _Member]] = (0, "", {})
-    """What is in the log: generation, leader and members of the last assignment."""
+    """In the log: generation, leader and members of the last assignment."""
 
     def __post_init__(self) -> None:
         self.scheduler.at(self.scheduler.now + LOOK_S, self._look)
@@ -97,11 +96,11 @@ class Group:
         )
 
     def enter(self, machine: Machine, settled_in: Callable[[int], bool]) -> None:
-        """Know the member on a machine."""
+        """Register the member on a machine."""
         self._settled[machine] = settled_in
 
     def ends_transaction(self, owner: Machine | None, by: Machine) -> None:
-        """Take note of a member that ends the transaction of another one: that one must have left."""
+        """Note a member that ends another one's transaction: the other one must have left."""
         if owner in (None, by) or owner.dead or owner.paused or self.phase is not Phase.STABLE:
             return
         if owner in self._settled and self._settled[owner](self.generation):
@@ -121,7 +120,7 @@ class Group:
         self._requests += 1
         known.subscription, known.heard, known.request = subscription, self.scheduler.now, self._requests
         if unchanged and (self.phase is Phase.COMPLETING or (self.phase is Phase.STABLE and member != self.leader)):
-            return member, known.request  # Kafka answers with the generation that it has
+            return member, known.request  # Kafka answers with the current generation
         if self.phase is not Phase.PREPARING:
             self._prepare()
         known.joined = True
@@ -129,13 +128,13 @@ class Group:
         return member, known.request
 
     def in_generation(self, member: str, request: int) -> tuple[int, dict[str, bytes]]:
-        """Wait for the answer to a request to join; return the generation, and for the leader what everybody says."""
+        """Wait for the answer to a request to join; return the generation, and for the leader all subscriptions."""
         self._await(lambda: member not in self.members or self.phase is not Phase.PREPARING)
         if member not in self.members:
             raise UnknownMemberError(f"the coordinator does not know {member}")
         known = self.members[member]
         if known.request != request:
-            if known.request:  # a request of before came late, and the answer goes where nobody listens any more
+            if known.request:  # an earlier request came late, and its client does not wait any more
                 self.scheduler.wait(known.session_s + ANSWER_S)
             raise LogError("the broker that was asked does not answer", retryable=True)
         known.heard = self.scheduler.now
@@ -147,7 +146,7 @@ class Group:
         return self.generation, told
 
     def sync(self, member: str, generation: int, given: Mapping[str, bytes]) -> None:
-        """Take a request for what the member gets; the leader says it for all. The answer comes when it is
+        """Take a request for the member's assignment; the leader's has all of them. The answer comes when it is
         `assigned`.
         """
         self._check(member, generation)
@@ -159,7 +158,7 @@ class Group:
             self.scheduler.wake(self._waiting)
 
     def assigned(self, member: str, generation: int) -> bytes:
-        """Wait for what the member gets; return it."""
+        """Wait for the member's assignment; return it."""
         self._await(
             lambda: self.phase is not Phase.COMPLETING or self.generation != generation or member not in self.members
         )
@@ -170,19 +169,19 @@ class Group:
         return self.members[member].assignment
 
     def heartbeat(self, member: str, generation: int) -> None:
-        """A sign of life."""
+        """Note a heartbeat."""
         self._check(member, generation)
         self.members[member].heard = self.scheduler.now
         if self.phase is Phase.PREPARING:
             raise RebalancingError("join again")
 
     def leave(self, member: str) -> None:
-        """The member goes."""
+        """Remove the member."""
         if self.members.pop(member, None) is not None:
             self._without(member)
 
     def load(self) -> None:
-        """Another broker coordinates the group, or this one has begun anew: it knows what is in the log."""
+        """Load the group from the log: another broker coordinates it, or this one has restarted."""
         self.generation, self.leader, kept = self._kept
         self.members = {
             id_: replace(each, heard=self.scheduler.now, joined=True, request=0) for id_, each in kept.items()
@@ -192,7 +191,7 @@ class Group:
         self.scheduler.wake(self._waiting)
 
     def _await(self, ready: Callable[[], bool]) -> None:
-        """Wait for this, and for the broker to say so.
+        """Wait for a condition, and for the broker's answer.
 
         Raises:
             LogError: retryable: it does not coordinate the group any more.
@@ -252,7 +251,7 @@ class Group:
         self.scheduler.wake(self._waiting)
 
     def _look(self) -> None:
-        """Put out who was silent for a session."""
+        """Remove members without a heartbeat for a session time-out."""
         for id_, each in list(self.members.items()) if self.answers() else ():
             waits = self.phase is Phase.PREPARING and each.joined
             if not waits and self.scheduler.now - each.heard > each.session_s:
@@ -261,7 +260,7 @@ class Group:
 
 
 class SimCoordinator:
-    """The side of a member: a `joining.Coordinator` without a client."""
+    """A member's client: a `joining.Coordinator` without a network."""
 
     def __init__(self, client: MachineClient, group: Group, name: str, timings: Timings, hooks: Hooks) -> None:
         self.problem = "not started"
@@ -409,7 +408,7 @@ class SimCoordinator:
             self._lose(keep_id=False)
 
     def _say_goodbye(self) -> None:
-        """Leave, if anybody hears of it."""
+        """Leave, if the coordinator answers."""
         if self._group.answers():
             self._group.leave(self._member)
 

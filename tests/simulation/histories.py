@@ -1,4 +1,4 @@
-"""What is played for a seed, under each guarantee: one of the programs of instances, or a group of consumers."""
+"""The histories of a seed, under each guarantee: of one of the programs of instances, or of a group of consumers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.simulation.world import World
 STEPS = 30
 CONSUMERS = "consumers"
 EVERY = 8
-"""Of so many seeds, one has a group of consumers besides its program."""
+"""One of so many seeds has a group of consumers besides its program."""
 T = TypeVar("T")
 
 
 class History(NamedTuple):
-    """One run: `seed` decides everything that chance decides."""
+    """One run: `seed` decides all random choices."""
 
     seed: int
     program: str
@@ -37,7 +37,7 @@ class History(NamedTuple):
 
 
 def histories(seeds: Iterable[int], guarantee: str | None = None, program: str | None = None) -> Iterator[History]:
-    """Yield what is played for these seeds: the programs in turn, now and then consumers; or always the same one."""
+    """Yield the histories of these seeds: the programs in turn, and sometimes consumers; or always the same one."""
     names = list(PROGRAMS)
     for seed in seeds:
         played = [names[seed % len(names)], *([CONSUMERS] if seed % EVERY == 0 else [])]
@@ -48,13 +48,13 @@ def histories(seeds: Iterable[int], guarantee: str | None = None, program: str |
 
 
 def _once(function: Callable[..., T], about: Callable[..., object]) -> Callable[..., T]:
-    """Return a function that gives what it has given `about` the same arguments."""
+    """Return a function with a cache of about this many results."""
     known: dict[object, tuple[T, object]] = {}
 
     def told(*given: Any) -> T:
         name = about(*given)
         if name not in known:
-            known[name] = function(*given), given  # what is kept keeps its identity
+            known[name] = function(*given), given  # keeps the arguments alive, so that their ids stay unique
         return known[name][0]
 
     return told
@@ -66,15 +66,15 @@ MADE_ONCE: list[tuple[ModuleType, str, Callable[..., object]]] = [
     (resolved_topology, "compile_subtopology", lambda topology, part, *read_by: (id(topology), part.id, *read_by)),
     (deployed, "outline", id),
 ]
-"""What each process would make of its topology as the others have, with what it is made of. No program has patterns."""
+"""Functions whose results are equal in all processes of a topology, which has no patterns: cached."""
 _MADE = [(where, name, _once(getattr(where, name), about)) for where, name, about in MADE_ONCE]
 
 
 def play(
     history: History, only: Collection[int] | None = None, steps: int = STEPS
 ) -> tuple[Stage[Any], ViolationError | None]:
-    """Return the stage of a history of so many steps at its end, and what was wrong in it. `only`: see `Stage.run`."""
-    gc.disable()  # within a history, each pass of the collector would go over all modules
+    """Return the stage of a history of so many steps at its end, and its violation. `only`: see `Stage.run`."""
+    gc.disable()  # otherwise each garbage collection would traverse all modules
     gc.collect()
     gc.freeze()
     exactly_once = history.guarantee == EXACTLY_ONCE

@@ -1,5 +1,5 @@
-"""What befalls machines in a history besides their end: disks that are lost, full, or from an earlier time; clocks that
-jump; other settings.
+"""Faults of machines, other than their death: disks that are lost, full, or from an earlier time; clocks that jump;
+changed settings.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SECOND_MS, HOUR_MS, DAY_MS = 1000, 3_600_000, 86_400_000
 
 
 class Hosts:
-    """The hosts of processes, by number, and what processes are told when they begin. `folder_of`: the state folder of
+    """The hosts of processes, by number, and the settings with which processes start. `folder_of`: the state folder of
     a process.
     """
 
@@ -29,12 +29,12 @@ class Hosts:
         self._ahead_ms: Counter[int] = Counter()
         self.threads, self.ranges = random.choice((1, 1, 2)), random.choice((1, 2, 4))
         self.newer = False
-        """Whether processes begin with the newer version of the topology."""
+        """Whether processes start with the newer version of the topology."""
         for number in range(count):
             self._have_folder(number)
 
     def happen(self, living: Mapping[int, Machine], down: Sequence[int]) -> None:
-        """Have something befall one of them: `living` run a process, `down` do not."""
+        """Cause one fault: `living` run a process, `down` do not."""
         match self._random.choice(("clock", "lost", "saved", "earlier", "full", "settings", "settings", "version")):
             case "clock" if living:
                 self._jump(*self._random.choice(sorted(living.items())))
@@ -58,12 +58,12 @@ class Hosts:
                 pass
 
     def begin(self, number: int, machine: Machine) -> None:
-        """A process begins."""
+        """Start a process."""
         disk.free(self._folder_of(number))
         machine.ahead_ms = self._ahead_ms[number]
 
     def end(self) -> None:
-        """Nothing befalls them any more."""
+        """Cause no further faults."""
         disk.free()
 
     def _jump(self, number: int, machine: Machine) -> None:
@@ -87,7 +87,7 @@ class Hosts:
         return folder.with_name(f"saved-{folder.name}")
 
     def _have_folder(self, number: int) -> None:
-        """Transactional ids are made of what is in this file; by itself it would be another one each time."""
+        """Transactional ids derive from this file; without it they would be random."""
         folder = self._folder_of(number)
         folder.mkdir(parents=True)
         (folder / "process-id").write_text(str(UUID(int=self._random.getrandbits(128))))

@@ -1,6 +1,6 @@
 """The event loop of a simulated machine: asyncio's own, on a fiber and in virtual time.
 
-A callback of the loop is one turn: nobody else has one inside of it.
+A callback of the loop is one turn: no other fiber runs inside of it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from coopstreams.common.host import Host
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """Runs the functions of users that wait, of one process. `host`: its clock, its fiber and its name."""
+    """Runs the asynchronous functions of users, of one process. `host`: its clock, its fiber and its name."""
 
     _run_once: Callable[[], None]
-    """One round of callbacks: `BaseEventLoop` has it, its stub does not."""
+    """One pass of callbacks: `BaseEventLoop` has it, its stub does not."""
 
     def __init__(self, host: Host) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self._host.called()
 
     def end(self) -> None:
-        """Cancel all that waits; the process has ended."""
+        """Cancel everything that waits; the process has ended."""
         asyncio._set_running_loop(self)
         try:
             while tasks := asyncio.all_tasks(self):
@@ -42,7 +42,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self.close()
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """End the fiber: an error in a callback is ours."""
+        """End the fiber: an error in a callback is a bug of ours."""
         raise context.get("exception") or AssertionError(context["message"])
 
     def _run(self) -> None:

@@ -1,8 +1,7 @@
-"""What must hold of databases and of queries.
+"""The oracles of databases and of queries.
 
-databases   a row is one that its changelog has had: nothing that does not count
-queries     whoever says that it owns a key answers with what it is, or was after the last answer: never again with
-            an older row
+databases   a row is one that its changelog has had, from a committed transaction
+queries     the owner of a key answers with the current row, or with one no older than the last answer
 """
 
 from __future__ import annotations
@@ -39,16 +38,16 @@ ORACLES = {
     "errors": "no thread ends with an error",
     "turns": "time passes",
 }
-"""What must hold, by name. Each fails for a bug that is put in (`planted`)."""
+"""The oracles by name. A planted bug (`planted`) violates each of them."""
 
 EXPIRES_MS = 3_600_000
-"""Rows that are kept for less time may be gone within a history."""
+"""Rows with a shorter retention may expire within a history."""
 Told = tuple[bytes | None, int]
 """A value and its timestamp."""
 
 
 class ViolationError(AssertionError):
-    """An oracle does not hold. `oracle`: which of `ORACLES`."""
+    """An oracle is violated. `oracle`: which of `ORACLES`."""
 
     def __init__(self, oracle: str, wrong: str) -> None:
         super().__init__(f"{oracle}: {wrong}")
@@ -65,11 +64,11 @@ class Part(NamedTuple):
     ranges: Sequence[KeyRange]
 
     def rows(self) -> list[StoredRow]:
-        """Return what is in these ranges, as queries see it."""
+        """Return the rows of these ranges, as queries see them."""
         return list(KeyRangeView(self.database, self.spec, self.ranges).all())
 
     def everything(self) -> Iterator[StoredRow]:
-        """Yield all rows of the store, of windows that have expired as well."""
+        """Yield all rows of the store, expired windows included."""
         listed = layout.expiry_family(self.spec.name)
         for family, rows in self.database.rows(self.spec.name, ALL_GROUPS):
             for key, data in rows if family != listed else ():
@@ -77,7 +76,7 @@ class Part(NamedTuple):
 
 
 class Changelogs:
-    """What has been committed to changelogs, as far as it was looked at."""
+    """The committed rows of changelogs, as far as they were read."""
 
     def __init__(self, state: MemoryState, application: str) -> None:
         self._state, self._application = state, application
@@ -85,12 +84,12 @@ class Changelogs:
         self._read: dict[TopicPartition, Position] = {}
         self._rows: dict[TopicPartition, dict[bytes, list[Told]]] = defaultdict(lambda: defaultdict(list))
         self._answered: dict[TopicPartition, dict[bytes, int]] = defaultdict(dict)
-        """Which of the rows of a key was answered last."""
+        """The number of the row of each key that was answered last."""
         self._right: dict[tuple[str, str, str], object] = {}
-        """What has been found right of a part: asked again, it is the same while all of it is."""
+        """The content of each part that was found right: it is not checked again while it is unchanged."""
 
     def read(self, topic: str, *, made_anew: bool = False) -> None:
-        """Read a changelog while it has everything; `made_anew`: it will have other offsets."""
+        """Read a changelog while it has everything; `made_anew`: its offsets will change."""
         changelogs = [TopicPartition(topic, number) for number in range(len(self._state.topic(topic).partitions))]
         for changelog in changelogs:
             self._look(changelog)
@@ -106,9 +105,9 @@ class Changelogs:
         return self._asked("rows", part, disk.contents(part.database), self._wrong_rows)
 
     def wrong_answers(self, part: Part) -> list[str]:
-        """Return what a sequential history forbids in this answer: all rows of ranges that are owned.
+        """Return the violations of a sequential history in this answer: all rows of owned ranges.
 
-        Of windows that are soon over nothing is forbidden: who takes over may show some that another one has forgotten.
+        Windows that expire soon are ignored: a new owner may show some that the earlier one has dropped.
         """
         if _soon_over(part.spec):
             return []
@@ -129,7 +128,7 @@ class Changelogs:
         )
 
     def some_key(self, specs: Sequence[StoreSpec], random: Random) -> tuple[StoreSpec, bytes, bytes] | None:
-        """Return a key that a store has had, as its plain and its store key; None: there is none to ask for."""
+        """Return a key that a store has had, as its plain and its store key; None: there is none."""
         known = [
             (spec, rows)
             for spec in specs
@@ -144,20 +143,20 @@ class Changelogs:
         return spec, layout.plain_key(spec, key), key
 
     def floor(self, spec: StoreSpec, partition: int, key: bytes) -> int:
-        """Return which of the rows of a store key was answered last: none may be older from now on."""
+        """Return the number of the row of a store key that was answered last: none may be older from now on."""
         known = self._answered.get(TopicPartition(self._topic(spec), partition), {})
         return known.get(layout.changelog_key(spec.kind, key), -1)
 
     def wrong_answer(
         self, who: str, spec: StoreSpec, partition: int, key: bytes, row: Told | None, floor: int
     ) -> list[str]:
-        """Return what a sequential history forbids in the answer to a query that began at a `floor`."""
+        """Return the violation of a sequential history in the answer to a query that began at a `floor`."""
         changelog = TopicPartition(self._topic(spec), partition)
         decided, name = self._look(changelog), layout.changelog_key(spec.kind, key)
         return list(self._forbidden(who, changelog, name, row, floor, decided=decided))
 
     def _asked(self, what: str, part: Part, about: object, wrong: Callable[[Part], Iterator[str]]) -> list[str]:
-        """Return what is wrong; nothing, if all that it is about is as it was when it was right."""
+        """Return the violations; none if everything relevant is unchanged since it was right."""
         name = what, part.where, part.spec.name
         if self._right.get(name) == about:
             return []
@@ -187,21 +186,21 @@ class Changelogs:
     def _forbidden(
         self, who: str, changelog: TopicPartition, key: bytes, row: Told | None, last: int, *, decided: bool
     ) -> Iterator[str]:
-        """Yield why a row of a key cannot be an answer when row number `last` was one before; else note it."""
+        """Yield why a row of a key cannot be an answer after row number `last`; else note it."""
         if row is None and last < 0:
-            return  # the key has not been written yet, as far as the one knows who answers
+            return  # in the answering instance's view, the key has not been written yet
         had, answered = self._rows[changelog][key], self._answered[changelog]
         at = next(
             (at for at in range(max(last, 0), len(had)) if (had[at] if had[at][0] is not None else None) == row), None
         )
         if at is not None:
             answered[key] = max(at, answered.get(key, -1))
-        # else it may be of a transaction that has no marker yet
+        # otherwise it may belong to a transaction without a marker yet
         elif decided or (row in had[: max(last, 0)] and not self._may_come(changelog, key, row)):
             yield f"{who} answers {row} for {key!r} after {had[last] if last >= 0 else 'nothing'} was answered"
 
     def _may_come(self, changelog: TopicPartition, key: bytes, row: Told | None) -> bool:
-        """Return whether a transaction that has no marker yet has written this row: as it was once before."""
+        """Return whether a transaction without a marker yet has written this row, like an earlier one."""
         stored = self._state.partition(changelog)
         columns, _, _ = stored.read(self._read[changelog].offset, stored.end, committed_only=False)
         rows = zip(columns.values, columns.timestamps, strict=True)
@@ -214,7 +213,7 @@ class Changelogs:
         return TopicPartition(self._topic(part.spec), part.partition)
 
     def _look(self, changelog: TopicPartition) -> bool:
-        """Read on; return whether everything in it is decided."""
+        """Read on; return whether all records are decided."""
         if changelog.topic not in self._state.topics:
             return False
         stored = self._state.partition(changelog)

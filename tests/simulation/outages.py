@@ -1,6 +1,4 @@
-"""What befalls brokers in a history: they end, stand still and wake as the leaders that they were, and give away what
-they lead.
-"""
+"""Faults of brokers: they end, pause, resume with outdated leaderships, and give up leaderships."""
 
 from __future__ import annotations
 
@@ -14,10 +12,10 @@ from tests.simulation.kafka.plan import Where
 
 
 class Outages:
-    """Decides by chance. One broker at a time, as a cluster is run.
+    """Causes faults at random, of one broker at a time.
 
-    `name`: of the group. `stir`: has tasks move, told when a broker is back: what it believes counts only for who opens
-    a task.
+    `name`: the group's. `stir`: moves tasks; called when a broker is back, because its outdated view matters only to
+    opening tasks.
     """
 
     def __init__(
@@ -33,13 +31,13 @@ class Outages:
         self._cluster, self._group, self._name = cluster, group, name
         self._scheduler, self._random, self._say, self._stir = scheduler, random, say, stir
         self._troubled: int | None = None
-        """The broker that something befalls."""
+        """The broker with a fault."""
         self._stopped = False
-        """Whether it has ended, and will have to read what it coordinates."""
+        """Whether it has ended, and must load what it coordinates."""
         self._number = 0
 
     def happen(self) -> None:
-        """Have something befall a broker, or what it leads."""
+        """Cause a fault of a broker or of leaderships."""
         brokers, random = self._cluster.brokers, self._random
         if self._troubled is not None or random.random() < 0.3:
             led = [
@@ -78,7 +76,7 @@ class Outages:
         self._later(after + random.choice((0.0, 1.0, 10.0)), "knows who leads", self._learnt, f"broker {broker}")
 
     def end(self) -> None:
-        """Have all brokers answer, and know what is true."""
+        """Make all brokers answer, with current views."""
         self._number += 1
         if self._troubled is not None:
             self._back()

@@ -1,6 +1,6 @@
-"""Bugs that are put in on purpose: an oracle that does not find them is worth nothing.
+"""Planted bugs: each oracle must find some.
 
-Each puts a function in the place of one of ours, so it has to be one that is still called.
+A bug replaces a function of ours, which must still be called.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ def _both(*bugs: AbstractContextManager[Any]) -> Iterator[None]:
 
 
 def _no_barrier() -> AbstractContextManager[Any]:
-    """Tasks open with whatever of the group's commits is known by chance."""
+    """Tasks open with the group's commits that happen to be known."""
     return patch.object(Barrier, "passed", lambda _, waiting: list(waiting))
 
 
 def _stale_barrier() -> AbstractContextManager[Any]:
-    """The end of the commit topic is what a broker that stood still believes."""
+    """The end of the commit topic comes from a broker with an outdated view."""
     return patch.object(Follower, "barrier", lambda self: self.tail)
 
 
 def _leader_of_before() -> AbstractContextManager[Any]:
-    """Whoever says that it leads a partition is believed."""
+    """A broker that claims to be the leader is believed."""
 
     def first(answers: Mapping[int, BrokerView | None], _: int) -> Choice | None:
         leaders = [view for broker, view in answers.items() if view is not None and view.leader == broker]
@@ -90,12 +90,12 @@ def _short_restore() -> AbstractContextManager[Any]:
 
 
 def _done_again() -> AbstractContextManager[Any]:
-    """A task does not leave out what an earlier owner of part of its range has done."""
+    """A task repeats what an earlier owner of part of its range has done."""
     return patch.object(Progress, "unseen", lambda _, __, columns: columns)
 
 
 def _early_database() -> AbstractContextManager[Any]:
-    """The database has what was processed before it is durable in the log."""
+    """The database has records before they are durable in the log."""
     write = Committer._write
 
     def early(self: Committer, tasks: Any) -> Any:
@@ -108,7 +108,7 @@ def _early_database() -> AbstractContextManager[Any]:
 
 
 def _told_in_state_only() -> AbstractContextManager[Any]:
-    """Under at-least-once, too, changelogs are written together with the results that they stand for."""
+    """Under at-least-once, too, changelogs are flushed together with their results."""
     write = Committer._write
 
     def together(self: Committer, tasks: Any) -> Any:
@@ -122,7 +122,7 @@ def _told_in_state_only() -> AbstractContextManager[Any]:
 
 
 def _silent_opener() -> AbstractContextManager[Any]:
-    """Openings that were told to be given up are forgotten, and nobody hears of it."""
+    """Cancelled openings are forgotten without an event."""
     handle = Instance._handle
     return patch.object(
         Instance, "_handle", lambda self, event: None if isinstance(event, Cancelled) else handle(self, event)
@@ -130,8 +130,8 @@ def _silent_opener() -> AbstractContextManager[Any]:
 
 
 def _one_question() -> AbstractContextManager[Any]:
-    """The offsets of all who wait are asked for in one question, the commit topic's row too, and one that is not
-    certain fails all.
+    """One request fetches the offsets of all waiting tasks, the commit topic's included, and one unstable offset fails
+    it.
     """
     learn = Positions._learn
 
@@ -144,7 +144,7 @@ def _one_question() -> AbstractContextManager[Any]:
 
 
 def _one_version() -> AbstractContextManager[Any]:
-    """Nothing in the group says which version of the topology a member runs: the leader takes one for all."""
+    """Members do not announce their version of the topology: the leader assumes one for all."""
 
     def assign(members: Members, *, ranges: int) -> dict[str, Assignment]:
         one = next(iter(members.values())).info.topology
@@ -155,7 +155,7 @@ def _one_version() -> AbstractContextManager[Any]:
 
 
 def _unreadable_skipped() -> AbstractContextManager[Any]:
-    """What is fetched together with a record that cannot be read is lost."""
+    """Records fetched together with an unreadable one are lost."""
 
     def poll(self: Follower, timeout_s: float) -> bool:
         before = self._tail
@@ -170,7 +170,7 @@ def _unreadable_skipped() -> AbstractContextManager[Any]:
 
 
 def _back_to_life() -> AbstractContextManager[Any]:
-    """A task of a whole partition writes its plain offset only, beside older commits of ranges: if that expires, they
+    """A task of a whole partition writes only its plain offset beside older commits of ranges: if it expires, they
     count again.
     """
     record = Progress.record
@@ -187,13 +187,13 @@ def _back_to_life() -> AbstractContextManager[Any]:
 
 
 def _any_changelog() -> AbstractContextManager[Any]:
-    """A restore goes on from a checkpoint in whatever topic has the name of its changelog."""
+    """A restore continues from a checkpoint in any topic with the name of its changelog."""
     refusal = Bounds.refusal
     return patch.object(Bounds, "refusal", lambda self, at: refusal(self, replace(at, topic_id=self.topic_id)))
 
 
 def _always_sure() -> AbstractContextManager[Any]:
-    """A process that was stopped, and wakes, answers queries before the group has answered it."""
+    """A paused process that resumes answers queries before the group has answered it."""
     return patch.object(Serving, "owns", lambda self, task: self._instance.tasks.get(task.id) is task)
 
 
@@ -203,13 +203,13 @@ def _all_at_once() -> AbstractContextManager[Any]:
 
 
 def _no_lines() -> AbstractContextManager[Any]:
-    """It is a record's turn when its own calls have ended, whatever those before it do."""
+    """A record is ready when its own calls have ended, regardless of earlier records."""
     line_up = PendingCalls._line_up
     return patch.object(PendingCalls, "_line_up", lambda self, record, _: line_up(self, record, None))
 
 
 def _called_again() -> AbstractContextManager[Any]:
-    """A task calls, and processes, what an earlier owner has done above the position."""
+    """A task calls and processes again what an earlier owner has done above the position."""
 
     def everything(self: InFlight, keys: Sequence[bytes | None], offsets: Sequence[int], end: int) -> list[int]:
         fresh = hand_out(self, keys, offsets, end)
@@ -220,7 +220,7 @@ def _called_again() -> AbstractContextManager[Any]:
 
 
 def _rows_of_before() -> AbstractContextManager[Any]:
-    """A call finds the rows as they were when its record came, not as the calls of its key have left them."""
+    """A call gets the rows as of the arrival of its record, without the changes of earlier calls of its key."""
     add = Turns.add
 
     def early(self: Turns, calls: Sequence[NodeCall]) -> NodeCall | None:
@@ -235,7 +235,7 @@ def _rows_of_before() -> AbstractContextManager[Any]:
 
 
 def _any_slice() -> AbstractContextManager[Any]:
-    """Slices of snapshots count as if they were of the changelog that there is now."""
+    """Slices of snapshots are used with any changelog of the name."""
     choose = snapshot_restore.choose
 
     def chosen(store: StoreSlices, partition: int, groups: Sequence[int], bounds: Bounds) -> Any:
@@ -246,7 +246,7 @@ def _any_slice() -> AbstractContextManager[Any]:
 
 
 def _slice_of_the_end() -> AbstractContextManager[Any]:
-    """A slice of a snapshot says that it has what its changelog has now."""
+    """A slice claims the current end of its changelog."""
     choose = snapshot_restore.choose
 
     def chosen(store: StoreSlices, partition: int, groups: Sequence[int], bounds: Bounds) -> Any:
@@ -257,7 +257,7 @@ def _slice_of_the_end() -> AbstractContextManager[Any]:
 
 
 def _unchecked_file() -> AbstractContextManager[Any]:
-    """The files of a snapshot are taken as they are."""
+    """The files of a snapshot are not checked."""
 
     def fetched(storage: Any, application: str, file: File, folder: Path, heard: Any) -> FetchedFile:
         path = folder / f"{file.sha256}.sst"
@@ -269,9 +269,7 @@ def _unchecked_file() -> AbstractContextManager[Any]:
 
 
 def _found_before() -> AbstractContextManager[Any]:
-    """An answer counts although the key was given away while it was read; reads are many and slow, so that they meet
-    that.
-    """
+    """An answer counts although the key moved during the read; reads are frequent and slow, so that it happens."""
     return _both(
         patch.object(local, "_owned_throughout", lambda _: nullcontext()),
         patch.multiple(queries, EVERY_S=0.3, READ_S=2.0),
@@ -279,7 +277,7 @@ def _found_before() -> AbstractContextManager[Any]:
 
 
 def _unstored() -> AbstractContextManager[Any]:
-    """The database does not take the rows of some keys; the changelog does."""
+    """The database loses the rows of some keys; the changelog has them."""
     commit = TaskState.commit
 
     def without(self: TaskState, *given: Any, **options: Any) -> None:
@@ -296,7 +294,7 @@ def _unstored() -> AbstractContextManager[Any]:
 
 @contextmanager
 def _any_range() -> Iterator[None]:
-    """Whoever is asked for a key answers, from whichever range of its partition is there."""
+    """Any range of the partition answers for a key."""
 
     def here(*given: Any) -> Route:
         found = route(*given)
@@ -312,7 +310,7 @@ def _any_range() -> Iterator[None]:
 
 
 def _fragile() -> AbstractContextManager[Any]:
-    """A stream thread does not expect that a commit fails because the group has gone on."""
+    """A stream thread does not handle a commit that fails because the group has a new generation."""
 
     def abort(_: StreamThread, error: Exception) -> None:
         raise error
@@ -321,7 +319,7 @@ def _fragile() -> AbstractContextManager[Any]:
 
 
 def _restless() -> AbstractContextManager[Any]:
-    """The watcher does not rest between two looks."""
+    """The watcher does not pause between two looks."""
 
     def look_at_once(self: Watcher) -> None:
         while not self._stop.wait(0.0):
@@ -331,8 +329,8 @@ def _restless() -> AbstractContextManager[Any]:
 
 
 class Planted(NamedTuple):
-    """A bug, and with what program it was found. `seed`: one of `WITHIN` histories from there on finds it; None: one of
-    hundreds does. No program: none has found it.
+    """A bug, and the program that finds it. `seed`: one of the next `WITHIN` histories finds it; None: one of hundreds
+    does. No program: none has found it.
     """
 
     put_in: Callable[[], AbstractContextManager[Any]]
@@ -340,7 +338,7 @@ class Planted(NamedTuple):
     program: str | None = None
     guarantee: str = EXACTLY_ONCE
     oracle: str = ""
-    """Which oracle finds it there (`oracles.ORACLES`)."""
+    """The oracle that finds it (`oracles.ORACLES`)."""
 
 
 PLANTED: dict[str, Planted] = {
@@ -430,8 +428,8 @@ PLANTED: dict[str, Planted] = {
     "progress without results": Planted(consumers.commit_beside, 0, "consumers", oracle="progress"),
     "an abort that keeps": Planted(consumers.abort_that_keeps, 0, "consumers", oracle="progress"),
 }
-"""By name."""
+"""The planted bugs by name."""
 WITHIN = 30
-"""Other turns of a thread make another history of a seed, so a change of the product may move what finds a bug: one of
-so many seeds is to find it.
+"""A change of the product changes the schedule, and so the history, of a seed. So one of so many seeds must find the
+bug.
 """

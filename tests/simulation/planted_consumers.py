@@ -1,4 +1,4 @@
-"""Bugs that are put in on purpose, in consumers: see `planted`."""
+"""Planted bugs of consumers: see `planted`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from coopstreams.consumer.share import Share
 
 
 def done_before() -> AbstractContextManager[Any]:
-    """What earlier owners committed beyond the position is handed out again."""
+    """Records that earlier owners committed beyond the position are handed out again."""
     return patch.object(InFlight, "_not_found", lambda *given: given[-1])
 
 
 def no_way_back() -> AbstractContextManager[Any]:
-    """Records that waited when their key range was revoked are not read again when it is kept after all."""
+    """Waiting records of a revoked key range are not read again when it is kept after all."""
     return patch.object(Share, "_forget_waiting", lambda self: self.waiting.clear())
 
 
@@ -60,5 +60,5 @@ def results_first() -> AbstractContextManager[Any]:
 
 
 def abort_that_keeps() -> AbstractContextManager[Any]:
-    """After a transaction that was aborted, what it had done is not handed out again."""
+    """Records of an aborted transaction are not handed out again."""
     return patch.object(ConsumerSession, "reopen", lambda _: None)

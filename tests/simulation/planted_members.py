@@ -1,4 +1,4 @@
-"""Bugs that are put in on purpose, of who is a member and what it holds: see `planted`."""
+"""Planted bugs of memberships and held tasks: see `planted`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.simulation.world import World
 
 
 def _tasks_move_often() -> AbstractContextManager[Any]:
-    """Nothing happens but records, and processes that come and go."""
+    """The only events are records, and processes that start and end."""
     return patch.object(
         World, "events_that_happen", ("produce", "produce", "produce", "start", "start", "stop", "rest")
     )
@@ -32,13 +32,13 @@ def _current_identity(self: GroupMember, epoch: int) -> Iterator[GroupFence]:
 
 
 def any_epoch() -> AbstractContextManager[Any]:
-    """Work of an earlier membership is committed under the identity of the present one."""
+    """Work of an earlier membership is committed under the present identity."""
     return patch.object(GroupMember, "fence", _current_identity)
 
 
 @contextmanager
 def given_away() -> Iterator[None]:
-    """A task that is revoked is given to another member at once, before it is closed here."""
+    """A revoked task is given to another member at once, before it is closed here."""
     asked = property(lambda self: self._asked > self._sent or bool(self.closing))
     with (
         patch.object(Holdings, "held", property(lambda self: self.tasks)),
@@ -49,8 +49,8 @@ def given_away() -> Iterator[None]:
 
 @contextmanager
 def kept_without_answer() -> Iterator[None]:
-    """A member keeps what it holds when a generation has begun with an old request of it, and without an answer.
-    Requests to join are late often.
+    """A member keeps its tasks when a generation has begun with its old request and without an answer. Requests to join
+    are often late.
     """
     late = patch.dict(stage.RATES, {"join": [(0.2, Late(2.0)), (0.1, Late(7.0))]})
     with late, patch.object(Holdings, "answered", lambda *_: None):
@@ -59,22 +59,22 @@ def kept_without_answer() -> Iterator[None]:
 
 @contextmanager
 def rows_of_who_closes() -> Iterator[None]:
-    """A task that was promised and is given up takes rows with it of one that still closes. Of a hundred that do, one
-    is found, so tasks move often.
+    """A promised task that is given up deletes rows of one that still closes. One in a hundred cases is found, so tasks
+    move often.
     """
     with _tasks_move_often(), patch.object(TaskRegistry, "here", property(lambda self: self.wanted)):
         yield
 
 
 def hasty() -> AbstractContextManager[Any]:
-    """An error of old tasks counts before the group has said whether this process still is a member."""
+    """An error of old tasks counts before the group has confirmed the membership."""
     return patch.object(GroupMember, "confirmed", lambda *_: True)
 
 
 @contextmanager
 def hunt_of_before() -> Iterator[None]:
-    """Transactions are ended of who was no member before they were listed; who has joined since is not asked for. Lists
-    are slow and tasks move often, so that a member joins, and has a transaction, while another one lists them.
+    """Transactions of non-members are ended by a member list from before the transactions were listed. Lists are slow
+    and tasks move often, so that a member joins and begins a transaction meanwhile.
     """
 
     def hunt(self: Barrier) -> None:
@@ -94,7 +94,7 @@ def hunt_of_before() -> Iterator[None]:
 
 
 def hunt_of_all() -> AbstractContextManager[Any]:
-    """With each generation, transactions are ended of members, too."""
+    """With each generation, transactions of members are ended, too."""
     follow = Barrier.follow_generation
 
     def forget_members(self: Barrier, assigned: Assigned) -> None:

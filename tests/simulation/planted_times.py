@@ -1,4 +1,4 @@
-"""Bugs that are put in on purpose, of what time it is for an operator: see `planted`."""
+"""Planted bugs of operator times: see `planted`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from coopstreams.topology.operators.windowing import Closing
 
 
 def behind_siblings() -> AbstractContextManager[Any]:
-    """The position of a step that ends within a batch is behind siblings' records whose time it does not know."""
+    """The position of a step that ends within a batch is behind siblings' records whose time is unknown."""
     take = SourceQueues._take
 
     def far(name: Any, source: Any, *given: Any, **ties: Any) -> Any:
@@ -38,7 +38,7 @@ def behind_siblings() -> AbstractContextManager[Any]:
 
 
 def at_who_waits() -> AbstractContextManager[Any]:
-    """The position of a commit is that of the record that waits, with the time of the one before it."""
+    """The position of a commit is that of the waiting record, with the time of the one before it."""
 
     def waiting(taken: Any, row: int, offset: int, waits_for: int, before: Position, calls: Any) -> WaitingRecord:
         return WaitingRecord(taken, row, offset, waits_for, Position(offset, before.stream_time), calls)
@@ -47,17 +47,17 @@ def at_who_waits() -> AbstractContextManager[Any]:
 
 
 def own_time() -> AbstractContextManager[Any]:
-    """Who takes over from several counts only the time of what it processes itself, and not of what they had done."""
+    """A task that takes over from several owners has only the time of its own records."""
     return patch.object(Progress, "parted", property(lambda _: False))
 
 
 def times_of_the_reader() -> AbstractContextManager[Any]:
-    """Below a call, late is what the reader knows to be late, who counts anew when an owner changes."""
+    """Below a call, the reader's times decide what is late; they begin again when an owner changes."""
     return patch.object(SourceInFlight, "operator_times_of", lambda self, step: step.columns.operator_times)
 
 
 def newest_of_all_rows() -> AbstractContextManager[Any]:
-    """Records of a join expire by all rows of the task, also by those that an earlier owner of other keys has left."""
+    """Records of a join expire by all rows of the task, also by those of an earlier owner of other keys."""
     init = _Side.__init__
 
     def newest(self: _Side, store: Any, retention_ms: int) -> None:
@@ -68,7 +68,7 @@ def newest_of_all_rows() -> AbstractContextManager[Any]:
 
 
 def observed_by_others() -> AbstractContextManager[Any]:
-    """Windows expire by what key groups are restored with, whatever stream time a task begins at."""
+    """Windows expire by the observed start that key groups are restored with, whatever stream time a task begins at."""
     return patch.object(TaskState, "begin", lambda *_: None)
 
 
@@ -90,31 +90,31 @@ def observed_by_restored() -> AbstractContextManager[Any]:
 
 
 def gate_of_siblings() -> AbstractContextManager[Any]:
-    """Only the task that takes a record lets unmatched ones go that are due by it."""
+    """Only the task that takes a record emits unmatched ones that it makes due."""
     return patch.object(BoundProgram, "elsewhere", property(lambda _: False, lambda *_: None), create=True)
 
 
 def search_of_siblings() -> AbstractContextManager[Any]:
-    """Unmatched records wait for those that a search of a sibling has seen last, which may be ahead of them."""
+    """Unmatched records wait for those that a sibling's search has seen last, which may be ahead."""
     return patch.object(EmissionGate, "open", lambda self, now: self.look(now, 0))
 
 
 def closed_by_others() -> AbstractContextManager[Any]:
-    """Windows of a task count as forwarded up to the time of the part of its range that was furthest."""
+    """Windows of a task count as forwarded up to the time of the part of its range that is furthest ahead."""
     return patch.object(Closing, "_part_of", lambda *_: ())
 
 
 def no_operator_times() -> AbstractContextManager[Any]:
-    """Commits do not say what time it is for operators that not every record reaches."""
+    """Commits lack operator times."""
     return patch.object(BoundProgram, "operator_times", lambda *_: ())
 
 
 def behind_its_commit() -> AbstractContextManager[Any]:
-    """A commit has the time before the first record that waits, to which the program has not come yet."""
+    """A commit has the time before the first waiting record, which the program has not reached."""
     reached = PendingCalls.reached
 
     def untold(self: PendingCalls) -> Iterator[Any]:
-        deque(reached(self), 0)  # the sources note it, the program does not hear of it
+        deque(reached(self), 0)  # the sources note it, but the program does not
         return iter(())
 
     return patch.object(PendingCalls, "reached", untold)

@@ -27,9 +27,9 @@ class Process(Life):
         self.instance: Instance | None = None
         self.components: Components | None = None
         self.serving: Serving | None = None
-        """What answers queries, while it runs."""
+        """Answers queries while it runs."""
         self.reads = 0
-        """The reads that it does for queries now."""
+        """The number of its reads for queries now."""
         self.stopping = False
 
     def stop(self) -> None:
@@ -49,12 +49,12 @@ class Process(Life):
             self.instance.remove_thread()
 
     def hold(self) -> None:
-        """Have it process nothing."""
+        """Pause its processing."""
         if self.instance is not None:
             self.instance.pause(True)
 
     def go_on(self) -> None:
-        """Have it process again."""
+        """Resume its processing."""
         if self.instance is not None:
             self.instance.pause(False)
 
@@ -63,7 +63,7 @@ class Process(Life):
         super().kill()
         if self.components is not None:
             self.components.directory.close()
-        (self.world.folder_of(self.number) / "lock").unlink(missing_ok=True)  # as the system does it
+        (self.world.folder_of(self.number) / "lock").unlink(missing_ok=True)  # as the operating system does
 
     def run(self) -> None:
         world = self.world
@@ -89,17 +89,17 @@ class Process(Life):
             if "has lost its positions" not in str(error) or not world.restore_positions(self):
                 raise
         self.ended = True
-        self.machine.kill()  # what still runs, as an opener that waits for brokers, ends with the process
+        self.machine.kill()  # other threads, such as an opener that waits for brokers, end with the process
 
     def specs(self) -> list[StoreSpec]:
-        """Return the stores that it can be asked for."""
+        """Return its stores that can be queried."""
         assert self.components is not None
         assert self.serving is not None
         known = self.serving.stores()
         return [spec for part in self.components.topology.subtopologies for spec in part.stores if spec.name in known]
 
     def _serve_no_more(self, serving: Serving) -> None:
-        """Let reads end, as a server that stops does; the databases are closed then."""
+        """Let reads end, as a server that stops does; then the databases are closed."""
         self.serving = None
         while self.reads:
             self.machine.sleep(0.01)

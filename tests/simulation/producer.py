@@ -1,8 +1,8 @@
 """A user's transactional producer on the simulated cluster: the part of `confluent_kafka.Producer` that
 `CooperativeConsumer.transaction` and its users call, with librdkafka's rules.
 
-A commit whose answer does not come can only be asked for again; there is no abort any more: its user makes another
-producer, and `init_transactions` of that one waits until it is decided.
+A commit without an answer can only be retried, not aborted: its user makes another producer, whose `init_transactions`
+waits until the commit is decided.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Producer:
         self._undecided = False
 
     def init_transactions(self) -> None:
-        """End what another producer has left open under the id."""
+        """End the open transaction of another producer under the id."""
         self._writer = _raised(
             lambda: SimulatedWriter(self._client, self._id, self._log.end_offset, ANSWER_S, None, inf)
         )
@@ -83,7 +83,7 @@ class Producer:
 
 
 def _fence(metadata: bytes) -> GroupFence:
-    """Return what `group_metadata` has written."""
+    """Return the fence in the bytes of `group_metadata`."""
     start = len(b"CGMDv2:")
     (generation,) = struct.unpack_from("=i", metadata, start)
     group, member, _ = metadata[start + 4 :].split(b"\0", 2)
@@ -91,7 +91,7 @@ def _fence(metadata: bytes) -> GroupFence:
 
 
 def _raised(call: Callable[[], T]) -> T:
-    """Return what it returns; its errors are those of the client."""
+    """Return the result of a function; raise its errors as the client's."""
     try:
         return call()
     except FencedError as error:

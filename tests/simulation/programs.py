@@ -1,4 +1,4 @@
-"""What is played: the topologies with their settings, what is written for them, and what is known of their results."""
+"""The simulated programs: topologies with their settings, the records written for them, and the known results."""
 
 from __future__ import annotations
 
@@ -39,32 +39,34 @@ CACHE = "statestore.cache.max.bytes"
 
 
 Writes = Callable[[Random, int, int], Written]
-"""Takes the number of the record and what time it is, in milliseconds; the numbers rise."""
+"""Takes the number of the record, which rises, and the time in milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A topology that writes to `out`. `settings`: of its processes, and of the one task whose answer is the right
-    one.
+    """A topology that writes to `out`. `settings`: of its processes, and of the one task that gives the expected
+    results.
     """
 
     build: Callable[[StreamsBuilder], None]
     write: Writes
     answer: type[Answer]
-    """What is known of its results."""
+    """The class of its expected results."""
     stores: tuple[str, ...] = ()
-    """Those of which it is known what is in them at the end, under exactly-once."""
+    """The stores whose rows at the end are known, under exactly-once."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     at_once: Callable[[StreamsBuilder], None] | None = None
-    """The same topology with functions that do not wait, if there are others; its answer is the right one."""
+    """The same topology with synchronous functions, if it has asynchronous ones: it gives the expected results."""
 
     @property
     def driven(self) -> Mapping[str, Any]:
-        """The settings of the one task whose answer is the right one: it has all records in order, and tells all."""
+        """The settings of the one task that gives the expected results: it has all records in order, and forwards every
+        update.
+        """
         return {name: value for name, value in self.settings.items() if name not in (IDLE, CACHE)}
 
     def topology(self, *, newer: bool = False) -> Topology:
-        """Return the topology. A newer version reads one more topic; its other sub-topologies have other numbers."""
+        """Return the topology. A newer version reads one more topic, which renumbers the other sub-topologies."""
         builder = StreamsBuilder(APPLICATION)
         if newer:
             builder.stream("added", key=serdes.raw, value=serdes.raw).to("elsewhere")
@@ -72,19 +74,19 @@ class Program:
         return builder.build()
 
     def answering(self) -> Topology:
-        """Return the topology of which one task gives the right answer."""
+        """Return the topology that gives the expected results in one task."""
         return replace(self, build=self.at_once or self.build).topology()
 
 
 _CACHED = {CACHE: 1 << 20}
-"""Each commit tells the latest result of each key only."""
+"""Each commit forwards only the latest result of each key."""
 _ASKING = {"processing.exception.handler": "continue"}
 """Records for which a call fails are dropped."""
 _PURGED = {"repartition.purge.interval.ms": 1_000}
-"""So often that a process that stood still wakes below the beginning of what it reads."""
+"""Frequent enough that a paused process resumes below the log start of its topic."""
 _IN_TURN = {IDLE: 60_000}
-"""A process that stood still may hear of one topic long before the other. Where pairs are only found for some seconds,
-it has to wait for both; which record comes first is not known otherwise.
+"""A paused process may get one topic long before the other. Where pairs are kept only for seconds, it must wait for
+both topics, or their order is undefined.
 """
 
 
@@ -270,4 +272,4 @@ PROGRAMS = {
         topologies.remembered, _to("in"), Counted, ("counts",), _ASKING, topologies.remembered_at_once
     ),
 }
-"""What is played for a seed: one of the programs, under each guarantee."""
+"""The programs: each seed plays one of them, under each guarantee."""

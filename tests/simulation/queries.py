@@ -2,8 +2,8 @@
 or asks the owner.
 
 Real are the backend of an instance (`Serving`), the router, the check of a forwarded request, and the reader, which
-checks after the read that the range was owned all the time. HTTP is not: requests between processes take time, and
-nobody answers for a process that has ended, stands still or is suspended.
+checks after the read that the range was owned all the time. HTTP is not: requests between processes take time, and a
+process that has ended, or is paused or suspended, does not answer.
 
 Invariant (the oracle): no answer has an older row than an answer that had come before its query began. Another error
 than `TASK_MOVING` is wrong, too.
@@ -31,13 +31,13 @@ from tests.simulation.oracles import Changelogs, Told
 from tests.simulation.process import Process
 
 EVERY_S = 2.0
-"""How often somebody asks, on the average."""
+"""Mean time between two queries."""
 READ_S = 0.02
-"""How long a read takes on its way through threads, on the average, before it and behind it."""
+"""Mean time of a read in threads, before and after the look-up."""
 
 
 class Queries:
-    """Asks, at times of its own chance. `living`: the processes that have not ended."""
+    """Queries at random times. `living`: the processes that have not ended."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Queries:
             process.machine.thread(lambda: self._query(process, *wanted), "query").start()
 
     def _query(self, process: Process, spec: StoreSpec, plain: bytes, stored: bytes) -> None:
-        """Ask for a row, and judge the answer."""
+        """Query a row, and check the answer."""
         if process.serving is None:
             return
         store = process.serving.stores()[spec.name]
@@ -87,7 +87,7 @@ class Queries:
         """Return a row as `QueryService` does: read here, or by the owner.
 
         Raises:
-            QueryError: nobody can answer now.
+            QueryError: no instance can answer now.
         """
         placement = _serving(process).placement()
         decision = decided(placement, store, at, asked)
@@ -116,7 +116,7 @@ class Queries:
             process.reads -= 1
 
     def _arrive(self, owner: str, headers: Mapping[str, str], *asked: Any) -> None:
-        """Have the owner answer a forwarded request, if anybody is there."""
+        """Have the owner answer a forwarded request, if its process runs."""
         for process in self._living():
             if process.serving is not None and process.serving.placement().here == owner:
                 process.machine.thread(partial(self._answer, process, headers, *asked), "query").start()
@@ -144,7 +144,7 @@ class Queries:
 
 
 def _serving(process: Process) -> Serving:
-    """Return what answers queries of a process.
+    """Return the query backend of a process.
 
     Raises:
         QueryError: it stops.

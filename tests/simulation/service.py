@@ -1,9 +1,9 @@
-"""A service that functions of programs ask and wait for: it takes its time, fails and hangs, and knows what order is.
+"""A service that asynchronous functions of programs call: it is slow, fails and hangs, and checks the order of calls.
 
-It is one for all processes of a history: what was asked cannot be taken back, whoever asked it.
+All processes of a history share it.
 
-Invariant (its oracle): of a key, a record is asked about only when every earlier one has had an answer, whichever
-process asked; and no process has two questions of one key under way.
+Invariant (its oracle): a record is queried only after every earlier one of its key has had an answer, in any process;
+and no process has two calls of one key under way.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from tests.simulation.loops import VirtualLoop
 
 TIMEOUT = ms(8_000)
 AGAIN = Retry(times=10_000, backoff=ms(20), longest=ms(1_000), jitter=0.0, on=(ConnectionError, TimeoutError))
-"""Until there is an answer: without jitter, because chance is the seed's."""
+"""Retries until there is an answer: without jitter, which would not follow the seed."""
 LATENCIES_S = (0.0, 0.02, 0.4)
 SLOW_S = 5.0
-"""Longer than a task that is closed waits for its calls."""
+"""Longer than a closing task waits for its calls."""
 HANGS_S = 1_000.0
 
 
 def told(value: str) -> str:
-    """Return the answer to a question.
+    """Return the answer of a record.
 
     Raises:
         ValueError: there is none: one of eight records is bad.
@@ -38,27 +38,27 @@ def told(value: str) -> str:
 
 
 class Service:
-    """Notes who asks what."""
+    """The service of a history: answers calls, and notes violations of their order."""
 
     def __init__(self) -> None:
         self.begin(Random(0))
 
     def begin(self, random: Random) -> None:
-        """Forget everything: another history begins."""
+        """Reset for another history."""
         self._random = random
         self._latency_s = random.choice(LATENCIES_S)
         self.wrong: list[str] = []
-        """What was asked out of order."""
+        """Calls out of order, in words."""
         self._last: dict[tuple[str, bytes], str] = {}
-        """The last record that was written of each key of a topic."""
+        """The last record written of each key of a topic."""
         self._before: dict[str, str] = {}
         """The record before each one that is not the first of its key in its topic."""
         self._answered: set[str] = set()
         self._asked: dict[tuple[str, str], str] = {}
-        """What each process is asking of a key."""
+        """The call under way of each process and key."""
 
     def written(self, records: Iterable[Written]) -> None:
-        """Take note of records that can be asked about."""
+        """Note records that may be queried."""
         for record in records:
             where, value = (record.topic, record.key), (record.value or b"").decode()
             if (before := self._last.get(where)) is not None:
@@ -66,7 +66,7 @@ class Service:
             self._last[where] = value
 
     async def ask(self, value: str) -> str:
-        """Return the answer, after a while.
+        """Return the answer after a delay.
 
         Raises:
             ConnectionError: this time it failed.
@@ -91,7 +91,7 @@ class Service:
         return [await self.ask(value) for value in values]
 
     async def ask_in_order(self, key: str, value: str) -> str:
-        """Return the answer to a question that must be asked in the order of its key."""
+        """Return the answer to a call that must follow the order of its key."""
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         asked, before = (loop.process, key), self._before.get(value)
@@ -107,4 +107,4 @@ class Service:
 
 
 service = Service()
-"""That of the history that is being played."""
+"""The service of the current history."""

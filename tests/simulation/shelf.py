@@ -1,5 +1,5 @@
 """Snapshots in a history: operators rebuild them with the real `Rebuilder` while the group runs, and die half-way;
-files get damaged or deleted, an older run is published again, a newer coopstreams publishes, the storage is slow, hangs
+files are damaged or deleted, an older run is published again, a newer coopstreams publishes, the storage is slow, hangs
 or fails.
 
 Whether a task restores from a snapshot or not, the oracles are the same: a snapshot is a cache. Its files are not
@@ -34,15 +34,15 @@ from tests.simulation.fibers import Fiber, Machine, Scheduler
 from tests.simulation.programs import APPLICATION
 
 EVERY_S = 15.0
-"""How often an operator comes, on the average."""
+"""Mean time between two acts of an operator."""
 SLOW_S = 0.02
-"""How long a file takes, on the average."""
+"""Mean time of a file operation."""
 HANGS_S = 90.0
-"""Longer than a download is waited for."""
+"""Longer than a download waits."""
 
 
 class Shelf:
-    """The storage of snapshots of a history, and what befalls it. `log_of`: the cluster as a machine sees it."""
+    """The storage of a history's snapshots, and its faults. `log_of`: returns a machine's client of the cluster."""
 
     def __init__(
         self,
@@ -62,15 +62,15 @@ class Shelf:
         self._wait()
 
     def end(self) -> None:
-        """Nothing befalls it any more."""
+        """Cause no further faults."""
         self._ended = True
 
     def close(self) -> None:
-        """Forget it; whoever asks it has ended."""
+        """Forget the storage; its users have ended."""
         del _SHELVES[self.url]
 
     def delay(self) -> None:
-        """Have a file take its time, or fail.
+        """Delay a file operation, or fail it.
 
         Raises:
             SnapshotError: the storage does not answer.
@@ -138,7 +138,7 @@ class Shelf:
         where.write_text(text.replace(told, f'"format": {FORMAT + 1}'))
 
     def _spoil(self, machine: Machine) -> None:
-        """Damage or delete what is stored of a slice, or a manifest, or what is published."""
+        """Damage or delete a file of a slice, a manifest, or the name of the published run."""
         files: dict[str, list[Path]] = {}
         for path in sorted(self._folder.rglob("*")):
             if path.is_file():
@@ -158,7 +158,7 @@ class SlowStorage(Storage):
     """The storage that a history has."""
 
     def read(self, name: str) -> bytes | None:
-        if name.endswith(snapshot.CURRENT):  # manifests are read under a lock, which is a moment as it is
+        if name.endswith(snapshot.CURRENT):  # manifests are read under a lock, which must be held for a moment only
             _SHELVES[self.url].delay()
         return super().read(name)
 
@@ -172,17 +172,17 @@ class SlowStorage(Storage):
 
 
 def write_rows(file: Path, rows: Rows) -> WrittenFile | None:
-    """Write what `write_sst` does, without RocksDB."""
+    """Write rows as `write_sst` does, without RocksDB."""
     written = list(rows)
     if not written:
         return None
     assert all(one[0] < other[0] for one, other in pairwise(written))
-    file.write_bytes(msgspec.msgpack.encode(written))  # its last byte is one of the last row
+    file.write_bytes(msgspec.msgpack.encode(written))  # its last byte belongs to the last row
     return WrittenFile(len(written), written[0][0], written[-1][0])
 
 
 def read_rows(file: Path) -> Iterator[tuple[bytes, bytes]]:
-    """Yield what `write_rows` has written."""
+    """Yield the rows of `write_rows`."""
     yield from msgspec.msgpack.decode(file.read_bytes(), type=list[tuple[bytes, bytes]])
 
 
@@ -192,5 +192,5 @@ IN_PLACE: list[tuple[ModuleType, str, object]] = [
     *((module, "read_sst", read_rows) for module in (snapshot, snapshot_restore, sst)),
     (rebuild, "Rocks", lambda _: Memory()),
 ]
-"""What a history has in the place of files of RocksDB."""
+"""Replacements of RocksDB's files in a history."""
 _SHELVES: dict[str, Shelf] = {}

@@ -1,4 +1,4 @@
-"""Leaves out of a list what is not needed for it to fail.
+"""Shrinks a failing list to the items needed for the failure.
 
 Source: Zeller, Hildebrandt, "Simplifying and isolating failure-inducing input" (ddmin, by complements only), IEEE TSE
 28(2), 2002.
@@ -13,9 +13,7 @@ T = TypeVar("T")
 
 
 def shrunk(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> list[T]:
-    """Return items of a list that fails, in order, so that it still fails, and with any one of them left out it does
-    not.
-    """
+    """Return a failing sublist, in order, that does not fail without any one of its items."""
     kept, size = list(items), len(items)
     while size:
         at, before = 0, len(kept)

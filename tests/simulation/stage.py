@@ -1,10 +1,11 @@
-"""What all histories have: time, chance, a cluster with its group, processes, and what befalls them, all by one seed.
+"""The common part of all histories: time, randomness, a cluster with its group, processes, and their faults, all from
+one seed.
 
-    processes   are killed, stopped, stand still and wake, and begin anew
+    processes   are killed, stopped, paused and resumed, and started again
     network     requests and answers are late or lost
-    brokers     end, stand still and wake, lead and coordinate in turn
-    threads     of a process stand still, one by one
-    oracles     say what must hold after each step, and at the end, when nothing goes wrong any more
+    brokers     end, pause and resume; leaders and coordinators move
+    threads     of a process pause, one by one
+    oracles     check the state after each step, and at the end, after the last fault
 
 Invariant: the same seed, the same history.
 """
@@ -28,10 +29,10 @@ from tests.simulation.stalls import Stalls
 
 MOST_PROCESSES = 4
 CALM_S = 400.0
-"""How long everything may take to be done once nothing goes wrong any more."""
+"""The most time until everything is done, after the last fault."""
 LOOK_S = 0.25
 STALLS = 0.25
-"""The part of histories in which threads stand still."""
+"""The share of histories with paused threads."""
 TRANSACTION_S = 15.0
 LOSSES: list[tuple[float, Fault]] = [
     (0.004, Lost()),
@@ -52,7 +53,7 @@ RATES: dict[Kind, list[tuple[float, Fault]]] = {
     "list transactions": [*LOSSES, (0.1, Slow(3.0)), (0.05, Slow(12.0))],
     "fetch": [(0.02, Lost()), (0.05, Torn(1)), (0.05, Torn(3))],
 }
-"""The usual faults: how likely each is for a request of a kind."""
+"""The usual faults: their probabilities for each kind of request."""
 
 
 class Life(ABC):
@@ -67,7 +68,7 @@ class Life(ABC):
 
     @abstractmethod
     def run(self) -> None:
-        """Do what its main thread does."""
+        """Do the work of its main thread."""
 
     @abstractmethod
     def stop(self) -> None:
@@ -79,7 +80,7 @@ class Life(ABC):
         self.ended = True
 
     def wiring(self) -> Wiring:
-        """Return its way to the cluster and to the group."""
+        """Return its clients of the cluster and the group."""
         return Wiring(self.machine, lambda *_: MachineLog(self.client), self._coordinator)
 
     def _coordinator(self, _: object) -> Connector:
@@ -98,7 +99,7 @@ class Stage(ABC, Generic[P]):
     """A cluster, a group, and processes. `group`: its name."""
 
     events_that_happen: ClassVar[Sequence[str]]
-    """What happens, each as often as it is named."""
+    """Events, each as often as its weight."""
 
     def __init__(self, seed: int, group: str, *, exactly_once: bool) -> None:
         self.seed = seed
@@ -126,17 +127,17 @@ class Stage(ABC, Generic[P]):
         self.lives: dict[int, int] = {}
 
     def stand_ins(self) -> list[tuple[Any, str, object]]:
-        """Return what replaces what while it runs: where, its name, and by what."""
+        """Return the replacements while it runs: module, name, and replacement."""
         return []
 
     def run(self, steps: int, only: Collection[int] | None = None) -> None:
-        """Let so many things happen, then let everything come to an end.
+        """Cause so many events, then let everything end.
 
-        Each step draws from a generator of its own, so that others can be left out. `only`: the steps that are taken,
+        Each step has a random generator of its own, so that others can be left out. `only`: the steps that are taken,
         by number from 1 on; 0: requests meet faults from the beginning. None: all.
 
         Raises:
-            ViolationError: an oracle does not hold.
+            ViolationError: an oracle is violated.
         """
         try:
             self._run(steps, range(steps + 1) if only is None else only)
@@ -167,13 +168,13 @@ class Stage(ABC, Generic[P]):
         self._calm_down()
 
     def close(self) -> None:
-        """Forget everything."""
+        """Release everything."""
         self.scheduler.close([process.machine for process in self.processes])
 
     # --- what happens ---
 
     def start(self, number: int) -> None:
-        """Begin a new life of a process."""
+        """Start a new life of a process."""
         self.lives[number] = life = self.lives.get(number, 0) + 1
         self.say(f"p{number} begins life {life}")
         process = self._born(number, life)
@@ -182,7 +183,7 @@ class Stage(ABC, Generic[P]):
 
     @abstractmethod
     def _born(self, number: int, life: int) -> P:
-        """Return a new life of a process, which has not begun."""
+        """Return a new life of a process, which has not started."""
 
     @abstractmethod
     def produce(self, count: int) -> None:
@@ -216,7 +217,7 @@ class Stage(ABC, Generic[P]):
                 self._strike(
                     "stands still",
                     self.random.choice(awake),
-                    # a suspended client sends when it wakes what was under way: only transactions refuse that
+                    # a resumed client sends its pending records: only transactions refuse them
                     lambda process: process.machine.pause(suspended=self.random.random() < 0.5 and self.exactly_once),
                 )
             case "resume" if asleep:
@@ -232,22 +233,22 @@ class Stage(ABC, Generic[P]):
                 self._do_more(event, living, awake)
 
     def _do_more(self, event: str, living: Sequence[P], awake: Sequence[P]) -> None:
-        """Have something happen that not every history knows."""
+        """Cause an event of this kind of history."""
 
     def _check_those_who_wake(self) -> None:
-        """Look whether who stood still says something wrong."""
+        """Check the processes that resume."""
 
     def _strike(self, what: str, process: P, how: Callable[[P], object]) -> None:
         self.say(f"{process.machine.name} {what}")
         how(process)
 
     def _begin_stalls(self) -> None:
-        """Have threads stand still, in some histories."""
+        """Pause threads, in some histories."""
         if (drawn := Random(f"{self.seed} stalls")).random() < STALLS:
             self.stalls = Stalls(self.scheduler, drawn, lambda: [process.machine for process in self.living], self.say)
 
     def _calm_down(self) -> None:
-        """Nothing goes wrong any more: everything must be done, and be right, after a while."""
+        """Cause no further faults: everything must be done, and right, after a while."""
         self.say("nothing goes wrong any more")
         self.cluster.plan = NoFaults()
         self.outages.end()
@@ -260,7 +261,7 @@ class Stage(ABC, Generic[P]):
             self._let_go_on(process)
         if not self.living:
             self.start(0)
-        # the last records come when others are done: joins say once a second who met none
+        # last records come when others are done: joins emit once a second the unmatched ones
         self._let(20.0 if self.stalls is None else 20.0 + self.stalls.left_s)
         self.produce(5)
         give_up = self.scheduler.now + CALM_S
@@ -274,13 +275,13 @@ class Stage(ABC, Generic[P]):
                 self.start(0)
 
     def _end_the_rest(self) -> None:
-        """End what else goes wrong."""
+        """End the other faults."""
 
     def _let_go_on(self, process: P) -> None:
-        """Have a process do its work that was told not to."""
+        """Resume a process that was paused by a user."""
 
     def _let(self, seconds: float) -> None:
-        """Let time pass, and look now and then whether everything holds."""
+        """Let time pass, and check the oracles from time to time."""
         until = self.scheduler.now + seconds
         while self.scheduler.now < until:
             self.scheduler.run(min(until, self.scheduler.now + LOOK_S))
@@ -292,34 +293,34 @@ class Stage(ABC, Generic[P]):
                 self._check(*found)
 
     def _plan(self) -> Plan:
-        """What requests meet from now on."""
+        """Set the faults of requests from now on."""
         scale = self.random.choice((0.0, 0.3, 1.0, 3.0))
         self.say(f"{scale:g} times the usual faults of requests")
         rates: dict[Kind, list[tuple[float, Fault]]] = {
             kind: [(rate * scale, fault) for rate, fault in faults] for kind, faults in RATES.items()
         }
-        if not self.exactly_once:  # what arrives when its writer has given up would cover what a later one has written
+        if not self.exactly_once:  # a late record of a writer that has given up would overwrite later ones
             rates["produce"] = [(rate, Lost() if isinstance(of, Late) else of) for rate, of in rates["produce"]]
         return Chance(Random(self.random.getrandbits(64)), rates)
 
     def killed(self, machine: Machine, request: str) -> None:
-        """A process has ended at one of its requests."""
+        """Note that a process has ended at one of its requests."""
         process = next(process for process in self.processes if process.machine is machine)
         self._strike(f"ends at a request ({request})", process, lambda process: process.kill())
 
     # --- oracles ---
 
     def _wrong(self, *, whole: bool) -> tuple[str, list[str]] | None:
-        """Return the first oracle that does not hold, and why; those of the end are asked if `whole`."""
+        """Return the first violated oracle, and why; `whole`: those of the end, too."""
         return next(((oracle, wrong) for oracle, wrong in self._told_by_oracles(whole=whole) if wrong), None)
 
     @abstractmethod
     def _told_by_oracles(self, *, whole: bool) -> Iterator[tuple[str, list[str]]]:
-        """Yield what is wrong, by oracle."""
+        """Yield the violations, by oracle."""
 
     @abstractmethod
     def _reasons(self) -> str:
-        """Return what everybody waits for."""
+        """Return what each process waits for."""
 
     @staticmethod
     def _check(oracle: str, wrong: list[str]) -> None:
@@ -327,5 +328,5 @@ class Stage(ABC, Generic[P]):
             raise ViolationError(oracle, "; ".join(wrong))
 
     def say(self, event: str) -> None:
-        """Take note of what happens."""
+        """Note an event."""
         self.events.append(f"{self.scheduler.now:9.3f}  {event}")

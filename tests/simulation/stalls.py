@@ -1,6 +1,4 @@
-"""Threads that stand still while the others of their process go on: a disk that hangs, a lock that somebody has, a
-system call that does not return.
-"""
+"""Paused threads in running processes: a disk that hangs, a held lock, a system call that does not return."""
 
 from __future__ import annotations
 
@@ -11,11 +9,11 @@ from tests.simulation.fibers import Machine, Scheduler
 
 EVERY_S = 15.0
 LENGTHS_S = (0.1, 2.0, 12.0, 40.0)
-"""The longest outlasts a session, and a new one."""
+"""The longest outlasts two sessions."""
 
 
 class Stalls:
-    """Has some thread stand still, at times of its own chance. `living`: the machines whose processes run."""
+    """Pauses threads at random times. `living`: the machines whose processes run."""
 
     def __init__(
         self, scheduler: Scheduler, random: Random, living: Callable[[], Sequence[Machine]], say: Callable[[str], None]
@@ -26,12 +24,12 @@ class Stalls:
         self._wait()
 
     def end(self) -> None:
-        """From now on none stands still that does not yet."""
+        """Pause no further threads."""
         self._ended = True
 
     @property
     def left_s(self) -> float:
-        """How long the last one still stands still."""
+        """Return how long the last pause still lasts."""
         return max(0.0, self._over_at - self._scheduler.now)
 
     def _wait(self) -> None:

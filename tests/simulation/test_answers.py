@@ -1,6 +1,4 @@
-"""The oracles of results: what one task makes of records is right, and a result that is repeated, lost or of nobody is
-not.
-"""
+"""The oracles of results accept those of one task, and reject a repeated, missing or invented one."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ RECORDS = 80
 
 
 def answer(program: str, *, exactly_once: bool) -> Answer:
-    """Return the answer to some records, a second apart."""
+    """Return the expected results of some records, a second apart."""
     played, random = PROGRAMS[program], Random(1)
     made = played.answer(played.answering(), played.driven, 2, exactly_once=exactly_once)
     made.write(played.write(random, number, 1_000_000 + 1000 * number) for number in range(RECORDS))
@@ -25,7 +23,7 @@ def answer(program: str, *, exactly_once: bool) -> Answer:
 
 
 def results(of: Answer) -> Rows:
-    """Return what one task tells."""
+    """Return the results of one task."""
     return [(key, value) for key, values in of.expected.items() for value in values]
 
 

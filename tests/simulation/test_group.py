@@ -1,4 +1,4 @@
-"""Histories of a whole group: those of a few seeds are right, and bugs that are put in are found. More: `python -m
+"""Histories of a whole group: those of a few seeds are right, and planted bugs are found. More: `python -m
 tests.simulation --help`.
 """
 
@@ -23,12 +23,11 @@ from tests.simulation.world import SHELVES, World
 LATE_JOIN = 40_021_793
 """A seed whose group begins a generation with an old claim of a member that has released its tasks since."""
 PARTS = [(0, 72, 8), (72, 144, 8), (144, 216, 8), (216, 288, 8), (288, 308, 30), (LATE_JOIN, LATE_JOIN + 1, 30)]
-"""Seeds from and up to, and steps: many short histories, in as many parts as processes run tests, and a few long ones.
-"""
+"""Bounds of seeds, and steps: many short histories, in one part for each test process, and a few long ones."""
 
 
 def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command; the order of sets is a part of a history, so it is another process."""
+    """Run the command in a process of its own, because histories depend on the order of sets."""
     command = [sys.executable, "-m", "tests.simulation", *arguments]
     return subprocess.run(
         command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONHASHSEED": "0"}
@@ -60,16 +59,16 @@ def test_the_same_seed_is_the_same_history() -> None:
 
 @pytest.mark.parametrize("kind", [EXACTLY_ONCE, AT_LEAST_ONCE])
 def test_a_history_that_has_been_played_leaves_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)  # pytest keeps what is logged
+    monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)  # pytest stores log records
     shelf = next(seed for seed in range(100) if Random(f"{seed} snapshots").random() < SHELVES)
     played, violation = play(History(shelf, "a count", kind), steps=8)
-    assert violation is None  # its traceback would keep the history
+    assert violation is None  # its traceback would keep the history alive
     assert isinstance(played, World)
     assert played.shelf is not None
     kept = ref(played)
     del played
     gc.collect()
-    assert kept() is None  # what is kept when the next one begins is frozen, and never given back
+    assert kept() is None  # objects alive at the start of the next history are frozen, and never freed
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What is left of a list that fails."""
+"""Shrinking a failing list."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_of_several_reasons_one_is_left() -> None:
 
 
 def test_each_that_is_left_is_needed_whatever_else_is() -> None:
-    def fails(items: Sequence[int]) -> bool:  # what fails need not fail with more
+    def fails(items: Sequence[int]) -> bool:  # a superset of a failing list need not fail
         return len(items) % 2 == 1 and 7 in items
 
     left = shrunk(range(31), fails)

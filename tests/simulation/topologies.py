@@ -1,6 +1,6 @@
-"""What is simulated: small topologies that write to `out`.
+"""The simulated topologies: small ones that write to `out`.
 
-Invariant: each is built in one way for all processes, and for the one task whose answer is the right one.
+Invariant: all processes, and the one task of the expected results, build them alike.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ KEYS = [f"{letter}{number}" for letter in "abcd" for number in range(4)]
 DAY_MS = 86_400_000
 
 Asked: TypeAlias = Callable[[KStream[str, str]], KStream[str, str]]
-"""Puts a call in the way of a stream."""
+"""Adds a call to a stream."""
 
 
 def counted(builder: StreamsBuilder) -> None:
@@ -81,7 +81,7 @@ def _is_odd(_key: str, value: str | bytes) -> bool:
 
 
 def filtered(below: Callable[[KStream[str, bytes]], None], builder: StreamsBuilder) -> None:
-    """Pass on every second record only, so that the stream time of the operators below is not that of the partition."""
+    """Keep every second record, so that the stream time of the operators below is not that of the partition."""
     below(builder.stream("in", key=serdes.text, value=serdes.raw).filter(_is_odd))
 
 
@@ -255,7 +255,7 @@ def pairs_or_either(builder: StreamsBuilder) -> None:
 
 
 def looked_up_elsewhere(builder: StreamsBuilder) -> None:
-    """Have a repartition between a stream and its join. The keys stay: a key's records come in their order."""
+    """Repartition a stream before its join. The keys stay, so the records of a key keep their order."""
     stream = builder.stream("in", key=serdes.text, value=serdes.text).select_key(
         lambda key, _: key, name="same", key=serdes.text
     )
@@ -271,7 +271,7 @@ def windows_elsewhere(builder: StreamsBuilder) -> None:
 
 
 class _Held(Processor[str, str, str, str]):
-    """Holds the values of each key, and passes them on at punctuations."""
+    """Holds the values of each key, and forwards them at punctuations."""
 
     def init(self, context: ProcessorContext[str, str]) -> None:
         super().init(context)
@@ -301,7 +301,7 @@ def passed_on(builder: StreamsBuilder) -> None:
 
 
 def in_batches(stream: KStream[str, str]) -> KStream[str, str]:
-    """Have one call for records of several keys, each of which takes its answer from the others' list."""
+    """Call once for records of several keys; each takes its answer from the common list."""
     return stream.map_batches(
         service.ask_together, value=serdes.text, max_records=4, max_wait=ms(50), timeout=TIMEOUT, retry=AGAIN
     )
@@ -327,7 +327,9 @@ async def _any_answer(key: str, value: str) -> str:
 
 
 def whatever(stream: KStream[str, str]) -> KStream[str, str]:
-    """Have an answer about each record: one without would move the time of windows, unlike one that fails at once."""
+    """Give each record an answer: a record without one would advance the time of windows, unlike one that fails at
+    once.
+    """
     return stream.map_values_with_key_async(
         _any_answer, value=serdes.text, max_in_flight=8, timeout=TIMEOUT, retry=AGAIN
     )
@@ -353,7 +355,7 @@ def asked_look_up(asked: Asked, builder: StreamsBuilder) -> None:
 
 
 class _Remembered(Processor[str, str, str, int]):
-    """Counts the records of each key about which something is known."""
+    """Counts the records of each key that have an answer."""
 
     def init(self, context: ProcessorContext[str, int]) -> None:
         super().init(context)
@@ -366,7 +368,7 @@ class _Remembered(Processor[str, str, str, int]):
 
 
 async def _remember(record: Record[str, str], context: CallContext[str, int]) -> None:
-    """Do the same: what it has put before it fails counts as nothing."""
+    """Do the same: puts before a failure have no effect."""
     known = context.store("counts")
     count = (known.get() or 0) + 1
     known.put(count)

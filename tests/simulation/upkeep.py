@@ -1,8 +1,8 @@
-"""What befalls topics and offsets in a history: topics are compacted, a newer version writes to the commit topic,
-offsets expire, changelogs are made anew from their last rows.
+"""Events of topics and offsets: topics are compacted, a newer version writes to the commit topic, offsets expire,
+changelogs are recreated from their last rows.
 
-Offsets expire and topics are made anew only while no process runs, and when all transactions have ended. Whoever then
-says that positions are lost is believed, and gets them back, as from an operator who has written them down.
+Offsets expire and topics are recreated only while no process runs, and when all transactions have ended. A process that
+then reports lost positions gets them back, as from an operator who has noted them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STRANGE = bytes([VERSION + 1])
 
 
 class Upkeep:
-    """Decides by chance. `changelogs`: the oracle, which reads what is about to go."""
+    """Causes events at random. `changelogs`: the oracle, which reads a topic before it is deleted."""
 
     def __init__(
         self,
@@ -41,11 +41,11 @@ class Upkeep:
         self._writer = MemoryWriter(cluster.state, None)
         self._commits = TopicPartition(COMMIT_TOPIC, partition_of(application, PARTITIONS))
         self._strange: set[bytes] = set()
-        """The keys of records that a newer version has written, and that are still there."""
+        """The keys of a newer version's records that are still there."""
         self._lost: dict[TopicPartition, tuple[int, str]] = {}
 
     def happen(self) -> None:
-        """Have something befall topics while processes run."""
+        """Cause an event of topics while processes run."""
         if self._random.random() < 0.7:
             self._compact()
         elif COMMIT_TOPIC in self._state.topics:
@@ -57,14 +57,14 @@ class Upkeep:
             self._scheduler.at(self._scheduler.now + after, lambda: self._take_back(key))
 
     def happen_alone(self) -> None:
-        """Have something befall topics and offsets while no process runs."""
+        """Cause an event of topics and offsets while no process runs."""
         if any(producer.open or self._cluster.owes(producer) for producer in self._state.producers.values()):
             return
         changelogs = [name for name in self._state.topics if name.endswith("-changelog")]
         match self._random.choice(("compacted", "expired", "anew")):
             case "compacted":
                 self._compact()
-            # nothing but the changelogs of a partition tells that it had positions
+            # only the changelogs of a partition show that it had positions
             case "expired" if changelogs and all(
                 at.end for name in changelogs for at in self._state.topic(name).partitions
             ):
@@ -77,14 +77,14 @@ class Upkeep:
 
     @property
     def missing(self) -> dict[TopicPartition, tuple[int, str]]:
-        """The offsets that have expired, and that the group does not have."""
+        """The expired offsets that the group lacks."""
         committed = self._state.group(self._application).committed
         return {at: told for at, told in self._lost.items() if at not in committed}
 
     def give_back(self) -> bool:
-        """Restore the offsets that have expired, as an operator does who is told that positions are lost.
+        """Restore the expired offsets, as an operator does after a report of lost positions.
 
-        Return whether any were.
+        Return whether there were any.
         """
         if missing := self.missing:
             self._say("an operator restores the offsets of the group")
@@ -92,7 +92,7 @@ class Upkeep:
         return bool(self._lost)
 
     def end(self) -> None:
-        """Have nothing strange left in the commit topic."""
+        """Remove a newer version's records from the commit topic."""
         for key in list(self._strange):
             self._take_back(key)
 
@@ -104,7 +104,7 @@ class Upkeep:
                 self._cluster.compact(name)
 
     def _make_anew(self, name: str) -> None:
-        """Delete a changelog, and create it with the last row of each key: as a rebuild does, or a copied cluster."""
+        """Delete a changelog, and recreate it with the last row of each key, as a rebuild or a cluster's copy does."""
         self._say(f"{name} is made anew")
         self._changelogs.read(name, made_anew=True)
         reader = MemoryReader(self._state, committed_only=True)

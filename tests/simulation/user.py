@@ -44,9 +44,9 @@ class User(Life):
         self._consumer: CooperativeConsumer | None = None
         self._producer: Producer | None = None
         self._held: list[ConsumerRecord] = []
-        """What is to be done."""
+        """Records to be done."""
         self._done: list[ConsumerRecord] = []
-        """What is done, and not known to be committed."""
+        """Records that are done, and maybe not committed."""
         self._works_on = self.machine.inbox()
         self._by_workers = self._random.random() < 0.5
         self._most = self._random.choice((1, 5, 100))
@@ -58,7 +58,7 @@ class User(Life):
         self._stopping = True
 
     def reasons(self) -> str:
-        """Return what it waits for."""
+        """Return what the program waits for."""
         open_ = None if self._consumer is None or self._consumer._running is None else self._consumer.assignment()
         return f"{self.machine.name}: {open_} holds {len(self._held)}, {self._trouble}"
 
@@ -92,7 +92,7 @@ class User(Life):
 
     @contextmanager
     def _trying_again(self) -> Iterator[None]:
-        """Go on after the errors after which a program may."""
+        """Continue after errors that a program may survive."""
         try:
             yield
         except OffsetOutOfRangeError:
@@ -163,12 +163,12 @@ class User(Life):
     def _commit(
         self, consumer: CooperativeConsumer, commit: Callable[[], CommitResult], records: list[ConsumerRecord]
     ) -> None:
-        """Commit; take note of what has counted by it: the consumer commits by itself, too."""
+        """Commit; note the committed records: the consumer commits by itself, too."""
         began = self._book.moment()
         ranges = commit().ranges
         session = consumer._running
         assert session is not None
-        if not session.committing.in_order:  # otherwise what is above a gap has not counted
+        if not session.committing.in_order:  # with `in_order`, records above a gap are not committed
             counted = [
                 record
                 for record in records
@@ -178,7 +178,7 @@ class User(Life):
         self._done = [record for record in self._done if record not in records]
 
     def _transaction(self, consumer: CooperativeConsumer) -> None:
-        """Write the results of all that is held, and commit both."""
+        """Write the results of all held records, and commit both."""
         if self._random.random() < 0.3:
             return
         if self._producer is None:

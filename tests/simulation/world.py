@@ -1,10 +1,10 @@
-"""A whole group of instances without a broker: real instances on simulated machines, and what befalls them besides what
-befalls everybody (`stage`).
+"""A whole group of instances without a broker: real instances on simulated machines, with faults of their own besides
+those of `stage`.
 
-    processes   each a real `Instance` with its threads; started anew on the same disk
+    processes   each a real `Instance` with its threads; started again on the same disk
     hosts       disks that are lost, full or from an earlier time, clocks that jump, settings that change
     snapshots   are rebuilt, damaged, deleted and published again
-    queries     by key, to anybody, through the router
+    queries     by key, to any instance, through the router
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from tests.simulation.upkeep import Upkeep
 
 OUT = TopicPartition("out", 0)
 SHELVES = 0.25
-"""The part of histories with snapshots."""
+"""The share of histories with snapshots."""
 DECIDED_S = 16.0
-"""After so long without a process, requests of it that are late have arrived, and its transactions have timed out."""
+"""After so long without a process, its late requests have arrived, and its transactions have timed out."""
 EVENTS = (
     "produce",
     "produce",
@@ -68,26 +68,26 @@ EVENTS = (
     "outage",
     "change",
 )
-"""What happens, each as often as it is named."""
+"""Events, each as often as its weight."""
 STATES = 8
-"""Databases are looked at each so many times."""
+"""Databases are checked every so many steps."""
 
 
 @cache
 def built(build: Callable[..., Topology], **version: bool) -> Topology:
-    """Return what it builds, once: all processes of a version run the same."""
+    """Return the topology of a builder, once: all processes of a version run the same."""
     return build(**version)
 
 
 class World(Stage[Process]):
-    """Everything there is."""
+    """One history of instances."""
 
     events_that_happen = EVENTS
 
     def __init__(self, seed: int, program: Program, *, exactly_once: bool) -> None:
         super().__init__(seed, APPLICATION, exactly_once=exactly_once)
         self.program = program
-        service.begin(Random(seed))  # not drawn: histories without calls would change
+        service.begin(Random(seed))  # a separate generator: histories without calls would change otherwise
         self.folder = Path(
             tempfile.mkdtemp(prefix="coopstreams-simulation-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
         )
@@ -131,7 +131,7 @@ class World(Stage[Process]):
         self._reader = MemoryReader(self.cluster.state, committed_only=True)
         self._reader.assign({OUT: Position(0)})
         self._told_to = 0
-        """How far results have been looked at."""
+        """The position up to which results were checked."""
         self._writer = MemoryWriter(self.cluster.state, None)
 
     def config(self, number: int) -> Config:
@@ -155,11 +155,11 @@ class World(Stage[Process]):
         )
 
     def stand_ins(self) -> list[tuple[Any, str, object]]:
-        # temporary folders, too, are in memory: a history makes a dozen of them
+        # temporary folders are in memory, too: a history makes a dozen of them
         return [*IN_PLACE, (tempfile, "tempdir", str(self.folder))]
 
     def close(self) -> None:
-        """Forget everything."""
+        """Release everything."""
         self.answer.close()
         self.scheduler.close([] if self.shelf is None else self.shelf.machines)
         super().close()
@@ -203,14 +203,16 @@ class World(Stage[Process]):
         self._check("answers", self._wrong_answers())
 
     def restore_positions(self, told: Process) -> bool:
-        """Have an operator end all but who told him, and restore the offsets: brokers refuse it beside members."""
+        """Have an operator stop all processes but the reporting one, and restore the offsets: brokers refuse that while
+        there are members.
+        """
         for process in self.living if self.upkeep.missing else ():
             if process is not told:
                 self._strike("is killed", process, Process.kill)
         return self.upkeep.give_back()
 
     def _have_nobody(self) -> None:
-        """Have all processes end, something befall topics while none runs, and one begin."""
+        """End all processes, cause an event of topics while none runs, and start one."""
         for process in self.living:
             if process.machine.paused or self.random.random() < 0.5:
                 self._strike("is killed", process, Process.kill)
@@ -255,12 +257,12 @@ class World(Stage[Process]):
         yield "answers", self._wrong_answers()
 
     def _wrong_answers(self) -> list[str]:
-        """Ask everybody who answers; return what is wrong."""
+        """Query every running process; return the violations."""
         components = self._components(running=True, owned=True) if self.exactly_once else ()
         return [problem for part in components for problem in self.changelogs.wrong_answers(part)]
 
     def _wrong_rows(self) -> list[str]:
-        """Return what is wrong with what running tasks have in their stores: at the end it is what one task has."""
+        """Return the violations in the stores of running tasks: at the end they have the rows of one task."""
         kept: dict[str, list[StoredRow]] = {store: [] for store in self.program.stores}
         for part in self._components(running=True):
             if part.spec.name in kept:
@@ -272,7 +274,9 @@ class World(Stage[Process]):
         ]
 
     def _components(self, *, running: bool, owned: bool = False) -> Iterator[Part]:
-        """Yield each store in a database. `running`: of tasks that run; `owned`: of which queries are answered."""
+        """Yield each store in a database. `running`: only of running tasks; `owned`: only of ranges that answer
+        queries.
+        """
         for process in self.living:
             if process.components is None or process.instance is None or (owned and process.machine.paused):
                 continue
@@ -294,7 +298,7 @@ class World(Stage[Process]):
                     )
 
     def _told(self) -> Rows:
-        """Return the results that are committed since the last time."""
+        """Return the results committed since the last call."""
         if (end := self.cluster.state.partition(OUT).stable_end) == self._told_to:
             return ()
         self._told_to = end
@@ -325,7 +329,7 @@ class World(Stage[Process]):
         return "; ".join(said)
 
     def _why(self, instance: Instance, task: TaskId, state: State) -> str:
-        """Return what a task waits for, or how far it is."""
+        """Return what a task waits for, or its progress."""
         if state is State.OPENING:
             return f", waits for {instance.opener.waits_for(task).why}"
         if (running := instance.tasks.get(task)) is None:

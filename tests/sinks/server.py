@@ -1,4 +1,4 @@
-"""A PostgreSQL server of a test's own."""
+"""A PostgreSQL server for tests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class PostgresServer:
 
     def __init__(self, folder: Path) -> None:
         self._programs = programs()
-        self._user = _other_user() if os.getuid() == 0 else None  # the server does not run as root
+        self._user = _other_user() if os.getuid() == 0 else None  # the server refuses to run as root
         self._folder = Path(tempfile.mkdtemp(prefix="postgres-"))
         self._log = folder / "postgres.log"
         self._port = next(port for port in range(18_000 + os.getpid() % 2000, 30_000) if port_is_free(port))
@@ -43,7 +43,7 @@ class PostgresServer:
 
     @property
     def dsn(self) -> str:
-        """How to connect."""
+        """The connection string."""
         return f"host=127.0.0.1 port={self._port} user=tester dbname=postgres"
 
     def start(self) -> None:

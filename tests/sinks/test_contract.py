@@ -19,7 +19,7 @@ Rows = Callable[[], list[tuple[str, int]]]
 
 
 class Picky(MemorySink):
-    """Takes no negative numbers, as the table of the other sink."""
+    """Refuses negative numbers, as the table of the other sink does."""
 
     def refuse(self, record: SinkRecord) -> None:
         if record.value < 0:

@@ -1,7 +1,6 @@
-"""A backfill in a session that is not this machine's own, in a process of its own: `python -m tests.spark.elsewhere
-SESSION JSON`.
+"""A backfill in a remote session, in a process of its own: `python -m tests.spark.elsewhere SESSION JSON`.
 
-Prints, as the last line, how it went.
+Prints the outcome as the last line.
 """
 
 from __future__ import annotations

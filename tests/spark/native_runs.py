@@ -1,4 +1,4 @@
-"""A backfill of records from a table, by Spark SQL and by Python; and all that is left behind, to be compared."""
+"""A backfill of records from a table, by Spark SQL and by Python; and its results, for comparison."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ GRACE = timedelta(milliseconds=700)
 
 @dataclass(frozen=True)
 class Ran:
-    """A backfill, and all that a live application would find: slices and their rows, stream times; and what was
-    counted.
-    """
+    """The results of a backfill for a live application: slices and their rows, stream times; and the counts."""
 
     done: Backfilled
     slices: set[tuple[object, ...]]
@@ -136,7 +134,7 @@ def aggregation_of(topology: Topology) -> Aggregation:
 
 
 def understood(spark: SparkSession, aggregation: Aggregation, values: list[bytes | None]) -> list[int | float | None]:
-    """Return what SQL reads in each value, None where it is in doubt."""
+    """Return SQL's reading of each value, None where it is in doubt."""
     frame, token_of = with_tokens(
         spark.createDataFrame(list(enumerate(values)), "at int, value binary"), aggregation.reads, aggregation.parts
     )

@@ -1,5 +1,5 @@
-"""An application whose state depends on time and on two topics, what one thread makes of its input, and ways to put it
-back.
+"""An application whose state depends on time and on two topics, the results of one thread, and a reset of its
+positions.
 """
 
 from __future__ import annotations
@@ -40,9 +40,7 @@ Done = Callable[[law.Input, int], bool]
 
 @dataclass(frozen=True, slots=True)
 class Shop:
-    """Orders counted by customer, in windows with late ones, and by the city that the customer lives in when they
-    come.
-    """
+    """Orders counted by customer, in windows with late ones, and by the customer's city at the time of the order."""
 
     kafka: Kafka
     topology: Topology
@@ -75,7 +73,7 @@ class Shop:
         law.write(self.kafka.bootstrap, law.Topics("", self.orders, self.customers, "", "", ""), records)
 
     def run(self, folder: Path, records: Sequence[law.Input], ranges: int) -> None:
-        """Run the application until it has committed all that was written, and stop it."""
+        """Run the application until it has committed all records, and stop it."""
         live = {
             **self.settings,
             "state.dir": str(folder),
@@ -116,7 +114,7 @@ class Shop:
         }
 
     def put_back(self, place: TopicPartition, key_range: KeyRange, position: int, stream_time: int) -> None:
-        """Let a key range have committed only so much, as its next owner would say it."""
+        """Set the position of a key range back, by a commit as of its next owner."""
         application, settings = self.topology.application_id, {"bootstrap.servers": self.kafka.bootstrap}
         with closing(KafkaLog(settings)) as cluster, GroupAdmin(settings, application) as admin:
             plain = admin.committed([place])[place]
@@ -132,7 +130,7 @@ class Shop:
         return f"{self.topology.application_id}-{store}-changelog"
 
     def tables(self) -> dict[str, dict[Any, Any]]:
-        """Return what the changelogs say."""
+        """Return the tables by the changelogs."""
         return {
             name: dict(decoded(name, latest(read_topic(self.kafka.bootstrap, self.changelog(name))))) for name in STORES
         }
@@ -161,9 +159,7 @@ def decoded(name: str, rows: Mapping[bytes, bytes]) -> Iterator[tuple[Any, Any]]
 
 
 def fold(records: Sequence[law.Input], done: Done = lambda _record, _offset: True) -> dict[str, dict[Any, Any]]:
-    """Return the tables of those records that are done, by dictionaries and a merge by stream time; time is that of all
-    of them.
-    """
+    """Return the tables of the done records, by dictionaries and a merge by stream time, which all records advance."""
     tables: dict[str, dict[Any, Any]] = {name: {} for name in STORES}
     for partition in range(PARTITIONS):
         merged = []

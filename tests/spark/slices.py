@@ -1,4 +1,4 @@
-"""What the slices of a snapshot hold, decoded without the code that picks them up."""
+"""The content of a snapshot's slices, decoded without the code that restores them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from coopstreams.topology.stores import StoreSpec
 def changelogs_of(
     topology: Topology, folder: Path, results: Iterable[TaskResult]
 ) -> dict[str, dict[bytes, tuple[bytes, int]]]:
-    """Return, for each store, what its changelog would say: value and timestamp by changelog key. No key may be there
-    twice.
-    """
+    """Return, for each store, value and timestamp by changelog key. No key may occur twice."""
     specs = {spec.name: spec for part in topology.subtopologies for spec in part.stores}
     found: dict[str, dict[bytes, tuple[bytes, int]]] = {name: {} for name in specs}
     for result in results:

@@ -1,5 +1,5 @@
-"""A backfill runs the topology that the live application runs: `topology.optimization`, names of internal topics, and
-what a rebuild finds of them.
+"""A backfill runs the same topology as the live application: with `topology.optimization`, names of internal topics,
+and a rebuild of them.
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ Event = tuple[str, str, str]
 
 
 class Shop:
-    """A table that is as it is in its topic, orders that look into it, and pairs of orders of the same person:
-    optimised, it keeps less.
-    """
+    """A table equal to its topic, orders that look it up, and pairs of a person's orders: optimised, it stores less."""
 
     def __init__(self, kafka: Kafka) -> None:
         self.kafka, self.application = kafka, kafka.unique("shop")
@@ -75,7 +73,7 @@ class Shop:
         return [(self.orders, PEOPLE[number % len(PEOPLE)], f"order {number}") for number in numbers]
 
     def write(self, events: Iterable[Event]) -> None:
-        """Write records, a tenth of a second after the other, to the topics and to those that say what is expected."""
+        """Write records, a tenth of a second apart, to the topics, and note them for the expected results."""
         producer = Producer({"bootstrap.servers": self.kafka.bootstrap, "partitioner": "murmur2_random"})
         for topic, key, value in events:
             producer.produce(topic, value, key, timestamp=BEGIN_MS + 100 * len(self.events))
@@ -115,7 +113,7 @@ def shop(kafka: Kafka) -> Shop:
 
 
 def table(app: CoopStreams, store: str) -> dict[str, str]:
-    """Return a store as the application answers; empty while something moves."""
+    """Return a store by the application's answers; empty while a task moves."""
     with QueryClient(str(app.url), deadline_s=20) as client:
         try:
             return {entry.key: entry.value for entry in client.range(store, page=1000)}
@@ -124,7 +122,7 @@ def table(app: CoopStreams, store: str) -> dict[str, str]:
 
 
 def restored(app: CoopStreams) -> set[str]:
-    """Return the stores for which an instance has read a topic before it went on."""
+    """Return the stores that an instance has restored from a topic."""
     lines = [
         line
         for line in instance_of(app).components.metrics.text().decode().splitlines()

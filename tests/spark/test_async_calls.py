@@ -18,7 +18,7 @@ pytestmark = pytest.mark.broker
 
 
 async def longer(text: str) -> str:
-    """Take a moment, as a request does."""
+    """Wait a moment, as a request does."""
     await asyncio.sleep(0.002)
     return f"{text}!"
 

@@ -1,4 +1,4 @@
-"""Backfill from DataFrames, without a broker: what the tasks make of history is what one thread makes of it."""
+"""Backfill from DataFrames, without a broker: its results equal those of one thread."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_counts_windows_joins_and_repartitions_are_those_of_one_thread(
 
 
 def exchanging() -> Topology:
-    """Each of two streams is counted together with the other one, by the value of that."""
+    """Each of two streams is counted together with the other one, by the other one's values."""
     builder = StreamsBuilder("exchanging")
     streams = {topic: builder.stream(topic, key=serdes.text, value=serdes.text) for topic in ("left", "right")}
     for topic, other in (("left", "right"), ("right", "left")):
@@ -134,7 +134,7 @@ def test_streams_that_wait_for_each_other_are_exchanged_in_rounds(spark: SparkSe
 
 
 def closing() -> Topology:
-    """Clicks in sessions, and in seconds that are told once, when they are over."""
+    """Clicks in sessions, and in seconds that are emitted on close."""
     builder = StreamsBuilder("closing")
     group = (
         builder.stream("clicks", key=serdes.text, value=serdes.text)
@@ -179,12 +179,12 @@ def test_sessions_and_windows_that_are_told_once_are_those_of_the_test_driver(
     seconds = {second.decode(key[:-4]): serdes.int64.decode(value) for key, (value, _) in found["seconds"].items()}
     for expected, rows_ in ((stored["sessions"], sessions), (stored["seconds"], seconds)):
         assert expected
-        # What has expired may lie in a segment that is not yet over.
+        # Expired rows may be in a segment that has not expired.
         assert expected == {key: rows_.get(key) for key in expected}
 
 
 def stubborn() -> Topology:
-    """Adds up numbers, one of which is none."""
+    """Adds numbers, one of which is not a number."""
     builder = StreamsBuilder("stubborn")
     builder.stream("numbers", key=serdes.text, value=serdes.text).map_values(
         int, value=serdes.int64

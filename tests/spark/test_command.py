@@ -1,4 +1,4 @@
-"""`coopstreams backfill` as it is typed: look first, run, publish later; and what it refuses."""
+"""`coopstreams backfill` from the command line: dry run, run, publish later; and its refusals."""
 
 from __future__ import annotations
 

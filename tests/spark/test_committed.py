@@ -1,5 +1,5 @@
-"""Which records count for which task, how finely tasks are cut, and what makes one table another: decisions, without
-Kafka and Spark.
+"""The decisions of a rebuild, without Kafka and Spark: the records of each task, the number of key ranges, and the
+differences of tables.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RECORDS = 60
 
 @st.composite
 def segments(draw: st.DrawFn) -> tuple[Segment, ...]:
-    """Key ranges cut at key groups, each at a position of its own, with runs above it."""
+    """Return key ranges cut at key groups, each at a position of its own, with runs above it."""
     cuts = sorted({0, GROUPS, *draw(st.sets(st.integers(1, GROUPS - 1), max_size=4))})
     made = []
     for first, end in pairwise(cuts):
@@ -160,7 +160,7 @@ def test_the_sub_topologies_run_that_a_store_needs_and_the_last_one_in_part() ->
 
 
 class Keeps(Processor[str, str, str, str]):
-    """Has a store, which all keys share."""
+    """Has a store that all keys share."""
 
 
 def test_a_task_that_cannot_be_divided_must_stand_in_one_place() -> None:

@@ -1,4 +1,4 @@
-"""Workers of a local session begin with all modules that a task needs."""
+"""Workers of a local session start with all modules that a task needs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pyspark.sql import SparkSession
 
 
 def test_a_worker_imports_nothing_of_ours_itself(spark: SparkSession) -> None:
-    def loaded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # by value: it brings no import along
+    # pickled by value, so it imports nothing
+    def loaded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import sys
 
         import pyarrow

@@ -1,6 +1,4 @@
-"""The programs of the page about backfills run, one after the other, on a Kafka of their own and with a small
-archive.
-"""
+"""The programs of the page about backfills run in order, on a Kafka of their own and with a small archive."""
 
 from __future__ import annotations
 
@@ -66,6 +64,6 @@ def test_the_programs_of_the_page_run(
         for row in sorted(updates, key=lambda row: (row.task, row.number))
     }
     assert latest == Counter(customer for _, customer, _, _ in ORDERS)
-    # Four parts of the topic were copied side by side.
+    # Four parts of the topic were copied in parallel.
     copied = sorted((int(record.headers["number"] or b""), record.key) for record in read_topic(bootstrap, "copy"))
     assert copied == [(number, b"customer-%d" % (number % 7)) for number in range(1000)]

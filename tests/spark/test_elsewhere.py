@@ -75,13 +75,13 @@ def words(count: int) -> list[str]:
 
 
 def run(kind: str, kafka: Kafka, programs: Sequence[Letters], work: Path) -> dict[str, Any]:
-    """Return how the backfills of these programs went, one after the other in one session."""
+    """Return the outcomes of backfills of these programs, one after the other in one session."""
     asked = {
         "settings": {"bootstrap.servers": kafka.bootstrap},
         "programs": [str(program.path) for program in programs],
         "work": str(work),
     }
-    # coopstreams is found as if it were installed; nothing of the application is.
+    # coopstreams is found as if it were installed; the application is not found.
     found_in = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {
         **os.environ,
@@ -99,7 +99,7 @@ def run(kind: str, kafka: Kafka, programs: Sequence[Letters], work: Path) -> dic
 
 
 def check(kafka: Kafka, program: Letters, outcome: dict[str, Any]) -> None:
-    """State, outputs and offsets are those of the words."""
+    """Check that state, outputs and offsets are those of the words."""
     count = program.expected.total()
     assert outcome["records"] == count
     assert outcome["keys in snapshots"] == len(program.expected)
@@ -140,7 +140,7 @@ def test_what_pack_prints_runs_on_a_cluster_whose_workers_have_nothing_but_the_a
     kafka: Kafka, tmp_path: Path
 ) -> None:
     counted = Letters.make(kafka, tmp_path / "app", words(3000))
-    # The application says which interpreter ran it.
+    # The application prints the interpreter that ran it.
     counted.path.with_name(f"{counted.path.stem.replace('program', 'helper')}.py").write_text(WHERE)
     environment = {name: value for name, value in os.environ.items() if name not in ("PYSPARK_PYTHON", "PYTHONPATH")}
     pack = [sys.executable, "-m", "coopstreams", "pack", str(tmp_path / "worker.tar.gz")]

@@ -1,5 +1,5 @@
-"""Foreign-key joins in a backfill: tables, and each update of them, are those of a driver that answers at once; and a
-live application goes on.
+"""Foreign-key joins in a backfill: tables, and each update of them, equal those of a test driver; and a live
+application continues.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ BEGIN_MS = 1_700_000_000_000
 
 
 def topology_of(*, left: bool, application: str = "foreign", topics: Mapping[str, str] = HERE) -> Topology:
-    """Orders meet the person whom they name, then that one's country; clicks look into the result, and names are
+    """Orders are joined with their person, then with the person's country; clicks look up the result, and names are
     counted.
     """
     builder = StreamsBuilder(application)
@@ -67,9 +67,7 @@ def topology_of(*, left: bool, application: str = "foreign", topics: Mapping[str
 
 
 def events_of(seed: int, count: int, *, late: bool) -> list[Event]:
-    """Changes and deletions on all sides, each at a moment of its own. `late`: some with older timestamps than those
-    before them.
-    """
+    """Changes and deletions on all sides, at distinct times. `late`: some have older timestamps than earlier ones."""
     generator, found = random.Random(seed), list[Event]()
     people, countries = [f"p{n}" for n in range(12)], [f"c{n}" for n in range(4)]
     for number in range(count):
@@ -124,7 +122,7 @@ def run(
 def driven(
     topology: Topology, events: Sequence[Event]
 ) -> tuple[dict[str, dict[str, Any]], dict[tuple[str, str], list[tuple[Any, int]]]]:
-    """Return the tables in the end, and for each topic and key its updates."""
+    """Return the final tables, and the updates for each topic and key."""
     updates = defaultdict(list)
     with TopologyTestDriver(topology) as driver:
         for topic, key, value, at in events:
@@ -177,7 +175,7 @@ def test_late_rows_are_answered_and_the_record_cache_holds_no_question_back(
 
 
 class Hourly(Processor[str, Any, str, Any]):
-    """Forwards rows, and is called by time."""
+    """Forwards rows on punctuations."""
 
     def init(self, context: ProcessorContext[str, Any]) -> None:
         super().init(context)
@@ -235,7 +233,7 @@ def test_a_run_that_died_between_rounds_is_resumed_and_a_live_application_asks_a
     with pytest.raises(KeyboardInterrupt):
         backfill(topology, settings, spark=spark, options=options, on_stage=die)
     assert begun == ["sub-topology 0, round 1 of 3", "sub-topology 1", "sub-topology 0, round 2 of 3"]
-    write(kafka, events[1200:])  # behind the cut, which was taken
+    write(kafka, events[1200:])  # behind the cut
     (resumed,) = [folder.name for folder in (tmp_path / "work").iterdir()]
     done = backfill(
         topology,

@@ -1,4 +1,4 @@
-"""A stream meets a global table in a backfill as it is at the cut, and live as it is by then."""
+"""A backfill joins a stream with a global table as of the cut, and a live application with the current table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.broker
 
 
 def topology_of(application: str, orders: str, places: str, out: str) -> Topology:
-    """Orders, each with the name of the place that it names."""
+    """Orders, each with the name of its place."""
     builder = StreamsBuilder(application)
     table = builder.global_table(places, key=serdes.text, value=serdes.text, store="places")
     stream = builder.stream(orders, key=serdes.text, value=serdes.text)
@@ -34,7 +34,7 @@ def topology_of(application: str, orders: str, places: str, out: str) -> Topolog
 
 
 def write(kafka: Kafka, topic: str, records: Iterable[tuple[str, str | None]]) -> Counter[int]:
-    """Write records; return how many there are by partition."""
+    """Write records; return their number by partition."""
     written: Counter[int] = Counter()
 
     def delivered(error: object, message: Message) -> None:

@@ -1,5 +1,5 @@
-"""The law of the hand-over, on a real Kafka: backfill of what came before a cut, then a live application, give what one
-run gives.
+"""The law of the hand-over, on a real Kafka: a backfill up to a cut, then a live application, give the results of one
+run.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def options(tmp_path: Path, **given: Any) -> Options:
 
 @contextmanager
 def never_stopping(bootstrap: str, topic: str, keys: Sequence[str]) -> Iterator[Counter[str]]:
-    """Write records of these keys all the while; what was written is counted when the block ends."""
+    """Write records of these keys during the block; they are counted at its end."""
     written: Counter[str] = Counter()
     stop = threading.Event()
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, "partitioner": "murmur2_random"})
@@ -109,7 +109,7 @@ def test_a_count_goes_on_behind_a_producer_that_never_stops(kafka: Kafka, spark:
 
 
 class Ticks(Processor[str, str, str, int]):
-    """Tells every ten seconds of stream time how many records there were since."""
+    """Forwards every ten seconds of stream time the number of records since."""
 
     def init(self, context: ProcessorContext[str, int]) -> None:
         super().init(context)
@@ -139,9 +139,9 @@ def timed(application: str, source: str, ticks: str, windows: str) -> Topology:
 def test_stream_time_and_timers_go_on_over_the_cut(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> None:
     source, ticks, windows = (kafka.topic(name, retention_ms="-1") for name in ("in", "ticks", "windows"))
     topology = timed(kafka.unique("timed"), source, ticks, windows)
-    begin = int(time.time()) // 10 * 10_000 - 200_000  # timers are on a grid from 0
+    begin = int(time.time()) // 10 * 10_000 - 200_000  # punctuations are due at multiples of their interval
     before = [begin + at for at in (1_000, 9_000, 11_500, 24_000, 23_000, 57_000)]
-    # The first is late by the clock that the backfill has left, and no timer may be called for a time that is over.
+    # The first is late by the clock of the backfill, and no punctuation may be called for a past time.
     behind = [begin + at for at in (5_000, 57_100, 58_000, 61_000, 60_000, 83_000)]
     expected: dict[str, list[tuple[str, int, int]]] = {ticks: [], windows: []}
     with TopologyTestDriver(topology) as driver:
@@ -167,7 +167,7 @@ def test_stream_time_and_timers_go_on_over_the_cut(kafka: Kafka, spark: SparkSes
         ]
 
     with CoopStreams(topology, {**settings, "state.dir": str(tmp_path / "state"), "commit.interval.ms": 100}):
-        # The last record of each topic is one of the last record of the input.
+        # The last record of each topic comes from the last record of the input.
         eventually(
             lambda: all(rows[-1] in found(topic) for topic, rows in expected.items()),
             60,
@@ -176,13 +176,13 @@ def test_stream_time_and_timers_go_on_over_the_cut(kafka: Kafka, spark: SparkSes
     assert found(windows) == expected[windows]
     told, by_backfill = found(ticks), [row for row in expected[ticks] if row[2] <= max(before)]
     assert told[: len(by_backfill)] == by_backfill
-    # As after any restart, the first record behind the cut calls what is scheduled; but with the time that it is.
+    # As after any restart, the first record behind the cut triggers the punctuations, with the current time.
     assert [at for _, _, at in told[len(by_backfill) :] if at < max(before)] == []
     assert sum(count for _, count, _ in told) == len(before) + len(behind)
 
 
 def clean_cut(records: Sequence[law.Input]) -> int:
-    """Return a place near the middle of the input such that nothing behind it belongs before it, in any partition."""
+    """Return an index near the middle of the input such that no later record belongs before it, in any partition."""
     times = [0] * len(records)
     for at in {(record.topic, record.partition) for record in records}:
         mine = [number for number, record in enumerate(records) if (record.topic, record.partition) == at]

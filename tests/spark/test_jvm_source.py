@@ -1,4 +1,4 @@
-"""Spark's own connector in place of our data source: the same rows in the same order, and the same refusals."""
+"""Spark's own connector instead of our data source: the same rows in the same order, and the same refusals."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ from tests.conftest import Kafka
 from tests.spark.test_kafka_source import transactions, write
 
 CONNECTOR = [
-    # The newest that Maven Central has whole, jar by jar; `--packages` of the very version of Spark is what users are
-    # told.
+    # The newest version of which Maven Central has every jar; users get `--packages` of their version of Spark.
     "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
     "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
     "org.apache.kafka:kafka-clients:3.9.2",
@@ -33,7 +32,7 @@ CONNECTOR = [
 ]
 
 FAILED = (PySparkException, Py4JJavaError)
-"""What the connector throws in a task has no name for a driver that got the jar later, as here."""
+"""An error of the connector in a task has no class here, because the driver got the jar later."""
 
 
 def test_a_session_without_the_connector_is_told_what_to_install(spark: SparkSession) -> None:
@@ -91,14 +90,14 @@ def with_connector(spark: SparkSession) -> SparkSession:
 
 
 def test_a_session_beside_one_that_has_read_reads_as_well(spark: SparkSession) -> None:
-    """The first one is the active one, in which Spark looks for sources of the same name."""
+    """The first session is active, and Spark looks for sources of the same name there."""
     for session in (spark, spark.newSession()):
         frame = kafka_frame(session, {"bootstrap.servers": "nowhere:1"}, "topic", {0: (0, 1)})
         assert "offset" in frame.columns
 
 
 def placed(rows: DataFrame) -> list[list[Row]]:
-    """Return the rows of each Spark partition, as a task would take them."""
+    """Return the rows of each Spark partition, as a task takes them."""
     found: dict[int, list[Row]] = {}
     for row in rows.withColumn("at", F.spark_partition_id()).collect():
         found.setdefault(row["at"], []).append(
@@ -124,11 +123,11 @@ def test_both_connectors_give_the_same_rows(kafka: Kafka, with_connector: SparkS
     cluster = KafkaLog(settings)
     end = cluster.end_offset(TopicPartition(topic, 0))
     cluster.close()
-    assert end == 1211 + 4  # a marker behind each transaction
+    assert end == 1211 + 4  # a marker after each transaction
     for bounds in (
         {0: (0, end), 1: (0, 701)},
-        {0: (3, 101), 1: (700, 701)},  # ends behind a marker; holds nothing but a marker
-        {0: (60, 120), 1: (5, 300)},  # ends among records that were aborted
+        {0: (3, 101), 1: (700, 701)},  # ends after a marker; has only a marker
+        {0: (60, 120), 1: (5, 300)},  # ends among aborted records
         {0: (200, 200), 1: (7, 8)},  # one is empty
     ):
         ours = placed(kafka_frame(with_connector, settings, topic, bounds))

@@ -1,4 +1,4 @@
-"""Kafka for Spark, on a real Kafka: what is read ends exactly at the cut, what is written counts once."""
+"""Kafka for Spark, on a real Kafka: a read ends exactly at the cut, and a write counts once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Native plans: what Spark SQL folds is what Python folds, row for row; what may not be is left to Python, and said."""
+"""Native plans: Spark SQL folds the same rows as Python; other programs are left to Python, with a reason."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def folds(values: serdes.Serde[Any] = serdes.json, part: str | None = "delay") -
 
 
 def texts(generator: random.Random) -> Iterator[str]:
-    """Yield JSON objects and what looks like some."""
+    """Yield JSON objects and similar texts."""
     numbers_ = [
         "0",
         "-0",

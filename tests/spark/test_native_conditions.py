@@ -76,7 +76,7 @@ def comparisons() -> list[Condition]:
 
 
 def joined(generator: random.Random, depth: int) -> Condition:
-    """Return conditions on x and y, joined and turned round."""
+    """Return conditions on x and y, combined and negated."""
     if not depth or generator.random() < 0.2:
         part = field(generator.choice("xy"))
         compared = generator.choice(COMPARE)(part, generator.choice([0, 5, 0.1, "DE", "D"]))
@@ -87,7 +87,7 @@ def joined(generator: random.Random, depth: int) -> Condition:
 
 
 def decided(spark: SparkSession, conditions: list[Condition], values: list[bytes | None]) -> list[list[bool | None]]:
-    """Return what SQL makes of each condition for each value, None where it is in doubt."""
+    """Return SQL's result of each condition for each value, None where it is in doubt."""
     names = list(dict.fromkeys(name for condition in conditions for name in fields_of(condition)))
     frame, token_of = with_tokens(spark.createDataFrame(list(enumerate(values)), "at int, value binary"), names, None)
     judgements = [judged(condition, token_of) for condition in conditions]
@@ -96,7 +96,7 @@ def decided(spark: SparkSession, conditions: list[Condition], values: list[bytes
 
 
 def check(conditions: list[Condition], values: list[bytes | None], told: list[list[bool | None]]) -> dict[str, int]:
-    """Return how many values each condition was certain about: what it says then is what Python says."""
+    """Return the number of certain results of each condition, and check that they equal Python's."""
     certain = dict.fromkeys(map(repr, conditions), 0)
     for value, row in zip(values, told, strict=True):
         for condition, found in zip(conditions, row, strict=True):
@@ -146,7 +146,7 @@ ABROAD = (field("kind") == "order") & ((field("country") != "D\u00fc") | field("
 
 
 def filtered_and_hopping() -> Topology:
-    """Filters before folds of all time, and before windows that overlap, unevenly; one lets nothing through."""
+    """Filters before folds of all time, and before unevenly overlapping windows; one filter drops all."""
     builder = StreamsBuilder("native")
     records = builder.stream("orders", key=serdes.text, value=serdes.json)
     hopping = TimeWindows(milliseconds=1000, advance=ms(300), grace=GRACE)
@@ -171,8 +171,8 @@ def filtered_and_hopping() -> Topology:
 
 
 def orders(seed: int, records: int) -> list[Row]:
-    """Return orders and notes, of which an amount is none; some without a key, some late, in jumps so that filters
-    decide what is.
+    """Return orders and notes, some with an amount that is none, without a key or late, with jumps in time that depend
+    on filters.
     """
     generator, now, rows = random.Random(seed), 0, list[Row]()
     for _ in range(records):

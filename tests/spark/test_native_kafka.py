@@ -1,4 +1,4 @@
-"""Native plans over topics of Kafka, whose offsets tell which records are late."""
+"""Native plans over topics of Kafka, whose offsets show which records are late."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether records are late, told from the spans of windows, is what putting them in order tells."""
+"""The spans of windows show the same late records as a sort of all records."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Native plans of typed JSON, and of floats: SQL checks what msgspec checks, and adds in the order of the records."""
+"""Native plans of typed JSON and of floats: SQL checks types as msgspec does, and adds in the order of records."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Ride(msgspec.Struct, rename={"fare": "Fare"}):
 
 @dataclass
 class Reading:
-    """A float whose default is an int, which is an int where it is missing."""
+    """A float field whose default is an int, which is used where the field is missing."""
 
     level: float = 0
     weight: float = 2.5
@@ -72,7 +72,7 @@ FITTING = {
 
 
 def objects(seed: int, names: list[str]) -> list[bytes | None]:
-    """Return objects of these fields: most have all of them and fit, some have one twice, too many, none."""
+    """Return objects of these fields: most are complete and valid, some have one twice, too many or none."""
     generator, found = random.Random(seed), list[bytes | None]()
     for _ in range(2500):
         named = [name for name in names if generator.random() < 0.97]
@@ -150,7 +150,7 @@ RIDES = TimeWindows(milliseconds=800, advance=ms(300), grace=GRACE)
 
 
 def rides() -> Topology:
-    """Sums of floats of all time and in windows, with filters before, smallest and largest ones."""
+    """Sums of floats of all time and in windows, behind filters; smallest and largest values."""
     builder = StreamsBuilder("typed")
     records = builder.stream("rides", key=serdes.text, value=serdes.json(Ride))
     records.map_values(field("fare"), value=serdes.float64).group_by_key().reduce(operator.add, store="fares")
@@ -167,7 +167,7 @@ def rides() -> Topology:
 
 
 def ridden(seed: int, records: int) -> list[Row]:
-    """Return rides whose fares give another sum in any other order; some late, some without a key."""
+    """Return rides whose fares have another sum in any other order; some late, some without a key."""
     generator, now, rows = random.Random(seed), 0, list[Row]()
     for _ in range(records):
         now += generator.randrange(12)
@@ -243,7 +243,7 @@ class Tagged(msgspec.Struct, tag=True):
 
 
 class Nested(msgspec.Struct):
-    """A type with another one in it."""
+    """A type that contains another one."""
 
     amount: int
     inner: Reading

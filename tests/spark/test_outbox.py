@@ -1,4 +1,4 @@
-"""One transaction a task, however often it is tried: on a real Kafka, without Spark."""
+"""One transaction for each task, however often it is tried: on a real Kafka, without Spark."""
 
 from __future__ import annotations
 

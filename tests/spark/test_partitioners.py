@@ -1,4 +1,4 @@
-"""Partitioners in a backfill: each record lies where one application that read everything would have put it."""
+"""Partitioners in a backfill: each record is in the partition of a live application that read everything."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def by_value(_topic: str, _key: str, value: str, partitions: int) -> int:
 
 
 def some(_topic: str, _key: str, value: str, partitions: int) -> int | Sequence[int]:
-    """Nowhere, somewhere, twice, everywhere."""
+    """Return no partition, one, one twice, or all."""
     return ([], int(value) % partitions, [0, partitions - 1], range(partitions))[int(value) % 4]
 
 
 class Where(Processor[str, str, str, str]):
-    """Says in which partition it has found each value."""
+    """Notes the partition in which it has found each value."""
 
     def process(self, record: Record[str, str]) -> None:
         assert self.context.metadata is not None
@@ -44,8 +44,8 @@ class Where(Processor[str, str, str, str]):
 
 
 class Spread:
-    """An application that puts records where it likes: in a topic, in one that each record names, in one of its own,
-    behind which it counts keys.
+    """An application with partitioners: of a topic, of a topic chosen by the record, and of a repartition topic before
+    a count.
     """
 
     def __init__(self, kafka: Kafka) -> None:
@@ -70,7 +70,7 @@ class Spread:
         self.kafka.write(self.source, ((KEYS[number % len(KEYS)], str(number)) for number in numbers))
 
     def expected(self, count: int) -> Counter[Storage]:
-        """Return what one application makes of the first records, and how many are for no partition."""
+        """Return the expected results of the first records, and the number of those without a partition."""
         with TopologyTestDriver(self.topology, config=self.settings, partitions=self.sinks) as driver:
             numbers = driver.input(self.source, serdes.text, serdes.text)
             for number in range(count):
@@ -135,7 +135,7 @@ def test_a_table_has_a_record_as_often_as_the_topic_would(spread: Spread, spark:
 
 
 def one_sink(kafka: Kafka, to: Callable[[str], Any], partitioner: Callable[[str, Any, Any, int], Any]) -> Topology:
-    """Return an application that writes to one topic what it reads, and write a record for it."""
+    """Return an application that copies a topic, and write a record for it."""
     source, sink = kafka.topic("in"), kafka.topic("out", 3)
     builder = StreamsBuilder(kafka.unique("one-sink"))
     builder.stream(source, key=serdes.text, value=serdes.text).to(to(sink), partitioner=partitioner)

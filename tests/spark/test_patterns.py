@@ -1,5 +1,5 @@
-"""Topics by pattern in a backfill: those that match when the cut is taken are history, those that come later are the
-live application's.
+"""Topics by pattern in a backfill: those that match at the cut are history, later ones are left to the live
+application.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ topology = builder.build()
 
 
 class Shop:
-    """Topics whose names begin alike, and an application that reads them by a pattern; another pattern matches nothing
+    """Topics with a common prefix, and an application that reads them by a pattern; another pattern matches nothing
     yet.
     """
 
@@ -72,7 +72,7 @@ class Shop:
         return topic
 
     def write(self, topic: str, records: int) -> None:
-        """Write records, a second after the other."""
+        """Write records, a second apart."""
         producer = Producer({"bootstrap.servers": self.kafka.bootstrap, "partitioner": "murmur2_random"})
         for number in range(records):
             producer.produce(topic, topic, f"key-{number % 20}", timestamp=BEGIN_MS + 1000 * number)
@@ -131,7 +131,7 @@ def test_topics_that_match_are_history_and_those_that_come_later_are_live(
 
 
 def merged(application: str, prefix: str, sink: str) -> Topology:
-    """Write down in which order the records of all topics come, by key."""
+    """Note the order of the records of all topics, by key."""
     builder = StreamsBuilder(application)
     stream = builder.stream(re.compile(f"{prefix}-[abc]"), key=serdes.text, value=serdes.text)
     stream.group_by_key().aggregate(
@@ -141,7 +141,7 @@ def merged(application: str, prefix: str, sink: str) -> Topology:
 
 
 def driven(topology: Topology, records: Iterable[tuple[int, str, str, str]]) -> dict[str, list[str]]:
-    """Return the updates of each key that one thread writes: timestamp, topic, key and value in, in this order."""
+    """Return the updates of each key by one thread over these records: timestamp, topic, key and value."""
     told: dict[str, list[str]] = {}
     with TopologyTestDriver(topology) as driver:
         for timestamp, topic, key, value in records:
@@ -155,7 +155,7 @@ def test_topics_are_taken_by_time_then_by_name_and_one_of_them_may_come_from_a_t
     kafka: Kafka, spark: SparkSession, tmp_path: Path
 ) -> None:
     prefix, sink = kafka.unique("merged"), kafka.topic("told")
-    names = [f"{prefix}-{letter}" for letter in "cab"]  # as they are made, not as they are read
+    names = [f"{prefix}-{letter}" for letter in "cab"]  # in the order of creation, not of reading
     topology = merged(kafka.unique("merging"), prefix, sink)
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
     records = [

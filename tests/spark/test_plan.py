@@ -1,6 +1,4 @@
-"""What a backfill decides before it runs: stages in order, tasks, what it cannot do, and that a plan is the same when
-it is read again.
-"""
+"""The plan of a backfill: stages in order, tasks, refusals; and its JSON form."""
 
 from __future__ import annotations
 

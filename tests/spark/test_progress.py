@@ -1,4 +1,4 @@
-"""How far tasks are, from their files to whoever watches; without Spark."""
+"""The progress of tasks, from their files to the watcher; without Spark."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_who_watches_sees_a_task_begin_go_on_and_end(tmp_path: Path, monkeypatch
 
 
 def test_where_no_end_is_known_there_is_no_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "EVERY_S", 3600.0)  # only the first word and the last
+    monkeypatch.setattr(progress, "EVERY_S", 3600.0)  # only the first and the last report
     seen: list[TaskProgress] = []
     with ProgressWatcher(str(tmp_path), seen.extend):
         Reporter(str(tmp_path), "history", "orders-0", "orders-0", [None]).took(0, 7, 7)

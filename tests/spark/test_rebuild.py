@@ -1,4 +1,4 @@
-"""A rebuild in Spark makes what a rebuild without it makes."""
+"""A rebuild in Spark has the same result as one without it."""
 
 from __future__ import annotations
 

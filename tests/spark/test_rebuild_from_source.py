@@ -1,5 +1,5 @@
-"""State of a stopped application from its source topics: it is the fold of what was committed, whatever the changelogs
-say.
+"""State of a stopped application from its source topics: the fold of the committed records, whatever the changelogs
+contain.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def test_state_is_the_fold_of_what_each_key_range_has_committed(
     shop.run(tmp_path / "before", first, ranges=2)
     assert shop.tables() == fold(first)
 
-    # The lower half of partition 0 has committed half of it only.
+    # The lower half of partition 0 has committed only half of it.
     half: dict[tuple[str, int], int] = {}
     for place, mine in shop.partitions(first[: clean_cut(first)]).items():
         if place.partition == 0:
@@ -73,7 +73,7 @@ def test_state_is_the_fold_of_what_each_key_range_has_committed(
     assert shop.tables() == expected != fold(first)
     assert found.plan.stages[0].ranges == 2, "tasks are cut where key ranges stand at different positions"
 
-    # One row is wrong, one is missing, one does not belong there.
+    # One row is wrong, one is missing, one is surplus.
     wrong, missing = sorted(key for key in expected["running"] if key_hash(key.encode()) in LOWER)[:2]
     places = {key: next(record.partition for record in first if record.key == key) for key in (wrong, missing)}
     produce(kafka, TopicPartition(shop.changelog("running"), places[wrong]), {wrong.encode(): serdes.int64.encode(77)})
@@ -95,14 +95,14 @@ def test_state_is_the_fold_of_what_each_key_range_has_committed(
 
 
 def damage(counting: Counting, keys: Iterable[str], value: bytes | None) -> None:
-    """Write this value for these keys into the changelog."""
+    """Write this value for these keys to the changelog."""
     for key in keys:
         place = TopicPartition(counting.changelog, partition_of(key.encode(), 2))
         produce(counting.kafka, place, {key.encode(): value})
 
 
 def counts(counting: Counting, store: str = "counts") -> dict[str, int]:
-    """Return what the changelog says."""
+    """Return the changelog as a table."""
     topic = f"{counting.application}-{store}-changelog"
     return {
         key.decode(): serdes.int64.decode(value)
@@ -126,7 +126,7 @@ def plan_of(
     incomplete: bool = False,
     **given: str,
 ) -> Plan:
-    """Return what a rebuild would do."""
+    """Return the plan of a rebuild."""
     config = Config.of(settings_of(counting, **given), counting.application)
     return begin_rebuild(
         counting.topology,
@@ -140,7 +140,7 @@ def plan_of(
 
 
 def has_run(counting: Counting, folder: Path, written: Mapping[str, int]) -> None:
-    """Let the application count what was written, and stop it."""
+    """Let the application count the records, and stop it."""
     with counting.app(folder) as app:
         await_table(app, dict(written))
 
@@ -155,7 +155,7 @@ def test_some_partitions_and_key_groups_from_the_command_line_then_all_of_it_wit
     wrong = {(partition_of(key.encode(), 2), key_hash(key.encode()) in LOWER): key for key in written}
     assert len(wrong) == 4
     damage(counting, wrong.values(), serdes.int64.encode(1000))
-    has_run(counting, local, {**written, **dict.fromkeys(wrong.values(), 1000)})  # the instance has the damage now
+    has_run(counting, local, {**written, **dict.fromkeys(wrong.values(), 1000)})  # now the instance has the damage
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.format(application=counting.application, source=counting.source, sink=counting.sink))
 
@@ -187,7 +187,7 @@ def test_some_partitions_and_key_groups_from_the_command_line_then_all_of_it_wit
     assert counts(counting) == written
 
     written += counting.write(list(written)[:50])
-    has_run(counting, local, written)  # replays what was made right
+    has_run(counting, local, written)  # replays the corrected rows
     with counting.app(tmp_path / "new", snapshots_dir=url) as app:
         await_table(app, written)
         assert metric(app, "coopstreams_snapshot_keys_total") == 120

@@ -1,4 +1,4 @@
-"""What happens to a backfill when its tasks fail and its driver dies: on a real Kafka, with sessions and a count."""
+"""A backfill whose tasks fail and whose driver dies: on a real Kafka, with sessions and a count."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def clicks_of(seed: int, number: int) -> list[tuple[str, int]]:
 
 
 def sessions_of(clicks: list[tuple[str, int]]) -> dict[str, int]:
-    """Return what sessions there are in the end, by dictionaries and sorting."""
+    """Return the final sessions, by dictionaries and sorting."""
     times: dict[str, list[int]] = defaultdict(list)
     for key, at in clicks:
         times[key].append(at)
@@ -107,7 +107,7 @@ def test_a_dead_driver_and_failing_tasks_change_nothing(kafka: Kafka, spark: Spa
     topics = [kafka.topic(name, 2, retention_ms="-1") for name in ("clicks", "sizes", "counts")]
     topology = topology_of(application, *topics)
     history = clicks_of(1, 6000)
-    live = [(key, at + history[-1][1] - BEGIN_MS) for key, at in clicks_of(2, 1000)]  # sessions go on across the cut
+    live = [(key, at + history[-1][1] - BEGIN_MS) for key, at in clicks_of(2, 1000)]  # sessions continue across the cut
     write(kafka, topics[0], history)
     work = tmp_path / "work"
     code = "from tests.spark.test_resume import die_at_second_stage; die_at_second_stage()"
@@ -119,7 +119,7 @@ def test_a_dead_driver_and_failing_tasks_change_nothing(kafka: Kafka, spark: Spa
     )
     assert died.returncode == DRIVER_DIED
     (run,) = [folder.name for folder in work.iterdir()]
-    write(kafka, topics[0], live)  # behind the cut, which was taken before the driver died
+    write(kafka, topics[0], live)  # behind the cut, taken before the driver died
 
     settings, stages = settings_for(kafka.bootstrap), list[int]()
     done = backfill(

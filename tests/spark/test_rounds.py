@@ -1,6 +1,4 @@
-"""In which order sub-topologies run that wait for each other: whatever is read was written before, and is written
-once.
-"""
+"""The order of mutually dependent sub-topologies: each topic is written once, before it is read."""
 
 from __future__ import annotations
 
@@ -31,8 +29,8 @@ def joined(one: Any, other: Any, name: str) -> Any:
 
 
 def said(topology: Topology) -> list[tuple[int, int, int, tuple[str, ...]]]:
-    """Return sub-topology, round, rounds and topics of each round, without the name of the application and of the
-    join's topics.
+    """Return sub-topology, round, rounds and topics of each round, without the names of the application and the join's
+    topics.
     """
     return [
         (round_.part.id, round_.round, round_.rounds, tuple(short(topic) for topic in round_.part.topics))
@@ -49,8 +47,8 @@ def short(topic: str) -> str:
 
 
 def check_laws(topology: Topology) -> list[Round]:
-    """Check that a topic is read when all of it is there, that it is written once, and that the last rounds read and
-    keep everything.
+    """Check that a topic is read when it is complete and written once, and that the last rounds read and keep
+    everything.
     """
     found = rounds_of(topology)
     internal = {topic for part in topology.subtopologies for topic in forwarded(part)}
@@ -120,7 +118,7 @@ def test_streams_that_are_exchanged_go_in_rounds_as_well() -> None:
 
 
 class Remembering(Processor[str, str, str, str]):
-    """Forwards what came before."""
+    """Forwards the earlier records."""
 
     def process(self, record: Record[str, str]) -> None:
         store = self.context.store("memory")

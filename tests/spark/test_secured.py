@@ -1,4 +1,6 @@
-"""A backfill on a broker with TLS, users and ACLs: with the ACLs of the application, and without showing a secret."""
+"""A backfill on a broker with TLS, users and ACLs: with the ACLs of the application, and without a secret in its
+output.
+"""
 
 from __future__ import annotations
 

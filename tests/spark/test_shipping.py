@@ -1,6 +1,4 @@
-"""A topology that was sent to a worker is the one that was written: for every case of conformance, which are all
-operators there are.
-"""
+"""A topology that was sent to a worker equals the original, for every case of conformance: all operators."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ CASES = read_cases(CONFORMANCE / "vectors.jsonl")
 
 
 def texts(topology: Topology) -> list[str]:
-    """Return the code that is generated for each sub-topology: it says which serdes were found to be the same."""
+    """Return the generated code of each sub-topology, which shows which serdes are equal."""
     return [compile_subtopology(topology, part).compiled(True, True).text for part in topology.subtopologies]
 
 
@@ -56,8 +54,8 @@ def test_what_cannot_travel_is_named() -> None:
 
 @pytest.fixture
 def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Topology]]:
-    """Return a function that loads a program, with a module and a package beside it, in this source; it is forgotten in
-    the end.
+    """Return a function that loads a program with this source, beside a module and a package; it is unloaded at the
+    end.
     """
     (tmp_path / "sent_package").mkdir()
     (tmp_path / "sent_package" / "__init__.py").write_text("")
@@ -102,7 +100,7 @@ def test_modules_beside_a_program_travel_with_it_and_newer_ones_take_their_place
     for word in ("first", "second"):
         shipped.append(ship(beside(word)))
         forget()
-    # Now this is a worker: what lies in the folder of the program is not on its path.
+    # From here on, this process is a worker: the program's folder is not on its path.
     monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder != str(tmp_path)])
     assert [said(unship(each)) for each in (shipped[0], shipped[1], shipped[1], shipped[0])] == [
         ["first!"],

@@ -1,4 +1,4 @@
-"""Outputs as a table: every update is in it once, whatever fails on the way."""
+"""Outputs as a table: every update is in it once, whatever fails in between."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def stumble(key: Any, _: Any) -> None:
     """Fail, inside Spark, in the first attempt of a task that has one of these keys."""
     context = TaskContext.get()
     if context is not None and context.attemptNumber() == 0 and key.endswith("7"):
-        raise SystemExit("injected")  # no record is to blame, and no handler is asked
+        raise SystemExit("injected")  # no record fails, and no handler is called
 
 
 def good(value: Any) -> bool:
@@ -65,7 +65,7 @@ def run(spark: SparkSession, plan: Plan, work: Path, on_stage: Any = None) -> Ba
 
 
 def updates(rows: Iterable[Row]) -> dict[tuple[str, str], list[tuple[int, int]]]:
-    """Return the values and timestamps of each key of a topic, in the order that the table says."""
+    """Return the values and timestamps of each key of a topic, in the order of the table."""
     found = defaultdict(list)
     for row in sorted(rows, key=lambda row: (row.time, row.subtopology, row.task, row.number)):
         if row.topic != "letters":
@@ -99,7 +99,7 @@ def test_failing_tasks_and_a_driver_that_died_twice_double_nothing(spark: SparkS
         run(spark, plan, work, die)
     assert not table.exists(), "a table is seen whole or not at all"
     done = run(spark, plan, work)
-    # As if it had died while it wrote the table: its own mark is missing.
+    # As if the run had died during the write: the table's mark is missing.
     Storage(str(work)).delete(f"{plan.run}/table")
     again = run(spark, plan, work)
     assert again.results == done.results

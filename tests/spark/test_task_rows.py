@@ -1,5 +1,5 @@
-"""The task of a backfill, given its rows, makes of them what a live task makes of the records. No Spark: what workers
-do is Arrow in, Arrow out.
+"""A task of a backfill has the same results from its rows as a live task from the records. Without Spark: workers take
+and return Arrow batches.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def live(topology: Topology, logs: dict[str, Rows], ranges: int) -> Results:
     with TopologyTestDriver(topology, ranges, SETTINGS) as driver:
         for *_, offset, topic, key, time in order:
             driver.input(topic, serdes.raw, serdes.raw).send(key, value_of(topic, offset), time)
-        # Keys as they are written: those of windows, too.
+        # Serialised keys: also those of windows.
         for record in driver.output("out", serdes.raw, serdes.raw).records():
             results[record.key].append((record.value, record.timestamp))
     return results

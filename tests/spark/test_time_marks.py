@@ -1,6 +1,6 @@
 """Time marks in the history of a source: a backfill closes windows and lets rows expire where the live application did.
 
-No Spark: what workers do is Arrow in, Arrow out.
+Without Spark: workers take and return Arrow batches.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def topology() -> Topology:
 
 
 def live(log: Log) -> Found:
-    """What the test driver makes of the records, where it has marked the silences between them."""
+    """Return the test driver's results of the records, where it has marked the silences between them."""
     found: Found = {}
     with TopologyTestDriver(topology(), 1, SETTINGS) as driver:
         stream_time = -1

@@ -1,6 +1,4 @@
-"""A run that is not published keeps others out, and does not outlive the topics that it was planned with. Spark has no
-part in it.
-"""
+"""An unpublished run prevents others, and is void once the topics of its plan are recreated. Without Spark."""
 
 from __future__ import annotations
 
@@ -79,7 +77,7 @@ def test_a_reset_gives_a_run_up_and_another_can_begin(kafka: Kafka, tmp_path: Pa
     done = CliRunner().invoke(app, ["reset", str(program), "--bootstrap-servers", kafka.bootstrap, "--yes"])
     assert done.exit_code == 0, done.output
     assert f"delete topic {marks_topic(plan.application, plan.run)}" in done.output
-    another = begun(counting, tmp_path / "work")  # as if there had been none before it
+    another = begun(counting, tmp_path / "work")  # as if it were the first
     assert another.cut == plan.cut
     with pytest.raises(
         ConfigError, match=f"{counting.changelog}: deleted, or made anew, since run {plan.run} was planned"

@@ -12,12 +12,12 @@ TOPIC_ID = "id-1"
 
 
 def now_ms() -> int:
-    """Return what time it is."""
+    """Return the current time."""
     return int(time.time() * 1000)
 
 
 def bounds(target: int, *, log_start: int = 0, now_s: float | None = None, topic_id: str = TOPIC_ID) -> Bounds:
-    """Return a changelog that ends at the target, asked about now."""
+    """Return a changelog that ends at the target, as of now."""
     return Bounds(log_start, target, topic_id, now_ms() if now_s is None else int(now_s * 1000))
 
 

@@ -21,7 +21,7 @@ NewEngine: TypeAlias = Callable[[], Engine]
 
 @pytest.fixture(params=["memory", "rocks", "sqlite"])
 def new_engine(request: pytest.FixtureRequest, tmp_path: Path) -> NewEngine:
-    """Return a function that makes an empty engine: ours, and one as a user would bring."""
+    """Return a function that makes an empty engine: one of ours, or one of a user's kind."""
     numbers = count()
 
     def on_disk() -> Engine:
@@ -34,7 +34,7 @@ def new_engine(request: pytest.FixtureRequest, tmp_path: Path) -> NewEngine:
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
-    """A server that speaks S3, in this process; its address."""
+    """Return the address of a server that speaks S3, in this process."""
     from moto.server import ThreadedMotoServer  # slow to import
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
@@ -47,9 +47,7 @@ def s3_server() -> Iterator[str]:
 
 @pytest.fixture
 def bucket(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The URL of an S3 bucket that exists; address and credentials come from the environment, where drivers look for
-    them.
-    """
+    """Return the URL of an existing S3 bucket; drivers find address and credentials in the environment."""
     import s3fs
 
     variables = {

@@ -1,4 +1,4 @@
-"""A file system whose downloads come when a test lets them: `held:///folder`."""
+"""A file system whose downloads wait until a test releases them: `held:///folder`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 
 class Gate:
-    """Holds the downloads of a folder that `holds` says, each with half of its bytes here. Closed at first."""
+    """Holds the downloads that match `holds`, each half-way. Closed at first."""
 
     def __init__(self, holds: Callable[[str], bool]) -> None:
         self.holds = holds
@@ -44,7 +44,7 @@ class Held(LocalFileSystem):  # type: ignore[misc]
 
 @contextmanager
 def gate(folder: str, holds: Callable[[str], bool] = lambda _: True) -> Iterator[Gate]:
-    """Hold the downloads of a folder; nothing is held any more afterwards."""
+    """Hold the downloads of a folder until the end of the test."""
     fsspec.register_implementation("held", Held, clobber=True)
     made = Held.gates[folder] = Gate(holds)
     try:
@@ -54,10 +54,10 @@ def gate(folder: str, holds: Callable[[str], bool] = lambda _: True) -> Iterator
 
 
 def on_the_way() -> list[threading.Thread]:
-    """Return the threads of this process that bring something out of snapshots."""
+    """Return this process's threads that download snapshots."""
     return [thread for thread in threading.enumerate() if thread.name in ("manifest", "snapshot", "ingest")]
 
 
 def fetchers() -> list[threading.Thread]:
-    """Return the threads of this process that fetch slices."""
+    """Return this process's threads that fetch slices."""
     return [thread for thread in threading.enumerate() if thread.name == "snapshot"]

@@ -1,4 +1,4 @@
-"""A process is killed in the middle of its commits: state and checkpoints are found in step, whatever the moment."""
+"""A process is killed in the middle of its commits: at any moment, state and checkpoints agree."""
 
 from __future__ import annotations
 
@@ -65,18 +65,17 @@ def kill_midway(folder: Path, after_s: float) -> None:
     child = subprocess.Popen([sys.executable, "-c", CHILD, str(folder)], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     assert child.stdout.readline() == "running\n"
-    time.sleep(after_s)  # the moment of the kill; any will do
+    time.sleep(after_s)  # any moment for the kill will do
     child.kill()
     child.wait(60)
     child.stdout.close()
 
 
 def commits_in_step(folder: Path, *, dropped_since: bool = False) -> list[int]:
-    """Return the number of the commit at which each range stands, having checked that all its keys in all its stores
-    have that number.
+    """Return the number of each range's commit, and check that all its keys in all its stores have that number.
 
-    `dropped_since`: segments may be missing that were dropped after that commit. Restoring up to the end of the
-    changelog gets past them.
+    `dropped_since`: segments that were dropped after that commit may be missing. A restore to the end of the changelog
+    passes them.
     """
     database = Database(Rocks(folder), [COUNTS, WINDOWS])
     reached = []

@@ -98,7 +98,7 @@ def test_a_range_that_moved_away_leaves_no_key_behind_and_an_empty_folder_goes(t
     assert directory.partitions() == [(0, 0)]  # it is still open
     directory.release(0, 0)
     assert directory.partitions() == []
-    directory.drop(0, 0, ranges, [SPEC])  # nothing there any more
+    directory.drop(0, 0, ranges, [SPEC])  # now it is gone
     directory.close()
 
 
@@ -224,7 +224,7 @@ def test_stores_in_memory_leave_nothing_on_disk(tmp_path: Path) -> None:
 
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
-    """A folder with a closed database of 20 000 keys, and its copy."""
+    """Return a folder with a closed database of 20 000 keys, and its copy."""
     directory = StateDirectory(tmp_path, "app", 0)
     database = directory.open(0, 0, [SPEC])
     fill(database, keys=20_000)
@@ -265,7 +265,7 @@ def test_a_damaged_database_is_an_error_or_an_empty_start_but_never_half_the_tru
         if said:
             assert str(written) in said
             assert "may be deleted: changelogs restore it" in said
-        else:  # a manifest cut short is an older moment: here the one before anything was written
+        else:  # a truncated manifest is an older state: here the one before any write
             assert (found, checkpoint) == ([], None)
 
 
@@ -281,7 +281,7 @@ def test_a_point_read_of_a_damaged_block_is_reported_and_remembered(tmp_path: Pa
     with pytest.raises(StateCorruptError, match="may be deleted"):
         read_all()
     directory.close()
-    # Opening alone would not find it: without a note, a process that starts again would fail at the same key for ever.
+    # Opening alone would not find it: without a mark, a restarted process would fail at the same key for ever.
     again = StateDirectory(tmp_path, "app", 0)
     with pytest.raises(StateCorruptError, match="block checksum mismatch"):
         again.open(0, 0, [SPEC])

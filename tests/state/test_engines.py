@@ -1,4 +1,4 @@
-"""The contract of `coopstreams.state.engine.Engine`, for memory, for disk, and for an engine of a user's."""
+"""The contract of `coopstreams.state.engine.Engine`, for memory, for disk, and for a user's engine."""
 
 from __future__ import annotations
 

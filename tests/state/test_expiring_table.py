@@ -1,4 +1,4 @@
-"""Rows that expire: the table finds them by what its database lists, whatever happens in between."""
+"""Rows that expire: the table finds them by the listed times of its database, in any history."""
 
 from __future__ import annotations
 

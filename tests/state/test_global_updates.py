@@ -1,4 +1,4 @@
-"""The rows of a global store that a processor maintains: published record by record, or not at all."""
+"""The rows of a global store with a processor: the changes of a record are published together, or not at all."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class Life:
         self._open()
 
     def move(self) -> None:
-        """Begin anew elsewhere: nothing is left but the changelogs."""
+        """Reopen elsewhere: only the changelogs remain."""
         self._database = Database(Memory(), self._part.stores)
         for spec in self._part.stores:
             log = self._logs[spec.name]

@@ -1,5 +1,5 @@
-"""A database whose stores are in several engines: RocksDB, memory, and one that a user brings. Each store stands where
-its own engine says.
+"""A database whose stores are in several engines: RocksDB, memory, and a user's. Each store has the checkpoint of its
+own engine.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ BYTES = 1 << 30
 def commit(
     database: Database, number: int, key_range: KeyRange = WHOLE, keys: int = 200, specs: Sequence[StoreSpec] = ALL
 ) -> None:
-    """Give all keys of a range the number of the commit, in all stores."""
+    """Write the number of the commit to all keys of a range, in all stores."""
     state = TaskState(database, specs, key_range, BYTES)
     for table in state.stores.values():
         for key in (b"%d" % each for each in range(keys)):
@@ -61,7 +61,7 @@ def values(database: Database, spec: StoreSpec) -> set[int]:
 
 
 def stands(database: Database, specs: Sequence[StoreSpec] = ALL) -> dict[str, int | None]:
-    """Return where each store stands, having checked that all it has is of that commit."""
+    """Return the checkpoint of each store, and check that its rows are of that commit."""
     found = {spec.name: database.checkpoint(spec.name, ALL_GROUPS) for spec in specs}
     for spec in specs:
         at = found[spec.name]
@@ -70,7 +70,7 @@ def stands(database: Database, specs: Sequence[StoreSpec] = ALL) -> dict[str, in
 
 
 def restored(database: Database, log: Sequence[Record], upto: int, specs: Sequence[StoreSpec] = ALL) -> dict[str, int]:
-    """Bring all stores up to a changelog; return how much of it each has read."""
+    """Restore all stores from a changelog; return the number of records read by each."""
     read = {}
     for spec in specs:
         restore = Restore(database, spec, [WHOLE], bounds(upto))
@@ -183,7 +183,7 @@ def test_after_a_kill_each_store_is_what_its_own_checkpoint_says(tmp_path: Path)
         assert found["own"] is not None
         assert (
             found["disk"] >= found["own"] >= told[-1]
-        )  # what was committed is there; the last one may be in the first alone
+        )  # the committed rows were there; the last one may be only in the first store
         assert found["disk"] - found["own"] in (0, 1)
         reached.append(found["own"])
     assert all(now > then for then, now in pairwise(reached))

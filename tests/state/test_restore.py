@@ -35,14 +35,14 @@ def columns(records: Iterable[Record]) -> Columns:
 
 
 def feed(restore: Restore, log: Sequence[Record], upto: int, batch: int = 7) -> None:
-    """Read the log as a caller would: from the position, in batches, to an offset that need not have a record."""
+    """Read the log as a caller does: from the position, in batches, to an offset that need not have a record."""
     while restore.position < upto:
         found = [record for record in log if restore.position <= record[0] < upto][:batch]
         restore.feed(columns(found), found[-1][0] + 1 if len(found) == batch else upto)
 
 
 def fold(log: Sequence[Record], ranges: Iterable[KeyRange] = (WHOLE,)) -> dict[bytes, tuple[bytes, int]]:
-    """The truth: the last value of each key."""
+    """Return the expected state: the last value of each key."""
     state: dict[bytes, tuple[bytes, int]] = {}
     for offset, key, value in log:
         if any(key_hash(key) in key_range for key_range in ranges):
@@ -57,7 +57,7 @@ def stored(database: Database, spec: StoreSpec = SPEC) -> dict[bytes, tuple[byte
 
 
 def some_log(size: int) -> list[Record]:
-    """Keys come again, some are deleted, offsets have holes."""
+    """Keys repeat, some are deleted, offsets have holes."""
     return [
         (number * 2, b"%d" % (number % 97), None if number % 11 == 0 else b"v%d" % number) for number in range(size)
     ]
@@ -93,7 +93,7 @@ def test_the_end_is_a_position_so_that_control_records_and_compaction_leave_noth
     restore = Restore(database, SPEC, [WHOLE], bounds(10))
     restore.feed(columns([(3, b"a", b"1")]), 4)
     assert not restore.done
-    restore.feed(columns([]), 10)  # nothing but control records up to the end
+    restore.feed(columns([]), 10)  # only control records up to the end
     assert restore.done
     assert stored(database) == {b"a": (b"1", 30)}
 
@@ -130,7 +130,7 @@ def test_a_restore_survives_a_change_of_ranges_midway_without_starting_over() ->
         before = restore.progress().kept
         restore.feed(columns(found), found[-1][0] + 2)
         read.append(restore.progress().kept - before)
-    assert sum(read) <= len([key for _, key, _ in log if key_hash(key) in three])  # nothing of range two again
+    assert sum(read) <= len([key for _, key, _ in log if key_hash(key) in three])  # no records of range two again
     restore.retarget([two, three, four], bounds=bounds(1000))
     feed(restore, log, 1000)
     assert restore.done
@@ -187,7 +187,7 @@ def test_state_that_is_older_than_the_tombstones_of_its_changelog_is_not_trusted
     feed(Restore(database, SPEC, [WHOLE], bounds(2, now_s=now)), log, 2)
     soon, late = now + TRUSTED_MS // 1000 - 1, now + TRUSTED_MS // 1000 + 1
     assert Restore(database, SPEC, [WHOLE], bounds(4, now_s=soon)).position == 2
-    # Key b was deleted, and compaction has removed its tombstone: the log does not say so any more.
+    # Key b was deleted, and compaction has removed its tombstone.
     with caplog.at_level(logging.WARNING):
         restore = Restore(database, SPEC, [WHOLE], bounds(4, now_s=late))
     assert "older than the changelog keeps tombstones" in caplog.text
@@ -199,7 +199,7 @@ def test_state_that_is_older_than_the_tombstones_of_its_changelog_is_not_trusted
 def test_state_of_the_future_is_not_trusted_because_nobody_knows_how_old_it_is(
     ahead_s: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A host whose clock was ahead for a moment: its state would count as recent for as long as the clock was ahead."""
+    """A host's clock was ahead for a moment: its state would count as recent for as long as it was ahead."""
     now, database = 1_000_000, Database(Memory(), [SPEC])
     feed(Restore(database, SPEC, [WHOLE], bounds(2, now_s=now + ahead_s)), [(0, b"a", b"1"), (1, b"b", b"1")], 2)
     with caplog.at_level(logging.WARNING):
@@ -291,7 +291,7 @@ def test_windows_are_filtered_by_their_plain_key_and_old_ones_are_skipped(new_en
         if key_hash(b"%d" % key) in one
     }
     assert {key for key in stored(database, WINDOWS) if int.from_bytes(key[-8:], "big") >= 46 * SIZE} == kept
-    assert len(engine.families()) <= 4  # fifty minutes in segments of two, and only the last are kept
+    assert len(engine.families()) <= 4  # fifty minutes in segments of two, of which only the last are kept
     assert all(key_hash(key[:-8]) in one for key in stored(database, WINDOWS))
 
 
@@ -345,7 +345,7 @@ CUTS = st.lists(st.tuples(st.integers(0, 90), st.sets(st.integers(0, 3))), max_s
 def test_state_rebuilt_from_any_prefix_through_any_ranges_is_the_fold_of_the_prefix(
     new_engine: NewEngine, records: list[tuple[bytes, bytes | None, int]], cuts: list[tuple[int, set[int]]], again: bool
 ) -> None:
-    """The ranges change at arbitrary offsets, by retarget or by a new restore on what the old one left."""
+    """The ranges change at arbitrary offsets, by retarget or by a new restore over the old one's state."""
     log: list[Record] = []
     offset = 0
     for key, value, hole in records:

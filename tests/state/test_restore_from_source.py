@@ -36,7 +36,7 @@ QUARTERS = KeyRange.split(4)
 
 
 def processed(log: list[Record], positions: Mapping[KeyRange, int]) -> Rows:
-    """What tasks at these positions have in the table: written without restoring."""
+    """Return the table of tasks at these positions: written without a restore."""
     rows: Rows = {}
     for offset, key, value in log:
         if key is None or not any(key_hash(key) in part and offset < position for part, position in positions.items()):
@@ -44,7 +44,7 @@ def processed(log: list[Record], positions: Mapping[KeyRange, int]) -> Rows:
         try:
             read = None if value is None else json.deserialize(value)
         except SerdeError:
-            continue  # the handler said so
+            continue  # as the handler decides
         if read is None:
             rows.pop(key, None)
         else:
@@ -84,9 +84,7 @@ def with_offsets(records: list[tuple[int, bytes | None, bytes | None]]) -> tuple
 def test_each_range_holds_what_its_task_had_read(
     records: list[tuple[int, bytes | None, bytes | None]], stands: list[list[int]]
 ) -> None:
-    """Tasks come again and again, each range at another position, also at a lower one: offsets of a group can be
-    reset.
-    """
+    """Tasks open repeatedly, each range at another position, even at a lower one: offsets of a group can be reset."""
     log, end = with_offsets(records)
     database = Database(Memory(), [SPEC])
     for stand in stands:

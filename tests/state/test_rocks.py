@@ -22,7 +22,7 @@ def columns(folder: Path) -> set[str]:
 
 
 def test_a_dropped_family_leaves_its_column_family_to_the_next(tmp_path: Path) -> None:
-    """A hundred segments come and go, as when an application catches up: RocksDB makes one column family."""
+    """A hundred segments come and go, as when an application catches up: RocksDB creates one column family."""
     engine = Rocks(tmp_path)
     for segment in range(100):
         engine.create(f"windows/{segment}")
@@ -36,7 +36,7 @@ def test_a_dropped_family_leaves_its_column_family_to_the_next(tmp_path: Path) -
 
 
 def test_a_family_that_has_files_takes_them_along(tmp_path: Path) -> None:
-    """Its rows would stay on the disk until a compaction."""
+    """Otherwise its rows would stay on the disk until a compaction."""
     engine = Rocks(tmp_path)
     engine.create("large")
     engine.write([Change("large", [b"%06d" % n for n in range(1000)], [b"v"] * 1000)])
@@ -133,7 +133,7 @@ def test_a_family_whose_name_an_older_column_family_has_gets_one_of_its_own(tmp_
 def test_families_have_what_was_written_to_them_since_they_were_made(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, str]]
 ) -> None:
-    """Whatever column family they are in, and whenever the folder is opened again."""
+    """In any column family, and after any restart."""
     folder = tmp_path_factory.mktemp("families")
     engine, model, numbers = Rocks(folder), dict[str, dict[bytes, bytes]](), itertools.count()
     for what, family in [*steps, ("open", "")]:
@@ -155,7 +155,7 @@ def test_families_have_what_was_written_to_them_since_they_were_made(
 
 
 def test_filter_and_index_of_a_file_are_in_parts_that_the_cache_can_keep(tmp_path: Path) -> None:
-    """A filter in one piece may be larger than a shard of the cache: each look-up would read it anew."""
+    """A filter in one block may be larger than a shard of the cache: each look-up would read it again."""
     engine = Rocks(tmp_path)
     engine.create("a")
     keys = [b"%09d" % number for number in range(20_000)]

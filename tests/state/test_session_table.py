@@ -23,12 +23,12 @@ KEPT = 10 * MINUTE
 SESSIONS = StoreSpec("sessions", "session", text, int64, retention_ms=KEPT)
 WINDOWS = StoreSpec("windows", "window", text, int64, retention_ms=KEPT)
 BYTES = 1 << 30
-# Longer keys that lie between the sessions of a shorter one, and next to them.
+# Longer keys between the sessions of a shorter one, and next to them.
 KEYS = [b"", b"a", b"a\x00", b"a" + bytes(16), b"a" + bytes(7) + b"\x01", b"ab", b"b\xff"]
 
 
 class Counting(Memory):
-    """An engine in memory that counts the runs of rows that it was asked for."""
+    """An engine in memory that counts the runs of rows requested from it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ def test_a_lookup_reads_one_run_of_each_segment_and_then_what_it_knows(keys: int
 
 
 def test_a_key_without_sessions_is_looked_for_once() -> None:
-    """Until a segment has expired; from then on a store that is open for long has forgotten the expired keys."""
+    """Until a segment has expired; then a store forgets the expired keys."""
     engine = Counting()
     state = new_state(engine)
     for minute in range(0, 10, 2):
@@ -185,7 +185,7 @@ def _visible(
 def test_windows_of_a_key_are_found_whoever_has_changed_them(
     operations: list[tuple[str, bytes, int, int]], cache_bytes: int
 ) -> None:
-    """By `put`, or by `load` and `touch` as an aggregation does it, beside a processor that fetches."""
+    """By `put`, or by `load` and `touch` as in an aggregation, beside a processor that fetches."""
     engine = Memory()
     state = new_state(engine, WINDOWS, cache_bytes)
     live: dict[tuple[bytes, int], int] = {}

@@ -1,4 +1,4 @@
-"""A snapshot is the state that was written, whole or refused: by slice, by file, by byte."""
+"""A snapshot has the written state, or is refused: by slice, by file, by byte."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ numbers = count()
 
 @pytest.fixture(params=["folder", "memory", "s3"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Storages of three kinds: the file system, fsspec's in memory, and a server that speaks S3 over HTTP."""
+    """Return storages of three kinds: the file system, fsspec's in memory, and a server that speaks S3 over HTTP."""
     name = f"snapshots-{os.getpid()}-{next(numbers)}"
     match request.param:
         case "folder":
@@ -55,7 +55,7 @@ def folder(tmp_path: Path) -> str:
 
 
 def fill(database: Database, size: int = 3000) -> None:
-    """Put keys into both stores, and checkpoints of two siblings that stand at different offsets."""
+    """Put keys into both stores, and checkpoints of two siblings at different offsets."""
     rows = sorted(
         (layout.database_key(b"key-%d" % number, b"key-%d" % number), layout.pack(number, b"v%d" % number))
         for number in range(size)
@@ -319,7 +319,7 @@ def test_a_sweep_leaves_what_counts_and_what_may_be_at_work(url: str, tmp_path: 
     taken(url, database, SPEC, half, run="run-2")  # was given up
     taken(url, database, SPEC, half, run="run-3")  # an attempt that ran twice
     snapshot.publish(url, mixed)
-    taken(url, database, SPEC, half, run="run-4")  # works on
+    taken(url, database, SPEC, half, run="run-4")  # still running
     said = snapshot.sweep(url, "app", doing=False)
     assert Storage(url).names("app/run-2") != []
     assert snapshot.sweep(url, "app") == said

@@ -91,7 +91,7 @@ def test_what_is_given_up_waits_for_no_place_and_leaves_nothing_even_when_it_com
         download = restoring.begin(database)
         await_held(held.held, AT_ONCE)
         assert len(restoring.files()) == AT_ONCE
-        download.give_up()  # would not return if it waited for the storage
+        download.give_up()  # it would not return if it waited for the storage
         assert restoring.files() == []
         assert download.look()
     join_fetchers()
@@ -141,7 +141,7 @@ def test_threads_that_a_place_keeps_for_ever_hold_up_nobody_else(tmp_path: Path,
             assert ended(download, restoring.downloads).keys == 0
         assert len(fetchers()) == AT_ONCE
     join_fetchers()
-    third = ended(restoring.begin(databases[1]), restoring.downloads)  # the storage is there again
+    third = ended(restoring.begin(databases[1]), restoring.downloads)  # the storage is available again
     assert third.keys == len(TRUTH)
     assert databases[0].is_empty()
 
@@ -162,7 +162,7 @@ def test_a_database_that_does_not_take_it_is_an_error_for_whoever_looks_in(tmp_p
 def test_files_that_hold_no_state_are_left_to_the_changelog(
     tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Their bytes are those that were written, so only the database notices."""
+    """Their bytes are the written ones, so only the database notices."""
     made = publish(url, restored(LOG, 600))
     store = made.stores["counts"]
     spoilt = next(each for each in store.slices if each.files)

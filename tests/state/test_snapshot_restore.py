@@ -1,6 +1,4 @@
-"""A restore that begins with a snapshot ends where one that replays everything ends; what does not fit is refused,
-said, and replayed.
-"""
+"""A restore from a snapshot has the same result as a full replay; misfits are refused, logged, and replayed."""
 
 from __future__ import annotations
 
@@ -97,7 +95,7 @@ class RestoringFromSnapshot:
     def restore(
         self, log: Sequence[Record], target: int, ranges: Sequence[KeyRange] = (WHOLE,), log_start: int = 0
     ) -> Restore:
-        """Return a restore that is done; it says how much it replayed."""
+        """Return a finished restore, which reports the number of replayed records."""
         now = bounds(target, log_start=log_start)
         for key_range in ranges:
             if groups := lacking(self.database.checkpoints(self.spec.name), key_range, now):
@@ -108,7 +106,7 @@ class RestoringFromSnapshot:
 
 
 def window_log(size: int) -> list[Record]:
-    """Windows that move on with time; some are deleted."""
+    """Windows that advance with time; some are deleted."""
     rows = [(number, window_key(b"%d" % (number % 53), number // 100 * SIZE) + bytes(4)) for number in range(size)]
     return [(number, key, None if number % 17 == 0 else b"w%d" % number) for number, key in rows]
 
@@ -195,7 +193,7 @@ def test_a_part_that_no_slice_has_is_replayed_and_the_rest_is_not(tmp_path: Path
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Return what this room has logged: clients that other tests have left in this process may log what they like."""
+    """Return the log lines of this package: clients left by other tests in this process may log anything."""
     return [record.getMessage() for record in caplog.records if record.name.startswith("coopstreams.state")]
 
 
@@ -395,7 +393,7 @@ def key_lives(log: Sequence[Record], upto: int, key: int) -> bool:
 
 
 def visible(database: Database, spec: StoreSpec) -> dict[bytes, tuple[bytes, int]]:
-    """What is stored, less the windows that have expired: when they go depends on how a restore was cut."""
+    """Return the stored windows without expired ones, whose removal depends on the parts of a restore."""
     rows = stored(database, spec)
     if spec.kind not in layout.SEGMENTED:
         return rows

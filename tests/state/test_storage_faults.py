@@ -42,18 +42,18 @@ class Flaky(ThreadingHTTPServer):
 
 
 class Passing(BaseHTTPRequestHandler):
-    """A request to it."""
+    """A forwarded request."""
 
     protocol_version = "HTTP/1.1"
 
     @property
     def flaky(self) -> Flaky:
-        """The server it reached."""
+        """The server behind."""
         assert isinstance(self.server, Flaky)
         return self.server
 
     def do_GET(self) -> None:
-        """Answer a download, or a question for a list."""
+        """Answer a download or a listing."""
         path = urlsplit(self.path).path
         self.flaky.asked[path] += 1
         if self.flaky.asked[path] == 1:
@@ -87,7 +87,7 @@ class Passing(BaseHTTPRequestHandler):
         )
 
     def answer(self, status: int, headers: list[tuple[str, str]], body: bytes, upto: int | None = None) -> None:
-        """Send it, up to so many bytes; less than all of them ends the connection."""
+        """Send the answer, up to this many bytes; a shorter one ends the connection."""
         self.send_response(status)
         for name, value in headers:
             self.send_header(name, value)
@@ -99,12 +99,12 @@ class Passing(BaseHTTPRequestHandler):
             self.close_connection = upto is not None and upto < len(body)
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @contextmanager
 def answering(address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let clients that are made meanwhile find S3 at an address."""
+    """Make new clients find S3 at an address."""
     import s3fs
 
     monkeypatch.setenv("AWS_ENDPOINT_URL", address)
@@ -124,7 +124,7 @@ def published(bucket: str) -> str:
 
 
 def restored_from_snapshot(url: str, folder: Path) -> tuple[Database, int]:
-    """Return a database that was restored from all there is, and how many keys came."""
+    """Return a database restored from the whole snapshot, and the number of keys from it."""
     database, downloads = Database(Memory(), [SPEC]), Downloads(lambda: 0.0)  # never silent
     snapshots = Snapshots(url, "app", folder / "incoming")
     return database, ended(
@@ -155,9 +155,9 @@ def test_errors_that_pass_and_answers_that_are_cut_short_cost_only_a_repetition(
 def test_a_bucket_that_is_not_there_is_left_out(
     published: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")  # else the driver's own patience is all we wait for
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")  # otherwise the test waits for the driver's own retries
     with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        nobody.bind(("127.0.0.1", 0))  # it does not listen
         with answering(f"http://127.0.0.1:{nobody.getsockname()[1]}", monkeypatch), caplog.at_level(logging.WARNING):
             database, keys = restored_from_snapshot(published, tmp_path)
     assert (keys, database.is_empty()) == (0, True)

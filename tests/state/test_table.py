@@ -115,7 +115,7 @@ def test_entries_may_be_changed_while_they_are_scanned() -> None:
 def test_a_value_that_does_not_become_bytes_names_store_and_key() -> None:
     state = new_state(Memory())
     put(state.stores["counts"], b"a", "no number")
-    assert state.full is False  # it fails only when it is written
+    assert state.full is False  # it fails only at the commit
     with pytest.raises(SerdeError, match=r'store "counts": the value of key b\'a\' does not become bytes'):
         state.changes()
 

@@ -131,7 +131,7 @@ def test_the_buffer_stays_within_its_budget_by_letting_clean_entries_go() -> Non
     state.commit({"counts": 1})
     assert table.size_bytes <= 100_000
     assert not state.full
-    for number in range(1000):  # reading alone never makes a task commit
+    for number in range(1000):  # reads alone never make a task commit
         assert table.load(b"%d" % number).value == number
         assert not state.full
     assert table.size_bytes <= 100_000
@@ -178,7 +178,7 @@ def test_the_size_of_a_buffer_is_about_what_python_takes(spec: StoreSpec, value:
     for number in range(20_000):
         put(table, b"user-%08d" % number, table.spec.value.decode(table.spec.value.encode(value)))
     state.changes()
-    table.frozen.clear()  # what waits for the database is not the buffer's
+    table.frozen.clear()  # the frozen changes do not count as the buffer's
     taken, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert 0.6 < table.size_bytes / taken < 1.6
@@ -190,7 +190,7 @@ HOUR_S = 3600
 def test_a_task_that_has_nothing_to_write_is_continued_from_for_as_long_as_it_said_that_it_is_alive(
     new_engine: NewEngine,
 ) -> None:
-    """Confirmed for 30 hours, then away for one: no other process wrote its keys, so it missed no tombstone. Its
+    """Confirmed for 30 hours, then closed for one: no other process wrote its keys, so it missed no tombstone. Its
     sibling is not confirmed.
     """
     began, database, (mine, other) = 1_000_000, Database(new_engine(), [COUNTS]), KeyRange.split(2)

@@ -108,7 +108,7 @@ def test_expired_segments_are_dropped_from_the_database(new_engine: NewEngine) -
 
 
 def test_a_task_of_part_of_the_keys_forgets_windows_by_the_time_of_the_partition(new_engine: NewEngine) -> None:
-    """The law of the project: what is visible does not depend on the number of ranges."""
+    """The law of the project: visible windows do not depend on the number of ranges."""
     keys = [b"%d" % number for number in range(20)]
     seen = []
     for parts in (1, 2, 8):

@@ -24,7 +24,7 @@ TOPICS = {"in": 1, "other": 1, "out": 1}
 
 
 def until(true: Callable[[], bool], made: Engine) -> None:
-    """Move records until it is true."""
+    """Move records until the condition holds."""
     deadline = time.monotonic() + PATIENCE_S
     while not true():
         made.dispatcher.move(0.005)
@@ -98,7 +98,7 @@ def played(
     """Return the outputs of each key, in order. `records`: topic, key, value and timestamp of each."""
     made = Engine(topology, TOPICS, threads=2, **settings)
     ranges = KeyRange.split(pieces)
-    for name in ("in", "other"):  # all records are there at the start: the sources go by their times
+    for name in ("in", "other"):  # all records are there at the start: time decides the order of the sources
         made.write(
             name,
             [(key.encode(), b"%d" % value, timestamp) for topic, key, value, timestamp in records if topic == name],
@@ -127,7 +127,7 @@ def played(
 
 
 def taking(pauses: list[int]) -> Callable[[int], Awaitable[int]]:
-    """Return a function that takes so many milliseconds, call by call, and from the start again."""
+    """Return a function that takes the given milliseconds, call by call, cyclically."""
     next_s = cycle(pauses)
 
     async def later(value: int) -> int:

@@ -1,12 +1,12 @@
 """An instance in memory: the real dispatcher, stream threads, committers, tasks and stores, on a `MemoryLog` that is
-group coordinator too.
+also the group coordinator.
 
-What the group and the opener would do, the test does: it opens and closes tasks. Nothing is restored: the databases are
-in memory and stay.
+The test takes the place of the group and the opener: it opens and closes tasks. Nothing is restored: the databases stay
+in memory.
 
-It models no group: a test says what a fence answers, and in which generation. The simulated group (tests/simulation)
-plays whole instances, and chooses by a seed what happens when; here a test says which task stands where at which step,
-and looks at what it has written.
+It models no group: a test sets the answers of fences, and the generation. Unlike the simulated group
+(tests/simulation), whose seed chooses the schedule of whole instances, a test here controls each step of a task, and
+checks its outputs.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Engine:
         self.generation = 1
         self.host = host
         self.buffer = buffer
-        """How many bytes of rows a task keeps in memory."""
+        """The most bytes of rows that a task keeps in memory."""
         self.at_fence: list[dict[str, int]] = []
         """The ends of partition 0 of all topics at each check of a fence."""
         self.log = MemoryLog(self._check_fence)
@@ -133,7 +133,7 @@ class Engine:
             thread.start()
 
     def task(self, key_range: KeyRange, partition: int = 0, thread: int = 0) -> Task:
-        """Return a task, opened where the group's commits say; neither routed nor on a thread."""
+        """Return a task, opened at the group's commits; neither routed nor on a thread."""
         while not self.follower.passed(self.follower.barrier()):
             self.follower.poll(0.1)
         id_ = TaskId(0, partition, key_range)
@@ -178,9 +178,7 @@ class Engine:
         return task
 
     def close(self, task: Task, *, clean: bool = True) -> None:
-        """Give a task up, and wait until it is closed; tasks of the same thread that had to be given up with it are
-        closed, too.
-        """
+        """Close a task, and wait until it is closed; tasks of the same thread that had to be closed with it, too."""
         _, thread = self.tasks[task.id]
         self.dispatcher.close(task)
         thread.close((task,), clean=clean)
@@ -214,7 +212,7 @@ class Engine:
         return [task.id.key_range for task in tasks]
 
     def process(self, task: Task) -> None:
-        """Let a task that is not on a thread process all there is, on this one; its outputs wait for a commit."""
+        """Let a task without a thread process all records on this one; its outputs wait for a commit."""
         reader, at = self.log.reader(), {source: task.progress.position(source) for source in task.sources}
         reader.assign(at)
         for source in at:
@@ -228,13 +226,13 @@ class Engine:
         committer.write_outputs(task)
 
     def settle(self) -> None:
-        """Move records until all that were written are processed."""
+        """Move records until all are processed."""
         deadline = time.monotonic() + PATIENCE_S
         done = False
         while not done:
             idle = not any(
                 thread.backlog for thread in self.threads
-            )  # before the move: then no partition is held that has more
+            )  # before the move: then no held partition has more
             done = not self.dispatcher.move(0.01) and idle
             assert time.monotonic() < deadline, "records wait and nobody takes them"
 

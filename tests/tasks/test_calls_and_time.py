@@ -1,4 +1,4 @@
-"""Records that wait for calls, and time: commits, windows and what closes them."""
+"""Records that wait for calls, and stream time: commits, windows and their closing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.tasks.engine import AT_LEAST, EXACTLY, Engine
 
 
 def closing(called: Gate) -> Topology:
-    """Windows that go out when they close: what is due at a record's turn depends on all records before it."""
+    """Windows that are emitted on close: at a record's turn, all records before it decide what is due."""
     builder = StreamsBuilder("app")
     builder.stream("in", key=serdes.text, value=serdes.json).map_values_async(called, value=serdes.json).group_by_key(
         value=serdes.json
@@ -51,7 +51,7 @@ def test_where_time_acts_records_keep_their_order_and_commits_stop_below_the_one
 
 
 def test_the_stream_time_of_a_commit_is_that_before_the_record_that_waits() -> None:
-    """The rows that expire and the records that are late are the same after a restart."""
+    """Rows expire and records are late alike after a restart."""
     gate = Gate(stuck=2)
     made = Engine(calls_of(gate), TOPICS)
     task = made.open(WHOLE)
@@ -67,8 +67,8 @@ def test_the_stream_time_of_a_commit_is_that_before_the_record_that_waits() -> N
 
 @pytest.mark.usefixtures("short_drain")
 def test_a_commit_names_a_position_of_which_the_stream_time_is_known() -> None:
-    """Between two records of a task lies one of a sibling: whoever takes over both at once takes windows as told that
-    close by its time.
+    """Between two records of a task is one of a sibling: a new owner of both ranges would count windows that close by
+    its time as emitted.
     """
     gate = Gate(stuck=1)
     part, rest = KeyRange.split(2)
@@ -86,7 +86,7 @@ def test_a_commit_names_a_position_of_which_the_stream_time_is_known() -> None:
 
 @pytest.mark.usefixtures("short_drain")
 def test_a_commit_names_no_time_of_another_source_that_comes_after_the_record_that_waits() -> None:
-    """A task that takes over from there would treat the windows that close by that time as emitted."""
+    """A new owner would count the windows that close by that time as emitted."""
     gate, other = Gate(stuck=1), TopicPartition("other", 0)
     builder = StreamsBuilder("app")
     read, beside = (builder.stream(topic, key=serdes.text, value=serdes.json) for topic in ("in", "other"))
@@ -113,7 +113,7 @@ def test_a_commit_names_no_time_of_another_source_that_comes_after_the_record_th
 
 
 def test_a_window_does_not_expire_before_the_records_that_wait_for_it() -> None:
-    """A record of another key is years ahead; the one that waits was in time where it stands in the partition."""
+    """A record of another key is years ahead; the waiting one was in time at its place in the partition."""
     gate = Gate(stuck=1)
     builder = StreamsBuilder("app")
     builder.stream("in", key=serdes.text, value=serdes.json).map_values_async(

@@ -1,4 +1,4 @@
-"""The order of a commit: records, fence, database; and the state after a refused one."""
+"""The order of a commit: records, fence, database; and the state after a refused commit."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_commit_makes_everything_visible_and_only_then_the_database_has_it(gua
 def test_what_a_sibling_wrote_since_need_not_be_read_by_a_task_that_had_nothing_to_do(guarantee: str) -> None:
     made = engine(guarantee, list("abcdefgh"))
     tasks = [made.task(LEFT), made.task(RIGHT)]
-    for task in tasks:  # one after the other, as they happen to be cut by the clock
+    for task in tasks:  # one by one
         made.committers[0].claim(task, [])
         made.process(task)
         made.committers[0].commit(tasks)
@@ -232,7 +232,7 @@ def test_first_positions_whose_answer_was_late_do_not_come_after_what_was_commit
         patched.setattr(made.member, "commit", unanswered)
         with suppress(LogError):
             made.committers[0].claim(task, [])
-    made.committers[0].claim(task, [])  # as the task that is opened again does
+    made.committers[0].claim(task, [])  # as the reopened task does
     made.process(task)
     made.committers[0].commit([task])
     for arrive in under_way:
@@ -309,7 +309,7 @@ def test_a_topic_that_is_gone_is_named() -> None:
 
 
 class Wall(System):
-    """A machine whose wall clock is set by the test, or advances by a step at each look."""
+    """A machine with a wall clock that the test sets, or that advances by a step at each look."""
 
     def __init__(self, step: int = 0) -> None:
         self.ms, self.step = 1000, step

@@ -13,12 +13,12 @@ happenings = st.lists(st.sampled_from(["expire", "error", "old error", "answer",
 
 @given(happenings)
 def test_no_error_counts_that_happened_after_the_group_had_given_the_tasks_away(happens: list[str]) -> None:
-    """The group removes this member at times (`expire`); an answer tells the member so, and later the control thread
+    """The group removes this member at times (`expire`); an answer informs the member, and later the control thread
     (`told`).
     """
     doubts, now = Doubts(), 0.0
     ours, member_epoch, heard_at = True, 0, 0.0
-    """Whether the group counts us in; what the membership knows; when its last question that was answered was sent."""
+    """Whether the group still has this member; the member's epoch; the time of its last answered request."""
     real: dict[str, bool] = {}
     decided: set[str] = set()
     for what in happens:
@@ -27,14 +27,14 @@ def test_no_error_counts_that_happened_after_the_group_had_given_the_tasks_away(
             case "expire":
                 ours = False
             case "error" | "old error":
-                # An error of the epoch that the control thread works in, or of one before: a thread that dies late.
+                # An error of the control thread's epoch, or of an earlier one: a thread that dies late.
                 epoch = doubts.epoch if what == "error" else max(0, doubts.epoch - 1)
                 name = f"error {now}"
                 real[name] = ours and epoch == member_epoch
                 doubts.hold(Failed(ValueError(name), "reader", epoch=epoch), now)
             case "answer" if ours:
                 heard_at = now
-            case "answer":  # refused: it joins anew, under another epoch
+            case "answer":  # refused: it joins again, under another epoch
                 member_epoch, heard_at, ours = member_epoch + 1, now, True
             case _:
                 doubts.epoch = member_epoch
@@ -53,7 +53,7 @@ def test_no_error_counts_that_happened_after_the_group_had_given_the_tasks_away(
             for failure in void
             if failure.epoch == member_epoch
         )
-    # The group answers, and the control thread gets the event: nothing is held for ever.
+    # The group answers, and the control thread gets the event: no error is held for ever.
     if not ours:
         member_epoch += 1
     doubts.epoch = member_epoch

@@ -1,4 +1,4 @@
-"""Tasks that are closed while calls are under way."""
+"""Tasks that are closed during calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.tasks.engine import AT_LEAST, EXACTLY, PATIENCE_S, Engine
 @pytest.mark.parametrize("guarantee", [EXACTLY, AT_LEAST])
 @pytest.mark.parametrize("ends", [False, True], ids=["moves", "process-ends"])
 def test_a_task_is_closed_when_the_calls_under_way_have_ended(order: CallOrder, guarantee: str, ends: bool) -> None:
-    """They are in its last commit, so the next owner makes the others only."""
+    """The calls are in its last commit, so the next owner makes only the others."""
     held = Held()
     topology = forwarding(held, max_in_flight=3, order=order)
     made = Engine(topology, TOPICS | {"in": 2}, processing_guarantee=guarantee)
@@ -71,7 +71,7 @@ def test_a_drain_ends_when_a_transaction_is_aborted_meanwhile() -> None:
 
 
 def test_a_task_that_drains_waits_for_its_calls_and_for_no_other_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes no records any more: a thread that had them wait looked for them without a pause, for three seconds."""
+    """It takes no more records: a thread with waiting ones polled them without a pause for three seconds."""
     held = Held()
     builder = StreamsBuilder("app")
     builder.stream("in", key=serdes.text, value=serdes.json).merge(

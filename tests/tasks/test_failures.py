@@ -27,7 +27,7 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
 def raised(error: Exception) -> Exception:
-    """Return an error that has a traceback."""
+    """Return an error with a traceback."""
     try:
         raise error
     except Exception as caught:  # noqa: BLE001 whatever it is

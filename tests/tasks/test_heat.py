@@ -1,4 +1,4 @@
-"""Hot key groups: found by samples, forgotten in time."""
+"""Hot key groups: found by samples, forgotten after a while."""
 
 from __future__ import annotations
 

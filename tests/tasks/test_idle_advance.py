@@ -1,4 +1,4 @@
-"""A source whose partitions fall silent: windows close, alike for any key ranges, restarts and replays."""
+"""A source with silent partitions: windows close alike for any key ranges, restarts and replays."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ steps = st.lists(
     min_size=10,
     max_size=25,
 )
-"""A record or a mark of this time, the record of this key; or the tasks are closed and the partition is cut anew."""
+"""A record or a mark at this time, the record with this key; or the tasks are closed and the partition cut again."""
 
 
 def topology(seconds: float = 3600) -> Topology:

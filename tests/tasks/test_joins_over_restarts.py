@@ -1,6 +1,4 @@
-"""A join of streams whose tasks are closed and opened again, with records that come late: no pair is missed, none is
-told twice.
-"""
+"""A stream join whose tasks are reopened, with late records: no pair is missed, none is emitted twice."""
 
 from __future__ import annotations
 
@@ -35,8 +33,8 @@ def joined() -> Topology:
 
 
 def parts_of(seed: int) -> list[dict[str, Rows]]:
-    """The records between two restarts: one in five is up to half a minute late. The last part releases all waiting
-    records.
+    """Return the records between two restarts: one in five is up to half a minute late. The last part releases all
+    waiting records.
     """
     chance = random.Random(seed)
     parts = [{"left": Rows(), "right": Rows()} for _ in range(4)]
@@ -88,7 +86,7 @@ def test_no_pair_is_missed_and_none_is_told_twice(seed: int, ranges: int) -> Non
     engine.start()
     kept = Memory()
     for part in parts:
-        # As in a new process: what siblings have shared is gone, what was written is there.
+        # As in a new process: shared state of siblings is gone, written state is there.
         engine.databases[0] = Database(kept, engine.stores)
         for topic, rows in part.items():
             engine.write(topic, rows)
@@ -135,7 +133,7 @@ def test_a_record_without_a_match_goes_when_a_sibling_has_come_further_before_it
 
 
 def test_a_record_without_a_match_is_not_held_back_because_a_slower_sibling_has_seen_a_later_one() -> None:
-    """The sibling's search ends at a record that is ahead of it: for Kafka Streams, none of before would be due."""
+    """The sibling's search ends at a record that is ahead of it: in Kafka Streams, no earlier record would be due."""
     behind, ahead = ([key for key in KEYS if key_hash(key) in half] for half in KeyRange.split(2))
     engine = Engine(joined(), {"left": 1, "right": 1, "out": 1}, processing_guarantee=EXACTLY)
     engine.start()
@@ -157,7 +155,7 @@ def _settled(engine: Engine, key_range: KeyRange) -> Task:
 
 
 def test_what_a_store_has_forgotten_stays_forgotten() -> None:
-    """A restored task has rows of its own keys only, but its store's time had advanced with records of other keys."""
+    """A restored task has rows of its own keys only, but records of other keys had advanced its store's time."""
     halves = KeyRange.split(2)
     mine, other = (next(key for key in KEYS if key_hash(key) in half) for half in halves)
     engine = Engine(joined(), {"left": 1, "right": 1, "out": 1}, processing_guarantee=EXACTLY, buffer=1)
@@ -175,7 +173,7 @@ def test_what_a_store_has_forgotten_stays_forgotten() -> None:
     engine.write("left", [(mine, b"late", 50_000)])
     engine.settle()
     deadline = time.monotonic() + PATIENCE_S
-    while b"b'late', None" not in engine.read("out").values:  # once it is committed, nothing of it is in memory
+    while b"b'late', None" not in engine.read("out").values:  # once it is committed, it is not in memory any more
         assert time.monotonic() < deadline
         time.sleep(0.005)
     engine.write("right", [(mine, b"late, too", 51_000)])

@@ -1,4 +1,4 @@
-"""The state of an instance: when its listener is called, and what an error handler may answer."""
+"""The state of an instance: the calls of its listener, and the answers of an error handler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A call that is always too slow is named in the end; one that is slow now and then is not."""
+"""A call that is always too slow ends the thread with an error that names it; an occasional one does not."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_only_a_call_that_was_too_slow_so_often_is_hopeless(history: list[tuple[
     slow, now = Outlasting(LIMITS), 0.0
     times: dict[str, int] = {"a": 0, "b": 0}
     for call, seconds, pause in history:
-        now += pause  # never so long that it is forgotten by both
+        now += pause  # never long enough for both to forget it
         said = slow.void(call, seconds, now)
         if seconds > slow.least_s:
             times[call] += 1
@@ -58,7 +58,7 @@ def test_what_was_long_ago_is_forgotten() -> None:
 
 
 def test_a_task_that_is_opened_again_takes_slow_calls_one_by_one() -> None:
-    """Sixty-four of them together might outlast what one does not, and would be the same sixty-four each time."""
+    """Sixty-four of them together might exceed the limit that one does not, and would be the same ones each time."""
     builder, source = StreamsBuilder("app"), TopicPartition("in", 0)
     builder.stream("in", key=serdes.raw, value=serdes.raw).foreach(lambda *_: time.sleep(1.5 * STEP_S))
     made = Engine(builder.build(), {"in": 1})

@@ -1,4 +1,4 @@
-"""A paused stream thread processes and punctuates nothing; it takes records in, commits what it has, closes tasks."""
+"""A paused stream thread processes and punctuates nothing; it takes in records, commits, and closes tasks."""
 
 from __future__ import annotations
 

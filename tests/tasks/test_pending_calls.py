@@ -1,4 +1,4 @@
-"""Records that wait for calls: results as of a function that does not wait, commits that go on, nothing lost."""
+"""Records that wait for calls: results as of a synchronous function, continued commits, no loss."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RECORDS = st.lists(
 """Topic, key, value and timestamp of each."""
 PAUSES = st.lists(st.sampled_from([0, 0, 1, 4]), min_size=1, max_size=20)
 NOT_SHRUNK = [Phase.explicit, Phase.reuse, Phase.generate]
-"""Each run takes its time, and threads run as they like: a story is made short by hand, as an example."""
+"""Each run is slow, and its threads are not deterministic: examples are shortened by hand."""
 
 
 def program(called: Called) -> Topology:
@@ -59,11 +59,12 @@ def program(called: Called) -> Topology:
     tumbling = TimeWindows(milliseconds=10, grace=ms(5))
     final = grouped.windowed_by(tumbling).count(store="final").suppress(until_window_closes())
     sessions = grouped.windowed_by(SessionWindows(milliseconds=4, grace=ms(3))).reduce(max, store="sessions")
-    for table, name in ((final, "closed"), (sessions, "session")):  # by key and operator: in no order between these
+    # by key and operator: without an order between these
+    for table, name in ((final, "closed"), (sessions, "session")):
         table.to_stream().map_values_with_key(
             lambda window, value: [window.start_ms, window.end_ms, value], value=serdes.json
         ).select_key(partial(_named, name), key=serdes.text).to("out")
-    near = JoinWindows(milliseconds=5, grace=ms(1000))  # how long late records find a match depends on the batches
+    near = JoinWindows(milliseconds=5, grace=ms(1000))  # the match of late records depends on the batches
     results.join(other, lambda one, two: [one, two], windows=near, value=serdes.json).to("out")
     return builder.build()
 
@@ -90,7 +91,7 @@ def test_what_is_below_is_what_a_function_that_does_not_wait_would_give(
 
 
 def key_program(called: Called) -> Topology:
-    """What needs the order of each key only: windows that may get late records, a table, a join with it, a sink."""
+    """Operators that need only the order of each key: windows with late records, a table, a join with it, a sink."""
     builder = StreamsBuilder("app")
     read = builder.stream("in", key=serdes.text, value=serdes.json)
     large = read.filter(lambda _, value: value >= 0).split().branch(lambda _, value: value > 1, name="large")
@@ -156,7 +157,7 @@ def test_other_keys_pass_a_record_that_waits_and_are_not_called_again(guarantee:
 
 
 def test_where_nothing_may_be_committed_out_of_order_no_more_records_pass_and_what_is_done_stays_done() -> None:
-    """The cluster's policy may change after records have passed others: they stay processed."""
+    """The cluster's policy may change after records have passed others: these stay processed."""
     gate = Gate(stuck=20)
     made = Engine(calls_of(gate, max_in_flight=5), TOPICS, processing_guarantee=EXACTLY)
     task = made.open(WHOLE)
@@ -181,7 +182,7 @@ def test_where_nothing_may_be_committed_out_of_order_no_more_records_pass_and_wh
 
 
 def test_records_that_need_no_call_do_not_pile_up_behind_one_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They stay in the queue, by which the dispatcher holds the partition."""
+    """They stay in the queue, whose length makes the dispatcher hold the partition."""
     monkeypatch.setattr("coopstreams.tasks.pending_calls.MOST_RECORDS", 30)
     gate = Gate(stuck=0)
     builder = StreamsBuilder("app")
@@ -388,7 +389,7 @@ def test_a_record_may_need_several_calls_and_a_topic_none() -> None:
 
 
 def test_records_whose_calls_fail_go_to_the_topic_of_their_operator() -> None:
-    """Other failures go where the handler says: here, the application would end."""
+    """Other failures go to the handler: here, they would end the application."""
 
     async def odd_only(value: int) -> int:
         if value % 2 == 0:

@@ -142,7 +142,8 @@ def test_a_stream_waits_for_the_producers_of_its_table_for_as_long_as_it_may() -
     queues = SourceQueues([(TABLE, START), (STREAM, START)], max_idle_ms=500)
     feed(queues, TABLE, log_of([5]), upto=1, at_end=True)
     feed(queues, STREAM, log_of([4, 6]), upto=2, at_end=True)
-    assert taken(queues, 10.0) == [("orders", 0), ("customers", 0)]  # what the table has reached, it may pass
+    # it may pass up to the time that the table has reached
+    assert taken(queues, 10.0) == [("orders", 0), ("customers", 0)]
     assert queues.waits_until == 10.5
     assert taken(queues, 10.4) == []
     feed(queues, TABLE, [(1, 5, 5)], upto=2, at_end=True)
@@ -180,7 +181,7 @@ times = st.lists(st.integers(0, 50), max_size=30)
 
 @given(times, times, st.randoms(use_true_random=False))
 def test_the_order_does_not_depend_on_batches(left: list[int], right: list[int], random: Random) -> None:
-    """However the two logs arrive in pieces, records come out in the order of (stream time, source)."""
+    """For any batches of the two logs, records come out in the order of (stream time, source)."""
     logs = {TABLE: log_of(left), STREAM: log_of(right)}
     queues = SourceQueues([(TABLE, START), (STREAM, START)])
     at = dict.fromkeys(logs, 0)
@@ -211,8 +212,8 @@ owned = st.lists(st.tuples(st.integers(0, 50), st.booleans()), max_size=30)
 def test_no_source_tells_a_time_to_which_another_has_not_come(
     left: list[tuple[int, bool]], right: list[tuple[int, bool]], random: Random
 ) -> None:
-    """Part of the records are siblings'. A task learns the time that they have reached when it gets there, and at the
-    end at the latest. Each step has the stream time of all records below its position.
+    """Part of the records are siblings'. A task gets the time that they have reached when it gets there, and at the end
+    at the latest. Each step has the stream time of all records below its position.
     """
     mine = {TABLE: [own for _, own in left], STREAM: [own for _, own in right]}
     logs = {TABLE: log_of([time for time, _ in left]), STREAM: log_of([time for time, _ in right])}
@@ -244,8 +245,8 @@ def test_no_source_tells_a_time_to_which_another_has_not_come(
 def test_a_source_that_waits_keeps_one_batch_of_nothing_and_says_what_all_of_them_said(
     times: list[int], nothings: list[int], ended: bool
 ) -> None:
-    """Fetches without a record come behind records; the last of them may only say that the partition was read to its
-    end, without operator times.
+    """Fetches without a record come after records; the last one may only report the end of the partition, without
+    operator times.
     """
     queues, log = SourceQueues([(TABLE, START), (STREAM, START)]), log_of(times)
     upto, time = 0, NO_STREAM_TIME
@@ -270,8 +271,8 @@ def test_a_source_that_waits_keeps_one_batch_of_nothing_and_says_what_all_of_the
 
 
 def test_what_the_log_still_has_of_a_source_is_waited_for_however_late_it_is() -> None:
-    """Found by a simulated history: the thread polled without a pause, because a time had passed for which it no longer
-    waited.
+    """Found by a simulated history: the thread polled without a pause, because of a past time that it no longer waited
+    for.
     """
     queues = SourceQueues([(TABLE, START), (STREAM, START)], max_idle_ms=500)
     feed(queues, TABLE, [], upto=0, at_end=True)

@@ -1,6 +1,4 @@
-"""Checks of results once Kafka has refused one: the topic's limits, and the source record of a result that exceeds
-them.
-"""
+"""Checks of results after a refusal by Kafka: the topic's limits, and the source record of a refused result."""
 
 from __future__ import annotations
 
@@ -98,9 +96,7 @@ def doubling() -> Topology:
 
 
 def made(guarantee: str, handler: str) -> tuple[Engine, Task]:
-    """Records of 1 to 9 bytes, and an output topic for which twice nine is too much; it has refused something
-    lately.
-    """
+    """Records of 1 to 9 bytes, and an output topic whose limit is below twice nine bytes, after a refusal."""
     engine = Engine(
         doubling(),
         {"in": 1, "dead": 1},
@@ -115,7 +111,7 @@ def made(guarantee: str, handler: str) -> tuple[Engine, Task]:
 
 
 def run(engine: Engine, task: Task) -> None:
-    """Let a task process all there is, and commit."""
+    """Let a task process all records, and commit."""
     source, committer = TopicPartition("in", 0), engine.committers[0]
     reader = engine.log.reader()
     reader.assign({source: task.progress.position(source)})

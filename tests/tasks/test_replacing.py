@@ -1,4 +1,4 @@
-"""Replacing a dead stream thread: uncommitted work is repeated once, and repeated deaths are delayed."""
+"""Replacing a dead stream thread: uncommitted work is repeated once, and repeated deaths cause a back-off."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FOR_EVER_S = 1e6
 
 
 def counting(refused: list[bytes]) -> Topology:
-    """Count values, each of `refused` only when it is seen for the second time."""
+    """Count values; each of `refused` fails the first time."""
 
     def check(_: str, value: bytes) -> bool:
         if value in refused:

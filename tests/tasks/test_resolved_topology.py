@@ -1,4 +1,4 @@
-"""What an application reads: topics by pattern, as the cluster has them at a time."""
+"""The resolved topology: topics by pattern, as the cluster has them at the time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONFIG = Config.of({"bootstrap.servers": "in-memory"}, "app")
 
 
 def topology() -> Topology:
-    """Sub-topology 0 copies what matches, 1 counts another topic."""
+    """Return a topology: sub-topology 0 copies the matching topics, 1 counts another topic."""
     builder = StreamsBuilder("app")
     builder.stream(re.compile("orders-.*"), key=serdes.text, value=serdes.raw).to("out")
     builder.stream("people", key=serdes.text, value=serdes.raw).group_by_key().count(store="counts")

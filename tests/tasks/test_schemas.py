@@ -1,4 +1,4 @@
-"""Schemas of an application: subjects, the check at start, a registry that is away; and the driver without set-up."""
+"""Schemas of an application: subjects, the check at start, an unavailable registry; and the driver without set-up."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def config(**settings: Any) -> Config:
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> InMemoryRegistry:
-    """The registry in place of the one of the settings."""
+    """Replace the registry of the settings by this one."""
     made = InMemoryRegistry()
     monkeypatch.setattr(schemas, "registry_of", lambda _: made)
     return made
@@ -109,13 +109,13 @@ def test_the_subjects_are_those_of_kafka_streams() -> None:
 
 
 class Keep(Processor[str, Any, Any, Any]):
-    """Makes the rows of a global store; this one makes none."""
+    """The processor of a global store; this one writes no rows."""
 
     def process(self, record: Record[str, Any]) -> None: ...
 
 
 def test_a_global_store_is_read_with_the_schemas_of_its_topic() -> None:
-    """Where a processor makes the rows, the topic has serdes of its own."""
+    """With a processor, the topic has serdes of its own."""
     topology = (
         TopologyBuilder("shop")
         .add_source("lines", "in", key=serdes.text, value=serdes.text)
@@ -200,7 +200,7 @@ def test_credentials_are_not_shown_and_not_taken_from_the_url() -> None:
 
 
 def test_the_client_keeps_what_the_law_of_the_registry_says() -> None:
-    """On confluent-kafka's own registry in memory, by the client that speaks with real ones."""
+    """On confluent-kafka's own registry in memory, with the client for real ones."""
     client = RegistryClient("mock://law", (("url", "mock://law"),), registers=True)
     text = text_of(TOTAL)
     assert client.latest("a-value") is None

@@ -1,4 +1,4 @@
-"""When the stream time of a silent partition is due to advance, and how far."""
+"""The due advances of a silent partition's stream time."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ happenings = st.lists(
 def test_stream_time_is_never_nearer_to_the_clock_than_at_the_last_record(
     some: list[tuple[str, int, int]],
 ) -> None:
-    """It lags behind the clock by as much as it did when the silence began: never less."""
+    """Its lag behind the clock is never less than at the beginning of the silence."""
     silence, now_ms, stream_time, lag, advanced = Silence(IDLE_MS), 0, -1, 0, -IDLE_MS
     for what, passes_ms, time in some:
         now_ms += passes_ms

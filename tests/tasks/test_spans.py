@@ -1,4 +1,4 @@
-"""Spans of records: which are traced, that results are as without, and whose the spans of their results are."""
+"""Spans of records: which records are traced, unchanged results, and the parents of results' spans."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SOURCE = TopicPartition("in", 0)
 
 
 class Traced:
-    """A program that doubles numbers, with spans that are kept."""
+    """A program that doubles numbers, with recorded spans."""
 
     def __init__(self, ratio: float = 0.0) -> None:
         builder = StreamsBuilder("app")
@@ -83,7 +83,7 @@ def test_what_is_made_of_a_traced_record_carries_its_span() -> None:
     assert trace_of(out.headers[1]) == ["00", f"{5:032x}", f"{context_of(span).span_id:016x}", "01"]
     assert out.headers[1] is not None
     assert out.headers[1][0] == ("other", b"x")
-    assert trace_of(out.headers[2])[2] == f"{7:016x}"  # passed on as it came
+    assert trace_of(out.headers[2])[2] == f"{7:016x}"  # passed on unchanged
 
 
 @given(

@@ -1,4 +1,4 @@
-"""Counts of a process outlive its tasks: they never go back, and nothing is counted twice or missing."""
+"""Counts of a process outlive its tasks: they never decrease, and are exact."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def made() -> Engine:
 
 
 def process(engine: Engine, task: Task) -> None:
-    """Let a task process and commit all there is, on this thread."""
+    """Let a task process and commit all records, on this thread."""
     engine.process(task)
     engine.committers[0].commit([task])
 
@@ -75,7 +75,7 @@ def totals(engine: Engine) -> dict[str, float]:
 def test_a_task_that_is_closed_leaves_its_counts_and_its_successor_adds_to_them() -> None:
     engine = made()
     before: dict[str, float] = {}
-    for key_range in (WHOLE, *KeyRange.split(2)):  # a task, and then two that have its keys between them
+    for key_range in (WHOLE, *KeyRange.split(2)):  # a task, and then two that share its keys
         task = engine.task(key_range)
         engine.tallies.look(task)
         process(engine, task)

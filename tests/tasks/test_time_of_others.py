@@ -121,7 +121,7 @@ MADE: dict[str, Callable[[], Topology]] = {
 
 
 def rows_of(topic: str, ours: list[bytes], theirs: list[bytes]) -> Rows:
-    """Some records of our keys that meet and some that do not; six hours later records of the others' keys alone."""
+    """Return records of our keys, some with a match; six hours later only records of other keys."""
     rows: Rows = []
     for number, key in enumerate(ours):
         if number % 3 == 0 or topic == ("left", "right")[number % 3 - 1]:
@@ -151,11 +151,11 @@ def test_what_is_due_goes_by_records_that_another_process_has(what: str, open_: 
 
 
 def test_what_a_sibling_leaves_to_another_process_moves_time_here() -> None:
-    """Its records have advanced the time here, but it leaves before it processes them, and no task here will."""
+    """Its records have advanced the time here, but it leaves before it processes them, and no task here does."""
     first, rest = KeyRange.split(2)
     topology = MADE["left join"]()
     engine = Engine(topology, {"left": 1, "right": 1, "out": 1}, threads=2)
-    engine.threads[0].start()  # the other thread has not got to what waits for its task
+    engine.threads[0].start()  # the other thread has not reached the waiting records of its task
     engine.open(first)
     sibling = engine.open(rest, thread=1)
     for topic in ("left", "right"):
@@ -199,7 +199,7 @@ def test_what_became_due_while_a_task_was_closed_goes_when_it_is_opened() -> Non
 
 
 def expected(topology: Topology, ours: list[bytes], theirs: list[bytes]) -> Rows:
-    """What one task makes of all records for our keys."""
+    """Return the results of one task over all records, for our keys."""
     rows = sorted(
         ((topic, *row) for topic in ("left", "right") for row in rows_of(topic, ours, theirs)), key=lambda row: row[3]
     )

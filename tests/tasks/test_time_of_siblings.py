@@ -1,6 +1,4 @@
-"""Time that comes from other tasks' records, in a task of several sources: as much of it as the task has come to, and
-no more.
-"""
+"""Time by siblings' records, in a task of several sources: it applies as far as the task has read, and no further."""
 
 from __future__ import annotations
 
@@ -19,22 +17,20 @@ from tests.tasks.engine import EXACTLY, Engine
 FIRST = KeyRange.split(4)[0]
 _KEYS = [b"key-%d" % number for number in range(20)]
 RARE = next(key for key in _KEYS if key_hash(key) in FIRST)
-"""The left has one early record with it and then no more: all that its task hears from there is what time its siblings
-have reached.
-"""
+"""The left source has one early record with it: after that its task gets only siblings' times from there."""
 KEYS = [RARE, *(key for key in _KEYS if key_hash(key) not in FIRST)]
 WINDOW = bytes(8)
-"""What a window adds to a key."""
+"""The window start in a window key."""
 SECONDS = 600
 BEHIND_MS = SECONDS * 1000
-"""When nothing that counts comes any more."""
+"""After the last relevant record."""
 
 Rows = list[tuple[bytes | None, bytes | None, int]]
 
 
 def rows_of(topic: str) -> Rows:
-    """One record a second, in order, and a last one that releases all waiting; on the left, the rare key comes first
-    only.
+    """Return one record a second, in order, and a last one that releases all waiting; on the left, the rare key is only
+    first.
     """
     keys = [key for key in KEYS if topic == "right" or key != RARE]
     rows: Rows = [(RARE, b"%s at 0" % topic.encode(), 0)]
@@ -71,7 +67,7 @@ def joined() -> Topology:
 def test_siblings_that_are_far_ahead_in_one_source_close_nothing_for_what_waits_in_another(
     made: Callable[[], Topology], ranges: int
 ) -> None:
-    """All records are there when a task opens: one fetch brings ten minutes of each topic."""
+    """All records are there when a task opens: one fetch returns ten minutes of each topic."""
     topology = made()
     engine = Engine(topology, {"left": 1, "right": 1, "out": 1}, processing_guarantee=EXACTLY)
     for topic in ("left", "right"):
@@ -79,7 +75,7 @@ def test_siblings_that_are_far_ahead_in_one_source_close_nothing_for_what_waits_
     engine.start()
     for piece in reversed(KeyRange.split(ranges)):
         engine.open(piece)
-        engine.settle()  # the rare key's range is opened last: the time that siblings share is far ahead of it
+        engine.settle()  # the rare key's range opens last: its siblings' shared time is far ahead
     engine.stop()
     out = engine.read("out")
     found = Counter(
@@ -111,7 +107,7 @@ def test_who_takes_over_counts_the_time_of_records_that_others_have_done() -> No
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_who_takes_over_from_one_that_was_ahead_emits_each_window_of_both_once(*, begun: bool) -> None:
-    """`begun`: the one behind has processed a record."""
+    """`begun`: the task that is behind has processed a record."""
     first, second = KeyRange.split(2)
     behind = next(key for key in KEYS if key_hash(key) in first)
     ahead = next(key for key in KEYS if key_hash(key) in second)

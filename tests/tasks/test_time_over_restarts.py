@@ -1,4 +1,4 @@
-"""The stream time of an operator when its task is opened again: where the task stopped, and not further."""
+"""The stream time of an operator when its task is opened again: exactly where the task stopped."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def closing() -> Topology:
 
 @pytest.mark.parametrize("ranges", [[WHOLE], HALVES], ids=["whole", "halves"])
 def test_an_operator_behind_a_filter_goes_on_at_its_own_time(ranges: list[KeyRange]) -> None:
-    """Its time is neither that of the partition nor that of the rows that the task has."""
+    """Its time is neither that of the partition nor that of the task's rows."""
     engine = Engine(closing(), {"in": 1, "out": 1}, processing_guarantee=EXACTLY)
     engine.start()
     engine.write("in", [(MINE, TOLD, 0), (OTHER, TOLD, 50), (OTHER, PASSED_OVER, HOUR_MS)])
@@ -76,7 +76,7 @@ def test_who_takes_over_from_several_owners_goes_on_at_the_time_of_each() -> Non
 
 
 def test_a_store_begins_at_the_time_of_its_operator_where_the_task_is_least_far() -> None:
-    """Below a filter the partition is ahead: windows of an owner that was behind would expire before they are told."""
+    """Below a filter the partition is ahead: an earlier owner's windows would expire before they are emitted."""
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.raw, value=serdes.raw)
     for name, received in (
@@ -129,7 +129,7 @@ def answered(gate: Gate) -> Topology:
 
 
 def test_a_window_that_closes_before_the_record_that_waits_is_told_before_the_commit_says_so() -> None:
-    """A record of a sibling has closed it, between the last one that has passed and the one that waits."""
+    """A record of a sibling has closed it, between the last passed record and the waiting one."""
     gate = Gate(stuck=2)
     engine = Engine(answered(gate), TOPICS, processing_guarantee=EXACTLY)
     task = engine.open(HALVES[0])
@@ -145,9 +145,9 @@ def test_a_window_that_closes_before_the_record_that_waits_is_told_before_the_co
 
 @pytest.mark.usefixtures("short_drain")
 def test_who_takes_over_tells_what_closes_behind_records_that_waited() -> None:
-    """A task knows the time before its newest record only from its own records, so it stands behind these: at the lower
-    time, and therefore at the lower position. Behind the sibling's record, the next owner would begin at the time of
-    the other range, and drop windows that this one has not emitted.
+    """A task knows the time before its newest record only from its own records, so its position is directly after
+    these. After the sibling's record, the next owner would begin at the time of the other range, and drop windows that
+    this one has not emitted.
     """
     gate = Gate(stuck=2)
     engine = Engine(answered(gate), TOPICS, processing_guarantee=EXACTLY)

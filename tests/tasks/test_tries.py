@@ -1,4 +1,4 @@
-"""Records that a failure handler has processed again later."""
+"""Records that a failure handler retries later."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FAILURE = Failure("processing", "map", ValueError("no"), TopicPartition("in", 0)
 
 
 def asked(answer: Any, tries: Tries | None, task: TaskId | None = TASK) -> OnFailure:
-    """Return a task's failure handler whose function gives this answer."""
+    """Return a task's failure handler with a function that gives this answer."""
     config = Config.of({"bootstrap.servers": "x:1", "processing.exception.handler": lambda _: answer}, "app")
     return handler(task, config, lambda *_: None, lambda *_: None, Sayings(), tries=tries)
 

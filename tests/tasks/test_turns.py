@@ -1,4 +1,4 @@
-"""`process_async`: state and results are those of a processor that does not wait, and nothing is done twice."""
+"""`process_async`: state and results equal those of a synchronous processor, and nothing is done twice."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Told(Processor[str, int, str, Any]):
 
 
 def told(pauses: list[int]) -> Callable[[Record[str, int], CallContext[str, Any]], Any]:
-    """Return a function that does the same, but takes its time, and fails now and then when all is recorded."""
+    """Return an asynchronous function that does the same; it sometimes fails after all is recorded."""
     pause = taking(pauses)
     attempts: Counter[tuple[Any, int]] = Counter()
 
@@ -79,7 +79,7 @@ def told(pauses: list[int]) -> Callable[[Record[str, int], CallContext[str, Any]
 
 
 def program(processed: Callable[[KStream[str, int]], KStream[str, Any]], *, in_order: bool) -> Topology:
-    """State below a filter and a mapper that makes several of a record. `in_order`: beside windows that close."""
+    """State below a filter and a flat map. `in_order`: beside windows that close."""
     builder = StreamsBuilder("app")
     read = builder.stream("in", key=serdes.text, value=serdes.json).merge(
         builder.stream("other", key=serdes.text, value=serdes.json)

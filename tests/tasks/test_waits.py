@@ -42,7 +42,7 @@ def test_a_barrier_that_was_passed_is_named_no_more() -> None:
     log.create_topics([TopicSpec("orders", 1)])
     follower, coordinator = Follower(log, "g"), Away(Random(1), {}, certain=0.0)
     positions = Positions(log, coordinator, follower, lambda _: (ORDERS,), lambda _: "earliest", "a")
-    anything = cast(Any, None)  # neither the group nor the stores are asked before the positions are known
+    anything = cast(Any, None)  # neither the group nor the stores are used before the positions are known
     opener = Opener(
         anything,
         follower,

@@ -1,4 +1,4 @@
-"""What the tests of programs share."""
+"""Fixtures of the tests of programs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from coopstreams.log.kafka.native import SETTING
 
 @pytest.fixture(scope="module")
 def native_plane() -> Iterator[None]:
-    """Run the native data plane, whatever the environment says."""
+    """Run the native data plane, regardless of the environment."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(SETTING, "1")
         yield

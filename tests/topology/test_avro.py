@@ -1,4 +1,4 @@
-"""`serdes.avro`: the wire format, canonical bytes, versions of writers, and what cannot be read."""
+"""`serdes.avro`: the wire format, canonical bytes, versions of writers, and unreadable records."""
 
 from __future__ import annotations
 

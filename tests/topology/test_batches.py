@@ -1,6 +1,4 @@
-"""The same records in the same order give the same results, however they are cut into batches: also where windows
-expire meanwhile.
-"""
+"""The same records in the same order give the same results, in any batches, even if windows expire meanwhile."""
 
 from __future__ import annotations
 

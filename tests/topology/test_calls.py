@@ -1,4 +1,4 @@
-"""How calls are made: what a program may say, and the pauses between attempts."""
+"""Options of calls: valid and invalid ones, and the pauses between attempts."""
 
 from __future__ import annotations
 

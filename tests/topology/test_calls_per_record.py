@@ -1,9 +1,9 @@
-"""What a record costs in calls, exactly: a guard of the compiled loop that needs no clock.
+"""The exact number of calls for a record: a guard of the compiled loop that needs no clock.
 
-The programs are those that `make bench` measures. Calls are those of Python and of C functions that `sys.setprofile`
-sees. What a batch costs once is left out: it is the same for any number of records.
+The programs are those that `make bench` measures.
 
-Where a figure here grows, the code that is generated for a record, or a function that it calls, has become longer.
+Calls are those of Python and of C functions that `sys.setprofile` sees. The calls for each batch are left out. If a
+figure here grows, the generated code for a record, or a function that it calls, has become longer.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def fail(failure: Failure) -> None:
 
 
 def counted(call: Callable[[], object]) -> Counter[str]:
-    """Return the functions that are called meanwhile, and how often."""
+    """Return the functions that are called meanwhile, with their numbers of calls."""
     calls: Counter[str] = Counter()
 
     def look(frame: FrameType, event: str, called: Any) -> None:
@@ -48,7 +48,7 @@ def counted(call: Callable[[], object]) -> Counter[str]:
         elif event == "c_call":
             calls[called.__qualname__] += 1
 
-    gc.disable()  # a finalizer would be called, too
+    gc.disable()  # a finalizer would be counted, too
     sys.setprofile(look)
     try:
         call()
@@ -59,7 +59,7 @@ def counted(call: Callable[[], object]) -> Counter[str]:
 
 
 def columns(records: int, amount: int = 50, first: int = 0) -> Columns:
-    """Return records of as many keys, within one window."""
+    """Return records with as many different keys, within one window."""
     numbers = range(first, first + records)
     values = [b'{"user":"u%d","amount":%d,"n":%d}' % (number, amount, number) for number in numbers]
     times = [1000] * records
@@ -100,7 +100,7 @@ def of_one(make: Callable[[], Task], work: Work) -> dict[str, float]:
 
 
 def first(task: Task, records: int) -> Counter[str]:
-    """Process the first records of their keys, when the database has some rows."""
+    """Process the first records of their keys; the database has some rows."""
     task.process(columns(1, first=1_000_000))
     task.commit()
     return task.process(columns(records))
@@ -113,7 +113,7 @@ def again(task: Task, records: int) -> Counter[str]:
 
 
 def filtered(task: Task, records: int) -> Counter[str]:
-    """Process records that do not pass the filter."""
+    """Process records that fail the filter."""
     return task.process(columns(records, amount=5))
 
 

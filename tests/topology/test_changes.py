@@ -38,7 +38,7 @@ def of(program: Program, application: str = "app", optimization: str = "none") -
 
 
 def between(old: Program, new: Program) -> dict[str, Verdict]:
-    """The verdict on each store, topic and position, by name."""
+    """Return the verdict on each store, topic and position, by name."""
     return {change.name: change.verdict for change in changes(of(old), of(new))}
 
 

@@ -1,4 +1,4 @@
-"""Generated code: its results for a record, and the columns that it does not touch."""
+"""Generated code: its results for a record, and the columns that it does not read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ IN = TopicPartition("in", 0)
 
 
 def counting(serde: Serde[T], name: str, calls: Counter[str]) -> Serde[T]:
-    """Return the serde, which counts how often it is asked."""
+    """Return the serde, which counts its calls."""
 
     def encode(value: T) -> bytes:
         calls[f"write {name}"] += 1

@@ -1,4 +1,4 @@
-"""A topology drawn, to the letter."""
+"""Descriptions of a topology, character by character."""
 
 import json
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from tests.durations import ms
 
 class Ignore(Processor[Any, Any, Any, Any]):
     def process(self, record: Record[Any, Any]) -> None:
-        """Never called: a topology is drawn without one."""
+        """A supplier that is never called: a description needs no processor."""
 
 
 def words(

@@ -1,4 +1,4 @@
-"""The topology as a picture: what the layers keep to for any graph, and what a drawing says of a topology."""
+"""The topology as a picture: invariants of the layers for any graph, and the content of a drawing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`field("x")` and conditions on fields: functions like those that people write, and values that can be read."""
+"""`field("x")` and conditions on fields: they behave as functions of users, and can be inspected."""
 
 from __future__ import annotations
 
@@ -157,12 +157,12 @@ def test_conditions_filter_live_and_nobody_reads_the_key_for_them(ranges: int) -
         for number, (amount, country) in enumerate([(5, "FR"), (11, "FR"), (50, "DE"), (12, "CH")]):
             topic.send(b"key-%d" % number, {"amount": amount, "country": country}, 40 - 10 * number)
         assert [record.value for record in driver.output("out", serdes.raw, serdes.int64).read()] == [11, 12]
-        # Time is what came through: 30, then 10, too late.
+        # The times of the records that passed: 30, then 10, which is late.
         assert [(reason, count) for (_, reason), count in driver.dropped.items()] == [("late", 1)]
 
 
 class Mine(Condition):
-    """A condition that is not ours."""
+    """A condition of another class."""
 
     def __call__(self, *record: Any) -> bool:
         return len(record[-1]) > 1

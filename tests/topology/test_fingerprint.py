@@ -36,7 +36,7 @@ Text = KStream[str, str]
 
 
 def of(build: Callable[[StreamsBuilder], object], application: str = "app") -> tuple[str, ...]:
-    """The fingerprints of what is built, each sub-topology with two partitions."""
+    """Return the fingerprints of a program, each sub-topology with two partitions."""
     builder = StreamsBuilder(application)
     build(builder)
     return prints(builder.build())
@@ -51,7 +51,7 @@ def text(builder: StreamsBuilder, topic: str = "in", **source: Any) -> Text:
 
 
 class Days(Windows):
-    """Windows of a user, and no dataclass."""
+    """User-defined windows, not a dataclass."""
 
     __slots__ = ("grace_ms", "size_ms")
 

@@ -1,6 +1,4 @@
-"""`add_global_store`: all rows on every instance, as the topic has them or as a processor makes them. Records in,
-records out.
-"""
+"""`add_global_store`: all rows on every instance, from the topic or from a processor."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ def test_a_global_store_is_looked_into_by_every_task(ranges: int) -> None:
 
 
 class Longest(Processor[str, str, Any, Any]):
-    """Keeps the longest word of each first letter, and what it knows of its record."""
+    """Keeps the longest word of each first letter, and the metadata of its record."""
 
     def process(self, record: Record[str, str]) -> None:
         words: KeyValueStore[str, list[Any]] = self.context.store("longest")

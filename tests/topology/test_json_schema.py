@@ -1,4 +1,4 @@
-"""`serdes.json_schema`: the wire format, canonical bytes, versions of writers, and what cannot be read."""
+"""`serdes.json_schema`: the wire format, canonical bytes, versions of writers, and unreadable records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a key belongs. The vectors are frozen: a changed hash is a lost store."""
+"""Partition, hash and key group of a key. The vectors are frozen: with a changed hash, stores lose their rows."""
 
 import pytest
 from hypothesis import given
@@ -19,7 +19,7 @@ from coopstreams.topology.keys import (
     partition_of,
 )
 
-# What Kafka's own UtilsTest expects of murmur2.
+# The expected values of Kafka's own UtilsTest for murmur2.
 MURMUR2 = {
     b"21": -973932308,
     b"foobar": -790332482,

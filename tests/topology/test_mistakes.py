@@ -1,4 +1,4 @@
-"""What a user can get wrong is found while the topology is built, and the message says where and what to do."""
+"""Mistakes of users are found while the topology is built, and the message names the place and the cure."""
 
 from collections.abc import Callable
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""`TopologyBuilder`: sources, processors, stores and sinks by their names. Records in, records out."""
+"""`TopologyBuilder`: sources, processors, stores and sinks by name."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Pass(Processor[Any, Any, Any, Any]):
 
 
 class Count(Processor[str, Any, str, int]):
-    """Forwards how many records of its key there were."""
+    """Forwards the number of records of its key."""
 
     def init(self, context: ProcessorContext[str, int]) -> None:
         super().init(context)

@@ -1,4 +1,6 @@
-"""Names are the contract: what Kafka Streams generates for the same program, and what Kafka takes."""
+"""Names of nodes, stores and topics: those that Kafka Streams generates for the same program, and those that Kafka
+allows.
+"""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Known folds over rows in native memory give what live objects give: outputs, changelogs, rows, counters, failures."""
+"""Known folds over native rows equal those over live objects: outputs, changelogs, rows, counters, failures."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ FLOWS: dict[str, Build] = {
     "tumbling sum": lambda stream, _: numbers(stream, INT).windowed_by(TUMBLING).reduce(operator.add, store="s"),
     "hopping float sum": lambda stream, _: numbers(stream, FLOAT).windowed_by(HOPPING).reduce(operator.add, store="s"),
 }
-"""What a program does with two streams."""
+"""Operators on two streams."""
 
 SHAPES: dict[str, Callable[[Any], Any]] = {
     "sink": lambda table: table.to_stream().to("out"),
@@ -93,7 +93,7 @@ SHAPES: dict[str, Callable[[Any], Any]] = {
     "mapped": lambda table: table.to_stream().map_values(lambda number: number, value=serdes.json).to("out"),
     "alone": lambda _: None,
 }
-"""What receives the updates of a table."""
+"""Receivers of the updates of a table."""
 
 
 @cache
@@ -117,12 +117,12 @@ class Batch:
 
 
 Step = Batch | str
-"""A batch, `commit`, `abort`, or `full`: the buffers are looked at."""
+"""A batch, `commit`, `abort`, or `full`: the buffers are checked."""
 
 
 @dataclass
 class Run:
-    """A task, and all that it leaves."""
+    """A task, and all its results."""
 
     program: Program
     native: bool
@@ -139,7 +139,7 @@ class Run:
         self.open()
 
     def open(self) -> None:
-        """Begin where the last commit was."""
+        """Open the task at the last commit."""
         tables = native_tables(self.part, CONFIG, caching=self.caching) if self.native else NO_TABLES
         assert not self.native or tables or not self.caching
         self.state = TaskState(self.database, self.part.stores, WHOLE, self.buffer, tables)
@@ -250,7 +250,7 @@ OTHERS: dict[str, Build] = {
     "filtered": lambda stream, _: stream.group_by_key().count(store="s").filter(lambda _, count: count > 1),
     "a filtered mean": lambda stream, _: numbers(stream, INT).mean(store="s").filter(lambda _, mean: mean > 1),
 }
-"""Aggregations that something else looks at, or that no known fold is."""
+"""Aggregations that are used by another node, or are no known fold."""
 
 
 @pytest.mark.parametrize("other", OTHERS)
@@ -267,14 +267,14 @@ FLOATS = (0.0, -0.0, 0.1, 0.2, 0.3, 1e16, -1e16, 1e308, float(1 << 62), 5e-324)
 LARGE = ((1 << 63) - 1, -(1 << 63), 1 << 62, (1 << 64) - 1, 1 << 63)
 NO_NUMBERS = (None, b"null", b'"text"', b"[]", b"{", b"2.5")
 CONVERTED = (b"true", b"3")
-"""Values that are of another type once a database had them: what they give depends on how long a row is in memory."""
+"""Values that change their type in the database: their results depend on how long a row is in memory."""
 KEYS = (None, b"", b"a", b"b", b"c", b"a much longer key than all of the others have")
 TIGHT, ROOMY = 1500, 1 << 20
-"""Bytes of rows in memory: with the first, rows of earlier commits are forgotten."""
+"""Bytes of rows in memory: with the first, rows of earlier commits are evicted."""
 
 
 def value_of(dice: Random, flow: str, buffer: int) -> bytes | None:
-    """Return JSON: mostly a number that fits, or an object with such a part, now and then something else."""
+    """Return JSON: mostly a valid number, or an object with such a part, sometimes something else."""
     number = number_of(dice, flow, buffer)
     if "part" not in flow or number is None or dice.random() < 0.05:
         return number
@@ -321,7 +321,7 @@ def step_of(dice: Random, flow: str, buffer: int) -> Step:
 def test_rows_in_native_memory_give_what_live_objects_give(
     flow: str, seed: int, length: int, shape: str, buffer: int, caching: bool, shared: bool
 ) -> None:
-    """The records are drawn from a seed: Hypothesis took four times as long to draw them one by one as they take."""
+    """The records are drawn from a seed: Hypothesis took four times as long to draw them as the test runs."""
     dice = Random(seed)
     steps = [step_of(dice, flow, buffer) for _ in range(length)]
     note(f"{steps}")

@@ -1,4 +1,4 @@
-"""Parts of JSON values, read natively, are what orjson reads, and programs do with them what they do with dicts."""
+"""Natively read parts of JSON values equal orjson's, and programs have the same results as with dicts."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ FLOWS: dict[str, Flow] = {
     ),
     "a deep condition": deep,
 }
-"""Programs that read nothing but parts."""
+"""Programs that read only parts."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Where a source begins of which the group has no position."""
+"""Where a source begins in which the group has no position."""
 
 from __future__ import annotations
 

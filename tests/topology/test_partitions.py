@@ -1,6 +1,4 @@
-"""Partition counts follow from the topology and the topics that exist; what does not fit is an error before anything
-runs.
-"""
+"""Partition counts follow from the topology and the existing topics; conflicts are errors before anything runs."""
 
 from collections.abc import Callable
 from datetime import timedelta

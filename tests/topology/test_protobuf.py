@@ -1,4 +1,4 @@
-"""`serdes.protobuf`: the wire format, canonical bytes, versions of writers, and what cannot be read."""
+"""`serdes.protobuf`: the wire format, canonical bytes, versions of writers, and unreadable records."""
 
 from __future__ import annotations
 

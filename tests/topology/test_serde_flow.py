@@ -1,4 +1,4 @@
-"""Serdes flow with the types: a sink or a repartition topic has the serde that was named for what arrives there."""
+"""Serdes follow the types: a sink or a repartition topic has the serde that was named for its records."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +26,7 @@ def sinks(topology: Topology) -> dict[str, tuple[Serde[Any], Serde[Any]]]:
 
 
 def build(program: Callable[[Stream, Table], object]) -> Topology:
-    """A stream of (int64, text), a table of (text, json), and what the program makes of them."""
+    """A stream of (int64, text), a table of (text, json), and the program over them."""
     builder = StreamsBuilder("app")
     stream = builder.stream("numbers", key=serdes.int64, value=serdes.text)
     table = builder.table("rows", key=serdes.text, value=serdes.json, store="rows")

@@ -1,4 +1,4 @@
-"""Values become bytes and come back; what does not fit is an error that says what."""
+"""Values become bytes and come back; invalid ones are an error with the reason."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""A graph is cut where topics are; keyed operators behind a new key go through a repartition topic, and share it."""
+"""A graph is cut at topics; keyed operators behind a new key share a repartition topic."""
 
 from collections.abc import Callable
 from dataclasses import replace

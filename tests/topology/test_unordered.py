@@ -1,4 +1,4 @@
-"""Sources without an order: what may follow them, and what an error says of the rest."""
+"""Sources without an order: the allowed operators, and the errors for others."""
 
 from __future__ import annotations
 

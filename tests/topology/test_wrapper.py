@@ -15,7 +15,7 @@ from coopstreams.topology.errors import ConfigError
 
 
 class Seen:
-    """A wrapper that notes which nodes a record enters and leaves."""
+    """A wrapper that notes the nodes that a record enters and leaves."""
 
     def __init__(self) -> None:
         self.steps: list[str] = []
@@ -56,7 +56,7 @@ def test_a_record_enters_each_node_below_the_one_before_and_leaves_in_turn() -> 
 
 
 def wide() -> Topology:
-    """Return one with windows, joins, a table, a processor's place in between, and a repartition."""
+    """Return a program with windows, joins, a table, a processor and a repartition."""
     builder = StreamsBuilder("app")
     people = builder.table("people", key=serdes.text, value=serdes.text, store="people")
     orders = builder.stream("orders", key=serdes.text, value=serdes.text)

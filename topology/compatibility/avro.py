@@ -1,4 +1,4 @@
-"""Whether values written with one Avro schema can be read as another, said before the first record comes.
+"""Checks whether values written with one Avro schema can be read with another, before the first record.
 
 Source: Apache Avro 1.12, "Schema Resolution".
 """
@@ -21,7 +21,7 @@ _PROMOTED: Mapping[str, tuple[str, ...]] = {
 
 
 def why_unreadable(reader: Any, writer: Any) -> str:
-    """Return why what `writer` wrote cannot be read as `reader`, with the path of the field; empty if it can.
+    """Return why values of `writer` cannot be read as `reader`, with the path of the field; empty if they can.
 
     Shape: both are schemas as `fastavro.parse_schema` returns them.
     """

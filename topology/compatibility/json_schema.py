@@ -1,6 +1,7 @@
-"""Whether JSON that fits one schema can be read with another one, as far as types and required properties say.
+"""Checks whether JSON of one schema can be read with another, by types and required properties.
 
-Keywords on values (`minimum`, `pattern`, `enum`), `oneOf` and its kin are left to the first record that does not fit.
+Keywords on values (`minimum`, `pattern`, `enum`), `oneOf` and the like are not checked: the first record that does not
+fit fails.
 
 Source: JSON Schema 2020-12, "Core" and "Validation".
 """
@@ -41,7 +42,7 @@ def _why(reader: Any, writer: Any, at: str, roots: tuple[Any, Any], seen: set[tu
 
 
 def _followed(schema: Any, root: Any) -> Any:
-    """Return the schema that a reference within the same document leads to."""
+    """Return the schema to which a reference within the same document leads."""
     for _ in range(16):
         reference = schema.get("$ref") if isinstance(schema, dict) else None
         if not isinstance(reference, str) or not reference.startswith("#/"):
@@ -53,7 +54,7 @@ def _followed(schema: Any, root: Any) -> Any:
 
 
 def _types(schema: dict[str, Any]) -> set[str]:
-    """Return the types that a value may have; empty: they are not said. A number may be an integer."""
+    """Return the types that a value may have; empty: unspecified. A number may be an integer."""
     said = schema.get("type")
     types: set[str] = {said} if isinstance(said, str) else set(said or ())
     return types | {"integer"} if "number" in types else types

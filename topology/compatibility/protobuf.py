@@ -1,4 +1,4 @@
-"""Whether a message that was written with one version of a Protobuf file can be read with another one.
+"""Checks whether a message of one version of a Protobuf file can be read with another.
 
 Unknown fields are kept, and missing ones have defaults, so only the fields that both have can differ: their encoding
 on the wire must be the same.

@@ -1,4 +1,4 @@
-"""The source text of a Protobuf file, from its descriptor: what every schema registry takes.
+"""Writes the source text of a Protobuf file from its descriptor, because every schema registry takes text.
 
 A message class has the descriptor only. Confluent's registry takes that too (in base64), Apicurio's does not.
 

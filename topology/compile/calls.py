@@ -1,7 +1,6 @@
-"""What a program that waits for calls needs beside it: the part that runs ahead, the order of its records, and the
-results.
+"""Supports programs with asynchronous calls: the part that runs ahead, the order of records, and the results.
 
-Invariant: a result is taken by the record whose call it is of, or by none.
+Invariant: a result goes to the record of its call, or to none.
 """
 
 from __future__ import annotations
@@ -46,11 +45,11 @@ _BY_KEY = frozenset(
     }
 )
 _ONE_FOR_ONE = (Map, MapValues, Merge, Peek, SelectKey)
-"""Nodes that pass on each record that they are given."""
+"""Nodes that forward exactly one record for each record."""
 
 
 class Wanted(NamedTuple):
-    """A call that a record needs: the record's row in its batch, the node, and what the node is given."""
+    """A call that a record needs: the record's row in its batch, the node, and the node's input."""
 
     row: int
     node: str
@@ -66,14 +65,14 @@ class Ended(Protocol):
 
 
 def ahead_of_calls(subtopology: SubTopology) -> SubTopology | None:
-    """Return the nodes that lead to asynchronous ones, and these; None if there are none."""
+    """Return the asynchronous nodes and those that lead to them; None if there are none."""
     wanted = {node.name for node in subtopology.nodes if isinstance(node, Asynchronous)}
     if not wanted:
         return None
     for node in reversed(subtopology.nodes):
         if node.name in wanted:
             wanted |= set(node.parents)
-    # A split looks for all of its branches.
+    # A split needs all of its branches.
     nodes = [
         node
         for node in subtopology.nodes
@@ -142,11 +141,11 @@ class Results:
         self._ended: dict[tuple[str, int], deque[Ended]] = {}
 
     def clear(self) -> None:
-        """Forget results that no record took: a function above answers otherwise than when the call was begun."""
+        """Forget results that no record took: a function above the call gave another answer the second time."""
         self._ended.clear()
 
     def give(self, node: str, offset: int, call: Ended) -> None:
-        """Add a result: of one record and node, in the order in which the node is called."""
+        """Add the result of a record at a node; results come in the order in which the node is called."""
         self._ended.setdefault((node, offset), deque()).append(call)
 
     def take(self, node: str, offset: int) -> Any:
@@ -154,7 +153,7 @@ class Results:
 
         Raises:
             Exception: the call failed.
-            TopologyError: no call was made for this record: a function above it answers now one thing, now another.
+            TopologyError: no call was made for this record: a function above the call is not deterministic.
         """
         ended = self._ended.get((node, offset))
         if not ended:

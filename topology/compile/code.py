@@ -1,4 +1,4 @@
-"""Generated code that is bound to a task: the functions by which a program runs, and what they call."""
+"""Interfaces of generated code bound to a task: its functions, and those that it calls."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class Process(Protocol):
     """The bound program, as generated code sees it."""
 
     headers: Headers | None
-    """The headers of the record, or the table entry, at hand."""
+    """The headers of the current record, or table entry."""
 
     def fail(self, site: int, error: Exception) -> None:
-        """Report that the record, or the table entry, at hand failed at a site of `Compiled.sites`."""
+        """Report that the current record, or table entry, failed at a site of `Compiled.sites`."""
 
     def at_hand(self) -> tuple[TopicPartition, Columns, int]:
-        """Return the partition and the batch that are being processed, and the index of the record at hand."""
+        """Return the current partition and batch, and the index of the current record."""
         ...
 
     def flushing(self, entries: list[tuple[bytes, Entry]]) -> Iterator[tuple[bytes, Entry]]:
-        """Return an iterator over table entries; the entry at hand is the one that it returned last."""
+        """Return an iterator over table entries; the current entry is the one that it returned last."""
         ...
 
     def stream_time(self, topics: Sequence[str]) -> int:
@@ -43,14 +43,14 @@ class Process(Protocol):
     """Returns the partition count of a topic that the program writes."""
 
     def want(self, node: str, key: Any, value: Any) -> None:
-        """Note that a node is to be called for the record at hand."""
+        """Note that a node is to be called for the current record."""
 
     def result(self, node: str) -> Any:
-        """Return what the call of a node for the record at hand has returned, or raise what it raised."""
+        """Return the result of a node's call for the current record, or raise its error."""
         ...
 
     applied: list[Applied]
-    """The records for the place outside of Kafka."""
+    """The records for the external sink."""
 
     def task_time(self) -> int:
         """Return the largest timestamp of the records that the task has taken in."""
@@ -72,19 +72,18 @@ class Code:
     operator times.
     """
     flushes: Sequence[Callable[[], None]]
-    """Forward the updates that the record caches hold, parents before children."""
+    """The functions that forward the record caches' updates, parents before children."""
     dropped: list[int]
     """How many records were dropped, in the order of `Compiled.drops`."""
     reached: Mapping[str, Callable[[Sequence[int], bool], None]]
-    """Topic to the function that advances the operator times of its nodes without a record, and with True forwards what
-    is then due.
+    """Topic to the function that advances the operator times of its nodes without a record; with True it forwards the
+    results that are then due.
     """
     times: Mapping[str, Callable[[], list[int]]]
-    """Topic to the function that returns the operator times of its nodes: those up to which every record was processed.
-    """
+    """Topic to the function that returns the operator times of its nodes, up to which every record was processed."""
     observed: Callable[[], None]
-    """Advance the window stores to the operator times."""
+    """Advances the window stores to the operator times."""
     expired: Callable[[], None]
-    """Delete the rows that have expired by the stream times of the partitions, and forward the deletions."""
+    """Deletes the rows that have expired by the stream times of the partitions, and forwards the deletions."""
     headers_come: Callable[[], None]
-    """From now on, keep the headers of records with the rows that record caches hold back."""
+    """Makes record caches keep the headers of records with the rows that they hold back."""

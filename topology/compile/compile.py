@@ -2,9 +2,8 @@
 
 The generated source is registered in `linecache`: tracebacks, debuggers and `Program.compiled(...).text` show it.
 
-Invariant: generated code is a function of the nodes, of whether the record cache is on, of whether tasks share
-partitions, of whether records come in the order of their keys only and of which stores are native; nothing of a task is
-in it.
+Invariant: generated code depends only on the nodes, the record cache, whether tasks share partitions, whether records
+come in the order of their keys only, and which stores are native. It has no data of a task.
 """
 
 from __future__ import annotations
@@ -187,7 +186,7 @@ def _flushes(compiler: Compiler) -> list[str]:
 def _cached(compiler: Compiler, node: Node) -> tuple[StoreSpec, Serde[Any]] | None:
     """Return the store of a table whose updates are held back until the flush, and its row key serde.
 
-    None: the node is no such table, or it has no children.
+    None: the node is no such table, or has no children.
     """
     if isinstance(node, Aggregate) and (node.cogrouped or node.emit_on_close):
         return None  # another node forwards its updates
@@ -229,7 +228,7 @@ def _source_function(compiler: Compiler, source: Source) -> str:
 
 
 def _tell_time(unit: Unit, source: Source) -> None:
-    """Generate code: each record first advances the operator times to its columns, which count other tasks' records."""
+    """Generate code: each record first advances the operator times to its columns, which include siblings' records."""
     names = unit.operator_times_of(source.topics[0])
     if not names:
         return

@@ -1,7 +1,7 @@
 """Operator times: the stream time of an operator where several tasks share a partition.
 
 The stream time of a windowed operator is the largest timestamp that has reached it; records that are filtered out
-upstream do not count. A task sees only the records of its own keys. So the reader, which sees all records, works out
+upstream do not count. A task sees only the records of its own keys. So the reader, which sees all records, computes
 which of them reach the operator, and gives every task a column of *operator times*: the operator's stream time before
 each of the task's records. To do so it runs the functions of the filters and mappers between source and operator a
 second time. It cannot know what a store forwards, so of an operator below a store it counts every record that reaches
@@ -65,7 +65,7 @@ def operator_time_columns(subtopology: SubTopology, topic: str, nodes: Sequence[
 
 
 def operator_id(node: Node) -> int:
-    """Return what names a node in `OperatorTimes`. Frozen: it is in commits.
+    """Return the id of a node in `OperatorTimes`. Frozen: it is in commits.
 
     A node is named by its store, whose rows go with the time: nodes have other numbers in another version.
     """
@@ -140,7 +140,7 @@ def _ways(source: Source, node: Node, analysis: Analysis) -> list[_Chain]:
 
 
 def _told(way: _Chain) -> _Chain:
-    """Return a path up to the first node whose output only its store or task can tell."""
+    """Return a path up to the first node whose output depends on its store or task."""
     for at, node in enumerate(way):
         if not isinstance(node, _STATELESS) or getattr(node, "table", False):
             return way[: at + 1]
@@ -167,7 +167,7 @@ def _arrives(source: Source, way: _Chain, key: bytes | None, value: bytes | None
 
 
 def _survivors(way: _Chain, source: Source, key_bytes: bytes | None, value_bytes: bytes | None) -> list[Any]:
-    """Return the values that come out of these nodes for a record."""
+    """Return the values that these nodes forward for a record."""
     if not any(isinstance(node, _NEEDS_VALUE) for node in way):
         return [value_bytes]
     key = None if key_bytes is None else source.key.decode(key_bytes)

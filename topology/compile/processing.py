@@ -33,16 +33,14 @@ from coopstreams.topology.records import Record
 from coopstreams.topology.stores import TableStore
 
 Children: TypeAlias = Callable[[bytes | None, Any, Any, int], object]
-"""`(key bytes, key, value, timestamp)`: what the nodes below do with a record. The key bytes are None without
-`Processing.key`.
-"""
+"""`(key bytes, key, value, timestamp)`: passes a record to the nodes below. Without `Processing.key` no key bytes."""
 
 
 class Surroundings(Protocol):
-    """The bound program, as a processor's work sees it."""
+    """The bound program, as the work of a processor uses it."""
 
     headers: Headers | None
-    """The headers of the record at hand."""
+    """The headers of the current record."""
     ending: BaseException | None
     """The exception by which the failure handler ended the batch, or None."""
 
@@ -52,7 +50,7 @@ class Surroundings(Protocol):
         ...
 
     def where(self) -> RecordMetadata | None:
-        """Return where the record at hand was read; None if there is none."""
+        """Return where the current record was read; None if there is none."""
         ...
 
     def under_headers(self, headers: Headers | None, call: Callable[[], object]) -> None:
@@ -71,7 +69,7 @@ class Surroundings(Protocol):
 
 
 class EffectsWork:
-    """A function of `process_async` in one task: does what its calls have recorded."""
+    """A function of `process_async` in one task: applies the effects that its calls have recorded."""
 
     def __init__(
         self,
@@ -83,7 +81,7 @@ class EffectsWork:
         self._stores, self._around, self._children, self._by_name = stores, around, children, by_name
 
     def run(self, key: bytes, timestamp: int, effects: Iterable[Effect]) -> None:
-        """Do what was recorded, in its order: rows of this key, and records for the nodes below."""
+        """Apply the recorded effects in order: changes of this key's rows, and records for the nodes below."""
         for effect in effects:
             if isinstance(effect, Put):
                 put_row(self._stores[effect.store], key, effect.value, timestamp)
@@ -214,7 +212,7 @@ class Work:
 
     @property
     def metadata(self) -> RecordMetadata | None:
-        """Where the record at hand was read; None in a punctuation."""
+        """Where the current record was read; None in a punctuation."""
         return self._around.where()
 
     def _punctuate(self, function: Callable[[int], object], now_ms: int) -> None:

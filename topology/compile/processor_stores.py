@@ -32,7 +32,7 @@ _LATEST_MS = (1 << 63) - 2
 
 
 class KeyValueStore(Generic[K, V]):
-    """One value for each key. `now()` is the timestamp of a change: that of the record at hand."""
+    """One value for each key. `now()` is the timestamp of a change: that of the current record."""
 
     def __init__(self, table: TableStore, now: Callable[[], int]) -> None:
         self._table, self._now = table, now
@@ -133,7 +133,7 @@ class ExpiringKeyValueStore(KeyValueStore[K, V]):
 
 
 class HeadedKeyValueStore(KeyValueStore[K, V]):
-    """A store whose rows have the headers of the record that wrote them. `at_hand()`: those of the record at hand."""
+    """A store whose rows have the headers of the record that wrote them. `at_hand()`: those of the current record."""
 
     def __init__(self, rows: KeyValueStore[K, Headed], at_hand: Callable[[], Headers | None]) -> None:
         super().__init__(rows._table, rows._now)
@@ -154,7 +154,7 @@ class HeadedKeyValueStore(KeyValueStore[K, V]):
         return None if row is None else list(row.headers)
 
     def put(self, key: K, value: V | None) -> None:
-        """Set the value of a key, with the headers of the record at hand; None deletes it."""
+        """Set the value of a key, with the headers of the current record; None deletes it."""
         self._rows.put(key, None if value is None else Headed(value, list(self._at_hand() or ())))
 
     def _scan(

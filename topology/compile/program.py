@@ -48,7 +48,7 @@ failure handler (-2).
 
 
 class Part(NamedTuple):
-    """A part of a task's range, and the times that an earlier run had come to with it."""
+    """A part of a task's range, and the times that an earlier run had reached with it."""
 
     key_range: KeyRange
     stream_time: int
@@ -70,12 +70,13 @@ class Program:
     with rows in native memory) -> the code, generated on the first call.
     """
     ahead: Program | None = None
-    """The part that runs ahead and finds out which calls the records need; None: no node is asynchronous."""
+    """The part that runs ahead, to find the calls that records need; None: no node is asynchronous."""
     keys_suffice: bool = False
     """Whether records of other keys may pass one that waits for a call: see `calls.keys_suffice`."""
     idle_ms: Mapping[str, int] = field(default_factory=dict)
-    """After how much silence the stream time of a source topic's partitions advances. With any, tasks are told the
-    operator times also where they have whole partitions: a time mark moves them, and is no record."""
+    """The silence after which the stream time of a source topic's partitions advances. With any, tasks get operator
+    times even for whole partitions, because a time mark advances them without a record.
+    """
 
     def operator_times_of(self, topic: str) -> OperatorTimeColumns | None:
         """Return the function that computes a shared topic's operator times for the reader; None if it has none."""
@@ -146,10 +147,10 @@ class BoundProgram:
     """A program bound to one task.
 
     Shape: `outputs` by topic; the writer of the outputs calls `clear` on each. `shared`: the task is given only part of
-    the records of its partitions, and is told the operator times. `elsewhere`: records that
-    advance stream time go to tasks that run at their own speed, or time marks advance it. The owner of the task sets
-    it; a test driver, which gives each record to one task and its time to all others, does not. `applied`: the records
-    for the place outside of Kafka, until their owner takes them.
+    the records of its partitions, and is told the operator times. `elsewhere`: records that advance stream time go to
+    tasks that run at their own speed, or time marks advance it. The owner of the task sets it; a test driver, which
+    gives each record to one task and its time to all others, does not. `applied`: the records for the external sink,
+    until their owner takes them.
     """
 
     def __init__(
@@ -226,7 +227,7 @@ class BoundProgram:
         self.advance(source, columns.stream_times[-1])
 
     def advance(self, source: TopicPartition, stream_time: int, operator_times: Sequence[int] = ()) -> None:
-        """Advance the partition's stream time, also by records of other key ranges, and forward what is then due.
+        """Advance the partition's stream time, also by records of other key ranges, and forward the results then due.
 
         Windows follow only the topics whose records reach them: a joined table may be years ahead of the stream.
         `operator_times`: where tasks share the partition, the values of `Compiled.operator_times` as the reader knows
@@ -265,7 +266,8 @@ class BoundProgram:
             work.close()
 
     def resume(self, source: TopicPartition, stream_time: int, operator_times: OperatorTimes = ()) -> None:
-        """Set the partition's times where an earlier run stopped: what was due by then was forwarded.
+        """Set the partition's times to those at which an earlier run stopped, which has forwarded all results due by
+        then.
 
         Call it before the first record.
         """
@@ -275,7 +277,7 @@ class BoundProgram:
             self._code.observed()
 
     def resumed(self, source: TopicPartition, stream_time: int, operator_times: OperatorTimes = ()) -> list[int]:
-        """Return the operator times of a topic where an earlier run stopped at these times of its partition."""
+        """Return a topic's operator times, where an earlier run stopped at these times of its partition."""
         kept, known = self._compiled.kept, dict(operator_times)
         nodes = self._compiled.operator_times[source.topic]
         return [known.get(kept[node], -1) if node in kept else stream_time for node in nodes]
@@ -291,7 +293,7 @@ class BoundProgram:
     def parts_of(self, node: str, topics: Sequence[str]) -> list[list[tuple[KeyRange, int]]]:
         """Return the parts of the task's range on each topic, with the stream time at which each begins for a node.
 
-        -1: it is not known.
+        -1: unknown.
         """
         id_ = self._compiled.kept.get(node)
         return [
@@ -335,14 +337,14 @@ class BoundProgram:
         return work
 
     def task_time(self) -> int:
-        """Return the largest timestamp of the records taken in, the one at hand included; -1 if there is none."""
+        """Return the largest timestamp of the records taken in, the current one included; -1 if there is none."""
         known = max(self._stream_times.values())
         return (
             known if self._columns is None else max(known, self._columns.stream_times[self._index(len(self._columns))])
         )
 
     def where(self) -> RecordMetadata | None:
-        """Return where the record at hand was read; None in a punctuation or a flush, which have none."""
+        """Return where the current record was read; None in a punctuation or a flush."""
         if self._columns is None:
             return None
         source, columns, i = self.at_hand()
@@ -366,9 +368,9 @@ class BoundProgram:
         self._hand_over(Failure("processing", node, error, self._source, None, None, None, now_ms, None))
 
     def fail(self, site: int, error: Exception) -> None:
-        """Hand the record, or the table entry, at hand to the failure handler."""
+        """Hand the current record, or table entry, to the failure handler."""
         if error is self.ending:
-            raise error  # the batch ends: the error passes through a processor
+            raise error  # the error ends the batch, and passes through a processor
         phase, node = self._compiled.sites[site]
         if self._columns is None and not self._entries:
             failure = Failure(phase, node, error, self._source, None, None, None, -1, None)
@@ -399,32 +401,32 @@ class BoundProgram:
             raise
 
     def want(self, node: str, key: Any, value: Any) -> None:
-        """Note in `wanted` that a node is to be called for the record at hand."""
+        """Note in `wanted` that a node is to be called for the current record."""
         self.wanted.append(Wanted(self.at_hand()[2], node, key, value))
 
     def result(self, node: str) -> Any:
-        """Return what the call of a node for the record at hand has returned.
+        """Return the result of a node's call for the current record.
 
         Raises:
-            Exception: what it raised.
+            Exception: the call's error.
         """
         _, columns, i = self.at_hand()
         return self.results.take(node, columns.offsets[i])
 
     def at_hand(self) -> tuple[TopicPartition, Columns, int]:
-        """Return the partition and the batch that are being processed, and the index of the record at hand."""
+        """Return the current partition and batch, and the index of the current record."""
         assert self._columns is not None
         return self._source, self._columns, self._index(len(self._columns))
 
     def flushing(self, entries: list[tuple[bytes, Entry]]) -> Iterator[tuple[bytes, Entry]]:
-        """Return an iterator over table entries; the entry at hand is the one that it returned last."""
+        """Return an iterator over table entries; the current entry is the one that it returned last."""
         self._entries = entries
         at_hand = iter(entries)
         self._cursor = at_hand
         return self._giving_their_headers(at_hand) if self._headed else at_hand
 
     def _index(self, length: int) -> int:
-        """Return the index of the record at hand, from what the cursor has left: no loop needs a counter."""
+        """Return the index of the current record, from the length of the cursor's rest: no loop needs a counter."""
         return length - self._cursor.__length_hint__() - 1  # type: ignore[attr-defined, no-any-return]
 
     def _giving_headers(

@@ -86,5 +86,5 @@ def _extractor(source: Source) -> Function:
 
 
 def _checked(timestamp: object) -> int:
-    # `index` takes any integer and refuses floats: a float is likely seconds, which would pass as a date in 1970.
+    # `index` takes any integer and refuses floats: a float is probably in seconds, and would pass as a date in 1970.
     return DROPPED if timestamp is None else max(DROPPED, index(timestamp))  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ Function = Callable[..., Any]
 _CURE = "the group_by_key(…) or group_by(…) before it"
 _WINDOWS_EXPIRE = "windows expire by themselves; retention= says how long they are kept."
 _AGES_MS = 1 << 62
-"""The retention of a window that does not end."""
+"""The retention of a window without an end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def cogroup(
     store_name = graph.names.store("COGROUPKSTREAM-AGGREGATE-", name_of(kept.store))
     where = f'cogroup into "{store_name}"'
     value = serde_or_none(kept.value, "value", where)
-    assert value is not None  # the signature asks for it
+    assert value is not None  # the signature requires it
     spec: StoreSpec | None = None
     taken: list[Flow] = []
     for number, (group, aggregator) in enumerate(parts):

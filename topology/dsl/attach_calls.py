@@ -1,7 +1,7 @@
-"""Attaches the nodes whose functions wait: `map_values_async` and its like, and `process_async`.
+"""Attaches asynchronous nodes: `map_values_async` and its variants, and `process_async`.
 
-Invariant: above such a node there are only operators without state, up to a source. The call of a record is begun
-before its turn, when no operator can know yet what its state will be.
+Invariant: above such a node there are only operators without state, up to a source. The call of a record begins before
+its turn, when the state at that turn is still unknown.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def async_map(
     """Return the flow of the results; its serdes are those of the records before.
 
     Raises:
-        TopologyError: an argument that makes no sense, or an operator with state above.
+        TopologyError: an invalid argument, or an operator with state above.
     """
     checked_async(where, mapper, *(("key", "value") if with_key else ("value",)))
     how = calling(where, mapper, **options)
@@ -81,11 +81,11 @@ def process_async(
     name: str | None,
     **options: Unpack[CallOptions],
 ) -> Flow:
-    """Return the flow of what the function forwards, with the serdes of before.
+    """Return the flow of the records that the function forwards, with the serdes of its input.
 
     Raises:
-        TopologyError: an argument that makes no sense, an operator with state above, a change of keys above, or a store
-            whose rows are no single values of keys.
+        TopologyError: an invalid argument, an operator with state above, a change of keys above, or a store whose rows
+            are no single values of keys.
     """
     where = "process_async"
     checked_async(where, function, "record", "context")

@@ -26,7 +26,7 @@ def process(
     by_key: bool | None,
     fixed_key: bool = False,
 ) -> Flow:
-    """Return the flow of the records that a processor forwards, with the serdes of before.
+    """Return the flow of the records that a processor forwards, with the serdes of its input.
 
     Raises:
         TopologyError: the supplier is not a function, something else than stores, a store's name is taken, `by_key` is

@@ -181,7 +181,7 @@ def materialize(graph: Graph, name: str) -> None:
         assert node.store is not None  # until the graph is cut
         graph.needed_stores.add(node.store.name)
     elif isinstance(node, Suppress):
-        ask_for_old_values(graph, name, force=True)  # below it, a row that is held is what it was before
+        ask_for_old_values(graph, name, force=True)  # a row that is held below is as before its held update
         materialize(graph, node.parents[0])
     elif _looks_through(node):
         for parent in node.parents:

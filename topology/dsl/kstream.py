@@ -281,10 +281,10 @@ class KStream(StreamCalls[K, V], StreamJoins[K, V]):
         value: Serde[V] | None = None,
         partitions: int | None = None,
     ) -> None:
-        """Apply each record exactly once to a place outside of Kafka, such as a table of a database (`PostgresSink`).
+        """Apply each record exactly once to an external sink, such as a table of a database (`PostgresSink`).
 
         The records go through a topic `<application>-<name>-repartition`, with `partitions` partitions, or as many as
-        the largest topic above. Each partition is applied by one task, in its order. The place keeps its positions
-        under `name`: another name begins anew.
+        the largest topic above. Each partition is applied by one task, in its order. The sink keeps its positions under
+        `name`: another name starts from the beginning.
         """
         applied(self._flow, sink, name, key, value, partitions)

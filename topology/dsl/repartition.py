@@ -106,7 +106,7 @@ def applied(
     value: Serde[Any] | None,
     partitions: int | None,
 ) -> None:
-    """Attach a place outside of Kafka, behind a repartition topic of its own. Records without a key go there, too.
+    """Attach an external sink, behind a repartition topic of its own. Records without a key go there, too.
 
     Raises:
         TopologyError: a serde is missing, the name is taken, or the partition count is not a positive number.

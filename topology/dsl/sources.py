@@ -19,7 +19,7 @@ from coopstreams.topology.naming import check_name
 from coopstreams.topology.serdes import Serde
 
 SourceOrder: TypeAlias = Literal["key", "none"]
-"""In which order records are processed.
+"""The order in which records are processed.
 
     key     those of a key in the order of their offsets
     none    in any: a share group deals them
@@ -42,8 +42,8 @@ def described(
     """Return a function that makes the source of these topics, or of those that match the pattern, given its name.
 
     Raises:
-        TopologyError: no topic, a topic twice, an illegal name, no serde, a function that cannot be called, a reset
-            that is none, or an unknown order.
+        TopologyError: no topic, a topic twice, an illegal name, no serde, a function that cannot be called, an invalid
+            reset, or an unknown order.
     """
     if not topics and pattern is None:
         raise TopologyError(f"{method}(): name at least one topic")

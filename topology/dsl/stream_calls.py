@@ -1,4 +1,4 @@
-"""The operators of a stream whose functions wait: coroutines, and functions on threads or in processes."""
+"""The asynchronous operators of a stream: coroutines, and functions on threads or in processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ V2 = TypeVar("V2")
 
 
 class StreamCalls(Generic[K, V]):
-    """The operators of a `KStream` whose functions wait."""
+    """The asynchronous operators of a `KStream`."""
 
     __slots__ = ()
 
@@ -57,7 +57,7 @@ class StreamCalls(Generic[K, V]):
         name: str | None = None,
         **options: Unpack[CallOptions],
     ) -> KStream[K, V2]:
-        """Replace each value by the result of `mapper(value)`, a function that waits: for HTTP, a query, a model.
+        """Replace each value by the result of `mapper(value)`, an asynchronous call: of HTTP, a query, a model.
 
         A coroutine function is awaited on an event loop, any other function runs on a thread. `options`: see
         `CallOptions`: `max_in_flight`, `order`, `timeout`, `retry`. Results are forwarded in the order of each key, or
@@ -65,7 +65,7 @@ class StreamCalls(Generic[K, V]):
         While a record waits, later ones are committed. After a crash, only calls whose records were not forwarded are
         made again. An error goes to `processing.exception.handler`.
 
-        The functions above run twice for each record, without those of `peek`, and must answer the same both times.
+        The functions above, except those of `peek`, run twice for each record and must return the same both times.
 
         Raises:
             TopologyError: an operator with state above, or another asynchronous one. `repartition()` comes between.
@@ -101,7 +101,7 @@ class StreamCalls(Generic[K, V]):
         name: str | None = None,
         **options: Unpack[CallOptions],
     ) -> KStream[K, V2]:
-        """Replace each value by what `mapper(key, value)` returns after a while; see `map_values_async`."""
+        """Replace each value by the result of `mapper(key, value)`; see `map_values_async`."""
         flow = async_map(self._flow, "map_values_with_key_async", mapper, name, with_key=True, **options)
         return self._called(flow.with_value(value, "map_values_with_key_async"))
 
@@ -114,7 +114,7 @@ class StreamCalls(Generic[K, V]):
         name: str | None = None,
         **options: Unpack[CallOptions],
     ) -> KStream[K2, V2]:
-        """Replace each record by the pair that `mapper(key, value)` returns after a while; see `map_values_async`."""
+        """Replace each record by the pair that `mapper(key, value)` returns; see `map_values_async`."""
         flow = async_map(self._flow, "map_async", mapper, name, with_key=True, pairs=True, **options)
         return self._called(flow.with_key(key, "map_async").with_value(value, "map_async"))
 
@@ -126,7 +126,7 @@ class StreamCalls(Generic[K, V]):
         name: str | None = None,
         **options: Unpack[CallOptions],
     ) -> KStream[K, V2]:
-        """Replace each record by one for each value that `mapper(value)` returns after a while.
+        """Replace each record by one for each value that `mapper(value)` returns.
 
         For the rest see `map_values_async`.
         """
@@ -155,7 +155,7 @@ class StreamCalls(Generic[K, V]):
         name: str | None = None,
         **options: Unpack[CallOptions],
     ) -> KStream[K2, V2]:
-        """Replace each record by the pairs that `mapper(key, value)` returns after a while; see `map_values_async`."""
+        """Replace each record by the pairs that `mapper(key, value)` returns; see `map_values_async`."""
         flow = async_map(self._flow, "flat_map_async", mapper, name, with_key=True, pairs=True, flat=True, **options)
         return self._called(flow.with_key(key, "flat_map_async").with_value(value, "flat_map_async"))
 
@@ -167,14 +167,14 @@ class StreamCalls(Generic[K, V]):
         name: str | None = None,
         **options: Unpack[BatchOptions],
     ) -> KStream[K, V2]:
-        """Replace each value by its place in what `mapper(values)` returns: a model, or a request for many at once.
+        """Replace each value by the one at its index in the list that `mapper(values)` returns: for a model, or bulk
+        requests.
 
         A batch has the values of up to `max_records` (500) records that came within `max_wait` (10 ms), of any keys;
-        with `order="key"`, one of a key. `mapper` returns a list of as many. If a batch fails, also when it is tried
-        again (`retry`), its records are tried one by one, so that only the bad one fails. `max_in_flight` counts
-        batches, and is 1 unless given. With `arrow=True`, `mapper` takes Arrow columns instead of the list: a
-        `pyarrow.RecordBatch` of dicts, a `pyarrow.Array` of other values; it may return such, or a list. For the rest
-        see `map_values_async`.
+        with `order="key"`, one of a key. `mapper` returns a list of equal length. If a batch fails for good (`retry`),
+        its records are tried one by one, so that only the bad one fails. `max_in_flight` counts batches, and is 1
+        unless given. With `arrow=True`, `mapper` takes Arrow columns instead of the list: a `pyarrow.RecordBatch` of
+        dicts, a `pyarrow.Array` of other values; it may return columns, or a list. For the rest see `map_values_async`.
 
         Raises:
             TopologyError: as `map_values_async`.
@@ -192,12 +192,12 @@ class StreamCalls(Generic[K, V]):
         name: str | None = None,
         **options: Unpack[CallOptions],
     ) -> KStream[K2, V2]:
-        """Give each record to `function(record, context)`, which takes its time; return the records that it forwards.
+        """Give each record to `function(record, context)`, an asynchronous call; return the records that it forwards.
 
         `context.store(name)` is the row of the record's key in one of `stores`, which are the operator's own. A call
-        finds what the earlier records of its key have put there: it begins when they are done. What it puts and
-        forwards is done when it has succeeded, with the commit of its record; if it fails for good, none of it is.
-        Records without a key are dropped. The keys of what it forwards may be any. For the rest see `map_values_async`.
+        begins after the earlier records of its key, and finds the rows that they have put. Its own puts and forwarded
+        records take effect when it has succeeded, with the commit of its record; if it fails for good, none do. Records
+        without a key are dropped. The keys of what it forwards may be any. For the rest see `map_values_async`.
 
         Raises:
             TopologyError: as `map_values_async`; an `order` other than "key", a change of keys above, or stores other

@@ -1,12 +1,9 @@
 """Compares two versions of a topology: whether stores, repartition topics and positions are compatible. Pure.
 
-    keeps           the new version goes on with it
-    new             it is new, and so are its sources: it misses none of their records
-    starts empty    it is new, but its sources were read before: it misses their records up to now
-    orphaned        the new version does not read it
-    lost            the new version needs it, but looks for it under another name
-    mixed           rows or records of two meanings would be in one store or topic
-    cannot be read  the serde of the new version cannot read its bytes
+    keeps the new version continues with it new it is new, and so are its sources: it misses none of their records
+    starts empty it is new, but its sources were read before: it misses their records up to now orphaned the new version
+    does not read it lost the new version needs it, but looks for it under another name mixed rows or records of two
+    meanings would be in one store or topic cannot be read the serde of the new version cannot read its bytes
 
 The last three give wrong results without an error, so `run` refuses to start.
 
@@ -40,7 +37,7 @@ class Verdict(StrEnum):
 
     @property
     def severity(self) -> int:
-        """0: all is well; 1: an effect that is easy to notice; 2: wrong results without an error."""
+        """0: no effect; 1: an effect that is easy to notice; 2: wrong results without an error."""
         return {Verdict.KEEPS: 0, Verdict.NEW: 0, Verdict.EMPTY: 1, Verdict.ORPHANED: 1}.get(self, 2)
 
 
@@ -150,7 +147,7 @@ def _kept_store(old: Outline, new: Outline, was: Store) -> TopologyChange:
         return found
     moved = was.subtopology != now.subtopology
     where = f"its sub-topology is number {now.subtopology}, not {was.subtopology}"
-    if was.expires != now.expires:  # only then are rows found by their timestamps: the database lists them anew
+    if was.expires != now.expires:  # only then are rows found by their timestamps: the database lists them again
         moved, where = True, f"its rows {'expire now' if now.expires else 'do not expire any more'}"
     if now.changelog is None:
         if was.changelog is not None:
@@ -315,7 +312,7 @@ def _repartition(old: Outline, new: Outline, was: RepartitionOutline, renamed: d
 
 
 def _still_fed(was: RepartitionOutline, new: Outline, renamed: dict[str, str]) -> bool:
-    """Whether the new version still makes a store or sink topic that a repartition topic fed."""
+    """Whether the new version still makes a store or sink topic that the repartition topic fed."""
     return any(
         name in new.sinks if kind == "topic" else name in new.stores or name in renamed for kind, name in was.feeds
     )

@@ -1,4 +1,4 @@
-"""A topology as a picture: boxes, arrows, and where they are. `svg` makes a file of it; a page of an instance shows it.
+"""The layout of a topology as a picture: boxes and arrows. `svg` writes it as a file; an instance's page shows it.
 
 Topics are boxes; a source and a sink are the arrows from and to their topics. The operators of a sub-topology are in a
 frame. An arrow says which counters of `/v1/status` are the records that pass it:
@@ -51,7 +51,7 @@ LINE = 17.0
 LETTER = 7.3
 """The width of a letter, about."""
 RATE = 7
-"""The letters of a rate behind the name of a store."""
+"""The room for a rate after the name of a store, in letters."""
 PADDING = 12.0
 LEAST_WIDTH = 72.0
 GAP: Size = (28.0, 42.0)
@@ -65,7 +65,7 @@ _ONE_FOR_ONE = (MapValues, Map, SelectKey, Peek, ToStream, Merge)
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A store in a box. `counts`: its changelog; `reads`: it is only looked up."""
+    """A store in a box. `counts`: the changelog whose records are counted; `reads`: it is only looked up."""
 
     store: str
     reads: bool
@@ -79,7 +79,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A topic or an operator. `names`: the nodes whose drops and failures are shown at it."""
+    """A topic or an operator. `names`: the nodes whose drops and failures it shows."""
 
     id: str
     kind: Literal["topic", "operator"]
@@ -188,7 +188,7 @@ def _frame(part: SubTopology, centre: Point, size: Size) -> Frame:
 
 
 def _frame_size(part: SubTopology, inside: Placed) -> Size:
-    # So wide that an arrow into the middle leaves the title alone.
+    # Wide enough for an arrow into the middle to miss the title.
     least = 2 * LETTER * len(_title(part))
     return max(least, inside.width) + 2 * PADDING, inside.height + TITLE + 2 * PADDING
 
@@ -348,7 +348,7 @@ def _known_below(
     out: Mapping[str, Counters],
     writers: Mapping[str, int],
 ) -> Iterator[Counters]:
-    """Yield what a node's children count of all that it passes on."""
+    """Yield the counts of a node's children, which together count all records that it forwards."""
     for child in children:
         if isinstance(child, Sink) and writers[child.topic] == 1:
             yield (("produced", str(part.id), child.topic),)
@@ -357,7 +357,7 @@ def _known_below(
 
 
 def _one_for_one(node: Node) -> bool:
-    """Whether a node passes on one record for each that comes."""
+    """Whether a node forwards one record for each record."""
     return isinstance(node, _ONE_FOR_ONE) or (isinstance(node, AsyncMap) and not node.flat)
 
 

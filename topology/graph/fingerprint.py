@@ -68,9 +68,9 @@ def _node(node: Node, number_of: Mapping[str, int]) -> dict[str, Any]:
     if isinstance(node, Source):
         if node.pattern is not None:
             del drawn["topics"]
-        if node.idle_ms is None:  # keep the fingerprint of versions without this field
+        if node.idle_ms is None:  # keeps the fingerprint of versions without this field
             del drawn["idle_ms"]
-        if not node.unordered:  # keep it, too
+        if not node.unordered:  # likewise
             del drawn["unordered"]
     return {**drawn, "parents": [number_of[parent] for parent in node.parents]}
 
@@ -89,7 +89,7 @@ def said(value: Any) -> Any:
         return [said(item) for item in value]
     if isinstance(value, StoreSpec):
         shown = _fields(value) | {"name": value.name}
-        if value.ttl_ms is None:  # keep the fingerprint of versions without this field
+        if value.ttl_ms is None:  # keeps the fingerprint of versions without this field
             del shown["ttl_ms"]
         return shown
     if is_dataclass(value):

@@ -1,18 +1,18 @@
-"""Which aggregations are known folds over numbers, so that rows of numbers can take the place of live objects.
+"""Finds aggregations that are known folds over numbers: their stores can have rows of numbers instead of live objects.
 
 Known are a count, a mean, and a reduce by `operator.add`, `min` or `max` over `int64` or `float64`, without windows or
-in tumbling and hopping ones. Records come to such a store in whole batches. So nothing else may look at it: an operator
-that looks it up between two records, or a processor that writes it, would see the batch before or after.
+in tumbling and hopping ones. Records come to such a store in whole batches. So no other node may use it: between two
+records, an operator or a processor would see the store before or after the whole batch.
 
 The functions of a mean are here, too: its rows are totals and counts, and a view divides them. Null values are no
 numbers: they leave a row as it is.
 
-Invariant: an answer errs only on the safe side; what is not known here runs as any aggregation does.
-Invariant: the total of a mean is a float from the first number on, so the order of the numbers, that of their offsets,
-is all that decides how it is rounded.
+Invariant: an answer errs only on the safe side; an unknown aggregation runs as usual.
+Invariant: the total of a mean is a float from the first number on, so its rounding depends only on the order of the
+numbers, which is that of offsets.
 Shape: a row of a mean is (total, count); as bytes 8 of IEEE 754 and 8 of a signed integer, big-endian.
-Turned down: reading lambdas (bytecode proves nothing about the types it meets); the mean itself as the row (it does not
-say how much the next number weighs).
+Turned down: reading lambdas (bytecode proves nothing about the types it meets); the mean itself as the row (it lacks
+the weight of the next number).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Fold:
 
 
 def folds(part: SubTopology, *, caching: bool) -> dict[str, Fold]:
-    """Return the stores of a sub-topology that known folds write, and nothing else looks at.
+    """Return the stores of a sub-topology that known folds write and no other node uses.
 
     `caching`: whether the record cache is on.
     """
@@ -78,7 +78,7 @@ def folds(part: SubTopology, *, caching: bool) -> dict[str, Fold]:
 
 
 def known_kind(node: Aggregate) -> Kind | None:
-    """Return what an aggregation does, by its functions; None: they are unknown."""
+    """Return the kind of an aggregation, by its functions; None: they are unknown."""
     if node.aggregator is None:
         return "count"
     if node.aggregator is with_number:
@@ -89,7 +89,7 @@ def known_kind(node: Aggregate) -> Kind | None:
 
 
 def plain_sinks(node: Aggregate, nodes: Sequence[Node]) -> list[Sink] | None:
-    """Return the sinks that write the updates of a table as they are; None: something else receives them, too.
+    """Return the sinks that write the updates of a table unchanged; None: another node receives them, too.
 
     Each writes a topic of its own, so that the order of records in it is that of the updates.
     """
@@ -115,7 +115,7 @@ def is_only_state(node: Aggregate, nodes: Sequence[Node]) -> bool:
 
 
 def _fold(node: Aggregate) -> Fold | None:
-    """Return the fold that an aggregation is by its functions, serdes and windows."""
+    """Return the fold that an aggregation's functions, serdes and windows make; None: it is none."""
     store, windows = node.store, node.windows
     if node.emit_on_close or node.cogrouped or store.source is not None or store.history_ms is not None:
         return None
@@ -137,7 +137,7 @@ def _fold(node: Aggregate) -> Fold | None:
 
 
 def _alone(node: Aggregate, nodes: Sequence[Node]) -> bool:
-    """Whether the store is seen by this aggregation and the streams of its updates alone."""
+    """Whether only this aggregation and the streams of its updates use the store."""
     for other in nodes:
         if isinstance(other, Processing) and node.store.name in other.store_names:
             return False
@@ -147,7 +147,7 @@ def _alone(node: Aggregate, nodes: Sequence[Node]) -> bool:
 
 
 def _comes_at_hand(node: Node, nodes: Mapping[str, Node]) -> bool:
-    """Whether every record that comes to a node comes of one that its task is given, while that is at hand."""
+    """Whether each record that reaches a node comes from one record of its task, while that is the current one."""
     return all(
         isinstance(nodes[parent], RECORD_BY_RECORD)
         and not getattr(nodes[parent], "table", False)
@@ -157,10 +157,10 @@ def _comes_at_hand(node: Node, nodes: Mapping[str, Node]) -> bool:
 
 
 def _may_follow(node: Aggregate, fold: Fold, nodes: Sequence[Node]) -> bool:
-    """Whether the updates of a batch may be forwarded behind its last record.
+    """Whether the updates of a batch may be forwarded after its last record.
 
     Their topics must have no other writer, whose records would come before them. And none may fail, as a number beyond
-    64 bits does, which does not become bytes: the failure would not be that of the record at hand. So it is a count.
+    64 bits does: the failure would belong to another record. So it must be a count.
     """
     sinks = plain_sinks(node, nodes)
     if fold.kind != "count" or sinks is None or any(isinstance(other, DynamicSink | Processing) for other in nodes):
@@ -170,7 +170,7 @@ def _may_follow(node: Aggregate, fold: Fold, nodes: Sequence[Node]) -> bool:
 
 
 def _below(node: Aggregate, nodes: Sequence[Node]) -> list[Node]:
-    """Return the nodes that receive the updates of a table; of a mean, those that receive its view's."""
+    """Return the nodes that receive the updates of a table; for a mean, those that receive its view's."""
     if known_kind(node) != "mean":
         return _children(node, nodes)
     views = [child for child in _children(node, nodes) if getattr(child, "mapper", None) is mean_of]

@@ -6,8 +6,8 @@ answer carries the hash of the left value that asked. If the left row has change
 answer is dropped as stale, so that answers in any order leave the right result.
 
 Invariant: once all answers have come, each left row of a left join is joined with the right row that it names now. In
-an inner join, whose rows ask for an answer only where something may be there to join or to take back, a row that
-changes twice in quick succession may keep the result of the foreign key that it has left (docs/semantics.md, Quirks).
+an inner join, rows ask only if an answer could add or delete a result. There a row that changes twice in quick
+succession may keep the result of its earlier foreign key (docs/semantics.md, Quirks).
 Turned down: sending the left value along. Like Kafka Streams, we do not write every value to a topic twice.
 Source: Kafka Streams KIP-213, `SubscriptionSendProcessorSupplier`, `SubscriptionWrapper`,
 `SubscriptionResponseWrapper`.

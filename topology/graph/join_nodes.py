@@ -89,7 +89,8 @@ class StreamStreamJoin(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignKeyAsk(Node):
-    """Turns each change of a left row into subscriptions to the right rows that it names and named: see `foreign_keys`.
+    """Turns each change of a left row into subscriptions to the right rows of its new and old foreign keys: see
+    `foreign_keys`.
 
     `extract(key, value)` returns the foreign key. `key` and `value` are the serdes of the left table, `foreign_key` is
     that of the right table's keys.

@@ -59,7 +59,7 @@ _KEEP_KEYS = (
 def keys_as_read(nodes: Iterable[Node]) -> dict[str, Serde[Any] | None]:
     """Return, for each node, the serde with which its output keys are written in the source topic.
 
-    None: the keys may be other ones than in the source topic.
+    None: the keys may differ from those in the source topic.
 
     Shape: `nodes` parents first.
     """

@@ -3,7 +3,7 @@
     edges -> ranks (longest path) -> lanes for edges that pass a rank -> order (barycentres) -> x (least squares)
 
 Invariant: no two vertices overlap, and every edge but those that close a cycle goes down. The same graph has the same
-picture: no number is drawn at random, and ties go by the order in which vertices were given.
+picture: no number is drawn at random, and ties follow the given order of vertices.
 Turned down: a layout engine (Graphviz is a program to install, and megabytes in a page).
 Source: Sugiyama, Tagawa, Toda: Methods for visual understanding of hierarchical system structures (1981).
 """
@@ -19,19 +19,19 @@ SWEEPS = 12
 LANE = 10.0
 """The width of an edge that passes a rank."""
 _STRAIGHT = 4.0
-"""How much more a lane than a vertex wants to be straight below its neighbour."""
+"""How much more weight a lane than a vertex has to be straight below its neighbour."""
 
 Vertex: TypeAlias = str
 Edge: TypeAlias = tuple[Vertex, Vertex]
 Size: TypeAlias = tuple[float, float]
 """Width and height."""
 _Neighbour: TypeAlias = tuple[Vertex, float, float]
-"""A vertex to which an edge leads, and how far from the middle of the own and of the other vertex the edge ends."""
+"""The vertex at the other end of an edge, and the distances of the edge's ends from the middles of both vertices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Where everything is.
+    """The positions of vertices and edges.
 
     Shape: `centres` of vertices. The route of an edge is the points that it passes between its ends, from start to end.
     """
@@ -43,7 +43,7 @@ class Placed:
 
 
 def ranks(vertices: Iterable[Vertex], edges: Iterable[Edge], *, near: bool = False) -> dict[Vertex, int]:
-    """Return the rank of each vertex: below all from which an edge leads to it, as far as there is no cycle.
+    """Return the rank of each vertex: below all vertices with an edge to it, except in a cycle.
 
     `near`: a vertex to which nothing leads is directly above the first that it leads to, instead of at the top.
     """
@@ -71,7 +71,7 @@ def place(
     gap: Size,
     ports: Mapping[Edge, tuple[float, float]] | None = None,
 ) -> Placed:
-    """Return where the vertices are.
+    """Return the positions of the vertices.
 
     `gap`: the least distance between vertices beside and below each other. `ports`: how far from the middle of its
     start and of its end an edge begins and ends.
@@ -120,7 +120,7 @@ class _Grid:
         return names if upper == edge[0] else names[::-1]
 
     def order(self) -> None:
-        """Order each row by where its neighbours are, down and up in turn; keep the order with the fewest crossings."""
+        """Order rows by the positions of neighbours, down and up in turn; keep the order with the fewest crossings."""
         best, fewest = [list(row) for row in self.rows], self._crossings()
         for sweep in range(SWEEPS):
             beside, rows = (self.above, self.rows) if sweep % 2 == 0 else (self.below, self.rows[::-1])
@@ -151,14 +151,14 @@ class _Grid:
         return x
 
     def _spaced(self, row: Sequence[Vertex], wanted: Callable[[Vertex], float], gap: float) -> list[float]:
-        """Return places in this order, with gaps, of which the squares of distances to the wanted ones are least."""
+        """Return positions in this order, with gaps, at the least sum of squared distances from the wanted ones."""
         shift, shifts = 0.0, []
         for before, vertex in zip([None, *row], row, strict=False):
             if before is not None:
                 shift += (self.sizes[before][0] + self.sizes[vertex][0]) / 2 + gap
             shifts.append(shift)
         blocks: list[tuple[float, float, int]] = []
-        """Vertices that touch: the mean of their wanted places, their weight, how many they are."""
+        """Vertices that touch: the mean of their wanted positions, their weight, their number."""
         for vertex, shift in zip(row, shifts, strict=True):
             mean, weight, count = wanted(vertex) - shift, _STRAIGHT if self.sizes[vertex][1] == 0 else 1.0, 1
             while blocks and blocks[-1][0] >= mean:
@@ -170,7 +170,7 @@ class _Grid:
         return [mean + shift for mean, shift in zip(means, shifts, strict=True)]
 
     def _share(self, vertex: Vertex, port: float) -> float:
-        """Return where a port is, in parts of its vertex, from -0.5 to 0.5."""
+        """Return the position of a port within its vertex, from -0.5 to 0.5."""
         return port / max(self.sizes[vertex][0], LANE)
 
     def _crossings(self) -> int:

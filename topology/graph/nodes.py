@@ -26,7 +26,7 @@ Function: TypeAlias = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """What every node has. `name` is generated as by Kafka Streams (`KSTREAM-FILTER-0000000003`) or the user's."""
+    """The fields of every node. `name` is generated as by Kafka Streams (`KSTREAM-FILTER-0000000003`) or the user's."""
 
     name: str
     parents: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ class Source(Node):
     internal: bool = False
     pattern: Pattern[str] | None = None
     idle_ms: int | None = None
-    """After how much silence of a partition its stream time advances; None: it does not."""
+    """The silence of a partition after which its stream time advances; None: it does not advance."""
     unordered: bool = False
     """Its records may be processed in any order, those of a key included: a share group deals them (`unordered`)."""
     reset: str | None = None
@@ -89,7 +89,7 @@ class DynamicSink(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyTo(Node):
-    """Applies each record to a place outside of Kafka; its source is a repartition topic of its own."""
+    """Applies each record to an external sink; its source is a repartition topic of its own."""
 
     target: ExternalSink
 
@@ -121,7 +121,7 @@ class MapValues(Node):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AsyncMap(Node):
-    """Replaces the value by what `mapper(value)`, or `mapper(key, value)`, returns after a while.
+    """Replaces the value by the result of `mapper(value)`, or `mapper(key, value)`, an asynchronous call.
 
     With `pairs`, `mapper(key, value)` returns a new key and a new value; with `flat`, any number of values or pairs.
     """
@@ -212,14 +212,14 @@ class Processing(Node):
 class AsyncProcessing(Processing):
     """Gives each record to `supplier(record, context)`, which changes rows of the record's key and forwards records.
 
-    The function itself is `supplier`: a task has nothing of its own here but its stores.
+    `supplier` is the function itself: a task has no object of its own for it.
     """
 
     calling: Calling
 
 
 Asynchronous: TypeAlias = AsyncMap | AsyncProcessing
-"""Nodes whose functions are called beside the stream thread."""
+"""Nodes whose functions run beside the stream thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +230,7 @@ class DropNullKeys(Node):
 RECORD_BY_RECORD = (
     *(Source, Filter, MapValues, FlatMapValues, FlatMap, Map, SelectKey, Peek, Merge, Split, Branch, DropNullKeys),
 )
-"""Nodes that forward nothing but what a record of theirs becomes, while it is at hand."""
+"""Nodes that forward records only while they process the record from which these result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,12 +326,12 @@ class SubTopology:
 
     @property
     def applies_to(self) -> ApplyTo | None:
-        """The node that applies its records to a place outside of Kafka, if it has one."""
+        """The node that applies its records to an external sink, if it has one."""
         return next((node for node in self.nodes if isinstance(node, ApplyTo)), None)
 
     @property
     def unordered(self) -> bool:
-        """Whether a share group deals its records, and not the group of the application: then it has no tasks."""
+        """Whether a share group deals its records, not the application's group: then it has no tasks."""
         return any(isinstance(node, Source) and node.unordered for node in self.nodes)
 
     @property

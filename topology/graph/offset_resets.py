@@ -1,10 +1,10 @@
-"""Where a source begins of which the group has no position: `reset=` of the source, else `auto.offset.reset`.
+"""Where a source begins in which the group has no position: `reset=` of the source, else `auto.offset.reset`.
 
     earliest               at the first record that the topic still has
     latest                 behind the last one
     by_duration:PT1H       at the first record that is not older than this, by the clock when the source begins
 
-Invariant: a reset is written in one form, so that two of one meaning are equal.
+Invariant: a reset has one form, so equal meanings are equal texts.
 Source: Kafka KIP-1106; `java.time.Duration.parse` for durations.
 """
 
@@ -18,7 +18,7 @@ from coopstreams.topology.durations import checked_ms
 from coopstreams.topology.errors import TopologyError
 
 OffsetReset: TypeAlias = Literal["earliest", "latest"] | timedelta | str
-"""What users write: a word, a duration before the moment at which the source begins, or `by_duration:` and ISO 8601."""
+"""The argument `reset=`: a word, a duration before the start of the source, or `by_duration:` and ISO 8601."""
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
@@ -31,7 +31,7 @@ def parse_reset(value: object) -> str:
     """Return a reset that was written as text, in its one form.
 
     Raises:
-        ValueError: it is none; the message says what would be.
+        ValueError: it is none; the message lists the valid forms.
     """
     if value in (EARLIEST, LATEST):
         return str(value)

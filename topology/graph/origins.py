@@ -77,6 +77,6 @@ def _method(node: Node) -> str:
     if isinstance(node, Aggregate | TableAggregate):
         function = node.aggregator if isinstance(node, Aggregate) else node.adder
         return "count" if function is None else "reduce" if node.initializer is None else "aggregate"
-    if isinstance(node, Processing):  # what the rows mean is the user's affair
+    if isinstance(node, Processing):  # only the user knows the meaning of its rows
         return Processing.__name__
     return method_of(node) if isinstance(node, TableTableJoin) else type(node).__name__

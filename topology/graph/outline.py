@@ -44,7 +44,7 @@ class Store:
 
     @property
     def form(self) -> tuple[object, ...]:
-        """What is equal in two stores that hold the same rows under different names."""
+        """Equal for two stores that hold the same rows under different names."""
         return self.kind, self.key, self.value, self.suffix_bytes, self.made_by, self.windows
 
 

@@ -1,4 +1,4 @@
-"""Which tables forward each update at once although the record cache is on.
+"""Finds the tables that forward each update at once although the record cache is on.
 
 A join of two tables forwards the difference since the last flush. That is right if both sides hold back their updates
 until the flush, or neither does. So if one side is not cached, neither are the other side and the join.

@@ -94,8 +94,8 @@ def _resolved(node: Node, graph: Graph) -> Node:
 
 
 def _keeping_null_keys(nodes: list[Node]) -> list[Node]:
-    """Return the nodes without those that drop null keys in front of a repartition topic, where a left or outer join of
-    a stream is below: it joins records without a key, and they move its time.
+    """Return the nodes without those that drop null keys before a repartition topic above a left or outer stream join:
+    such a join takes records without a key, and they advance its time.
 
     Source: Kafka Streams `NodesWithRelaxedNullKeyJoinDownstream`.
     """

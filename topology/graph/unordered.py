@@ -4,8 +4,8 @@ The broker gives a record to any member, in any order, and again after a failure
 record: no store, no window, no table, no stream time.
 
 Invariant: the results of a record depend only on the record and on global tables.
-Turned down: processors (they keep what they like, and are scheduled by stream time), and topics by pattern (positions
-of a share group cannot be found again when a pattern changes).
+Turned down: processors (they may keep state, and are scheduled by stream time), and topics by pattern (positions of a
+share group cannot be found again when a pattern changes).
 """
 
 from __future__ import annotations

@@ -53,8 +53,8 @@ def aggregate(compiler: Compiler, function: Function, node: Aggregate, record: R
     operator_time = compiler.operator_time(function, node)
     expire = compiler.expire(operator_time, node.store)
     if node.cogrouped or isinstance(node.windows, SlidingWindows | SessionWindows):
-        # They look back beyond the open windows, or another stream is ahead of theirs: rows that have expired must be
-        # gone, however the records are cut into batches.
+        # These windows look back beyond the open ones, or another stream is ahead of theirs: expired rows must be gone,
+        # however records are cut into batches.
         observed = _observed(compiler, function, node) if node.cogrouped else operator_time
         with function.block(f"if {observed} >= 0:"):
             function.line(f"{expire}({observed})")
@@ -86,7 +86,7 @@ def _observed(compiler: Compiler, function: Function, node: Aggregate) -> str:
 
 
 def cogroup_merge(compiler: Compiler, function: Function, node: CogroupMerge, record: RecordVariables) -> None:
-    """Generate code: the update of an aggregation is passed on."""
+    """Generate code: the update of an aggregation is forwarded."""
     compiler.forward(function, node, record)
 
 
@@ -94,7 +94,7 @@ def table_group(compiler: Compiler, function: Function, node: TableGroup, record
     """Generate code: an update of a row becomes an update of the row of its new key, or of two rows."""
     drop_the_past(function, node.name, record)
     value, new, old = function.value(record), function.fresh("new"), function.fresh("old")
-    assert record.old is not None  # `group_table` asked for it
+    assert record.old is not None  # `group_table` requested old values
     one = compiler.call_of(function, "mapper", node.mapper, record, ("key", "value"))
     other = compiler.call_of(function, "mapper", node.mapper, record, ("key", record.old))
     regroup = compiler.unit.constant("regrouped", regrouped)
@@ -112,7 +112,7 @@ def table_group(compiler: Compiler, function: Function, node: TableGroup, record
 def regrouped(new: tuple[Any, Any] | None, old: tuple[Any, Any] | None) -> list[tuple[Any, tuple[Any, Any]]]:
     """Return the updates of the rows of new keys, as (key, (new value, old value)).
 
-    Null keys and values do not count.
+    Null keys and values are left out.
     """
     if new is not None and (new[0] is None or new[1] is None):
         new = None

@@ -90,7 +90,7 @@ class Analysis:
                 and node.store is None
                 and not self._edges[node.name]
             ):
-                continue  # a view without children is only looked through: its updates need not be computed
+                continue  # a view without children serves look-ups only: its updates need not be computed
             for side, parent in reversed(list(enumerate(node.parents))):
                 edge = Edge(node, side)
                 if edge.carries:
@@ -130,8 +130,8 @@ class Analysis:
     def keeps_time(self, node: Node) -> bool:
         """Whether every record of the topics upstream reaches a node with its timestamp.
 
-        Then the node's stream time is the partition's. Records without a key do not count, and an update of a table
-        stands for the record that made it.
+        Then the node's stream time is the partition's. Records without a key are ignored, and an update of a table
+        counts as the record that made it.
         """
         return all(
             self._passes_time(self.named(parent))
@@ -196,9 +196,9 @@ class Analysis:
             case MapValues(mapper=function, with_key=with_key) | FlatMapValues(mapper=function, with_key=with_key):
                 own = reads_pair(function) if with_key else Reads(key=False, value=reads_argument(function, 0, 1))
                 return own | Reads(self.below(node, key, None).key, value=False)
-            case AsyncMap(pairs=pairs):  # its call, begun before, has read what it needs
+            case AsyncMap(pairs=pairs):  # its call has already read what it needs
                 return Reads(not pairs and self.below(node, key, None).key, value=False)
-            case AsyncProcessing():  # so has its call, and what comes out of it has a key of its own
+            case AsyncProcessing():  # so has its call, and its output has keys of its own
                 return Reads(key=False, value=False)
             case SelectKey(mapper=function):
                 return reads_pair(function) | Reads(key=False, value=self.below(node, None, value).value)
@@ -231,7 +231,7 @@ class Analysis:
                 return Reads(key=True, value=True)
 
     def below(self, node: Node, key: AnySerde, value: AnySerde) -> Reads:
-        """Return what the children of a node read of a record that comes out of it."""
+        """Return what the children of a node read of the records that it forwards."""
         result = Reads(key=False, value=False)
         for edge in self.edges(node):
             result |= self.reads(edge, key, value)
@@ -284,7 +284,7 @@ def reads_argument(function: Callable[..., Any], position: int, arguments: int =
     name = code.co_varnames[position]
     if name in code.co_cellvars:
         return True
-    # A fused instruction of a newer Python names several variables.
+    # In newer Pythons, a fused instruction names several variables.
     return any(
         name == i.argval or (isinstance(i.argval, tuple) and name in i.argval)
         for i in dis.get_instructions(code)

@@ -1,8 +1,8 @@
-"""The operators of functions that wait, twice: in the code that begins the calls, and in the program that takes their
-results.
+"""The operators of asynchronous functions, in two forms: in the code that begins the calls, and in the program that
+takes their results.
 
-The first is the part of the sub-topology above these nodes, run ahead of the program to learn what they will be
-called with. It drops what the program will drop, in silence: the program reports it.
+The first is the part of the sub-topology above these nodes, run ahead of the program to find their arguments. It drops
+the same records as the program, without reporting them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from coopstreams.topology.operators.compiler import Compiler, Operator
 
 
 def take_result(compiler: Compiler, function: Function, node: AsyncMap, record: RecordVariables) -> None:
-    """Write that the result of the record's call goes on. The call has ended; its error fails the record here."""
+    """Generate code: the result of the record's call, which has ended, is forwarded; its error fails the record."""
     result = compiler.unit.bind("result", "result = process.result")
     value = function.fresh("value")
     if node.flat:
@@ -51,7 +51,7 @@ def _pairs(answer: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
 
 
 def begin_call(compiler: Compiler, function: Function, node: Asynchronous, record: RecordVariables) -> None:
-    """Write that a call with this record is wanted."""
+    """Generate code: a call with this record is requested."""
     want = compiler.unit.bind("want", "want = process.want")
     if isinstance(node, AsyncProcessing):
         function.drop_if(f"{record.key_bytes} is None", node, "null-key")
@@ -68,4 +68,4 @@ AHEAD: Mapping[type[Node], Operator] = {
     AsyncMap: begin_call,
     AsyncProcessing: begin_call,
 }
-"""The operators of the code that begins the calls: an action of `peek` is left to the program."""
+"""The operators of the code that begins the calls, which leaves the actions of `peek` to the program."""

@@ -79,7 +79,7 @@ class RecordVariables:
         )
 
     def form(self) -> tuple[object, ...]:
-        """Return what must be equal in two records for the same function to take both."""
+        """Return a form that two records share exactly if one function can take both."""
         present = (
             self.key_bytes is None,
             self.key is None,
@@ -100,16 +100,16 @@ class RecordVariables:
 class OperatorTime:
     """The stream time of the node with this number.
 
-    `topics`: those whose records reach the node. `due`: functions to call when records of other tasks advance it.
+    `topics`: those whose records reach the node. `due`: functions called when records of other tasks advance it.
     """
 
     number: int
     topics: tuple[str, ...]
     due: list[str] = field(default_factory=list)
     resumed: list[str] = field(default_factory=list)
-    """Functions to call with the time at which a task resumes."""
+    """Functions called with the time at which a task resumes."""
     stores: list[str] = field(default_factory=list)
-    """Functions to call with the time after each batch, so that stores expire windows."""
+    """Functions called with the time after each batch, so that stores expire windows."""
 
 
 class Unit:
@@ -121,9 +121,9 @@ class Unit:
 
     def __init__(self, *, by_key: bool = False, wrapper: ProcessorWrapper | None = None) -> None:
         self.by_key = by_key
-        """Records come in the order of their keys only: an operator time is the record's at hand, and may go back."""
+        """Records come in the order of their keys only: an operator time is the current record's, and may go back."""
         self.wrapper = wrapper
-        """What wraps the function of each node; None: nodes are inlined where that is possible."""
+        """Wraps the function of each node; None: nodes are inlined where possible."""
         self.constants: dict[str, object] = {}
         self.binding: list[str] = []
         self.functions: list[Function] = []
@@ -214,9 +214,9 @@ class Unit:
     def shared(
         self, what: object, name: str, write: Callable[[Function], None], node: str | None = None
     ) -> tuple[str, tuple[str, ...]]:
-        """Return name and parameters of the function that does `what` for one record. The first call writes it.
+        """Return name and parameters of the function for `what` and one record. The first call writes it.
 
-        `node`: the node that the record enters by it; None: it enters several, or a part of one.
+        `node`: the node that the function passes the record to; None: several, or a part of one.
         """
         if what not in self._called:
             function = self.function(f"{name}_{len(self.functions)}")
@@ -481,7 +481,7 @@ def _does_something(lines: Sequence[str]) -> bool:
 
 
 def unreadable(serde: Serde[Any], data: bytes, error: Exception) -> Exception:
-    """Return the `SerdeError` that shows the bytes, in place of the decoder's own error."""
+    """Return the `SerdeError` that shows the bytes, instead of the decoder's own error."""
     try:
         serde.deserialize(data)
     except SerdeError as better:
@@ -490,7 +490,7 @@ def unreadable(serde: Serde[Any], data: bytes, error: Exception) -> Exception:
 
 
 def unwritable(serde: Serde[Any], value: object, error: Exception) -> Exception:
-    """Return the `SerdeError` that shows the value, in place of the encoder's own error."""
+    """Return the `SerdeError` that shows the value, instead of the encoder's own error."""
     try:
         serde.serialize(value)
     except SerdeError as better:

@@ -1,4 +1,4 @@
-"""Writes the path of a record through the nodes as code: which node is inlined and which is called.
+"""Generates the code of a record's path through the nodes: some are inlined, others are called.
 
 A linear run of nodes becomes one function. If a node has several children, each but the last becomes a function of its
 own, called in order, so that a record passes depth first through one child before the next; the last is inlined. What
@@ -26,9 +26,7 @@ from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
 
 Operator: TypeAlias = Callable[["Compiler", Function, Any, RecordVariables], None]
-"""`(compiler, function, node, record)`: write what a node does with a record that comes from its parent number
-`record.side`.
-"""
+"""`(compiler, function, node, record)`: writes the code of a node for a record from its parent number `record.side`."""
 
 
 class Compiler:
@@ -49,11 +47,11 @@ class Compiler:
         self.analysis = analysis
         self.caching = caching
         self.shared = shared
-        """Other tasks have other keys of the partition, and their records advance stream time here, too."""
+        """Whether other tasks have other keys of the partition: their records advance stream time here, too."""
         self.native = native
         """The stores whose rows are numbers in native memory: see `folding`."""
         self.parts = parts
-        """What reads parts of JSON values; None: values become dicts."""
+        """Reads parts of JSON values; None: values become dicts."""
         self.unit = Unit(by_key=by_key, wrapper=wrapper)
         self._operators = operators
 
@@ -124,7 +122,7 @@ class Compiler:
     ) -> str:
         """Return the call of a user function with these parts of a record, None for those it provably never reads.
 
-        A field or a condition is no call where its value is a dict, or its parts are at hand.
+        A field or a condition is no call where its value is a dict, or its parts are columns.
         """
         if isinstance(called, Condition) and parts[-1] == "value" and record.parts:
             code = expression(self.unit, called, record.parts.__getitem__)
@@ -187,7 +185,7 @@ class Compiler:
         return function.key(record) if part == "key" else function.value(record)
 
     def _read_once(self, function: Function, edges: list[Edge], record: RecordVariables) -> None:
-        """Deserialise here what more than one child reads. What only one child reads is deserialised in that child."""
+        """Deserialise parts here that several children read. A part that one child reads is deserialised there."""
         reads = [self.analysis.reads(edge, record.key_serde, record.value_serde) for edge in edges]
         if sum(read.key for read in reads) > 1:
             function.key(record)

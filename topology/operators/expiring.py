@@ -1,14 +1,14 @@
 """Rows that expire: a table deletes a row when stream time has passed its timestamp by the time to live, and forwards
 the deletion.
 
-The stream time is that of the partitions that feed the table, and counts every record of them, also one that is
-filtered out before the table: it is stored with each position, so a row expires at the same record after a restart.
-Rows that are due are deleted before a record of these topics enters any operator, and when records of other key ranges
-advance stream time. The deletion has the timestamp at which the row expired, and no headers.
+The stream time is that of the partitions that feed the table, advanced by all their records, even those filtered out
+before the table: it is stored with each position, so a row expires at the same record after a restart. Rows that are
+due are deleted before a record of these topics enters any operator, and when records of other key ranges advance stream
+time. The deletion has the timestamp at which the row expired, and no headers.
 
 Invariant: between two records of a key, its row expires at the same place for any number of key ranges.
-Turned down: operator times (behind a filter they are unknown after a restart), and deleting a row when it is looked up
-(what is below the table would learn of it late or never).
+Turned down: operator times (behind a filter they are unknown after a restart), and deleting a row at a look-up (nodes
+below the table would get the deletion late or never).
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ and 209 ns)*. Where parts of the values are columns, it is a variable. For any o
 is called, as any user function.
 
 Invariant: an expression has the value of the call, and raises what the call would raise.
-Turned down: attributes of typed values (a Struct's class is known only when it is here, and `getattr` is the call).
+Turned down: attributes of typed values (a Struct's class is known only at run time, and `getattr` costs as much as the
+call).
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ Part = Callable[[str], str]
 
 
 def expression(unit: Unit, condition: Condition, part: Part) -> str | None:
-    """Return the code of a field or a condition; None: it is nested too deeply, or of a class that is not known."""
+    """Return the code of a field or a condition; None: it is nested too deeply, or of an unknown class."""
     return part(condition.name) if type(condition) is field else _truth(unit, condition, part, _MOST_LEVELS)
 
 
 def of_value(unit: Unit, condition: Condition, value: str, call: str) -> str:
-    """Return the expression of a field or a condition for the value in a variable; `call` is how it is called."""
+    """Return the expression of a field or a condition for the value in a variable; `call`: the code that calls it."""
 
-    def part(name: str) -> str:  # a StrEnum's repr is no code
+    def part(name: str) -> str:  # the repr of a StrEnum is not code
         return f"{value}[{repr(name) if type(name) is str else unit.constant('name', name)}]"
 
     code = expression(unit, condition, part)

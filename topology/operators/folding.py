@@ -1,8 +1,8 @@
 """Aggregations whose rows are numbers in native memory: generated code gives them columns, not records.
 
 What stands before the aggregation stays a loop over records, whose last lines append to columns. The columns are added
-to the store behind the last record of a batch; record by record where a reducer may raise, for the error to be of one
-record, and where updates are forwarded at once and have headers. A count directly below its source takes the batch as
+to the store behind the last record of a batch; record by record where a reducer may raise, so that the error belongs to
+one record, and where updates are forwarded at once with headers. A count directly below its source takes the batch as
 it is, without a loop.
 
 Invariant: between two batches the columns are empty, so nothing sees the store without the records before.
@@ -53,7 +53,7 @@ def fold(compiler: Compiler, function: Function, node: Aggregate, record: Record
 
 
 def settle(compiler: Compiler, function: Function, source: Source) -> None:
-    """Generate code behind the loop over a source: the columns that its records may have reached are added."""
+    """Generate code after the loop over a source: the columns that its records may have reached are added."""
     for node in compiler.analysis.nodes:
         if isinstance(node, Aggregate) and node.store.name in compiler.native:
             name = compiler.unit.identifier("fold", node.name)
@@ -117,8 +117,8 @@ def _begin(compiler: Compiler, node: Aggregate, name: str) -> None:
 def _add_batch(compiler: Compiler, function: Function, node: Aggregate, name: str, values: str) -> None:
     """Generate code before the loop: a batch whose records have no headers is added as it is.
 
-    `values`: the column of the values. Of a reduce, all must be numbers of its class, and those before, too: then
-    nothing fails.
+    `values`: the column of the values. In a reduce, all must be numbers of its class, and so must the earlier ones:
+    then nothing fails.
     """
     lines = Function(compiler.unit, "", "")
     times = node.windows is not None and compiler.shared
@@ -142,9 +142,9 @@ def _add_batch(compiler: Compiler, function: Function, node: Aggregate, name: st
 def _batches(
     compiler: Compiler, function: Function, node: Aggregate, record: RecordVariables, key_bytes: str
 ) -> str | None:
-    """Return the column of the values if a batch can be added without a look at its records, by their keys.
+    """Return the column of the values if a batch can be added as it is, by its keys.
 
-    It can be a count of all records of a source, or a fold of a part of their values that is a column.
+    This holds for a count of all records of a source, and for a fold of a part of their values that is a column.
     """
     above = compiler.analysis.named(node.parents[0])
     source, values = above, "batch.values"
@@ -166,10 +166,10 @@ def _batches(
 
 
 def _call(compiler: Compiler, function: Function, node: Aggregate, columns: Sequence[str], more: str) -> None:
-    """Generate the call that adds columns to the store, and the forwarding of what must be forwarded at once."""
+    """Generate the call that adds columns to the store, and the forwarding of updates that must not wait."""
     store = compiler.unit.store(node.store)
     reducer = "None" if node.aggregator is None else compiler.unit.constant("reducer", node.aggregator)
-    # Where records bring the operator time before them, it has gone on since the first of them.
+    # Where records bring the operator time before them, it has advanced since the first of them.
     brought = columns[-1].startswith("before")
     operator_time = "-1" if node.windows is None or brought else compiler.operator_time(function, node)
     after = "_" if node.windows is None else "reached" if brought else operator_time

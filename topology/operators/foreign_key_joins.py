@@ -20,9 +20,9 @@ from coopstreams.topology.operators.versioned import drop_the_past
 
 
 def ask(compiler: Compiler, function: Function, node: ForeignKeyAsk, record: RecordVariables) -> None:
-    """Generate code: a change of a left row sends subscriptions to the right rows that it names and named."""
+    """Generate code: a change of a left row sends subscriptions to the right rows of its new and old foreign keys."""
     drop_the_past(function, node.name, record)
-    assert record.old is not None  # the join asked for it
+    assert record.old is not None  # the join requested old values
     key, value = function.key(record), function.value(record)
     key_bytes, data = function.key_as_bytes(record, node.key, node), function.value_as_bytes(record, node.value, node)
     many, foreign_key, asked = (function.fresh(part) for part in ("questions", "foreign_key", "asked"))

@@ -57,7 +57,7 @@ class GraceBuffer:
 
 
 def buffered_join(compiler: Compiler, function: Function, node: BufferedJoin, record: RecordVariables) -> None:
-    """Generate code: a record is held, and that the records which are due are joined with their rows."""
+    """Generate code: a record is held, and the records that are due are joined with their rows."""
     if not node.left:
         drop_null_key(function, node, record)
         record = replace(record, has_key=True)

@@ -37,7 +37,7 @@ _NEVER = -1
 
 
 class SideTimes(Protocol):
-    """The bound program, as a join sees it."""
+    """The bound program, as a join uses it."""
 
     elsewhere: bool
     """Whether records of some keys of the partition go to tasks that run at their own speed."""
@@ -117,9 +117,9 @@ class JoinMemory:
     def due(self, now: int) -> list[Pair]:
         """Return and remove the unmatched records that were due when the gate was last opened. `now`: stream time.
 
-        The task that takes a record opens the gate for all. Where tasks run at their own speed, it may have done so
-        before a record came here that waits, or will do so when nothing comes here any more; and what it saw last may
-        be ahead of what waits here. So `due` itself opens it.
+        The task that takes a record opens the gate for all. Tasks that run at their own speed may open it before a
+        record arrives here that must wait, or after the last record here, and may be ahead of the records that wait
+        here. So `due` opens it as well.
         """
         self._told = max(self._told, now)
         if self._waiting is None:
@@ -139,7 +139,7 @@ class JoinMemory:
 
 
 class EmissionGate:
-    """When records without a match are emitted: one gate for all tasks of a partition on an instance.
+    """Decides when records without a match are emitted: one gate for all tasks of a partition on an instance.
 
     Kafka Streams looks for due records only when the first of them could be due. After a look it takes the last record
     it has looked at for the first of the rest, so it emits some later than it could. Thus the waiting records of one
@@ -165,7 +165,7 @@ class EmissionGate:
                     self._of[1 - wait[1]].add(wait)
                 self._first = min(self._first, wait[0])
                 if self._is_closed(wait, self._opened):
-                    self._opened = -_FOREVER  # it waits for the next look: this one came before it
+                    self._opened = -_FOREVER  # the new record is earlier, so it waits for the next look
 
     def remove(self, wait: Wait) -> None:
         """Remove a record that has found a match or was emitted."""
@@ -218,8 +218,8 @@ class _Side:
 
     def __init__(self, store: WindowTableStore, retention_ms: int) -> None:
         self._store, self._retention_ms = store, retention_ms
-        # What the store has expired stays expired: siblings may have advanced it beyond the rows of this task. The rows
-        # count from their own time on: those of one earlier owner may be ahead of what another one has left to do.
+        # Rows that the store has expired stay expired: siblings may have advanced it beyond the rows of this task. The
+        # rows count from their own times: one earlier owner may have been ahead of the remaining records of another.
         self._newest = self._swept = max(_NEVER, store.observed)
         self._times: dict[bytes, list[int]] = {}
         newest = self._newest

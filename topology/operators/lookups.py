@@ -39,9 +39,9 @@ def look_up(
 ) -> RowVariables:
     """Generate the look-up of a table's row; return its variables.
 
-    `as_of`: the moment, if the table keeps versions. It is given for the record of a stream, which does not find a row
-    that has expired by its stream time. `said`: the row as of the last flush of the record caches, which nodes below
-    have received.
+    `as_of`: the moment, if the table keeps versions. It is set for stream records, which must not find a row that has
+    expired by their stream time. `said`: the row as of the last flush of the record caches, as the nodes below have
+    received it.
     """
     node = compiler.analysis.named(name)
     store: StoreSpec | None = getattr(node, "store", None)
@@ -50,7 +50,7 @@ def look_up(
     if store is not None:
         row = _stored(compiler, function, store, record, key_bytes, said=said)
         if as_of is not None and store.ttl_ms is not None:
-            # The topic of the stream may be ahead of the topic of the table, which has not told of the expiry yet.
+            # The topic of the stream may be ahead of that of the table, which has not forwarded the expiry yet.
             with function.block(
                 f"if {row.value} is not None and {row.timestamp} + {store.ttl_ms} <= {record.stream_time}:"
             ):
@@ -126,7 +126,7 @@ def _version(
 def _seen(
     compiler: Compiler, function: Function, step: Filter | MapValues, record: RecordVariables, row: RowVariables
 ) -> RowVariables:
-    """Generate code: a filter or a mapper is applied to a row."""
+    """Generate code: a filter or a mapper is applied to a row that was looked up."""
     seen = function.fresh("row")
     label, called = ("predicate", step.predicate) if isinstance(step, Filter) else ("mapper", step.mapper)
     with_key = isinstance(step, Filter) or step.with_key
@@ -144,7 +144,7 @@ def _seen(
 def _let_go(
     compiler: Compiler, function: Function, node: Suppress, record: RecordVariables, key_bytes: str, row: RowVariables
 ) -> RowVariables:
-    """Generate code: a row of which an update is held is what it was before the update, with an unknown timestamp."""
+    """Generate code: if an update of a row is held, the row is as before the update, with an unknown timestamp."""
     held, seen = function.fresh("held"), RowVariables(function.fresh("row"), function.fresh("timestamp"))
     decode = compiler.unit.constant("decode_value", node.value.decode)
     found = f"{buffer(compiler, node)}.held({key_bytes})"

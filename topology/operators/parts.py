@@ -1,10 +1,10 @@
-"""Parts of JSON values as columns, where a program reads its values by `field(...)` only: no dict is made of them.
+"""Parts of JSON values as columns, for programs that read their values by `field(...)` only: no dicts are made.
 
-What reads the columns is not ours (`MakeParts`): without one, values become dicts. It may leave any record `unread`;
-the code then deserialises the value and calls what it would have called.
+The extension reads the columns (`MakeParts`); without it, values become dicts. It may leave any record `unread`; the
+code then deserialises the value and calls the functions on it.
 
 Invariant: a part is read only where nothing needs the whole value, so no value is read twice.
-Turned down: reading parts in Python, by a msgspec type of these fields (in what it skips it accepts bytes that are no
+Turned down: reading parts in Python, by a msgspec type of these fields (in skipped parts it accepts bytes that are not
 UTF-8, which orjson refuses).
 """
 
@@ -29,7 +29,7 @@ from coopstreams.topology.operators.analysis import Analysis, aggregate_reads, r
 from coopstreams.topology.operators.codegen import Function
 
 unread: Final = object()
-"""In the place of a part: the value has to be deserialised."""
+"""Stands for a part that was not read: the value has to be deserialised."""
 
 
 class Parts(Protocol):
@@ -38,19 +38,19 @@ class Parts(Protocol):
     def columns(self, values: Sequence[bytes | None], unread: object) -> list[tuple[list[Any], type | None]]:
         """Return the column of each part, and int or float if all in it are of this class.
 
-        A record of which a part is missing, or is no scalar, is unread in all columns, as is what is no JSON object.
+        A record is unread in all columns if a part is missing or no scalar, or if the value is no JSON object.
         """
         ...
 
 
 MakeParts: TypeAlias = Callable[[Sequence[str]], Parts]
-"""Names of parts to what reads them."""
+"""Takes the names of parts; returns their reader."""
 
 
 def parts_read(analysis: Analysis, source: Source) -> tuple[str, ...]:
     """Return the names of the parts of a source's values that are read; none if the whole value is.
 
-    Only of a linear run of operators, which is one loop: elsewhere the columns are not at hand.
+    Only a linear run of operators counts, which is one loop with access to the columns.
     """
     names: list[str] = []
     node: Node = source

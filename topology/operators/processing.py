@@ -1,5 +1,5 @@
 """The operators of the Processor API: one makes record objects for a processor, and forwards the records it returns;
-one does what a call of `process_async` has recorded.
+one applies the effects that a call of `process_async` has recorded.
 
 Source: Kafka Streams `ProcessorNode`, `ProcessorContextImpl`.
 """
@@ -26,7 +26,7 @@ def process(compiler: Compiler, function: Function, node: Processing, record: Re
 
 
 def do_effects(compiler: Compiler, function: Function, node: AsyncProcessing, record: RecordVariables) -> None:
-    """Generate code: what the record's call has recorded is done. The call has ended; its error fails the record."""
+    """Generate code: the effects recorded by the record's call are applied; an error of the call fails it here."""
     assert record.key_bytes is not None, "the keys are those of the topic"
     function.drop_if(f"{record.key_bytes} is None", node, "null-key")
     result = compiler.unit.bind("result", "result = process.result")
@@ -53,7 +53,7 @@ def _work(compiler: Compiler, node: Processing) -> str:
 
 
 def _way(compiler: Compiler, node: Processing, to: str | None, write: Callable[[Function], None]) -> str:
-    """Return a function of (key bytes, key, value, timestamp) whose body, for a forwarded record, `write` writes."""
+    """Return a function of (key bytes, key, value, timestamp) for forwarded records; `write` writes its body."""
     unit = compiler.unit
     name, parameters = unit.shared((node.name, "children", to), unit.identifier("after", node.name), write)
     given = ", ".join("process.task_time()" if parameter == "stream_time" else parameter for parameter in parameters)

@@ -34,7 +34,7 @@ KEY_AND_VALUE = ("key", "value")
 
 
 def filter_records(compiler: Compiler, function: Function, node: Filter, record: RecordVariables) -> None:
-    """Generate code: a record which fails the predicate ends here; on a table, that it becomes a tombstone."""
+    """Generate code: a record that fails the predicate is dropped; on a table, it becomes a tombstone."""
     if node.table:
         _filter_rows(compiler, function, node, record)
         return
@@ -49,8 +49,8 @@ def _filter_rows(compiler: Compiler, function: Function, node: Filter, record: R
 
     If the old value is known and failed the predicate too, forward nothing.
 
-    For a versioned table, always forward the tombstone: a record may change the past, and the old value does not tell
-    whether it did.
+    For a versioned table, always forward the tombstone: a record may change the past, which the old value does not
+    show.
     """
     if not node.sends_old:
         record = replace(record, old=None)
@@ -92,7 +92,7 @@ def _keep(
     *,
     skip_nothing: bool,
 ) -> None:
-    """Generate code: a row is stored and forwarded; with `skip_nothing`, neither if there is no row and there was none.
+    """Generate code: a row is stored and forwarded; with `skip_nothing`, only if there is a row or was one.
 
     The store has no versions, even if the table above has: each record is the latest of its row.
     """
@@ -186,7 +186,7 @@ def select_key(compiler: Compiler, function: Function, node: SelectKey, record: 
 
 
 def peek(compiler: Compiler, function: Function, node: Peek, record: RecordVariables) -> None:
-    """Generate code: the action is called, and the record passed on."""
+    """Generate code: the action is called, and the record forwarded."""
     call = compiler.call_of(function, "action", node.action, record, KEY_AND_VALUE)
     with function.guard("processing", node.name):
         function.line(call)
@@ -202,7 +202,7 @@ def drop_null_keys(compiler: Compiler, function: Function, node: DropNullKeys, r
 def pass_on(
     compiler: Compiler, function: Function, node: Merge | ToStream | Branch | Late, record: RecordVariables
 ) -> None:
-    """Generate code: the record is passed on. In a stream, no record is older than another."""
+    """Generate code: the record is forwarded. A stream has no latest record, unlike a table."""
     compiler.forward(function, node, replace(record, latest=None) if isinstance(node, ToStream) else record)
 
 
@@ -218,7 +218,7 @@ def sink(compiler: Compiler, function: Function, node: Sink, record: RecordVaria
 
 
 def apply_to(compiler: Compiler, function: Function, _: ApplyTo, record: RecordVariables) -> None:
-    """Generate code: the record is noted, to be applied to the place outside of Kafka."""
+    """Generate code: the record is noted for the external sink."""
     note = compiler.unit.bind("note_applied", "note_applied = process.applied.append")
     made, key, value = compiler.unit.constant("Applied", Applied), function.key(record), function.value(record)
     function.line(f"{note}({made}(process.at_hand(), {key}, {value}))")
@@ -239,7 +239,7 @@ def each_partition(
     count = function.fresh("partitions")
     found = function.fresh("chosen")
     partition = function.fresh("partition")
-    # Not guarded: a missing topic is not the record's fault.
+    # Unguarded: a missing topic is not a fault of the record.
     function.line(f"{count} = process.partitions({topic})")
     call = f"{unit.constant('chosen', chosen)}({unit.constant('partitioner', node.partitioner)}, {topic}, "
     key, value = function.key(record), function.value(record)

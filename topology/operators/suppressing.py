@@ -61,12 +61,12 @@ class SuppressionBuffer:
             self._store.touch(key, entry)
 
     def held(self, key: bytes) -> SuppressedUpdate | None:
-        """Return the update that is held of a row, None if there is none."""
+        """Return the update of a row that is held, None if there is none."""
         held: SuppressedUpdate | None = (self._store.entries.get(key) or self._store.load(key)).value
         return held
 
     def due(self, stream_time: int) -> Iterator[tuple[bytes, SuppressedUpdate]]:
-        """Yield the updates whose time has come, and the earliest ones above the limits; remove each after that.
+        """Yield the due updates, and the earliest ones above the limits; remove each afterwards.
 
         A look-up of the row while its update is forwarded finds the row as it was before, as in Kafka Streams.
 
@@ -108,7 +108,7 @@ def _size(key: bytes, update: SuppressedUpdate) -> int:
 
 
 def suppress(compiler: Compiler, function: Function, node: Suppress, record: RecordVariables) -> None:
-    """Generate code: an update is held, and that the updates whose time has come with it are forwarded."""
+    """Generate code: an update is held, and the updates that are then due are forwarded."""
     key_bytes = function.key_as_bytes(record, node.key, node)
     value_bytes = function.value_as_bytes(record, node.value, node)
     before = "None"
@@ -125,7 +125,7 @@ def suppress(compiler: Compiler, function: Function, node: Suppress, record: Rec
 
 
 def buffer(compiler: Compiler, node: Suppress) -> str:
-    """Return the variable of the updates that are held."""
+    """Return the variable of the buffer."""
     name = compiler.unit.identifier("waiting", node.name)
     make = f"make_{name}"
     if make not in compiler.unit.constants:
@@ -134,7 +134,7 @@ def buffer(compiler: Compiler, node: Suppress) -> str:
 
 
 def _write_due(compiler: Compiler, node: Suppress, name: str, operator_time: str) -> None:
-    """Generate the functions that forward the updates whose time has come, each with its own headers."""
+    """Generate the functions that forward the due updates, each with its own headers."""
     unit = compiler.unit
     emit = unit.function(f"{name}_emit")
     emit.parameters = ("key_bytes", "update")

@@ -1,7 +1,7 @@
 """The join of two tables: an update of either side is joined with the row of the other, and updates the result.
 
 Invariant: the result is the relational join of both tables as they are now; its timestamp is the larger of the two
-rows'. If the old value is known (left and outer joins ask for it), a deletion is forwarded only for a row that was
+rows'. If the old value is known (left and outer joins request it), a deletion is forwarded only for a row that was
 forwarded.
 
 Under the record cache both sides may change before either is flushed. So a join also looks up both rows as of the last
@@ -104,7 +104,7 @@ class PendingUpdates:
         self._updates: dict[bytes, LastEmitted] = {}
 
     def put(self, key: bytes, value: object, timestamp: int, old: object, headers: Headers | None) -> None:
-        """Add an update. If the key has an update already, that one's old value stays: it was forwarded last."""
+        """Add an update. If the key has an update already, its old value stays: it was forwarded last."""
         update = self._updates.get(key)
         if update is None:
             update = self._updates[key] = LastEmitted(value, timestamp, old)

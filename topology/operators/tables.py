@@ -4,8 +4,8 @@ A row is an `Entry` of the store's write buffer, found by its key bytes with a d
 marked dirty once. If the record cache holds back the updates of a table, the operator forwards none; `flush` forwards
 each dirty row once.
 
-Invariant: what is forwarded is what the store holds: (key bytes, new value or None, timestamp of the row).
-The old value is forwarded beside the new one only if an operator below asks for it (`Analysis.wants_old`).
+Invariant: what is forwarded is what the store holds: (key bytes, new value or None, timestamp of the row). The old
+value is forwarded beside the new one only if an operator below needs it (`Analysis.wants_old`).
 Source: Kafka Streams `KTableSource`, `KStreamKTableJoinProcessor`.
 """
 

@@ -256,7 +256,7 @@ class Closing:
 
     It begins with the open windows of the store. Windows that were closed before a restart were forwarded before it.
     `parts`: the parts of the task's range on each partition that feeds it, with the stream time at which each begins:
-    they have come to different times where they had different owners.
+    parts with different owners have reached different times.
     """
 
     def __init__(
@@ -294,8 +294,8 @@ class Closing:
     def resume(self, stream_time: int) -> None:
         """Find the windows that are open at this stream time: those of the store that are not closed.
 
-        A part is as far as its newest row at least, and as far as it was when it began. Where that is not known, it is
-        as far as the task.
+        The time of a part is at least that of its newest row, and that at which it began. If the latter is unknown, it
+        is the task's time.
         """
         self._open.clear()
         self._waiting.clear()

@@ -37,7 +37,7 @@ LAST_END = "_COOPSTREAMS_LAST_END"
 
 LOOK_EVERY_S = 0.1
 MOST_WORDS = 2000
-"""The most characters of that reason: they fit into a pipe's buffer, and into a log line."""
+"""The most characters of that reason, to fit into a pipe's buffer and into a log line."""
 
 Spawn: TypeAlias = Callable[[int, Sequence[str], Mapping[str, str], Sequence[int]], "subprocess.Popen[bytes]"]
 """Starts a worker, given its number, its command line, its environment and the file descriptors that it inherits."""

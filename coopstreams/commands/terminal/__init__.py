@@ -1,1 +1,1 @@
-"""What commands print while something runs: tables of processes, bars of tasks."""
+"""Terminal output while a command runs: tables of processes, bars of tasks."""

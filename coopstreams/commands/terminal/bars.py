@@ -23,7 +23,7 @@ MOST_PARTITIONS = 12
 """The most bars of a sub-topology; the partitions with the largest lag come first if there are more."""
 _HEIGHTS = "▁▂▃▄▅▆▇█"
 COLOURS = ("blue", "yellow", "green", "magenta", "cyan", "red", "bright_blue", "bright_green")
-"""Of owners."""
+"""The colours of owners."""
 
 
 Owned: TypeAlias = tuple[Text, Sequence[Mapping[str, Any]]]
@@ -60,7 +60,7 @@ class _Range:
 
     @property
     def density(self) -> float:
-        """Records per second for its width."""
+        """Records per second, relative to the width of the range."""
         return (self.task.get("rate") or 0.0) / (self.end - self.start)
 
 
@@ -80,7 +80,7 @@ def range_bars(
 ) -> Table:
     """Return a bar for each partition, from the letters of instances and their tasks as `/v1/status` reports them.
 
-    `gap` is the style of what none of them has.
+    `gap` is the style of ranges without an owner.
     """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     table.add_column("partition", no_wrap=True)
@@ -124,7 +124,7 @@ def _partitions(instances: Iterable[Owned]) -> list[_Partition]:
 
 
 def _span(key_range: str) -> tuple[float, float]:
-    """Return which part of the hash space a printed key range is; it is in key groups if it is cut at them."""
+    """Return the part of the hash space of a printed key range, which may be printed in key groups."""
     first, last = map(int, key_range.split(".."))
     whole = GROUPS if last < GROUPS else MAX_HASH + 1
     return first / whole, min(1.0, (last + 1) / whole)

@@ -39,7 +39,7 @@ class WorkerProcess:
     last_end: str = ""
     """How it ended, while it waits for its restart."""
     again_at: float = 0.0
-    """When it is restarted then."""
+    """The time of its restart, while it waits for one."""
 
 
 def processes_table(application: str, processes: Iterable[WorkerProcess], now: float) -> Table:
@@ -74,7 +74,7 @@ def processes_table(application: str, processes: Iterable[WorkerProcess], now: f
 
 
 def bars(processes: Iterable[WorkerProcess], *, ascii_only: bool = False) -> Table:
-    """Return the hash space of each partition as a bar, with what these processes have of it by their numbers."""
+    """Return a bar for each partition, with the key ranges of these processes by their numbers."""
     owned = [
         (Text(str(process.number % 10), COLOURS[process.number % len(COLOURS)]), tasks_of(process))
         for process in processes
@@ -83,7 +83,7 @@ def bars(processes: Iterable[WorkerProcess], *, ascii_only: bool = False) -> Tab
 
 
 def figures_of(tasks: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return what tasks do together: records/s, written, dropped, lag, behind."""
+    """Return the sums of tasks: records/s, written, dropped, lag, behind."""
     sums = [total(task.get("rate") for task in tasks), total(map(written, tasks)), total(map(dropped, tasks))]
     return *map(number, sums), lag(tasks), behind(tasks)
 

@@ -159,4 +159,4 @@ def _report(app: CoopStreams, descriptor: int) -> None:
                     pipe.write(orjson.dumps(status) + b"\n")
                 threading.Event().wait(REPORT_EVERY_S)
     except BrokenPipeError:
-        return  # the supervisor is gone; `worker.end_with_supervisor` ends this process
+        return  # the supervisor is dead; `worker.end_with_supervisor` ends this process

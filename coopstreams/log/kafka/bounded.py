@@ -5,7 +5,7 @@ it has given up (librdkafka issues 5456 and 5511; seen for minutes after a broke
 of its own, and the caller goes on without it when the time is over.
 
 Invariant: after the time limit no thread waits for the call; its late effect is void (its transaction is fenced).
-Turned down: a thread a call (started ten times a second, to be needed once a year).
+Turned down: a thread for each call (ten starts a second, for a hang that is rare).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Bounded:
         return result
 
     def close(self) -> None:
-        """Let the thread end, after the call that it may be in. Idempotent."""
+        """Let the thread end after its current call. Idempotent."""
         if self._calls is not None:
             self._calls.put(None)
             self._calls = None

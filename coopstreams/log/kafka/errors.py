@@ -1,7 +1,7 @@
-"""What each librdkafka error means here: fenced, not delivered, gone, unknown, final, or one that heals.
+"""Classifies librdkafka's errors: fenced, not delivered, gone, unknown, final, or transient ("heals").
 
-An error heals unless it is listed here as final: no list of the errors of a broker that dies, starts or moves leaders
-can be complete, and a process that ends because of one of them is worse than one that retries until its time is over.
+An error is transient unless it is listed here as final. A list of the errors of a broker that dies, starts or moves
+leaders is never complete, and ending a process for one of them is worse than retrying until the time limit.
 
 Invariant: each message names the attempt, Kafka's answer and the cure; no module above this one sees a code of
 librdkafka.
@@ -109,7 +109,7 @@ _NOT_DELIVERED = UNKNOWN | _REFUSED | frozenset({
     KafkaError.NOT_ENOUGH_REPLICAS,
     KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,  # the record after one that was refused
+    KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,  # the record after a refused one
     KafkaError._MSG_TIMED_OUT,
     KafkaError._PURGE_QUEUE,
     KafkaError._PURGE_INFLIGHT,
@@ -151,7 +151,7 @@ _FENCED_BROKERS = "fenced"
 CLIENT_ERRORS = (KafkaException, SystemError)
 """The exceptions of confluent-kafka.
 
-A fatal error that is raised through one of our callbacks becomes the cause of a SystemError, or is lost.
+A fatal error raised through one of our callbacks becomes the cause of a SystemError, or is lost.
 """
 
 
@@ -169,7 +169,8 @@ def error_of(exception: BaseException) -> KafkaError:
 
 
 def heals(error: KafkaError, login: Login = NEEDS_NOTHING.login) -> bool:
-    """Whether the same work may succeed later without any change by a user. `login`: who was refused, if it is that.
+    """Whether the same work may succeed later without any change by a user. `login`: the refused login, if the error is
+    a refusal.
 
     A fatal error ends the client, not the work: a writer aborts with a new producer (seen: a broker that was killed and
     one that was paused left a producer's sequence numbers out of order; its worker ended).

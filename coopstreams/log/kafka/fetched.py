@@ -1,4 +1,4 @@
-"""What a consumer has fetched, by partition, until a reader returns it: `FetchBuffer`, of which there are two.
+"""`FetchBuffer`: the records that a consumer has fetched, by partition, until a reader returns them.
 
 `messages.MessageBuffer` is pure Python, on messages of confluent-kafka; `native_buffer.NativeBuffer` is for the data
 plane in Rust. The reader decides what to read; a buffer fetches it, and keeps the records of held partitions.
@@ -19,7 +19,7 @@ from coopstreams.topology.columns import TopicPartition
 
 
 class Event(NamedTuple):
-    """What the client reports of a partition: its end, or an error."""
+    """A report of the client on a partition: its end, or an error."""
 
     error: KafkaError
     offset: int | None
@@ -28,7 +28,7 @@ class Event(NamedTuple):
 
 
 class Part(Protocol):
-    """What one fetch gives of one partition."""
+    """The records that one fetch returns for one partition."""
 
     @property
     def partition(self) -> TopicPartition:
@@ -37,7 +37,7 @@ class Part(Protocol):
 
     @property
     def events(self) -> Sequence[Event]:
-        """What was reported between the records."""
+        """The reports between the records."""
         ...
 
     @property
@@ -51,23 +51,23 @@ class Part(Protocol):
 
 
 class Fetched(NamedTuple):
-    """What one fetch gives."""
+    """The result of one fetch."""
 
     parts: Sequence[Part]
     kept: Collection[TopicPartition]
-    """The partitions that are held, of which something came."""
+    """The held partitions of which records or events arrived."""
     events: Sequence[Message]
-    """Errors of no partition."""
+    """Errors that belong to no partition."""
 
 
 class FetchBuffer(Protocol):
-    """What the client has fetched of the partitions that are read."""
+    """The fetched records and events of the partitions that are read."""
 
     def connect(self, consumer: Consumer) -> None:
-        """Read by this client, which the thread has just made; what is kept stays.
+        """Read by this client, which the thread has just made; buffered records stay.
 
         Raises:
-            LogError: it cannot be read by it.
+            LogError: the client cannot be used.
         """
 
     def disconnect(self) -> None:
@@ -86,7 +86,7 @@ class FetchBuffer(Protocol):
         """Hold a partition, or release it: the records of a held one stay in the buffer."""
 
     def route(self, partition: TopicPartition, routes: Routes) -> None:
-        """Cut the records of a partition so, where that can be done before they are returned."""
+        """Cut the records of a partition by these routes, if that can be done before they are returned."""
 
     def fetched_to(self, partition: TopicPartition) -> int:
         """Return the offset after the last record that came of a partition."""
@@ -97,7 +97,7 @@ class FetchBuffer(Protocol):
         ...
 
     def fetch(self, most: int, timeout_s: float) -> Fetched:
-        """Return what there is, no more than `most` records; wait only for the first one.
+        """Return the available records, at most `most`; wait only for the first one.
 
         Raises:
             KafkaException: the client cannot be polled.

@@ -45,7 +45,7 @@ LOOK_S = 1.0
 GLANCE_S = 3.0
 """How long, at most, to wait for a leader's end offset before the leader is looked up again."""
 SILENT_S = 20.0
-"""A client without an answer for so long is replaced, when a request runs out of time."""
+"""A client without an answer for so long is replaced when a request runs out of time."""
 NEW_FOR_S = 30.0
 """How long a topic that this log created may be unknown to one of the brokers."""
 SOME = 3
@@ -76,7 +76,7 @@ class KafkaLog:
 
     def __init__(self, settings: Mapping[str, Any], *, timeout_s: float = 30.0) -> None:
         self._settings = resolved(settings)
-        producer_settings(self._settings, None)  # raises now if a setting is wrong
+        producer_settings(self._settings, None)  # raises if a setting is wrong
         self.timeout_s = timeout_s
         """How long brokers may be unreachable before a request fails; may be changed at any time."""
         self._errors = ClientErrors(login_of(self._settings))
@@ -314,7 +314,7 @@ class KafkaLog:
                     return answer
                 except KafkaException as exception:
                     error = error_of(exception)
-                    self._consumer.poll(0)  # get the reason
+                    self._consumer.poll(0)  # report the reason through `error_cb`
             if where is not None and error.code() in UNKNOWN:
                 unknown = self._check_known(where, unknown)
             elif (refused := self._refused) is not None or not heals(error, self._errors.login):
@@ -355,14 +355,14 @@ class KafkaLog:
         return since
 
     def _renew(self) -> None:
-        """Replace a client that had no answer for long: it may have lost its brokers (`KafkaReader._renew`)."""
+        """Replace a client that had no answer for long: it may have lost its brokers (see `KafkaReader._renew`)."""
         with self._lock:
             if not self._closed and time.monotonic() - self._answered_at > SILENT_S:
                 self._consumer.close()
                 self._consumer, self._answered_at = self._new_consumer(), time.monotonic()
 
     def _look_again(self) -> None:
-        """Refresh the client's metadata: it asks a leader that died until they are old, minutes later (measured)."""
+        """Refresh the client's metadata: otherwise it asks a dead leader for minutes, until they expire (measured)."""
         with self._lock, contextlib.suppress(KafkaException):
             if not self._closed:
                 self._consumer.list_topics(timeout=LOOK_S)
@@ -398,7 +398,7 @@ class KafkaLog:
 
     @property
     def _refused(self) -> KafkaError | None:
-        """Why the brokers will not let this process in, however long it waits; None: they do, or may again."""
+        """Why the brokers will not let this process in, however long it waits; None: they do, or may later."""
         return self._errors.refused or (None if self._heard else self._errors.shut_out)
 
     def _request(
@@ -422,7 +422,7 @@ class KafkaLog:
                 error = KafkaError(KafkaError._TIMED_OUT)
             if error.code() in fine:
                 return None
-            self._admin.poll(0)  # get the reason
+            self._admin.poll(0)  # report the reason through `error_cb`
             if error.code() in UNKNOWN:
                 unknown = unknown or time.monotonic()
                 if time.monotonic() - unknown > min(UNKNOWN_FOR_S, self.timeout_s):
@@ -434,9 +434,7 @@ class KafkaLog:
                 raise away(self._settings["bootstrap.servers"], what, self.timeout_s, self._errors)
             patience.rest(f"{error.str()} ({error.name()})")
             if error.code() == KafkaError._TIMED_OUT:
-                self._admin = (
-                    self._new_admin()
-                )  # its requests go to the broker it takes for the controller, which may be one that hangs
+                self._admin = self._new_admin()  # its requests go to the supposed controller, which may hang
                 continue
             # A broker that has just started may not have known the controller when the client asked, and the client
             # would not ask again for long.

@@ -116,7 +116,7 @@ class MessageBuffer:
         return len(reading.kept), reading.kept_bytes
 
     def fetch(self, most: int, timeout_s: float) -> Fetched:
-        """Return what there is; wait only for the first message."""
+        """Return the available records; wait only for the first message."""
         if parts := self._released(most):
             return Fetched(parts, (), ())
         messages = self._consumer.consume(most, 0)
@@ -127,7 +127,7 @@ class MessageBuffer:
         return self.sorted_out(messages)
 
     def sorted_out(self, messages: list[Message]) -> Fetched:
-        """Return these messages by partition, without those of partitions that are held."""
+        """Return these messages by partition, without those of held partitions."""
         parts, kept, events = list[Part](), list[TopicPartition](), list[Message]()
         for reading, some in self._by_partition(messages, events):
             reading.note(some)

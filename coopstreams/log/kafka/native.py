@@ -4,8 +4,8 @@ The extension is a plugin of librdkafka (`plugin.library.paths`), so it works on
 and owns: settings, logins, transactions and callbacks stay there. `COOPSTREAMS_NATIVE` decides: 0 is pure Python, 1
 makes an unusable extension an error, and without it, the extension is used if it can be.
 
-Invariant: both do the same; the contract suite of logs (`tests/log/`) runs on both. What the extension cannot do (a
-value that is no bytes object) goes through pure Python, call by call.
+Invariant: both behave the same; the contract suite of logs (`tests/log/`) runs on both. A call that the extension
+cannot handle (a value that is no bytes object) goes through pure Python.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _CURE = "`make setup` builds it where cargo is, as `pip install ./native` does"
 
 
 class Appender(Protocol):
-    """Appends columns of records by a producer, and knows what became of them."""
+    """Appends columns of records by a producer, and notes their delivery."""
 
     def append(
         self,
@@ -56,7 +56,7 @@ class Appender(Protocol):
     ) -> tuple[int, int] | None:
         """Queue the records from `start` on; return how many were taken, and the error of the next one (0: none).
 
-        None: Python must do it.
+        None: pure Python must append them.
         """
 
     def take_failure(self) -> tuple[int, str] | None:
@@ -86,7 +86,7 @@ slot, None for an empty one, instead of those of all records.
 
 
 class Fetcher(Protocol):
-    """Gets the columns of what a consumer fetches, of the partitions that it reads. An id stands for a partition."""
+    """Returns a consumer's fetched records as columns. An id stands for a partition."""
 
     def connect(self, consumer: Consumer) -> bool:
         """Fetch by the consumer that this thread has just made; False: it was not handed over."""
@@ -123,11 +123,11 @@ class Fetcher(Protocol):
         ...
 
     def errors(self) -> list[tuple[int, str, bool]]:
-        """Return what `error_cb` would have been called with: codes, texts, and whether the client is unusable."""
+        """Return the arguments that `error_cb` would have got: codes, texts, and whether the client is unusable."""
         ...
 
     def fetch(self, most: int, timeout_ms: int) -> tuple[list[RawPart], list[int]]:
-        """Return what there is of partitions that are not held, and those that are held, of which something came.
+        """Return the available records of partitions that are not held, and the held partitions with arrivals.
 
         Raises:
             RuntimeError: the consumer is closed.
@@ -175,7 +175,7 @@ def front() -> Callable[..., Any] | None:
 
 
 def native_tables(part: SubTopology, config: Config, *, caching: bool) -> dict[str, MakeTable]:
-    """Return what makes the stores of one task whose rows are in native memory: those of known folds.
+    """Return the factory of one task's stores with rows in native memory: those of known folds.
 
     With a processor wrapper, which is called for each record at each node, there are none.
     """
@@ -199,7 +199,7 @@ def native_parts() -> MakeParts | None:
 
 
 def with_plugin(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a client for the data plane that runs; log which one it is, once.
+    """Return a client's settings with the plugin of the data plane, if it is native; log the data plane once.
 
     Raises:
         ConfigError: see `data_plane`.
@@ -249,7 +249,7 @@ def _loaded() -> Any:
     try:
         return _load()
     except _UnusableError as reason:
-        return _UnusableError(str(reason))  # one that was raised keeps the frames of its callers, and what they hold
+        return _UnusableError(str(reason))  # a raised error would keep the frames of its callers, and their objects
 
 
 def _load() -> Any:

@@ -1,8 +1,8 @@
 """The fetch buffer of the native data plane: columns come from the extension, events of the client by Python.
 
-What is fetched goes past the queue of the consumer, which has only events and callbacks left. It is polled with each
-fetch: callbacks of confluent-kafka may run nowhere else. The extension calls none of them; it notes what `error_cb`
-would have been called with.
+Fetched records bypass the queue of the consumer, which keeps events and callbacks. It is polled with each fetch:
+callbacks of confluent-kafka may run nowhere else. The extension calls none of them; it notes the arguments for
+`error_cb`.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class NativeBuffer:
         self._fetcher.hold(self._ids[partition], held)
 
     def route(self, partition: TopicPartition, routes: Routes) -> None:
-        """Cut the records of a partition before objects are made of them, if nothing asks for all of them."""
+        """Cut the records of a partition before objects are made of them, if nothing needs all of them first."""
         self._fetcher.route(self._ids[partition], routes.first_router)
 
     def fetched_to(self, partition: TopicPartition) -> int:
@@ -121,7 +121,7 @@ class NativeBuffer:
         return self._fetcher.kept(self._ids[partition])
 
     def fetch(self, most: int, timeout_s: float) -> Fetched:
-        """Return what there is; wait only for the first record."""
+        """Return the available records; wait only for the first one."""
         reported = self._reported.sorted_out(self._consumer.consume(EVENTS, 0))
         for code, text, fatal in self._fetcher.errors():
             if fatal:

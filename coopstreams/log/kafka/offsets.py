@@ -130,7 +130,7 @@ class KafkaOffsets:
                 raise GroupError(
                     f'{what}: the group has members. Stop all instances of "{self._group}", then try again.'
                 )
-            self._consumer.poll(0)  # get the reason
+            self._consumer.poll(0)  # report the reason through `error_cb`
             if self._errors.refused is not None or not heals(error, self._errors.login):
                 raise translated(self._errors.refused or error, what, self._attempt(*topics))
             if patience.over:

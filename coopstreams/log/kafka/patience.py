@@ -1,4 +1,4 @@
-"""How long a request to the cluster is retried: in attempts that grow, within the user's time limit, with a log line.
+"""Retries a request to the cluster: in attempts that grow, within the user's time limit, with a log line.
 
 Turned down: one attempt for the whole time (its broker may be dead, and another one responsible by now).
 Turned down: attempts that grow while a leader may be dead (a process that started found the new leader 4 s after its
@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 ATTEMPT_S = 5.0
 FIRST_ATTEMPT_S = 1.0
-"""Doubled with each attempt, up to `ATTEMPT_S`."""
+"""The first attempt. Each next one takes twice as long, up to `ATTEMPT_S`."""
 FAILOVER_S = 20.0
 """How long a cluster may take to replace a dead leader: its `broker.session.timeout.ms` and a controller's election."""
 RETRY_S = 0.05

@@ -63,7 +63,7 @@ class _Reading:
     looks: int = 0
     """How many look-ups of silent topics there were since a message came."""
     failure: LogError | None = None
-    """Why it cannot be read from its position."""
+    """Why it cannot be read from its position; None: it can."""
     astray: bool = False
     """Whether the client has stopped fetching it because of another position: it must be assigned again."""
 
@@ -148,7 +148,7 @@ class KafkaReader:
             left = 0.0 if self._awake else max(deadline - time.monotonic(), 0.0)
             runs = self._fetch(max_records, min(left, WAKE_S))
             if runs:
-                return runs  # a failure in the same batch is raised by the next fetch: no record is lost by it
+                return runs  # a failure in the same batch is raised by the next fetch, so no record is lost
             if left == 0.0:
                 self._awake = False
                 self._raise_failure()
@@ -219,7 +219,7 @@ class KafkaReader:
     def _overlooks(self, silent: _Reading) -> bool:
         """Whether a silent partition has records that the client does not fetch.
 
-        Checked after two looks, four, eight, sixteen.
+        Checked after two, four, eight and sixteen looks.
         """
         if not silent.taken or silent.held or silent.failure is not None:
             return False
@@ -247,7 +247,7 @@ class KafkaReader:
         self._take(taken)
 
     def _take(self, readings: Sequence[_Reading]) -> None:
-        """Assign these partitions to librdkafka, each from the offset after the records that are here."""
+        """Assign these partitions to librdkafka, each from the offset after its buffered records."""
         if readings:
             partitions = [reading.partition for reading in readings]
             self._buffer.expect(partitions)
@@ -261,7 +261,7 @@ class KafkaReader:
                 reading.taken = True
 
     def _give_back(self, readings: Sequence[_Reading]) -> None:
-        """Unassign these partitions; librdkafka drops what it fetched of them."""
+        """Unassign these partitions; librdkafka drops the records that it has fetched ahead."""
         taken = [reading for reading in readings if reading.taken]
         if taken:
             self._consumer.incremental_unassign([KafkaPartition(*reading.partition) for reading in taken])
@@ -269,14 +269,15 @@ class KafkaReader:
                 reading.taken = False
 
     def _is_full(self, reading: _Reading) -> bool:
-        """Whether enough of a partition is kept."""
+        """Whether enough records of a partition are buffered."""
         records, size = self._buffer.kept(reading.partition)
         return records >= HELD_RECORDS or size >= HELD_BYTES
 
     def _fetch(self, most: int, timeout_s: float) -> list[RecordBatch]:
-        """Return what the buffer brings; unassign partitions of which enough is kept.
+        """Return the buffer's records; unassign held partitions with enough of them.
 
-        While all partitions are held, next to nothing is taken: the client stops fetching when its own buffer is full.
+        While all partitions are held, hardly anything is taken from the client, which stops fetching when its own
+        buffer is full.
         """
         held = bool(self._readings) and all(reading.held for reading in self._readings.values())
         try:

@@ -68,10 +68,10 @@ class RegistryClient:
         return int(number)
 
     def schema(self, number: int) -> Schema:
-        """Return the schema with this id. That there is none is remembered for `REFUSED_S`.
+        """Return the schema with this id. A missing one is remembered for `REFUSED_S`.
 
         Raises:
-            SerdeError: there is none, or it is of Avro and refers to others.
+            SerdeError: there is none, or it is an Avro schema that refers to others.
         """
         if _refused.get((self, number), 0.0) > monotonic():
             raise self._unknown(number)
@@ -101,7 +101,7 @@ class RegistryClient:
             if error.http_status_code in (_CONFLICT, _INVALID):
                 raise SerdeError(said) from error
             raise RegistryUnavailableError(said) from error
-        except Exception as error:  # what the HTTP library raises depends on the version of the client
+        except Exception as error:  # the type of the HTTP library's exceptions depends on the client's version
             raise RegistryUnavailableError(
                 f"the schema registry {self.url} cannot be reached: {type(error).__name__}: {error}"
             ) from error
@@ -137,7 +137,7 @@ def _theirs(schema: Schema) -> Any:
 
 
 def _normal(schema: Schema) -> bool:
-    """Whether the registry is to compare meaning and not text: of one file of Protobuf there are many texts."""
+    """Whether the registry is to compare meaning and not text: one Protobuf file can be written as many texts."""
     return schema.kind == "PROTOBUF"
 
 
@@ -147,7 +147,7 @@ def _ours(schema: Any) -> Schema:
 
 @cache
 def _client(settings: tuple[tuple[str, Any], ...]) -> Any:
-    """Return the client, which keeps the schemas that it was given. It does not wait between tries: its caller does."""
+    """Return the client, which caches schemas. It does not pause between tries: its caller does."""
     from confluent_kafka.schema_registry import SchemaRegistryClient
 
     return SchemaRegistryClient.new_client({**dict(settings), "timeout": _TIMEOUT_S, "max.retries": 0})

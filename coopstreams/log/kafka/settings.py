@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 _EVERYWHERE: dict[str, Any] = {
     "client.id": "coopstreams",
-    "socket.nagle.disable": True,  # as the Java client: a small request is not kept back to wait for more
+    "socket.nagle.disable": True,  # as the Java client: small requests are sent at once
     "socket.keepalive.enable": True,
     # Rebootstrapping forgets the transaction coordinator and never looks for it again: after a broker's restart, one
     # abort in twenty hung for 30 s; without it none of fifty (measured). A client without brokers is replaced by its
@@ -45,19 +45,19 @@ _EVERYWHERE: dict[str, Any] = {
 _DEFAULTS: dict[Kind, dict[str, Any]] = {
     "consumer": {
         "group.id": "coopstreams",  # librdkafka requires one; it is never joined
-        "fetch.queue.backoff.ms": 2,  # with 1000, the default, an emptied queue waits so long for the next fetch
+        "fetch.queue.backoff.ms": 2,  # with 1000, the default, the next fetch waits that long once the queue is empty
         "queued.min.messages": 200_000,
         "queued.max.messages.kbytes": 262_144,
         "fetch.message.max.bytes": 8 << 20,
-        "fetch.wait.max.ms": 10,  # a partition that is assigned or sought waits for the fetch that is under way
+        "fetch.wait.max.ms": 10,  # a partition that is assigned or sought waits for the running fetch
         "fetch.error.backoff.ms": 100,
         "topic.metadata.propagation.max.ms": 10_000,
     },
     "producer": {
         "linger.ms": 5,
-        # Requests to a lost broker, metadata among them, go to others before its partitions have another leader, not
-        # after. And a request to a living leader that waits until that broker is out of sync (9 s as well) is
-        # repeated, not given up just before its answer.
+        # Requests to a lost broker, also for metadata, move to others before its partitions have another leader. And a
+        # request to a living leader that waits until that broker is out of sync (9 s as well) is repeated, not given up
+        # just before its answer.
         "socket.timeout.ms": 6_000,
         # the first request after a commit waits for it: 100, the default, costs 100 ms a transaction (measured)
         "retry.backoff.ms": 5,
@@ -94,7 +94,7 @@ TRANSACTION_TIMEOUT_MS = 15_000
 REPEAT_S = 60.0
 _FATAL = "Fatal transaction error"
 _NO_TOKEN = "Failed to acquire SASL OAUTHBEARER token"
-"""Under the code of refused credentials, although no broker was asked: the source of tokens may answer later."""
+"""librdkafka reports it as refused credentials, although no broker was asked: the source of tokens may answer later."""
 AWAY = frozenset({"FAIL", "REQTMOUT"})
 """Facilities in librdkafka's log that report brokers which are unreachable or do not answer."""
 
@@ -219,7 +219,7 @@ def make_client(make: Callable[[dict[str, Any]], Any], settings: dict[str, Any],
     """
     try:
         return make(settings | {"error_cb": errors, "logger": errors})
-    except SystemError as error:  # confluent-kafka has waited for a first token, and does not say why there is none
+    except SystemError as error:  # confluent-kafka has waited for a first token, and does not report why there is none
         raise LogError(f"no token for OAUTHBEARER: {_why_no_token(settings)}", retryable=True) from error
     except Exception as error:  # KafkaException, ValueError or TypeError, depending on the setting
         raise ConfigError(

@@ -4,7 +4,7 @@ The broker gives each record of a partition to one member for a while; a record 
 delivers again.
 
 Invariant: every record of a poll is acknowledged, one way or the other, before the next poll (the client requires it).
-Invariant: the settings of the group are made before any member gets records under other ones.
+Invariant: the settings of the group are altered before any member gets records.
 Source: KIP-932. The client calls itself a preview; it refuses `allow.auto.create.topics`.
 """
 
@@ -50,7 +50,7 @@ class AcquiredRecord:
 
 
 def delete_share_group(settings: Mapping[str, Any], group: str) -> None:
-    """Delete a share group, with what it knows of records that are done; one that does not exist is fine.
+    """Delete a share group with its progress; one that does not exist is fine.
 
     Raises:
         GroupError: it has members. Stop them.

@@ -53,9 +53,9 @@ ROOM_WAIT_S = 0.05
 GRACE_S = 2.0
 """How long a call may overrun the time that it was given."""
 ABORT_TIMEOUT_S = 5.0
-"""After that, a new producer ends the transaction faster than the old one."""
+"""After this time a new producer ends the transaction faster than the old one."""
 OFFSETS_TIMEOUT_S = 6.0
-"""After that, the client may wait for a coordinator that is gone (see `bounded`): a new producer repeats the work."""
+"""After this time the client may wait for a coordinator that is gone (see `bounded`): a new producer takes over."""
 CLOSE_TIMEOUT_S = 10.0
 RETRY_S = 0.02
 """Pause before a retriable call is repeated: librdkafka can fail at once, some hundred thousand times a second."""
@@ -98,12 +98,12 @@ class KafkaWriter:
         """The coordinator of the group to which this producer has sent offsets."""
         self._open = False
         self._topics = set[str]()
-        """To which topics the transaction has written: its failure names none."""
+        """The topics to which the transaction has written: its failure names none."""
         self._closed = False
         self._bounded = Bounded()
         self._producer: Producer | None = None
         self._native: Appender | None = None
-        """What appends in place of Python; None: pure Python."""
+        """Appends records in place of Python; None: pure Python."""
         self._start()
 
     def append(
@@ -370,7 +370,7 @@ class KafkaWriter:
         partitions = transactions.open_partitions(self._id, timeout_s)
         self._insist(call, timeout_s, what)
         if partitions:
-            self._void = True  # if it hangs, this producer must not be used again
+            self._void = True  # if the call hangs, this producer must not be used again
             transactions.settle(self._id, partitions, timeout_s)
             self._void = False
 
@@ -422,11 +422,11 @@ class KafkaWriter:
         if error.fatal():
             self._errors.fatal = error
         elif (error.txn_requires_abort() or error.code() in CONSEQUENCES) and not self._errors.transaction:
-            self._serve()  # get the reason
+            self._serve()  # report the reason through `error_cb`
         error = cause_of(error, self._errors.transaction)
         if self._errors.transaction:
             what = f"{what}, after: {self._errors.transaction}"
-        if group and error.code() in UNKNOWN:  # not of a record: these are delivered before offsets are sent
+        if group and error.code() in UNKNOWN:  # not of a record: all records are delivered before offsets are sent
             result: LogError = unknown_topic(f"topic any more of which offsets were sent ({what})")
         else:
             result = translated(self._errors.fatal or error, what, self._attempt(topic, group))
@@ -437,7 +437,7 @@ class KafkaWriter:
         return result
 
     def _produce_later(self, producer: Producer, row: tuple[Any, ...]) -> None:
-        """Produce a record once the queue has room: when records were delivered, or given up."""
+        """Produce a record once the queue has room, after deliveries or failures."""
         while True:
             producer.poll(ROOM_WAIT_S)
             try:

@@ -3,7 +3,7 @@
 The records of a transaction are added at once, each with its span: the records of one producer between two of its
 markers. A marker takes an offset and decides the span.
 
-Invariant: offsets only grow, and no offset is given twice; what is gone (compacted, deleted, markers) leaves a hole.
+Invariant: offsets only grow, and no offset is given twice; compacted and deleted records, and markers, leave a hole.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class Reading:
     at: Position
     held: bool = False
     told_end: int | None = None
-    """The end that a batch has reported already, so that it is reported once."""
+    """The end that a batch has reported already: each end is reported once."""
 
 
 class MemoryReader:
@@ -108,7 +108,7 @@ class MemoryReader:
                 batches, records = self._read(partition, reading, most)
             except LogError:
                 if taken:
-                    break  # return what there is; the next fetch meets the error again
+                    break  # return the records so far; the next fetch meets the error again
                 raise
             if batches:
                 taken += batches
@@ -125,7 +125,7 @@ class MemoryReader:
                 "of these, or at the group's last commit."
             )
         if reading.told_end == at.offset >= (stored.stable_end if self._committed_only else stored.end):
-            return [], 0  # nothing has come since
+            return [], 0  # no new records
         columns, next_offset, at_end = stored.read(at.offset, most, committed_only=self._committed_only)
         reading.told_end = next_offset if at_end else None
         batches = make_batches(

@@ -19,7 +19,7 @@ from coopstreams.topology.columns import Headers, Int64s, TopicPartition
 from coopstreams.topology.errors import FencedError, LogError, OffsetOutOfRangeError, UnknownTopicError
 
 CheckFence = Callable[[GroupFence], str | None]
-"""The group coordinator: returns why the fence is stale, or None; may raise the answer instead."""
+"""The group coordinator: returns why the fence is stale, or None; may raise an error of its own."""
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class MemoryState:
 
     check_fence: CheckFence
     new_id: Callable[[], str] = new_id
-    """Returns the ids of new topics."""
+    """Makes the ids of new topics."""
     changed: threading.Condition = field(default_factory=threading.Condition)
     topics: dict[str, Topic] = field(default_factory=dict)
     producers: dict[str, Producer] = field(default_factory=dict)

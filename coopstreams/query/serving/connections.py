@@ -1,4 +1,4 @@
-"""The connections of the query server: how many, and how long a client may take to ask and to read.
+"""Limits of the query server's connections: their number, and how long a client may take to ask and to read.
 
 A connection that is idle after an answer is closed by uvicorn. A client that never finishes a request, or never reads
 its answer, would hold a file descriptor for ever, and the process needs them for its databases and its brokers.
@@ -75,7 +75,7 @@ def limited(limits: RequestLimits) -> type[asyncio.Protocol]:
 
 
 class _Deadline:
-    """Calls a function when a time is over; `set` again changes nothing while it runs."""
+    """Calls a function at the end of a time; `set` has no effect while it runs."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, call: Callable[[], None]) -> None:
         self._loop = loop

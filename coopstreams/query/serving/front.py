@@ -1,12 +1,11 @@
 """The native front of the query server: its two threads, and the socket of the server behind it.
 
 One thread serves: sockets, heads, slow clients, without the interpreter's lock. The other one answers the requests for
-keys that wait, all of them each time it gets the lock. What is no such request, or not to be answered here and now,
+keys that wait, all of them each time it gets the lock. Any other request, or one that cannot be answered here and now,
 goes through a Unix socket to the server behind, which is the only server where there is no front.
 
 Invariant: the clients of a front see what they would see without one.
-Turned down: a request by itself, from the front or from a pool of threads: each would wait for the lock, which a thread
-that computes gives up each 5 ms.
+Turned down: answering each request by itself: each would wait for the lock, which a busy thread gives up every 5 ms.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class Front(Protocol):
         ...
 
     def take(self, age_s: float) -> list[KeyRequest]:
-        """Return the requests that have waited for so long, the oldest first."""
+        """Return the requests that have waited for at least this long, the oldest first."""
         ...
 
     def give(self, answers: Sequence[bytes | None]) -> None:
@@ -70,20 +69,20 @@ class Front(Protocol):
 
 
 class FrontThreads:
-    """A front at work, between `start` and `end`."""
+    """The threads of a front, between `start` and `end`."""
 
     def __init__(self, make: Callable[..., Any], limits: RequestLimits) -> None:
         """Bind the socket of the server behind.
 
         Raises:
-            ConfigError: there is no place for it.
+            ConfigError: the socket cannot be bound.
         """
         self._make = make
         self._limits = limits
         self.behind = socket.socket(socket.AF_UNIX)
         self._folder: str | None = None
         try:
-            if sys.platform == "linux":  # a name and no file, so that nothing is left of a process that is killed
+            if sys.platform == "linux":  # an abstract name and no file, so that a killed process leaves nothing behind
                 self.behind.bind("")
             else:
                 self._folder = tempfile.mkdtemp(prefix="coopstreams-")

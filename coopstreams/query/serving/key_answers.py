@@ -2,8 +2,8 @@
 
     target -> store, keys -> is this instance the owner? -> read -> owned all the time? -> JSON
 
-Invariant: an answer is the one that `QueryApp` gives. None leaves the request to it: a key of another instance, or one
-that moves, which `QueryApp` asks for again.
+Invariant: an answer equals that of `QueryApp`. A request gets None here if its key belongs to another instance, or
+moves; `QueryApp` then answers it.
 Invariant: a key range is read by one view a batch, and its ownership is checked after the last read of the batch.
 """
 
@@ -97,7 +97,7 @@ class KeyAnswers:
         return answers.sent
 
     def overdue(self, requests: Sequence[KeyRequest]) -> list[bytes | None]:
-        """Return the answers to requests that have waited for too long."""
+        """Return the answers to requests that have waited longer than allowed."""
         answers = _Answers(self._backend.placement().here)
         for target, _, waited_s in requests:
             status = answers.add(timed_out(f"no answer within {self._limits.request_s:g} s"))
@@ -107,7 +107,7 @@ class KeyAnswers:
     def _read(
         self, target: bytes, authorization: bytes | None, placement: Placement, views: _Views
     ) -> _Read | QueryError | None:
-        """Return what is read for a request, or why there is nothing to read; None: `QueryApp` answers."""
+        """Return the rows of a request, or the error in their place; None: `QueryApp` answers."""
         try:
             self._access.check("read", None if authorization is None else authorization.decode("latin-1"))
             store, texts, asked, many = self._parsed(target)
@@ -134,7 +134,7 @@ class KeyAnswers:
             return internal(error)
 
     def _parsed(self, target: bytes) -> tuple[StoreInfo, list[str], Asked, bool]:
-        """Return store, keys as texts, whether it may be forwarded, and whether it asks for several keys."""
+        """Return store, keys as texts, whether the request may be forwarded, and whether it has several keys."""
         path, _, query = target.partition(b"?")
         name = path.split(b"/", 4)[3].decode()
         if path.endswith(b"/keys") and path.count(b"/") == 4:

@@ -84,7 +84,7 @@ class QueryServer:
         if make is not None:
             self._front = FrontThreads(make, limits)
             listener = self._front.behind
-            connections *= 2  # the front counts them; one that has just ended there may still be open here
+            connections *= 2  # the front counts them; a connection that has just ended there may still be open here
         config = uvicorn.Config(
             app.starlette(),
             access_log=False,

@@ -44,7 +44,7 @@ PATIENCE_S = 300.0
 """The longest wait for records below the given end: an open transaction may hold them back."""
 
 _SETTINGS = "secret.settings"
-"""An option whose name has `secret` in it, because Spark redacts the values of those."""
+"""The name of an option; Spark redacts the values of options with `secret` in their names."""
 
 
 def read_options(

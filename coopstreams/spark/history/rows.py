@@ -6,9 +6,9 @@
     RESULTS   a task's output: records for other stages or for a table, and one row with the task's result
 
 Invariant: a Spark DataFrame of one of these has exactly these columns, in this order: mapInArrow casts nothing.
-Invariant: what Spark gives to Python has empty lists, not null ones. Spark asks for the size of the batch after each
-row, and Arrow's Java then fills in the offsets of all null lists since the last one that is not null. With nulls alone,
-as of headers, that is the square of the batch, and took two thirds of the JVM's time (measured).
+Invariant: rows from Spark to Python have empty lists, not null ones. Spark asks for the size of the batch after each
+row, and Arrow's Java then fills in the offsets of all null lists since the last one that is not null. With nulls only,
+as for headers, the work grows with the square of the batch: two thirds of the JVM's time (measured).
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def headers_column(headers: Sequence[Headers | None] | None, length: int) -> pa.
 
 
 def lists_column(lists: Any, length: int, kind: pa.DataType) -> pa.Array:
-    """Return lists as an Arrow column of this type; None: so many empty ones."""
+    """Return lists as an Arrow column of this type; None: all rows empty."""
     if lists is not None:
         return pa.array(lists, kind)
     return pa.ListArray.from_arrays(pa.array([0] * (length + 1), pa.int32()), pa.array([], kind.value_type), kind)

@@ -1,1 +1,1 @@
-"""Folds sub-topologies of a backfill in Spark SQL: what can be folded, the frames that fold it, and its rows."""
+"""Folds sub-topologies of a backfill in Spark SQL: the translation, the frames, and their rows."""

@@ -1,16 +1,16 @@
 """Decides whether any record is late for a window, without putting the records in order.
 
-A record is late if one before it has a time of at least the window's start, size and grace. So it is enough to know,
-by window start, how far its records reach in the log, and where later times begin:
+A record is late if one before it has a time of at least the window's start, size and grace. So two offsets for each
+window start suffice: its last record in the log, and the first record of a later time:
 
     start    of a window
     opened   the first offset of a time in [start, start + advance)
     beyond   the first offset of a time in [start + rest, start + advance), where rest is (size + grace) % advance
     last     the last offset of a record of the window
 
-Invariant: with offsets that differ it is exact; with equal ones it may say late where none is.
+Invariant: with distinct offsets it is exact; with equal ones it may report late records where none is.
 Turned down: putting all records in order always (two sorts and a window function, which holds a whole partition: most
-of the JVM's time, and histories in which nothing is late are the usual ones).
+of the JVM's time, while most histories have no late records).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import pyarrow as pa
 
 SPANS: Final = pa.schema([(name, pa.int64()) for name in ("start", "opened", "beyond", "last")])
 MOST_SPANS: Final = 50_000
-"""The most spans of a task that are told to the driver; of more, it is not known whether anything is late."""
+"""The most spans of a task that are sent to the driver; with more, it is unknown whether a record is late."""
 
 _NEVER: Final = sys.maxsize
 
@@ -43,7 +43,7 @@ def any_late(spans: Iterable[Any], advance_ms: int, close_ms: int) -> bool:
     rows: Any = merged(spans).sort_by("start")
     starts, opened, beyond, lasts = (rows[name].to_pylist() for name in SPANS.names)
     known = [_NEVER if offset is None else offset for offset in opened]
-    after = [_NEVER, *accumulate(reversed(known), min)][::-1]  # the first offset at or behind each start
+    after = [_NEVER, *accumulate(reversed(known), min)][::-1]  # the first offset at or after each start
     for start, last in zip(starts, lasts, strict=True):
         end = start + close_ms
         at = bisect_left(starts, end - end % advance_ms)

@@ -31,7 +31,7 @@ from coopstreams.state.storage import Storage
 from coopstreams.topology.errors import SnapshotError
 
 pc: Any = compute
-"""Its functions are made when it is imported: type checkers do not see them."""
+"""pyarrow adds its functions at import: type checkers do not see them."""
 
 NATIVE = pa.schema(
     [
@@ -68,7 +68,7 @@ those with a key. The lists are spans of windows: null if there are too many.
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """What SQL has folded for a task: counts and times, and the files with the rows of its stores.
+    """The result of SQL's fold for a task: counts and times, and the files with the rows of its stores.
 
     Shape: `dropped` by "node: reason"; by store `operator_times`, the stream time of its operator, and `files`.
     """

@@ -1,7 +1,8 @@
-"""Decides which sub-topologies Spark SQL can fold with the same rows as Python, and why not the others.
+"""Decides which sub-topologies Spark SQL can fold with the same rows as Python, and why others cannot.
 
-Pure. It decides by nodes, functions and serdes, before any record is read. What depends on the records (an invalid
-number, a condition on a text, a sum that overflows) is counted as doubts by `native_frames`; then, too, Python does it.
+Pure. It decides by nodes, functions and serdes, before any record is read. Cases that depend on the records (an invalid
+number, a condition on a text, a sum that overflows) are counted as doubts by `native_frames`; a doubt leaves the
+sub-topology to Python.
 
 msgspec checks every field of typed JSON, read or not. So a type is plain only if no code and no constraint of its own
 decides about a record, and SQL knows all fields.
@@ -68,8 +69,9 @@ class Part:
 class Aggregation:
     """One aggregation into a store, as SQL sees it.
 
-    Shape: `values` tells how record values become numbers: not at all, 8 bytes, or JSON; with `field` the JSON is an
-    object that has it. `number`: what is folded. `parts`: the fields of typed JSON by attribute, None of plain JSON.
+    Shape: `values`: how record values become numbers: not at all, from 8 bytes, or from JSON; with `field` the JSON is
+    an object that has it. `number`: the folded number. `parts`: the fields of typed JSON by attribute, None of plain
+    JSON.
     `where`: the condition of the filters before it, None if there are none.
     Units: `size_ms`, `advance_ms` and `close_ms` (size and grace) of windows; 0 without windows.
     """
@@ -99,7 +101,7 @@ class Aggregation:
 
     @property
     def mixed(self) -> bool:
-        """Whether it adds floats among which integers may be, which Python adds without rounding."""
+        """Whether it adds floats among which there may be integers, which Python adds without rounding."""
         typed = self.parts is not None and self.field is not None and self.parts[self.field].kind == "float"
         return self.number == "float64" and self.fold == "sum" and self.values != "float64" and not typed
 
@@ -251,7 +253,7 @@ def _aggregation(node: Aggregate, nodes: dict[str, Node]) -> Aggregation | str:
 def _way(above: Node, nodes: dict[str, Node]) -> tuple[Source, Condition | None, field | None] | None:
     """Return the source of an aggregation, the condition of its filters, and the field of its values.
 
-    None: the way between them is not known here.
+    None: a step between them is unknown here.
     """
     part, where = None, None
     if isinstance(above, MapValues) and isinstance(above.mapper, field):
@@ -275,7 +277,7 @@ def _values(
 
 
 def _strange(names: Sequence[str], parts: Mapping[str, Part] | None) -> str | None:
-    """Return why SQL might not find these fields in a record as Python does."""
+    """Return why SQL may find other values of these fields in a record than Python does; None: it does not."""
     if parts is not None and (missing := [name for name in names if name not in parts]):
         return f"reads the field {missing[0]!r}, which its type does not have"
     keys = names if parts is None else [part.key for part in parts.values()]
@@ -284,7 +286,7 @@ def _strange(names: Sequence[str], parts: Mapping[str, Part] | None) -> str | No
 
 
 def _number(store: Serde[Any], fold: Kind, values: str) -> Number | None:
-    """Return what a fold of such values adds or compares; None: SQL does not know the bytes of its result."""
+    """Return the number that a fold adds or compares; None: SQL does not know the bytes of its result."""
     floats = values in ("float", "float64")
     if values in ("str", "bool") or (fold == "count" and store == serdes.float64):
         return None

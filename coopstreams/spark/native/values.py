@@ -5,8 +5,8 @@ empty if it is in doubt. One regular expression checks a whole object and finds 
 of two equal names the last one counts.
 
 Invariant: a value is in doubt unless SQL provably reads it as Python does. In doubt are: JSON other than one flat
-object, or with escapes in names or in a text that is read, or other than its type says; numbers of more than 18 digits
-before the point; and comparisons for which Python raises or whose result depends on types (`True == 1`).
+object, or with escapes in names or in a text that is read, or of another type; numbers of more than 18 digits before
+the point; and comparisons for which Python raises or whose result depends on types (`True == 1`).
 Turned down: from_json and get_json_object (a lenient parser: it accepts JSON that the serde refuses, and takes the
 first of two equal names).
 """
@@ -47,11 +47,11 @@ _TYPED: Final = {
     "bool": "true|false",
 }
 _MARK: Final = "\x01"
-"""Stands before each token; JSON cannot have it."""
+"""Stands before each token; JSON text cannot have it."""
 _LONGEST: Final = 10_000
 EXACT: Final = 1 << 53
 _EXACT_DIGITS: Final = 15
-"""Integers up to this one, or of so many digits, are exact as floats."""
+"""Integers up to this number of digits are exact as floats."""
 
 _COMPARE: Final = {
     "<": operator.lt,
@@ -91,7 +91,7 @@ def with_tokens(
     # Columns of their own, or Spark would match the text for each place where the result is named.
     text, marked = F.col("text"), F.col("marked")
     read = records.withColumn("text", _text()).withColumn("marked", F.regexp_replace(text, pattern, _marks(len(found))))
-    # What does not match stays as it is.
+    # Values without a match stay as they are.
     matched = marked.startswith(_MARK) & ~text.startswith(_MARK)
     cut = read.withColumn("cut", F.when(matched, F.split(marked, _MARK)))
     given = {name: F.get("cut", F.lit(at + 1)) for at, name in enumerate(found)}
@@ -190,7 +190,7 @@ def _float(bits: Column) -> Column:
 
 
 def _text() -> Column:
-    """Return the value as text; null if it is no UTF-8, or too long to be looked at."""
+    """Return the value as text; null if it is not UTF-8, or too long to be parsed."""
     text = F.col("value").cast("string")
     return F.when((F.length("value") <= _LONGEST) & F.is_valid_utf8(text), text)
 

@@ -4,9 +4,9 @@ A pickle has only the name of a module's function. Installed modules (in `site-p
 workers, too. Modules in a folder of the user's, beside a script or in a checkout, are on no worker. So their source
 goes with the topology, in every kind of session: local, classic on a cluster, Spark Connect.
 
-Invariant: a module that a worker finds by itself is never replaced.
-Turned down: `addArtifact` and `addPyFile` (they change the user's session for everything that runs in it), functions by
-value (a module's globals would be copies, and those that do not pickle an error).
+Invariant: a module that the worker has is never replaced.
+Turned down: `addArtifact` and `addPyFile` (they change the user's session for all its jobs), functions by value (a
+module's globals would be copied, and must pickle).
 """
 
 from __future__ import annotations

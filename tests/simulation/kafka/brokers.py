@@ -1,8 +1,8 @@
-"""Brokers of a simulated cluster: who leads what, who answers, and what one that stood still believes when it wakes.
+"""Brokers of a simulated cluster: leaders, availability, and the outdated views of brokers that were paused.
 
 Partitions, groups and transactional ids have a leader (coordinator) each, by a checksum of the name, so that it is the
-same in each run. A broker that is away stays leader until `fail_over`: until then nobody answers for what it leads. One
-that stood still goes on with what it knew then, until it learns.
+same in each run. A broker that does not answer stays leader until `fail_over`; until then its partitions are
+unavailable. One that was paused keeps its old view, until it learns.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.simulation.kafka.plan import Where
 
 @dataclass(slots=True)
 class Leadership:
-    """Who leads, and how often that has changed."""
+    """A leader and its epoch."""
 
     broker: int
     epoch: int = 0
@@ -29,10 +29,10 @@ class Brokers:
 
     count: int
     away: set[int] = field(default_factory=set)
-    """Those that do not answer: stopped, or standing still."""
+    """Brokers that do not answer: stopped or paused."""
     _leaders: dict[Where, Leadership] = field(default_factory=dict)
     _past: dict[int, dict[Where, Leadership]] = field(default_factory=dict)
-    """Who led when a broker was stopped short, as it believes until it learns."""
+    """The leaders when a broker was paused, which it assumes until it learns."""
 
     def leader(self, where: Where) -> Leadership:
         """Return who leads a partition, or coordinates a group or a transactional id."""
@@ -48,25 +48,25 @@ class Brokers:
         return self.leader(where).broker not in self.away
 
     def move(self, where: Where, broker: int) -> None:
-        """Have another broker lead."""
+        """Make another broker the leader."""
         leadership = self.leader(where)
         leadership.broker, leadership.epoch = broker, leadership.epoch + 1
 
     def stand_still(self, broker: int) -> None:
-        """Have a broker answer nothing, and believe from now on what is true now."""
+        """Pause a broker; it keeps its present view."""
         self.away.add(broker)
         self._past[broker] = {where: replace(leadership) for where, leadership in self._leaders.items()}
 
     def learn(self, broker: int) -> None:
-        """Have a broker know who leads."""
+        """Update a broker's view of the leaders."""
         self._past.pop(broker, None)
 
     def believed(self, broker: int, where: Where) -> Leadership | None:
-        """Return who leads as a broker believes; None: it has never heard of it."""
+        """Return the leader in a broker's view; None: it has none."""
         return self._past[broker].get(where) if broker in self._past else self.leader(where)
 
     def views(self, where: TopicPartition) -> dict[int, BrokerView | None]:
-        """Return what each broker that answers says of a partition; every broker has a replica."""
+        """Return the view of a partition by each broker that answers; every broker has a replica."""
         self.leader(where)
         everybody, told = frozenset(range(self.count)), dict[int, BrokerView | None]()
         for broker in sorted(everybody - self.away):
@@ -75,11 +75,11 @@ class Brokers:
         return told
 
     def led_by(self, broker: int) -> list[Where]:
-        """Return what a broker leads, as far as anybody has asked."""
+        """Return everything that a broker leads, of what was requested so far."""
         return [where for where, leadership in self._leaders.items() if leadership.broker == broker]
 
     def fail_over(self, broker: int) -> None:
-        """Have others lead what this one does, in turn, who know what is true; nobody, if there are none."""
+        """Move this broker's leaderships to up-to-date brokers, in turn; if there are none, do nothing."""
         others = [
             other
             for other in range(self.count)

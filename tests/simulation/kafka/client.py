@@ -1,4 +1,4 @@
-"""The way of one process to the brokers: its requests, and its waits on the machine that it runs on."""
+"""One process's client of the brokers: its requests, and its waits on its machine."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ T = TypeVar("T")
 
 
 class Client:
-    """A process that asks the cluster. `by`: its name, in each `Call`. `machine`: where it waits; the cluster's clock
-    if it is not given.
-    """
+    """A client of the cluster. `by`: its name, in each `Call`. `machine`: its clock; by default the cluster's."""
 
     def __init__(self, cluster: Cluster, by: str, machine: Clock | None = None) -> None:
         self.cluster = cluster
@@ -33,15 +31,14 @@ class Client:
         """Return the answer to a request.
 
         Raises:
-            LogError: retryable: no answer in time; it may have had its effect, or may have it later. Or what `effect`
-                raises.
-            Crashed: the process ends here.
+            LogError: retryable: no answer in time; it may have had its effect, or may have it later. Or the error of
+                `effect`. Crashed: the process ends here.
         """
         call = Call(kind, where, self.by)
         return self.met(call, self.cluster.heed(call), effect, seconds)
 
     def met(self, call: Call, fault: Fault | None, effect: Callable[[], T], seconds: float) -> T:
-        """Return the answer to a request that has met this on its way: see `ask`."""
+        """Return the answer to a request that has met this fault: see `ask`."""
         cluster = self.cluster
         if isinstance(fault, Late):
             cluster.arrive_later(seconds + fault.seconds, call, effect)
@@ -67,9 +64,7 @@ class Client:
         return answer
 
     def wait(self, ready: Callable[[], bool], seconds: float) -> bool:
-        """Return whether it is ready, now or within so many seconds. What becomes due in the cluster happens
-        meanwhile.
-        """
+        """Return whether it is ready, now or within so many seconds. Due work of the cluster is done meanwhile."""
         cluster, give_up = self.cluster, self._machine.now() + seconds
         signal = self._machine.signal()
         with cluster.woken(signal.set):
@@ -85,10 +80,10 @@ class Client:
                 signal.wait(left if due is None else min(left, due))
 
     def take_over(self, transactional_id: str, seconds: float, kind: Kind = "take over") -> ProducerSession:
-        """Return the right to an id, when what was open under it has ended everywhere.
+        """Take over an id: return when its open transaction has ended everywhere.
 
         Raises:
-            LogError: retryable: no answer in time, or a place cannot be told.
+            LogError: retryable: no answer in time, or a participant does not answer.
         """
         if (known := self.cluster.state.producers.get(transactional_id)) is not None:
             self.finish(known, seconds)
@@ -97,7 +92,7 @@ class Client:
         return session
 
     def finish(self, producer: Producer, seconds: float) -> None:
-        """Return when the last transaction of a producer has ended in each place that is told at all.
+        """Return when the last transaction of a producer has ended in each participant that gets a marker.
 
         Raises:
             LogError: retryable: the markers are not written in time.
@@ -107,5 +102,5 @@ class Client:
 
 
 def unanswered(call: Call) -> LogError:
-    """Return the error of a client that hears nothing in time."""
+    """Return the error of a client without an answer in time."""
     return LogError(f"{call.kind} ({call.where}): no broker answered in time", retryable=True)

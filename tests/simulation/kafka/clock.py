@@ -1,6 +1,4 @@
-"""What a client of the simulated cluster needs of the machine it is on: part of `coopstreams.common.host.Host`, which
-is given to it as it is.
-"""
+"""The part of `coopstreams.common.host.Host` that clients of the simulated cluster use."""
 
 from __future__ import annotations
 
@@ -10,10 +8,10 @@ from coopstreams.common.host import Signal
 
 
 class Clock(Protocol):
-    """The time, and ways to wait: a `Host`, that of the system or one of a scheduler, or a `VirtualClock`."""
+    """The time, and ways to wait: a `Host` of the system or of a scheduler, or a `VirtualClock`."""
 
     def now(self) -> float:
-        """Return the time. Units: seconds, from anywhere."""
+        """Return the time. Units: seconds since any moment."""
         ...
 
     def sleep(self, seconds: float) -> None:
@@ -21,12 +19,12 @@ class Clock(Protocol):
         ...
 
     def signal(self) -> Signal:
-        """Return a lowered flag."""
+        """Return an event flag that is not set."""
         ...
 
 
 class VirtualClock:
-    """The time of a run with one thread: it stands still until somebody moves it, or waits."""
+    """The time of a run with one thread: it advances only by `sleep` and waits."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -36,22 +34,22 @@ class VirtualClock:
         return self._now
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass; `Cluster.step` then does what has become due."""
+        """Advance the time; `Cluster.step` then does the due work."""
         self._now += seconds
 
     def signal(self) -> Signal:
-        """Return a flag that nobody raises: whoever waits for it waits for the time to pass."""
+        """Return a flag that is never set: waiting for it advances the time."""
         return _Alone(self)
 
 
 class _Alone:
-    """A flag where there is nobody else."""
+    """An event flag without other threads."""
 
     def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock
 
     def set(self) -> None:
-        """Do nothing: whoever does that does not wait."""
+        """Do nothing: no thread waits while another one calls this."""
 
     def clear(self) -> None:
         """Do nothing."""

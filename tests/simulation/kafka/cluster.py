@@ -1,17 +1,16 @@
-"""A Kafka cluster with faults, over the state of a `MemoryLog`: brokers, requests that get lost, markers that come
-late, time that somebody moves.
+"""A Kafka cluster with faults, over the state of a `MemoryLog`: brokers, lost requests, late markers, virtual time.
 
-The state machine is `MemoryState`, as the in-memory log has it; this puts between it and its clients what a network,
-brokers and time do. A *request* goes to the broker that leads what it is about. The *plan* says what happens to it;
-what befalls brokers and topics is done by name (`at`, `do`), by whoever drives the run. Nothing here waits, draws a
-number or asks the machine for the time; `Client` waits.
+The state machine is `MemoryState`, that of the in-memory log; this adds the network, brokers and time between it and
+its clients. A *request* goes to the leader of its partition, group or id. The *plan* decides on its fault; the driver
+of the run causes faults of brokers and topics by name (`at`, `do`). Nothing here waits, draws a random number or reads
+the machine's clock; `Client` waits.
 
-A transaction ends in two steps. The coordinator decides, and each place gets its marker: at once, later, or never
-(`Skipped`). Until then committed reads of that place stop below it, and a group's offsets are unstable. The producer's
-own next transaction waits for its markers, as Kafka's does.
+A transaction ends in two steps. The coordinator decides, and each participant gets its marker: at once, later, or never
+(`Skipped`). Until then committed reads of that partition stop below the transaction, and a group's offsets are
+unstable. The producer's next transaction waits for the markers, as in Kafka.
 
-Invariant: what a plan may do, Kafka may do. A fault loses requests, answers, time and processes; never what the cluster
-has acknowledged.
+Invariant: every fault of a plan is possible in Kafka. A fault loses requests, answers, time and processes, never
+acknowledged records.
 Turned down: replicas, ISR and truncation (with acks=all and an ISR of two they show as lost answers).
 """
 
@@ -37,11 +36,11 @@ Wake: TypeAlias = Callable[[], None]
 ANYBODY: frozenset[Kind] = frozenset(
     {"topics", "views", "create topics", "delete topics", "describe topic", "list transactions"}
 )
-"""What each broker answers."""
+"""Requests that any broker answers."""
 
 
 class Event(NamedTuple):
-    """What was asked, or done to the cluster, and the fault that it met."""
+    """A request, or a fault of the cluster, and the fault that the request met."""
 
     at: float
     what: Call | tuple[object, ...]
@@ -49,7 +48,7 @@ class Event(NamedTuple):
 
 
 class _Marker(NamedTuple):
-    """A marker that the coordinator has still to write."""
+    """A marker that the coordinator still has to write."""
 
     due: float
     participant: Participant
@@ -58,7 +57,7 @@ class _Marker(NamedTuple):
 
 
 class Changed(threading.Condition):
-    """Tells whoever waits, on whatever machine."""
+    """Notifies all waiting clients, on any machine."""
 
     def __init__(self, waiting: dict[int, Wake]) -> None:
         super().__init__()
@@ -73,12 +72,12 @@ class Cluster:
     """A cluster; its clients are `SimulatedLog` and `SimulatedGroup`.
 
     `clock`: the time of the brokers. `check_fence`: the coordinator of groups. `skips`: brokers with KAFKA-20734, which
-    may call a transaction complete that a place never heard of; a writer then waits for all its markers, as
-    `KafkaWriter` does. `note`: told of each event.
+    may complete a transaction without a marker in a partition; a writer then waits for all its markers, as
+    `KafkaWriter` does. `note`: called with each event.
     """
 
     changed = Changed
-    """What is held for any access to the state."""
+    """The condition to hold for any access to the state."""
 
     def __init__(
         self,
@@ -101,14 +100,14 @@ class Cluster:
         self._note = note
         self._markers: list[_Marker] = []
         self._deadlines: dict[Producer, float] = {}
-        """When transactions time out."""
+        """The time-outs of transactions."""
         self._later: list[tuple[float, int, Callable[[], object]]] = []
         self._serial = count()
         self._past: dict[int, dict[Where, object]] = {}
-        """What brokers believed when they were stopped short."""
+        """The views of brokers when they were paused."""
 
     def heed(self, call: Call) -> Fault | None:
-        """Return what happens to a request; a process may end of it.
+        """Return the fault of a request; it may end the process.
 
         Raises:
             Crashed: before it has its effect.
@@ -121,12 +120,12 @@ class Cluster:
         return fault
 
     def take(self, effect: Callable[[], T]) -> T:
-        """Return what comes of a request that has arrived."""
+        """Return the result of a request that has arrived."""
         with self.state.changed:
             return effect()
 
     def arrive_later(self, seconds: float, call: Call, effect: Callable[[], object]) -> None:
-        """Have a request its effect when nobody waits for its answer any more, if its broker is there then."""
+        """Let a request take effect when its client does not wait any more, if its broker then answers."""
 
         def arrive() -> None:
             if self.answers(call):
@@ -136,21 +135,21 @@ class Cluster:
         self._do_later(self.clock.now() + seconds, arrive)
 
     def answers(self, call: Call) -> bool:
-        """Whether the broker is there that this is asked of."""
+        """Whether the broker of a request answers."""
         return len(self.brokers.away) < self.brokers.count if call.kind in ANYBODY else self.brokers.answers(call.where)
 
     def told_before(self, where: Where) -> object:
-        """Return what a broker tells of the past that woke and does not know its successor; None: there is none."""
+        """Return the old answer of a broker that was paused and does not know its successor; None: there is none."""
         for broker, past in self._past.items():
             if where in past and broker not in self.brokers.away and self.brokers.leader(where).broker != broker:
                 return past[where]
         return None
 
     def end_told_by(self, broker: int, epoch: int, partition: TopicPartition) -> int:
-        """Return where a partition ends as one broker says, asked as the leader of an epoch.
+        """Return the end of a partition as one broker reports it, requested with a leader epoch.
 
         Raises:
-            LogError: retryable: it is away, or knows of another epoch.
+            LogError: retryable: it does not answer, or knows another epoch.
         """
         known = self.brokers.believed(broker, partition)
         if broker in self.brokers.away or known != Leadership(broker, epoch):
@@ -161,7 +160,7 @@ class Cluster:
 
     @contextmanager
     def woken(self, wake: Wake) -> Iterator[None]:
-        """Have this called whenever something has changed."""
+        """Call this function after every change."""
         number = next(self._serial)
         self._waiting[number] = wake
         try:
@@ -170,7 +169,7 @@ class Cluster:
             del self._waiting[number]
 
     def step(self) -> None:
-        """Do what is due now."""
+        """Do the work that is due now."""
         now = self.clock.now()
         with self.state.changed:
             while self._later and self._later[0][0] <= now:
@@ -186,25 +185,21 @@ class Cluster:
                 self._write_markers()
 
     def expect(self, when: float) -> None:
-        """Note that something is due then: nothing by itself, since whoever waits asks (`due_in`) and takes the
-        `step`.
-        """
+        """Note the time of future work. Waiting clients query it (`due_in`) and call `step`."""
 
     def due_in(self) -> float | None:
-        """Return in how many seconds something is due, as far as it is known: what waits for a broker that is away is
-        not.
-        """
+        """Return in how many seconds work is due, except work that waits for an unavailable broker."""
         due = [at for at, _, _ in self._later[:1]]
         due += [marker.due for marker in self._markers if self.brokers.answers(marker.participant.where)]
         due += [deadline for producer, deadline in self._deadlines.items() if self.brokers.answers(producer.id)]
         return max(min(due) - self.clock.now(), 0.0) if due else None
 
     def at(self, when: float, what: str, *details: object) -> None:
-        """Have something befall the cluster at a time: see `do`."""
+        """Cause a fault of the cluster at a time: see `do`."""
         self._do_later(when, lambda: self.do(what, *details))
 
     def do(self, what: str, *details: object) -> None:
-        """Have something befall the cluster: the name of a method below, and what it takes."""
+        """Cause a fault of the cluster: the name of a method below, and its arguments."""
         if self._note is not None:
             self._note(Event(self.clock.now(), (what, *details)))
         with self.state.changed:
@@ -212,8 +207,8 @@ class Cluster:
             self.state.changed.notify_all()
 
     def pause(self, broker: int) -> None:
-        """Have a broker stand still: it leads on, and nobody answers, until `fail_over`; when it wakes, it believes
-        what was true now.
+        """Pause a broker: its partitions have no leader that answers until `fail_over`; when it resumes, it has its old
+        view.
         """
         past: dict[Where, object] = {
             group.where: (group.committed, group.unstable) for group in self.state.groups.values()
@@ -226,24 +221,24 @@ class Cluster:
         self.brokers.stand_still(broker)
 
     def stop(self, broker: int) -> None:
-        """Have a broker end; it leads on until `fail_over`."""
+        """Stop a broker; it stays leader until `fail_over`."""
         self.brokers.away.add(broker)
 
     def start(self, broker: int) -> None:
-        """Have a broker answer again, which was stopped or stood still."""
+        """Have a stopped or paused broker answer again."""
         self.brokers.away.discard(broker)
 
     def learn(self, broker: int) -> None:
-        """Have a broker that woke hear of its successors."""
+        """Have a resumed broker learn of its successors."""
         self._past.pop(broker, None)
         self.brokers.learn(broker)
 
     def fail_over(self, broker: int) -> None:
-        """Have others lead what a broker leads."""
+        """Move a broker's leaderships to others."""
         self.brokers.fail_over(broker)
 
     def move(self, where: Where, broker: int) -> None:
-        """Have another broker lead."""
+        """Make another broker the leader."""
         self.brokers.move(where, broker)
 
     def remake(self, topic: str) -> None:
@@ -253,16 +248,16 @@ class Cluster:
         self.state.create_topic(spec)
 
     def compact(self, topic: str) -> None:
-        """Have the cleaner run over a topic."""
+        """Compact a topic."""
         for partition in self.state.topic(topic).partitions:
             partition.compact()
 
     def retain(self, partition: TopicPartition, offset: int) -> None:
-        """Have retention delete what lies below an offset."""
+        """Have retention delete the records below an offset."""
         self.state.delete_before(partition, offset)
 
     def expire(self, group: str, *partitions: TopicPartition) -> None:
-        """Have the offsets of a group expire: of these partitions, or all."""
+        """Expire a group's offsets: of these partitions, or all."""
         offsets = self.state.group(group)
         offsets.forget(partitions or offsets.committed)
 
@@ -271,8 +266,8 @@ class Cluster:
         return any(marker.producer is producer for marker in self._markers)
 
     def settle(self, producer: Producer, topics: Collection[str]) -> None:
-        """Finish what the last transaction of a producer left open in these topics and in groups' offsets, as it was
-        decided.
+        """End the last transaction of a producer, as it was decided, where these topics and groups' offsets still have
+        it open.
         """
         with self.state.changed:
             on_their_way = {id(marker.participant) for marker in self._markers if marker.producer is producer}
@@ -305,12 +300,12 @@ class Cluster:
         self._write_markers()
 
     def begun(self, producer: Producer) -> None:
-        """A transaction is open."""
+        """Note that a transaction is open."""
         self._deadlines[producer] = deadline = self.clock.now() + self._transaction_timeout_s
         self.expect(deadline)
 
     def ended(self, producer: Producer) -> None:
-        """It is not open any more."""
+        """Note that a transaction has ended."""
         self._deadlines.pop(producer, None)
 
     def _do_later(self, when: float, what: Callable[[], object]) -> None:
@@ -318,7 +313,7 @@ class Cluster:
         self.expect(when)
 
     def _write_markers(self) -> None:
-        """Write the markers that are due, where somebody answers."""
+        """Write the due markers to leaders that answer."""
         left, now = [], self.clock.now()
         for marker in self._markers:
             if marker.due <= now and self.brokers.answers(marker.participant.where):

@@ -1,4 +1,4 @@
-"""A simulated cluster as a `Log`: what one process sees of it."""
+"""A simulated cluster as the `Log` of one process."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ T = TypeVar("T")
 
 
 class SimulatedLog:
-    """The cluster as a process sees it.
+    """The cluster as one process uses it.
 
     `answer_s`: how long a request waits for its answer; None: as long as brokers may be unreachable. `settles`: whether
-    writers finish what hangs of the last transaction under their id, as `KafkaWriter` does.
-    `kept_s`: how long records of no transaction wait to be sent.
+    writers end hanging transactions of their id, as `KafkaWriter` does.
+    `kept_s`: how long records outside transactions wait to be sent.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class SimulatedLog:
         return SimulatedWriter(self._client, transactional_id, self.end_offset, self._answer_s, looks, self._kept_s)
 
     def settle(self, dead: Callable[[str], bool], written: Collection[str]) -> None:
-        """End what transactions of ids that nobody uses any more left open in these topics although they have ended."""
+        """End hanging transactions of unused ids in these topics."""
         for id_, producer in self._state.producers.items():
             if dead(id_) and not producer.open and self._cluster.brokers.answers(id_):
                 self._cluster.settle(producer, written)
@@ -68,7 +68,7 @@ class SimulatedLog:
         return known if topics is None else {name: known[name] for name in topics if name in known}
 
     def create_topics(self, specs: Sequence[TopicSpec]) -> None:
-        """Create what does not exist yet."""
+        """Create the topics that do not exist yet."""
         for spec in specs:
             if spec.partitions < 1:
                 raise LogError(f'topic "{spec.name}" cannot have {spec.partitions} partitions')
@@ -84,7 +84,7 @@ class SimulatedLog:
         return self._ask("describe topic", topic, lambda: dict(self._state.topic(topic).spec.config))
 
     def topic_id(self, topic: str) -> str:
-        """Return what tells the topic from another one that had its name before."""
+        """Return the topic's id, which differs after it is recreated."""
         return self._ask("describe topic", topic, lambda: self._state.topic(topic).id)
 
     def start_offset(self, partition: TopicPartition) -> int:
@@ -92,11 +92,11 @@ class SimulatedLog:
         return self._ask("start offset", partition, lambda: self._state.partition(partition).start)
 
     def end_offset(self, partition: TopicPartition) -> int:
-        """Return the true end; with `Stale`, that of before."""
+        """Return the true end; with the fault `Stale`, an earlier one."""
         return self._ask("end offset", partition, lambda: self._state.partition(partition).end)
 
     def end_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the true end of each of these partitions; with `Stale`, that of before."""
+        """Return the true end of each of these partitions; with the fault `Stale`, earlier ones."""
         return {partition: self.end_offset(partition) for partition in partitions}
 
     def offset_at(self, partition: TopicPartition, timestamp_ms: int) -> int:
@@ -104,11 +104,11 @@ class SimulatedLog:
         return self._ask("start offset", partition, lambda: self._state.partition(partition).offset_at(timestamp_ms))
 
     def reported_end(self, partition: TopicPartition) -> int:
-        """Return the end that a broker reports: the same question here."""
+        """Return the end that a broker reports: the same request here."""
         return self.end_offset(partition)
 
     def silent_replicas(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, frozenset[int]]:
-        """Return nothing: there are no replicas that a record waits for."""
+        """Return nothing: no record waits for replicas."""
         return {}
 
     def delete_before(self, partition: TopicPartition, offset: int) -> None:
@@ -116,16 +116,16 @@ class SimulatedLog:
         self._ask("delete records", partition, lambda: self._state.delete_before(partition, offset))
 
     def close(self) -> None:
-        """Do nothing: it holds nothing."""
+        """Do nothing: it has no connections."""
 
     def _ask(self, kind: Kind, where: TopicPartition | str, effect: Callable[[], T]) -> T:
         return self._client.ask(kind, where, effect, self._answer_s)
 
 
 class SimulatedGroup:
-    """What a member asks of the cluster for its group besides joining: offsets, and transactions that nobody ends.
+    """A member's requests for its group besides joining: offsets, and open transactions.
 
-    Who is a member, and of which generation, is known to the `check_fence` of the cluster.
+    The `check_fence` of the cluster knows members and generations.
     """
 
     def __init__(self, client: Client, group: str, *, timeout_s: float = 30.0) -> None:
@@ -160,7 +160,7 @@ class SimulatedGroup:
         )
 
     def open_transactions(self) -> frozenset[str]:
-        """Return the transactional ids that have a transaction open, as far as their coordinators answer."""
+        """Return the transactional ids with open transactions, of the coordinators that answer."""
         producers, answers = self._cluster.state.producers, self._cluster.brokers.answers
 
         def opened() -> frozenset[str]:
@@ -169,7 +169,7 @@ class SimulatedGroup:
         return self._client.ask("list transactions", self._group, opened, self._timeout_s)
 
     def end_transaction(self, transactional_id: str, timeout_ms: int | None = None) -> None:
-        """End what is open under an id, and fence its writer.
+        """Abort the open transaction of an id, and fence its writer.
 
         Raises:
             LogError: retryable: no answer in time.

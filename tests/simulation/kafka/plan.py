@@ -1,13 +1,13 @@
-"""Faults as values: which request meets which fault is decided by a *plan*, outside of the cluster that obeys it.
+"""Faults as values: a *plan* outside of the cluster decides which request meets which fault.
 
 A plan is asked about each request on its way (`Call`), in the order in which they are made, and answers with a fault or
-None. Nothing else chooses: a run with the same plan, the same seed and the same steps is the same run.
+None. So the same plan, seed and steps give the same run.
 
-    Script   the n-th request of a kind, to a place, of a client
+    Script   the n-th request of a kind, to a partition, group or id, of a client
     Chance   each request, with a probability for each fault, from a seeded generator
 
-What befalls brokers and topics (`Cluster.stop`, `pause`, `move`, `remake`, ...) is no answer to a request: `Cluster.at`
-does it at a time.
+Faults of brokers and topics (`Cluster.stop`, `pause`, `move`, `remake`, ...) belong to no request: `Cluster.at` causes
+them at a time.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Kind = Literal[
     "join", "sync", "heartbeat", "commit offsets", "fetch offsets", "topics", "views",
     "create topics", "delete topics", "describe topic",
 ]  # fmt: skip
-"""What is asked. `append` is no request yet: a record is given to the client (`Early`). `marker` is the coordinator's,
-to a place.
+"""The kind of a request. `append` is none yet: the client gets a record (`Early`). `marker`: from the coordinator to a
+participant.
 """
 
 Where: TypeAlias = TopicPartition | str
@@ -34,7 +34,7 @@ Where: TypeAlias = TopicPartition | str
 
 
 class Call(NamedTuple):
-    """A request on its way. `by`: the client, or the transactional id whose marker it is."""
+    """A request under way. `by`: the client, or the transactional id whose marker it is."""
 
     kind: Kind
     where: Where
@@ -43,8 +43,8 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The request never arrives, or (`answer`) only its answer is lost, for as long as the client asks. Of a fetch:
-    nothing comes of that partition.
+    """The request never arrives, or (`answer`) only its answer is lost, for as long as the client asks. For a fetch: no
+    records of that partition.
     """
 
     answer: bool = False
@@ -52,16 +52,14 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """The request arrives so much later than the client gives up. Of a marker: it is written so much later, and nobody
-    gives up.
-    """
+    """The request arrives this long after the client has given up. For a marker: it is written this much later."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """The request takes so long to arrive, and its answer so long to come back: others act in between."""
+    """The request, and its answer, take this long: other clients act in between."""
 
     request: float
     answer: float = 0.0
@@ -69,33 +67,31 @@ class Slow:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Of a marker: the coordinator takes the place for deleted, and never writes it (KAFKA-20734). Only of brokers that
-    `skip`.
+    """For a marker: the coordinator takes the partition for deleted, and never writes it (KAFKA-20734). Only brokers
+    that `skip`.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """The leader or coordinator of before answers, with what it knew when it was stopped short; nothing, if there is
-    none that woke.
-    """
+    """The earlier leader or coordinator answers with its state when it was paused; no fault if none has resumed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Torn:
-    """A fetch gives so many records of that partition at most, and does not say yet that this is the end."""
+    """A fetch returns at most so many records of that partition, and does not report the end yet."""
 
     records: int
 
 
 @dataclass(frozen=True, slots=True)
 class Early:
-    """Of an `append`: the client sends at once what it has of that partition, not when it is flushed."""
+    """For an `append`: the client sends its records of that partition at once, not at the flush."""
 
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """The process ends: before the request has its effect, or after it."""
+    """The process ends: before the request takes effect, or afterwards."""
 
     after: bool = False
 
@@ -104,14 +100,14 @@ Fault: TypeAlias = Lost | Late | Slow | Skipped | Stale | Torn | Early | Crash
 
 
 class Crashed(BaseException):
-    """Raised out of the call at which a process ends. No `except Exception` may hear of it."""
+    """Raised by the call at which a process ends. No `except Exception` may catch it."""
 
 
 class Plan(Protocol):
-    """Decides over each request."""
+    """Decides on the fault of each request."""
 
     def fault(self, call: Call) -> Fault | None:
-        """Return what happens to it; None: it is answered."""
+        """Return the fault of a request; None: it is answered."""
         ...
 
 
@@ -125,7 +121,7 @@ class NoFaults:
 
 @dataclass(slots=True)
 class On:
-    """A fault for the n-th request (and those after it, `times` in all) of a kind; None: any place, any client."""
+    """A fault for the n-th request of a kind, `times` in a row; None: any place, any client."""
 
     kind: Kind
     fault: Fault
@@ -136,7 +132,7 @@ class On:
     _seen: int = 0
 
     def meets(self, call: Call) -> bool:
-        """Whether this request is one of them; to be asked once about each."""
+        """Whether this request meets the fault; call it once for each request."""
         if self.kind != call.kind or self.where not in (None, call.where) or self.by not in (None, call.by):
             return False
         self._seen += 1
@@ -145,12 +141,12 @@ class On:
 
 @dataclass(slots=True)
 class Script:
-    """Faults that are written down. Of two that meet a request, the first counts."""
+    """A list of faults. If two apply to a request, the first one counts."""
 
     rules: Sequence[On]
 
     def fault(self, call: Call) -> Fault | None:
-        """Return that of the first rule that meets the request; every rule counts it."""
+        """Return the fault of the first matching rule; every rule counts the request."""
         return next(iter([rule.fault for rule in self.rules if rule.meets(call)]), None)
 
 
@@ -161,7 +157,7 @@ class Chance:
     rng: Random
     rates: Mapping[Kind, Sequence[tuple[float, Fault]]]
     until: int | None = None
-    """After so many requests nothing fails any more: the run is to come to its end."""
+    """Requests with faults: after so many there are none, so that the run ends."""
     asked: int = field(default=0)
 
     def fault(self, call: Call) -> Fault | None:

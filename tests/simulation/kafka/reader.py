@@ -1,4 +1,4 @@
-"""The reader of a simulated cluster: gives what a `KafkaReader` may give, which is any part of what is there."""
+"""The reader of a simulated cluster: returns any part of the available records, as a `KafkaReader` may."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SimulatedReader(MemoryReader):
         """The epochs of the leaders that this client knows."""
 
     def fetch(self, max_records: int, timeout_s: float) -> list[RecordBatch]:
-        """Return what comes."""
+        """Return available records."""
         self._check_open()
         self._batches = []
         self._client.wait(lambda: self._look(max_records) or self._awake, timeout_s)
@@ -41,7 +41,7 @@ class SimulatedReader(MemoryReader):
     def _read(self, partition: TopicPartition, reading: Reading, most: int) -> tuple[list[RecordBatch], int]:
         brokers = self._cluster.brokers
         epoch = brokers.leader(partition).epoch
-        # it asks the leader before, is told so, and learns who leads now
+        # it asks the old leader, is refused, and learns the new one
         if self._leaders.setdefault(partition, epoch) != epoch:
             self._leaders[partition] = epoch
             return [], 0
@@ -62,7 +62,7 @@ class SimulatedReader(MemoryReader):
         return batches, count
 
     def _is_news(self, partition: TopicPartition, reading: Reading) -> bool:
-        """Whether there is anything to tell, an error included: only then the plan is asked."""
+        """Whether there are records or an error: only then the plan is asked."""
         stored, at = self._state.partition(partition), reading.at.offset
         end = stored.stable_end if self._committed_only else stored.end
         return reading.told_end != max(at, end) or not stored.start <= at <= stored.end

@@ -1,6 +1,4 @@
-"""What each fault of a plan looks like from a client; where a test on real brokers shows the same, its name stands
-beside it.
-"""
+"""The effect of each fault of a plan on a client. A docstring names the test on real brokers that shows the same."""
 
 from __future__ import annotations
 
@@ -56,7 +54,7 @@ class Setting:
         self.cluster.step()
 
     def counts(self) -> tuple[list[str | None], list[str | None], int | None]:
-        """Return what committed reads and the group's offset say now."""
+        """Return the committed records and the group's offset."""
         fetched = self.group.fetch_offsets([SOURCE], stable=False).offsets[SOURCE]
         return values(read_all(self.log, A)), values(read_all(self.log, B)), fetched and fetched[0]
 
@@ -294,7 +292,7 @@ def test_a_leader_that_stood_still_tells_an_old_end_until_it_hears_of_its_succes
 
 
 def test_a_barrier_that_believes_the_leader_of_before_passes_below_an_open_transaction() -> None:
-    """What an opener may do to whom a stale end is told: the reason why `end_offset` must be the true one."""
+    """An opener that gets a stale end opens too early: the reason why `end_offset` must be the true one."""
     setting = Setting(On("end offset", Stale()))
     follower = Follower(setting.log, "g")
     old = setting.cluster.brokers.leader(follower.partition).broker

@@ -1,5 +1,5 @@
-"""Histories of writers, readers and faults, all from one seed: what counts is what was acknowledged, and of what is in
-doubt all or nothing.
+"""Histories of writers, readers and faults, all from one seed: acknowledged transactions count, doubtful ones count
+completely or not at all.
 """
 
 from __future__ import annotations
@@ -58,24 +58,24 @@ IN_TIME: dict[Kind, list[tuple[float, Fault]]] = {
     kind: [(rate, fault) for rate, fault in faults if kind == "marker" or not isinstance(fault, Late)]
     for kind, faults in RATES.items()
 }
-"""For brokers that skip markers: if a commit arrives there between a look at the transaction and `InitProducerId`,
-nobody can know that it counted.
+"""For brokers that skip markers: if a commit arrives between the check of the transaction and `InitProducerId`, its
+outcome cannot be known.
 """
 
 
 @dataclass
 class Told:
-    """What a writer knows of one of its transactions."""
+    """A transaction as its writer knows it."""
 
     name: bytes
     wrote: set[TopicPartition] = field(default_factory=set)
     ended: str = "void"
-    """void: nothing of it may count; doubt: perhaps it does; committed."""
+    """void: none of it may count; doubt: it may count; committed."""
 
 
 @dataclass
 class Process:
-    """One writer, in one life after another."""
+    """One writer over several lives."""
 
     log: SimulatedLog
     id: str
@@ -88,7 +88,7 @@ class Process:
         return TopicPartition("source", self.number)
 
     def act(self, rng: Random, seen: Counter[str]) -> None:
-        """Run one transaction, or fail in it; whatever is void is aborted, and a process that crashed begins anew."""
+        """Run one transaction, or fail in it. A void one is aborted, and a crashed process starts again."""
         try:
             if self.writer is None:
                 self.writer = self.log.writer(self.id, lambda: ["out", "changes"])
@@ -171,7 +171,7 @@ class World:
                 self.cluster.do("fail_over", broker)
 
     def hunt(self) -> None:
-        """End somebody's open transaction from outside, as a member does for one that is gone."""
+        """End an open transaction from outside, as a member does for one that has left."""
         try:
             for name in sorted(self.group.open_transactions())[:1]:
                 self.group.end_transaction(name)
@@ -182,15 +182,15 @@ class World:
             self.seen["crashes"] += 1
 
     def fetch(self, partition: TopicPartition) -> bool:
-        """Fetch a little; return whether anything came."""
+        """Fetch once; return whether records came."""
         runs = self.readers[partition].fetch(self.rng.randint(1, 5), 0)
         for run in runs:
             self.read[partition] += zip(run.columns.offsets, run.columns.keys, strict=True)
         return bool(runs)
 
     def finish(self) -> None:
-        """No more faults: every id is taken over once more, everything is read to its end, and compared with what the
-        writers were told.
+        """Without further faults, take over every id once more, read everything to its end, and compare it with the
+        writers' knowledge.
         """
         self.cluster.plan = NoFaults()
         for broker in sorted(self.cluster.brokers.away):
@@ -203,7 +203,7 @@ class World:
         for partition in PARTITIONS:
             end = self.log.end_offset(partition)
             assert self.cluster.state.partition(partition).stable_end == end, f"a transaction hangs in {partition}"
-            self.fetch(partition)  # it may learn of a new leader only
+            self.fetch(partition)  # the fetch may only learn of a new leader
             while self.fetch(partition):
                 pass
             fresh = self.log.reader()

@@ -2,8 +2,8 @@
 `KafkaWriter` has them.
 
 Records stay with the client until they are flushed (or `Early`), and go partition by partition: a process that ends in
-between has written any part of them. Whatever goes wrong makes the transaction void; `abort` then takes the id over
-anew, which ends what is open under it however far it got.
+between has written any part of them. Any error makes the transaction void; `abort` then takes over the id again, which
+ends the open transaction in any state.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class _Batch(NamedTuple):
 class SimulatedWriter:
     """Writes to a simulated cluster. One thread.
 
-    `end_offset`: asked where a partition ends in which this writer does not know its last record. `written`: the topics
-    that are looked through for what hangs; None: nobody looks, as no other client does. `kept_s`: records of no
-    transaction that wait longer to be sent are given up, as by `message.timeout.ms`.
+    `end_offset`: returns the end of a partition, if this writer does not know its last record there. `written`: the
+    topics to search for hanging transactions; None: no search, as in other clients. `kept_s`: records outside
+    transactions that wait longer are given up, as by `message.timeout.ms`.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class SimulatedWriter:
         self._queue: dict[TopicPartition, list[_Batch]] = {}
         self._delivered: dict[TopicPartition, int] = {}
         self._failure: LogError | None = None
-        """Of records that were sent early."""
+        """The error of records that were sent early."""
         self._session: ProducerSession | None = None
         self._open = False
         self._begun = False
-        """Whether the coordinator knows of the transaction: it does from the first record or offset on."""
+        """Whether the coordinator knows the transaction: it does from the first record or offset on."""
         self._void = False
         self._fenced = False
         self._closed = False
@@ -114,7 +114,7 @@ class SimulatedWriter:
                     self._failure = error
 
     def flush(self, timeout_s: float) -> None:
-        """Return when everything taken so far is in the log."""
+        """Return when all records taken so far are in the log."""
         self._check_open(in_transaction=False)
         try:
             failure, self._failure = self._failure, None
@@ -167,11 +167,11 @@ class SimulatedWriter:
         self._open = False
 
     def abort(self) -> None:
-        """End the transaction, if one is open; have a usable producer again."""
+        """End the transaction, if one is open; make the producer usable again."""
         was_open, self._open = self._open, False
         self._queue.clear()
         self._failure = None
-        # whoever fenced us has ended our transaction; the next `begin` takes over again
+        # the writer that fenced us has ended our transaction; the next `begin` takes over again
         if self._id is None or self._fenced:
             self._session, self._void = None, False
         elif self._void or self._session is None:
@@ -183,7 +183,7 @@ class SimulatedWriter:
                 self._take_over(self._id)
 
     def close(self) -> None:
-        """Flush what is outside a transaction, abort what is inside."""
+        """Flush records outside a transaction, abort an open one."""
         if not self._closed:
             with suppress(LogError):
                 if self._open:
@@ -199,7 +199,7 @@ class SimulatedWriter:
             raise LogError("a transactional writer writes inside transactions only; begin one first")
 
     def _usable(self) -> ProducerSession:
-        """Return the session of the transaction, if nothing has gone wrong in it."""
+        """Return the session of the transaction, if it is not void."""
         self._check_open()
         if self._session is None or self._void:
             raise LogError(
@@ -210,7 +210,7 @@ class SimulatedWriter:
         return self._session
 
     def _take_over(self, transactional_id: str) -> None:
-        """Take over the id; what hangs of the last transaction is finished first, where anybody looks."""
+        """Take over the id; first end hanging transactions, if they are searched for."""
         self._session, known = None, self._cluster.state.producers.get(transactional_id)
         if known is not None and self._written is not None:
             self._cluster.settle(known, self._written())
@@ -220,19 +220,19 @@ class SimulatedWriter:
         self._void = self._fenced = False
 
     def _prepare(self, session: ProducerSession) -> None:
-        """Before the first request of a transaction: the one before it has ended everywhere."""
+        """Wait, before the first request of a transaction, until the one before it has ended everywhere."""
         if not self._begun:
             self._client.finish(session.producer, self._timeout_s)
             self._begun = True
 
     def _enter(self, session: ProducerSession) -> None:
-        """Have the coordinator know of the transaction."""
+        """Register the transaction with the coordinator."""
         self._cluster.state.check(session)
         if not session.producer.open:
             self._cluster.state.begin(session)
 
     def _send(self, partition: TopicPartition, timeout_s: float) -> None:
-        """Send what waits for one partition, as one request."""
+        """Send the records that wait for one partition, as one request."""
         batches, session, state = self._queue.pop(partition), self._session, self._cluster.state
         if self._id is None and self._client.now() - batches[0].since > self._kept_s:
             raise DeliveryError(f"records for {partition} have waited for too long", retryable=True)
@@ -263,7 +263,7 @@ class SimulatedWriter:
             self._delivered[partition] = end
 
     def _end(self, session: ProducerSession, *, commit: bool, timeout_s: float) -> None:
-        """Commit or abort; of a transaction that the coordinator never heard of nobody needs to hear."""
+        """Commit or abort; a transaction unknown to the coordinator needs no request."""
         if not self._begun:
             return
         assert self._id is not None
@@ -281,7 +281,7 @@ class SimulatedWriter:
             raise self._void_by(error)  # noqa: B904
 
     def _void_by(self, error: LogError) -> LogError:
-        """Return the error; nothing more is to be done with this producer."""
+        """Make this producer void by an error; return the error."""
         self._void = True
         self._fenced = self._fenced or (
             isinstance(error, FencedError) and self._session is not None and self._session.is_fenced

@@ -1,4 +1,4 @@
-"""`count`: how many records a key has had."""
+"""`count`: the number of records of a key."""
 
 from typing import Any
 

@@ -1,6 +1,4 @@
-"""Behaviours of Kafka Streams that are easily got wrong and that no other file shows; docs/semantics.md lists all of
-them.
-"""
+"""Easily mistaken behaviours of Kafka Streams without a test elsewhere; docs/semantics.md lists all of them."""
 
 from typing import Any
 
@@ -127,7 +125,7 @@ def test_an_answer_of_a_foreign_key_join_is_dropped_if_the_left_row_has_changed_
         )
 
     def taken(topic: str) -> list[tuple[Any, Any]]:
-        """What travels to a topic, or what has come out."""
+        """The records in a topic, or the outputs."""
         output = next(task.outputs[topic] for task in tasks.values() if topic in task.outputs)
         records = list(zip(output.keys, output.values, strict=True))
         output.clear()
@@ -147,6 +145,6 @@ def test_an_answer_of_a_foreign_key_join_is_dropped_if_the_left_row_has_changed_
 
 
 def bound(topology: Topology, part: SubTopology) -> BoundProgram:
-    """Return a task's program, without a driver that would carry records on at once."""
+    """Return a task's program, without a driver that would carry records further at once."""
     state = TaskState(Database(Memory(), part.stores), part.stores, WHOLE, 1 << 20)
     return compile_subtopology(topology, part).bind(state.stores, lambda failure: None, caching=False)

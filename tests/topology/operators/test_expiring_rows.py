@@ -50,7 +50,7 @@ def lasting(store: str, ttl: int = 15) -> Materialized:
 
 
 class Seen(Processor[str, int, str, int]):
-    """Forwards how many records of a key it has seen lately, and whether its row was there."""
+    """Forwards the number of unexpired records of a key, and whether its row was there."""
 
     def init(self, context: ProcessorContext[str, int]) -> None:
         super().init(context)
@@ -69,7 +69,7 @@ def added(_: str, value: int | None, total: int) -> int:
 
 
 def program() -> Topology:
-    """Every operator that takes a ttl, and some that follow."""
+    """Every operator with a ttl, and some below."""
     builder = StreamsBuilder("app")
     names = builder.table("names", key=serdes.text, value=serdes.int64, store=lasting("names"))
     stream = builder.stream("in", key=serdes.text, value=serdes.int64)
@@ -125,7 +125,8 @@ def test_the_record_cache_changes_no_row(inputs: list[Input], ranges: int, commi
     for store in STORES:
         if store != "per-name":
             assert same[store] == stores[store]
-    # Rows of a table that come and go between two flushes are never counted: no count of 0 stays, nor their time.
+    # Rows of a table that come and go between two flushes are never counted: they leave neither a count of 0 nor their
+    # time.
     assert counted(same) == counted(stores)
     for topic in ("counts", "totals"):
         for key in "abcdefgh":

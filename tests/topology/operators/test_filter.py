@@ -1,4 +1,4 @@
-"""`filter` and `filter_not`: keep a record or drop it; of a table, keep a row or make it a tombstone."""
+"""`filter` and `filter_not`: keep or drop a record; in a table, keep a row or turn it into a tombstone."""
 
 from typing import Any
 

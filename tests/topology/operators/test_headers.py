@@ -85,7 +85,7 @@ TABLES: dict[str, Callable[[Grouped], Any]] = {
 def headers_of(
     topology: Topology, *records: tuple[str, bytes | None], ranges: int = 1, caching: bool, commit: bool = False
 ) -> list[Any]:
-    """Send keys with a header (None: without any), return for each result the header it has."""
+    """Send keys with a header (None: without any); return the header of each result."""
     with TopologyTestDriver(topology, ranges, caching=caching) as driver:
         for at, (key, header) in enumerate(records):
             driver.input("in", serdes.text, serdes.text).send(key, "x", at, None if header is None else [("h", header)])
@@ -118,7 +118,7 @@ def test_a_row_of_a_topic_that_the_record_cache_held_back_has_the_headers_of_its
     assert dict(headers_of(builder.build(), *records, caching=True)) == {"a": [("h", b"3")], "b": [], "c": []}
 
 
-@pytest.mark.parametrize("table", [table for table in TABLES if "join" not in table])  # which see both sides at once
+@pytest.mark.parametrize("table", [table for table in TABLES if "join" not in table])  # which get both sides at once
 @settings(max_examples=20, deadline=None)
 @given(records=st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([None, b"1", b"2"])), max_size=8))
 def test_with_a_commit_after_each_record_headers_are_those_without_a_cache(

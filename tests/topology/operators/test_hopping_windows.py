@@ -1,6 +1,4 @@
-"""Hopping windows: a record counts in each window that holds it; those that are closed leave it out. Windows that never
-end; windows of one's own.
-"""
+"""Hopping windows: a record counts in each open window that holds it. Windows that never end; user-defined windows."""
 
 from __future__ import annotations
 
@@ -113,7 +111,8 @@ class Days(Windows):
 
 
 def test_days_of_a_time_zone_are_windows_of_ones_own_and_may_differ_in_length() -> None:
-    midnight = int(datetime(2024, 3, 31, tzinfo=ZoneInfo("Europe/Berlin")).timestamp() * 1000)  # the clocks go forward
+    # daylight saving time begins
+    midnight = int(datetime(2024, 3, 31, tzinfo=ZoneInfo("Europe/Berlin")).timestamp() * 1000)
     with TopologyTestDriver(counts(Days("Europe/Berlin"))) as driver:
         topic = driver.input("in", serdes.text, serdes.text)
         for timestamp in (midnight - 1, midnight, midnight + 23 * HOUR - 1, midnight + 23 * HOUR):

@@ -30,7 +30,7 @@ from tests.durations import ms
 
 
 class Last(Processor[str, int, str, Any]):
-    """Forwards the row that was there before, and its headers."""
+    """Forwards the previous row, and its headers."""
 
     def init(self, context: ProcessorContext[str, Any]) -> None:
         super().init(context)

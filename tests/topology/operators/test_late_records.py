@@ -1,6 +1,4 @@
-"""Late records as a stream: what windows and versioned tables drop because it comes too late, once, by the owner of its
-key.
-"""
+"""Late records as a stream: those that windows and versioned tables drop, once each, by the owner of the key."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ RANGES = pytest.mark.parametrize("ranges", [1, 4])
 
 
 class Tens(Windows):
-    """Windows of a user's: [0, 10), [10, 20), …, and none for what is before 5."""
+    """User-defined windows: [0, 10), [10, 20), …, and none before 5."""
 
     size_ms = 10
     grace_ms = 0
@@ -62,7 +60,7 @@ def counted(windows: Any, emit: Any = "on_window_update") -> Topology:
 
 
 def late_of(topology: Topology, *records: Input, ranges: int = 1, caching: bool = False) -> tuple[list[Input], int]:
-    """Return the late records, and how many were counted as dropped for it."""
+    """Return the late records, and the number of records counted as dropped for it."""
     with TopologyTestDriver(topology, ranges, caching=caching) as driver:
         for key, value, timestamp in records:
             driver.input("in", serdes.text, serdes.int64).send(key, value, timestamp)

@@ -1,4 +1,4 @@
-"""`store=Materialized(...)`: how a table is kept, which does not change what it says."""
+"""`store=Materialized(...)`: storage options of a table, which do not change its rows."""
 
 from __future__ import annotations
 
@@ -87,9 +87,7 @@ TABLES: dict[str, Write] = {
 
 
 def topology_of(name: str, store: Materialized, *, cached: bool = True) -> Topology:
-    """Return a topology of two tables and one made of them, which is kept as `store`. `cached`: whether those two
-    are.
-    """
+    """Return a topology of two tables and a third from them, stored as `store`. `cached`: whether the two are."""
     builder = StreamsBuilder("app")
     left, right = (
         builder.table(topic, key=serdes.text, value=serdes.int64, store=Materialized(topic, cached=cached))

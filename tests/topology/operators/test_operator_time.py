@@ -36,7 +36,7 @@ def positive_or_none(value: int | None) -> int | None:
 
 
 def program() -> Topology:
-    """Windows behind everything that lets some records pass and others not."""
+    """Windows behind every operator that may drop records."""
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.int64)
     hopping = TimeWindows(milliseconds=10, advance=ms(5), grace=ms(3))

@@ -1,4 +1,4 @@
-"""`process` and `process_values`: an object of the user's in the way of the records."""
+"""`process` and `process_values`: processors of the user."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COUNTS = key_value_store("counts", key=serdes.text, value=serdes.int64)
 
 
 class Each(Processor[Any, Any, Any, Any]):
-    """Forwards what a function of (context, record) makes of each record."""
+    """Forwards the results of a function of (context, record) for each record."""
 
     def __init__(self, function: Callable[[Context, AnyRecord], AnyRecord | None]) -> None:
         self._function = function

@@ -1,4 +1,4 @@
-"""Punctuations: what a processor does when time has passed."""
+"""Punctuations: a processor's functions called at intervals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AnyContext = ProcessorContext[Any, Any]
 
 
 class Tick(Processor[Any, Any, Any, Any]):
-    """Passes records on, and forwards the time at intervals."""
+    """Forwards records, and the time at intervals."""
 
     def __init__(self, type_: Any, interval_ms: int, fires: int = 1000) -> None:
         self._type, self._interval_ms, self._left = type_, interval_ms, fires
@@ -40,7 +40,7 @@ class Tick(Processor[Any, Any, Any, Any]):
 
 
 def run(processor: Any, *steps: Any, config: dict[str, Any] | None = None) -> list[tuple[Any, Any]]:
-    """Send a record for each (timestamp, headers), let time pass for each number; return (key, timestamp) of the
+    """Send a record for each (timestamp, headers), advance the time for each number; return (key, timestamp) of the
     outputs.
     """
     builder = StreamsBuilder("app")
@@ -158,7 +158,7 @@ def test_a_schedule_stays_on_its_grid_and_fires_once_for_each_grid_point_passed_
 def test_whatever_the_clock_is_put_to_the_next_call_is_an_interval_away_at_most_and_none_comes_in_a_burst(
     interval_ms: int, steps: list[tuple[int, int]]
 ) -> None:
-    """Steps of real time, after each of which the clock may be put forward or back."""
+    """Steps of real time, after each of which the clock may jump forward or back."""
     fired: list[int] = []
     queue, now = PunctuationQueue(), 1_000_000
     queue.look(now)

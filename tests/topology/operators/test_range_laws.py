@@ -1,4 +1,4 @@
-"""Laws of the project: results depend neither on the number of key ranges nor, in the end, on the record cache."""
+"""Laws of the project: results depend neither on the number of key ranges nor, finally, on the record cache."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -94,7 +94,7 @@ def test_tables_and_outputs_of_each_key_do_not_depend_on_the_number_of_ranges(in
 
 
 class SinceEachRecord(Windows):
-    """Windows that begin with their records, as a user might write them: at a time that no clock tells."""
+    """User-defined windows that begin with their records, at times that no clock determines."""
 
     size_ms = 12
     grace_ms = 3
@@ -134,7 +134,7 @@ def test_windows_that_begin_with_their_records_expire_alike_for_any_number_of_ra
 
 
 class Recent(Processor[str, int, str, Any]):
-    """Forwards what its stores still have of a key."""
+    """Forwards the rows that its stores still have of a key."""
 
     def process(self, record: Record[str, int]) -> None:
         windows: WindowStore[str, int] = self.context.store("windows")

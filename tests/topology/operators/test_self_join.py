@@ -1,4 +1,4 @@
-"""A stream joined with itself: with one store for both sides it says what it says with two."""
+"""A stream joined with itself: one store for both sides gives the same results as two."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Sessions: runs of records of a key without a long pause; a record that lies between two makes one of them."""
+"""Sessions: runs of records of a key without a long pause; a record between two sessions merges them."""
 
 from __future__ import annotations
 

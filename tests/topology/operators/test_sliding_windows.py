@@ -14,7 +14,7 @@ from tests.durations import ms
 
 
 def lists(difference: int, grace: int = 0) -> Topology:
-    """Each window as the list of its values; the aggregator changes its aggregate in place."""
+    """Return each window as the list of its values; the aggregator changes its aggregate in place."""
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.int64)
     windows = stream.group_by_key().windowed_by(SlidingWindows(milliseconds=difference, grace=ms(grace)))

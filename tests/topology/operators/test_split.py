@@ -1,4 +1,4 @@
-"""`split`: each record goes to the first branch that wants it."""
+"""`split`: each record goes to the first branch whose predicate is true."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stream-global joins: each record names the key that it looks up, in a table of which every task has all rows."""
+"""Stream-global joins: each record looks up a key of its choice, in a table of which every task has all rows."""
 
 from typing import Any
 

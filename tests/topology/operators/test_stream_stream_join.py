@@ -193,9 +193,10 @@ def test_once_all_windows_are_closed_the_results_are_those_of_the_relational_joi
     events: list[Event], kind: str, before: int, after: int, ranges: int, commit: bool
 ) -> None:
     windows = JoinWindows(before=ms(before), after=ms(after), grace=ms(60))
-    if kind != "inner":  # what comes after its window has closed is told of at once, and again when a match comes
+    if kind != "inner":  # a record after the end of its window is emitted at once, and again with a match
         events.sort(key=lambda event: event[3])
-    # Kafka Streams looks for those without a match when time moves, and not each time: the ends move it far enough.
+    # Kafka Streams searches for unmatched records when time advances, and not each time: the end records advance it far
+    # enough.
     ends: list[Event] = [("left", f"end{n}", 0, at) for n, at in enumerate((500, 1000, 1500))]
     out = [
         result

@@ -1,4 +1,4 @@
-"""Stream-table joins: each stream record meets the row of its key as it is now."""
+"""Stream-table joins: each stream record is joined with the current row of its key."""
 
 from typing import Any
 

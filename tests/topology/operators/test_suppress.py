@@ -87,7 +87,7 @@ def test_more_bytes_than_may_wait_push_the_earliest_out() -> None:
 def test_where_nothing_may_go_before_its_time_the_application_stops(bounds: dict[str, int], caching: bool) -> None:
     records = [("a", "1", 0), ("b", "1", 3), ("a", "2", 4), ("c", "1", 1000), ("d", "1", 1004)]
     within = run(limited(1000, when_full="shut_down", **bounds), *records, caching=caching)
-    assert within == [("a", "2", 4), ("b", "1", 3)]  # what is due goes before anything is counted
+    assert within == [("a", "2", 4), ("b", "1", 3)]  # due updates go before the limit is checked
     with pytest.raises(
         ProcessingError, match=r"KTABLE-SUPPRESS-\d+: 3 rows with 6 bytes wait, more than suppress\(\) was told to hold"
     ):

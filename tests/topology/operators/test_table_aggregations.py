@@ -19,7 +19,7 @@ def team_and_points(_: str, value: str) -> tuple[str | None, str | None]:
 
 
 def topology(view: Any = None, store: str | None = "groups") -> Topology:
-    """Trace what comes in and out of the group of each row."""
+    """Trace the inputs and outputs of each row's group."""
     builder = StreamsBuilder("app")
     table: KTable[str, str] = builder.table("in", key=serdes.text, value=serdes.text)
     grouped = (view(table) if view else table).group_by(team_and_points, key=serdes.text, value=serdes.text)

@@ -1,4 +1,4 @@
-"""Table-table joins: an update of either side updates the row that both make."""
+"""Table-table joins: an update of either side updates the joined row."""
 
 from typing import Any
 
@@ -90,7 +90,7 @@ def test_a_join_can_be_joined_again_without_being_kept() -> None:
 @pytest.mark.parametrize("store", [None, "kept"])
 @pytest.mark.parametrize("kind", ["inner", "left", "outer"])
 def test_rows_that_go_on_both_sides_between_two_flushes_are_gone(kind: str, store: str | None) -> None:
-    """Each side finds the other row deleted already; the old values of both show that the result existed."""
+    """Each side finds the other row already deleted; the old values of both show that the result existed."""
     builder = StreamsBuilder("app")
     left, right = (builder.table(topic, key=serdes.text, value=serdes.json) for topic in ("left", "right"))
     method: Any = {"inner": left.join, "left": left.left_join, "outer": left.outer_join}[kind]

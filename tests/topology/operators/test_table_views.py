@@ -1,4 +1,4 @@
-"""Tables filtered and mapped, looked through or kept in a store of their own."""
+"""Filtered and mapped tables, as views or with a store of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`stream(timestamp=...)`: event time out of the record."""
+"""`stream(timestamp=...)`: event time from the record."""
 
 from typing import Any
 

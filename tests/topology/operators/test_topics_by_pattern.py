@@ -1,4 +1,4 @@
-"""`stream(re.compile(…))`: every topic whose name matches, those of now and those to come."""
+"""`stream(re.compile(…))`: every topic with a matching name, present or future."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tumbling windows: an aggregate for each key and stretch of time, closed by stream time."""
+"""Tumbling windows: an aggregate for each key and window, closed by stream time."""
 
 from collections import Counter
 from typing import Any
