@@ -131,7 +131,7 @@ class Group:
 
 
 APART = (0, 5, 20, 61, 130, 200)
-"""How much later a record comes, in seconds: within a window, in the next one, beyond the retention, a segment later."""
+"""How much later a record comes, in seconds: within a window, in the next, beyond the retention, a segment later."""
 STEPS = st.lists(st.tuples(st.sampled_from(("assign", "work", "work", "commit")), st.integers(0, 63)), max_size=25)
 
 
