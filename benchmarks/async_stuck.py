@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import random
 import tempfile
 import threading
@@ -35,6 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.async_calls import CALL_S, KEYS, settings
+from benchmarks.running import resident
 from coopstreams import CoopStreams, StreamsBuilder, Topology, serdes
 from coopstreams.common.memory import tune_memory
 from coopstreams.dev.broker import KafkaBroker
@@ -115,11 +115,6 @@ def read(bootstrap: str, topic: str) -> Iterator[tuple[bytes, bytes, int]]:
     with reading(bootstrap, topic) as consumer:
         while messages := consumer.consume(10_000, 2.0):
             yield from ((one.key() or b"", one.value() or b"", one.timestamp()[1]) for one in messages)
-
-
-def resident() -> int:
-    """Return the bytes of this process that are in memory."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def blocked(bootstrap: str, seconds: float, rounds: int) -> Table:

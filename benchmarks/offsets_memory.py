@@ -13,17 +13,16 @@ from __future__ import annotations
 
 import argparse
 import gc
-import os
 import random
 import time
 import tracemalloc
 from collections.abc import Iterator
 from multiprocessing import get_context
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.running import resident
 from coopstreams.commit.record import CommitKey, CommitValue, Segment, encode_key, encode_value
 from coopstreams.commit.view import CommitView
 from coopstreams.topology.columns import TopicPartition
@@ -51,11 +50,6 @@ def records(entries: int, topics: int, cuts: int) -> Iterator[tuple[bytes, bytes
             encode_key(CommitKey("accounting", f"orders-{topic}", partition, key_range, 3, 17)),
             encode_value(CommitValue(writer, (segment,))),
         )
-
-
-def resident() -> int:
-    """Return the bytes of this process that are in memory."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def filled(entries: int, topics: int, cuts: int) -> CommitView:

@@ -67,7 +67,6 @@ class KafkaBroker:
         controller_port: int | None = None,
         cluster: str | None = None,
         settings: Mapping[str, str] | None = None,
-        java: Java | None = None,
         console: Console | None = None,
         version: str = KAFKA,
         secure: bool = False,
@@ -85,7 +84,6 @@ class KafkaBroker:
         self._controller_port = controller_port
         self._cluster = cluster
         self._settings = dict(settings or {})
-        self._java = java
         self._console = console or Console(stderr=True)
         self._version = version
         self.secured = _secured(self.folder) if secure or (self.folder / _SECURITY).exists() else None
@@ -147,7 +145,7 @@ class KafkaBroker:
                     )
                 self._await_answer(broker)
                 return False
-            java = self._java or find_java()
+            java = find_java()
             classpath = f"{kafka_jars(self._console, version=self._version)}/*"
             for _ in range(3):
                 if self._launch(java, classpath):

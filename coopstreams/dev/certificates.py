@@ -43,7 +43,7 @@ def authority() -> Issued:
         decipher_only=False,
     )
     made = (
-        _builder(name, name, key.public_key(), VALID_DAYS)
+        _builder(name, name, key.public_key())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -52,14 +52,14 @@ def authority() -> Issued:
     return _issued(made, key)
 
 
-def issue(by: Issued, name: str, hosts: Sequence[str] = (), *, valid_days: float = VALID_DAYS) -> Issued:
+def issue(by: Issued, name: str, hosts: Sequence[str]) -> Issued:
     """Return a certificate of this authority for a server on these hosts, or for a client: its subject is `CN=name`."""
     signer = serialization.load_pem_private_key(by.key, None)
     assert isinstance(signer, ec.EllipticCurvePrivateKey)
     root = x509.load_pem_x509_certificate(by.certificate)
     key = ec.generate_private_key(ec.SECP256R1())
     made = (
-        _builder(_name(name), root.subject, key.public_key(), valid_days)
+        _builder(_name(name), root.subject, key.public_key())
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(
             x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False
@@ -71,9 +71,7 @@ def issue(by: Issued, name: str, hosts: Sequence[str] = (), *, valid_days: float
     return _issued(made.sign(signer, hashes.SHA256()), key)
 
 
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, valid_days: float
-) -> x509.CertificateBuilder:
+def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
@@ -82,7 +80,7 @@ def _builder(
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _AN_HOUR)
-        .not_valid_after(now + datetime.timedelta(days=valid_days))
+        .not_valid_after(now + datetime.timedelta(days=VALID_DAYS))
     )
 
 

@@ -65,11 +65,11 @@ class Secured:
         self._write(f"{ADMIN}.password", secrets.token_urlsafe(24).encode())
         self._write(f"{ADMIN}.toml", self._admin_settings().encode())  # last: `made` checks for this file
 
-    def certificate(self, name: str, *, valid_days: float = certificates.VALID_DAYS) -> tuple[Path, Path]:
+    def certificate(self, name: str) -> tuple[Path, Path]:
         """Make a certificate for the user `name`; return the files of the certificate and of its key."""
         authority = certificates.Issued(self.authority.read_bytes(), (self.folder / "ca.key").read_bytes())
         hosts = _HOSTS if name == _BROKER else ()
-        issued = certificates.issue(authority, name, hosts, valid_days=valid_days)
+        issued = certificates.issue(authority, name, hosts)
         # in one file, as Kafka's PEM key stores require
         self._write(f"{name}.both.pem", issued.key + issued.certificate)
         return self._write(f"{name}.pem", issued.certificate), self._write(f"{name}.key", issued.key)

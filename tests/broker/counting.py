@@ -96,6 +96,11 @@ def table(app: CoopStreams, store: str = "counts") -> dict[str, int]:
             return {}
 
 
+def reasons(app: CoopStreams) -> list[str]:
+    """Return the codes of the reasons in the status of an application."""
+    return [reason["code"] for reason in (app.status() or {"reasons": []})["reasons"]]
+
+
 def await_table(app: CoopStreams, expected: dict[str, int], timeout_s: float = 120) -> None:
     """Return when the store has the expected rows."""
     found: dict[str, int] = {}

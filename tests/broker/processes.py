@@ -15,6 +15,15 @@ from pathlib import Path
 from tests.broker.waiting import eventually
 
 
+def alive(pid: int) -> bool:
+    """Whether there is such a process."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 @dataclass(slots=True)
 class Workers:
     """Processes of one application; each has a number and a state folder that outlives it."""

@@ -13,7 +13,7 @@ from coopstreams import CoopStreams
 from coopstreams.commit.policy import PolicyTopic
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.topology.keys import WHOLE, KeyRange
-from tests.broker.counting import Counting, await_table, instance_of
+from tests.broker.counting import Counting, await_table, instance_of, reasons
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
 
@@ -24,11 +24,6 @@ KEYS = [f"key-{number}" for number in range(50)]
 
 def ranges(*apps: CoopStreams) -> list[KeyRange]:
     return sorted(task.key_range for app in apps for task in instance_of(app).tasks)
-
-
-def codes(app: CoopStreams) -> list[str]:
-    status = app.status()
-    return [] if status is None else [reason["code"] for reason in status["reasons"]]
 
 
 def test_a_shared_partition_becomes_whole_while_it_is_forbidden_and_each_record_counts_once(
@@ -50,7 +45,7 @@ def test_a_shared_partition_becomes_whole_while_it_is_forbidden_and_each_record_
         written += counting.write(KEYS * 20)
         await_table(first, written)
         both = (first, second)
-        eventually(lambda: [codes(app) for app in both] == [["not-shared"]] * 2, 60, lambda: f"{first.status()}")
+        eventually(lambda: [reasons(app) for app in both] == [["not-shared"]] * 2, 60, lambda: f"{first.status()}")
         for app in both:
             status = app.status()
             assert status is not None
@@ -61,6 +56,6 @@ def test_a_shared_partition_becomes_whole_while_it_is_forbidden_and_each_record_
         eventually(lambda: ranges(first, second) == KeyRange.split(2), 120, lambda: told)
         written += counting.write(KEYS * 20)
         await_table(first, written)
-        assert not codes(first)
+        assert not reasons(first)
     policy.close()
     log.close()

@@ -10,13 +10,13 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.trace import SpanContext
 
 from coopstreams import CoopStreams, StreamsBuilder, serdes
 from coopstreams.topology.graph.topology import Topology
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
+from tests.tasks.test_spans import context_of
 
 pytestmark = pytest.mark.broker
 
@@ -83,9 +83,3 @@ def test_a_record_and_what_is_made_of_it_are_one_trace(kafka: Kafka, tmp_path: P
 
 def span_id(span: ReadableSpan) -> str:
     return f"{context_of(span).span_id:016x}"
-
-
-def context_of(span: ReadableSpan) -> SpanContext:
-    context = span.get_span_context()
-    assert context is not None
-    return context

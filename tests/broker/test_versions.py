@@ -19,7 +19,7 @@ import pytest
 from coopstreams import CoopStreams, StreamsBuilder, Topology, serdes
 from coopstreams.query.client import QueryClient
 from coopstreams.topology.errors import QueryError
-from tests.broker.counting import instance_of
+from tests.broker.counting import instance_of, reasons
 from tests.broker.reading import latest, read_topic
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
@@ -92,11 +92,6 @@ def program(kafka: Kafka, tmp_path: Path) -> Iterator[Program]:
     made = Program(kafka, tmp_path)
     yield made
     made.stop_all()
-
-
-def reasons(app: CoopStreams) -> list[str]:
-    status = app.status()
-    return [] if status is None else [reason["code"] for reason in status["reasons"]]
 
 
 def members(app: CoopStreams) -> int:

@@ -23,6 +23,7 @@ from rich.console import Console
 
 from coopstreams.commands.terminal.processes import WorkerProcess, processes_table
 from coopstreams.dev.process import wait_until
+from tests.broker.processes import alive
 
 APP = """
 import os
@@ -93,14 +94,6 @@ class Terminal:
                 self.written += data
         except OSError:
             return  # the last one who had the other end is gone
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 @pytest.fixture

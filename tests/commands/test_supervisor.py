@@ -20,6 +20,7 @@ from coopstreams.commands.processes.supervisor import Supervisor
 from coopstreams.commands.processes.worker import past, say_why
 from coopstreams.dev.process import wait_until
 from coopstreams.topology.errors import ProcessingError
+from tests.broker.processes import alive
 
 LIVES = (
     "import os, sys, time, pathlib; pathlib.Path(sys.argv[1], f'{sys.argv[2]}-{os.getpid()}').touch(); time.sleep(600)"
@@ -45,14 +46,6 @@ def beside(folder: Path, code: str) -> Callable[[int], Sequence[str]]:
 
 def started(folder: Path, number: int) -> list[int]:
     return [int(path.name.partition("-")[2]) for path in folder.glob(f"{number}-*")]
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 @pytest.fixture(autouse=True)

@@ -24,10 +24,10 @@ def test_a_group_without_members_takes_commits_and_says_what_it_has(kafka: Kafka
     with GroupAdmin({"bootstrap.servers": kafka.bootstrap}, kafka.unique("group")) as admin:
         assert admin.describe().state == "Dead"
         assert admin.committed() == {}
-        admin.commit({first: (5, "note")})
+        admin.commit({first: (5, note := "é" * 1000)})
         assert admin.describe().state == "Empty"
-        assert admin.committed() == {first: (5, "note")}
-        assert admin.committed([first, second]) == {first: (5, "note"), second: None}
+        assert admin.committed() == {first: (5, note)}
+        assert admin.committed([first, second]) == {first: (5, note), second: None}
 
 
 def test_a_group_with_members_refuses_commits_and_says_who_is_in_it(

@@ -140,16 +140,6 @@ def test_a_follower_can_have_a_rebalance(app: Application) -> None:
 # --- fences ---------------------------------------------------------------------
 
 
-def test_offsets_come_back_with_their_metadata(app: Application, partition: TopicPartition) -> None:
-    a = app.start("a")
-    app.complete("a")
-    assert a.member.committed([partition]) == {partition: None}
-    commit(a, partition, 7, "é" * 1000)
-    assert a.member.committed([partition]) == {partition: (7, "é" * 1000)}
-    commit(a, partition, 8)
-    assert a.member.committed([partition, partition]) == {partition: (8, "")}
-
-
 def test_a_commit_of_an_earlier_generation_is_refused(app: Application, partition: TopicPartition) -> None:
     a = app.start("a")
     app.complete("a")

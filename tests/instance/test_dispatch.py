@@ -20,17 +20,11 @@ from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
-from tests.tasks.engine import AT_LEAST, EXACTLY, PATIENCE_S, Engine
+from tests.tasks.engine import AT_LEAST, EXACTLY, PATIENCE_S, Engine, counting
 
 LEFT, RIGHT = KeyRange.split(2)
 SOURCE = TopicPartition("in", 0)
 KEYS = [b"%d" % number for number in range(40)]
-
-
-def counting() -> Topology:
-    builder = StreamsBuilder("app")
-    builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key().count(store="counts").to_stream().to("out")
-    return builder.build()
 
 
 def joining() -> Topology:

@@ -33,7 +33,7 @@ from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.task_id import TaskId
 from tests.broker.waiting import eventually
 from tests.state.held import fetchers, gate, on_the_way
-from tests.state.test_snapshot_restore import rocks
+from tests.state.rows import rocks
 
 COUNTS, SMALL = StoreSpec("counts", "key_value", text, text), StoreSpec("small", "key_value", text, text)
 KEYS = [b"key-%d" % number for number in range(200)]

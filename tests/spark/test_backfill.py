@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from coopstreams import SessionWindows, StreamsBuilder, TimeWindows, Topology, serdes, until_window_closes
 from coopstreams.common.config import Config
@@ -21,19 +20,8 @@ from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.errors import ConfigError, ProcessingError
 from coopstreams.topology.graph.partitions import check_partitions
 from coopstreams.topology.keys import partition_of
-from tests.broker import law
 from tests.durations import ms
 from tests.spark.slices import changelogs_of
-
-
-def table(spark: SparkSession, records: Sequence[law.Input], topic: str) -> DataFrame:
-    """Return the records of a topic, with their number in the input."""
-    rows = [
-        (None if r.key is None else r.key.encode(), r.value, r.timestamp, r.partition, number)
-        for number, r in enumerate(records)
-        if r.topic == topic
-    ]
-    return spark.createDataFrame(rows, "key binary, value binary, timestamp bigint, partition int, number bigint")
 
 
 def plan_of(topology: Topology, counts: Mapping[str, int], ranges: int, snapshots: Path) -> Plan:
@@ -69,34 +57,6 @@ def run(
     }
     config = Config.of({"bootstrap.servers": "nowhere:1", **given}, topology.application_id)
     return carry_out(spark, topology, config, plan, histories, str(folder / "work"))
-
-
-def decoded(changelogs: Mapping[str, Mapping[bytes, tuple[bytes, int]]]) -> dict[str, dict[Any, Any]]:
-    return {
-        name: dict(law._decoded(name, {key: value for key, (value, _) in rows.items()}))
-        for name, rows in changelogs.items()
-        if name in law.TABLES
-    }
-
-
-@pytest.mark.slow  # test_hand_over.py has the same program, over a cut, from Kafka
-@pytest.mark.parametrize(("partitions", "ranges"), [(1, 1), (2, 3)])
-def test_counts_windows_joins_and_repartitions_are_those_of_one_thread(
-    spark: SparkSession, tmp_path: Path, partitions: int, ranges: int
-) -> None:
-    topics = law.Topics("law", "orders", "customers", "running", "windows", "cities")
-    topology = law.law_topology(topics)
-    records = law.law_input(seed=ranges, orders=3000, partitions=partitions)
-    expected = law.fold(records, partitions)
-    assert expected.late > 20
-    histories = {
-        topic: TableHistory(table(spark, records, topic), order_by=["number"]) for topic in ("orders", "customers")
-    }
-    done = run(spark, topology, histories, partitions, ranges, tmp_path)
-    assert decoded(changelogs_of(topology, tmp_path / "snapshots", done.results)) == expected.tables
-    late = sum(count for result in done.results for reason, count in result.dropped.items() if reason.endswith("late"))
-    assert late == expected.late
-    assert done.records == len(records)
 
 
 def exchanging() -> Topology:

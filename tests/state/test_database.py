@@ -1,21 +1,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 import pytest
 
 from coopstreams.state import layout
 from coopstreams.state.checkpoints import Checkpoint
 from coopstreams.state.database import Database
-from coopstreams.state.engine import Change, Engine
+from coopstreams.state.engine import Change
 from coopstreams.state.memory import Memory
 from coopstreams.topology.errors import StateError
 from coopstreams.topology.keys import ALL_GROUPS, KeyGroups
 from coopstreams.topology.serdes import int64, text
 from coopstreams.topology.stores import StoreSpec, window_key
+from tests.state.conftest import NewEngine
 
-NewEngine = Callable[[], Engine]
 COUNTS = StoreSpec("counts", "key_value", text, int64)
 OTHER = StoreSpec("other", "key_value", text, int64)
 WINDOWS = StoreSpec("windows", "window", text, int64, window_ms=60_000, retention_ms=240_000)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,8 +10,8 @@ from hypothesis import strategies as st
 
 from coopstreams.state.engine import Change, Engine
 from coopstreams.topology.errors import StateError
+from tests.state.conftest import NewEngine
 
-NewEngine = Callable[[], Engine]
 KEY = st.binary(max_size=3)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,9 @@ from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.serdes import int64, text
 from coopstreams.topology.stores import StoreSpec
 from tests.state.bounds import bounds
+from tests.state.conftest import NewEngine
+from tests.state.rows import put
 
-NewEngine = Callable[[], Engine]
 TTL = 10
 SPEC = StoreSpec("rows", "key_value", text, int64, ttl_ms=TTL)
 KEYS = [f"key-{number}".encode() for number in range(4)]
@@ -64,11 +64,8 @@ class Tables:
 
     def change(self, key: bytes, value: int | None, timestamp: int) -> None:
         table = self.of(key)
-        entry = table.entries.get(key) or table.load(key)
-        entry.value, entry.timestamp = value, timestamp
-        if not entry.dirty:
-            table.touch(key, entry)
-        table.note(key, entry)
+        put(table, key, value, timestamp)
+        table.note(key, table.entries[key])
         self.rows.pop(key, None)
         if value is not None:
             self.rows[key] = timestamp

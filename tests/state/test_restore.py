@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from coopstreams.state import layout
 from coopstreams.state.checkpoints import NOTHING_OBSERVED
 from coopstreams.state.database import Database
-from coopstreams.state.engine import Engine
 from coopstreams.state.memory import Memory
 from coopstreams.state.restore import TRUSTED_MS, Restore
 from coopstreams.topology.columns import Columns
@@ -18,8 +17,9 @@ from coopstreams.topology.keys import ALL_GROUPS, WHOLE, KeyGroups, KeyRange, ke
 from coopstreams.topology.serdes import int64, text
 from coopstreams.topology.stores import StoreSpec, window_key
 from tests.state.bounds import bounds, stands
+from tests.state.conftest import NewEngine
+from tests.state.rows import stored
 
-NewEngine = Callable[[], Engine]
 SPEC = StoreSpec("counts", "key_value", text, int64)
 SIZE = 60_000
 WINDOWS = StoreSpec("windows", "window", text, int64, window_ms=SIZE, retention_ms=4 * SIZE)
@@ -50,10 +50,6 @@ def fold(log: Sequence[Record], ranges: Iterable[KeyRange] = (WHOLE,)) -> dict[b
             if value is not None:
                 state[key] = (value, offset * 10)
     return state
-
-
-def stored(database: Database, spec: StoreSpec = SPEC) -> dict[bytes, tuple[bytes, int]]:
-    return {key: layout.unpack(data) for key, data in database.scan(spec.name, range(256), None, None)}
 
 
 def some_log(size: int) -> list[Record]:
@@ -290,9 +286,9 @@ def test_windows_are_filtered_by_their_plain_key_and_old_ones_are_skipped(new_en
         for window in range(46, 50)
         if key_hash(b"%d" % key) in one
     }
-    assert {key for key in stored(database, WINDOWS) if int.from_bytes(key[-8:], "big") >= 46 * SIZE} == kept
+    assert {key for key in stored(database, WINDOWS.name) if int.from_bytes(key[-8:], "big") >= 46 * SIZE} == kept
     assert len(engine.families()) <= 4  # fifty minutes in segments of two, of which only the last are kept
-    assert all(key_hash(key[:-8]) in one for key in stored(database, WINDOWS))
+    assert all(key_hash(key[:-8]) in one for key in stored(database, WINDOWS.name))
 
 
 def test_windows_of_a_range_do_not_expire_by_what_a_faster_sibling_has_written() -> None:
@@ -303,7 +299,7 @@ def test_windows_of_a_range_do_not_expire_by_what_a_faster_sibling_has_written()
     log = window_log([(slow, 1), *((fast, window) for window in range(1, 100)), (slow, 2)])
     restore = Restore(database, WINDOWS, [WHOLE], bounds(101))
     feed(restore, log, 101)
-    assert {key for key in stored(database, WINDOWS) if key[:-8] == slow} == {
+    assert {key for key in stored(database, WINDOWS.name) if key[:-8] == slow} == {
         window_key(slow, SIZE),
         window_key(slow, 2 * SIZE),
     }
@@ -314,7 +310,9 @@ def test_windows_that_a_task_will_need_again_have_not_expired_by_what_an_owner_b
     whole, behind = (Database(Memory(), [WINDOWS]) for _ in range(2))
     feed(Restore(whole, WINDOWS, [WHOLE], bounds(10)), log, 10, 10)
     feed(Restore(behind, WINDOWS, [WHOLE], bounds(10), times={WHOLE: 5 * SIZE}), log, 10, 10)
-    found = [{int.from_bytes(key[-8:], "big") // SIZE for key in stored(each, WINDOWS)} for each in (whole, behind)]
+    found = [
+        {int.from_bytes(key[-8:], "big") // SIZE for key in stored(each, WINDOWS.name)} for each in (whole, behind)
+    ]
     assert found == [set(range(6, 10)), set(range(2, 10))]
 
 
@@ -328,7 +326,7 @@ def test_windows_of_a_range_that_had_observed_nothing_have_not_expired_by_those_
     feed(Restore(database, WINDOWS, [first], bounds(1), times={first: NOTHING_OBSERVED}), log, 1)
     both = Restore(database, WINDOWS, [first, second], bounds(100), times={first: 2 * SIZE, second: 99 * SIZE})
     feed(both, log, 100)
-    assert window_key(slow, SIZE) in stored(database, WINDOWS)
+    assert window_key(slow, SIZE) in stored(database, WINDOWS.name)
 
 
 LOG = st.lists(

@@ -22,6 +22,7 @@ from coopstreams.topology.keys import ALL_GROUPS, WHOLE, KeyRange, key_hash
 from coopstreams.topology.serdes import json, text
 from coopstreams.topology.stores import StoreSpec
 from tests.state.bounds import bounds
+from tests.state.rows import stored
 
 SPEC = StoreSpec("people", "key_value", text, json, logged=False, source="people-topic")
 Record = tuple[int, bytes | None, bytes | None]
@@ -50,10 +51,6 @@ def processed(log: list[Record], positions: Mapping[KeyRange, int]) -> Rows:
         else:
             rows[key] = (json.serialize(read), offset * 10)
     return rows
-
-
-def stored(database: Database, spec: StoreSpec = SPEC) -> Rows:
-    return {key: layout.unpack(data) for key, data in database.scan(spec.name, range(256), None, None)}
 
 
 def feed(restore: Restore, log: list[Record], end: int, batch: int = 5) -> None:
@@ -91,7 +88,7 @@ def test_each_range_holds_what_its_task_had_read(
         positions = dict(zip(QUARTERS, (min(at, end) for at in stand), strict=True))
         restore = Restore(database, SPEC, QUARTERS, bounds(max(positions.values())), stops=positions)
         feed(restore, log, end)
-        assert stored(database) == processed(log, positions)
+        assert stored(database, SPEC.name) == processed(log, positions)
         assert [database.checkpoint("people", layout.groups_of(part)) for part in QUARTERS] == list(positions.values())
 
 
@@ -118,7 +115,7 @@ def test_a_task_that_comes_while_another_one_is_restored_is_read_up_to_its_own_p
             restore.feed(columns, found[-1][0] + 1 if found else end)
     restore.retarget([one, two], bounds=bounds(max(positions.values())), stops=positions)
     feed(restore, log, end)
-    assert stored(database) == processed(log, positions)
+    assert stored(database, SPEC.name) == processed(log, positions)
 
 
 def test_a_commit_says_how_far_each_part_of_the_range_is_also_when_no_row_has_changed() -> None:
@@ -131,7 +128,7 @@ def test_a_commit_says_how_far_each_part_of_the_range_is_also_when_no_row_has_ch
     assert state.changes() == []  # it has no changelog
     state.commit({}, {"people": {one: 5, two: 9}})
     assert [(run.first, run.last, run.offset) for run in database.checkpoints("people")] == [(0, 127, 5), (128, 255, 9)]
-    assert stored(database) == {b"a": (b'{"a":1}', 7)}
+    assert stored(database, SPEC.name) == {b"a": (b'{"a":1}', 7)}
     assert state.changes() == []
     state.commit({}, {"people": {WHOLE: 12}})
     assert [(run.first, run.last, run.offset) for run in database.checkpoints("people")] == [(0, 255, 12)]
@@ -161,4 +158,4 @@ def test_a_group_that_was_reset_to_an_earlier_offset_has_the_table_of_that_offse
     with caplog.at_level(logging.WARNING):
         feed(Restore(database, SPEC, [WHOLE], bounds(1), stops={WHOLE: 1}), log, 2)
     assert "its checkpoint 2 is above the position 1 of its task: were the offsets of the group reset?" in caplog.text
-    assert stored(database) == {b"a": (b"1", 0)}
+    assert stored(database, SPEC.name) == {b"a": (b"1", 0)}

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import cast
 
 import pytest
@@ -16,8 +15,9 @@ from coopstreams.state.window_table import SessionTable, WindowTable
 from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.serdes import int64, text
 from coopstreams.topology.stores import StoreSpec, session_key, split_session_key, split_window_key, window_key
+from tests.state.conftest import NewEngine
+from tests.state.rows import put
 
-NewEngine = Callable[[], Engine]
 MINUTE = 60_000
 KEPT = 10 * MINUTE
 SESSIONS = StoreSpec("sessions", "session", text, int64, retention_ms=KEPT)
@@ -197,10 +197,7 @@ def test_windows_of_a_key_are_found_whoever_has_changed_them(
             if length % 2:
                 table.put(row, value, number)
             else:
-                entry = table.entries.get(row) or table.load(row)
-                entry.value, entry.timestamp = value, number
-                if not entry.dirty:
-                    table.touch(row, entry)
+                put(table, row, value, number)
             live[key, minute] = number
             if value is None:
                 del live[key, minute]

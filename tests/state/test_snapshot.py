@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from coopstreams.state import layout, manifest, snapshot
 from coopstreams.state.checkpoints import Checkpoint
 from coopstreams.state.database import Database
-from coopstreams.state.engine import Change, Engine
+from coopstreams.state.engine import Change
 from coopstreams.state.manifest import Manifest, Slice, StoreSlices
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.snapshot import SnapshotWriter
@@ -28,6 +28,7 @@ from coopstreams.topology.serdes import int64, text
 from coopstreams.topology.stores import StoreSpec, window_key
 from tests.state.bounds import TOPIC_ID
 from tests.state.conftest import NewEngine
+from tests.state.rows import rocks
 
 SPEC = StoreSpec("counts", "key_value", text, int64)
 WINDOWS = StoreSpec("windows", "window", text, int64, window_ms=60_000, retention_ms=240_000)
@@ -134,13 +135,13 @@ def test_what_is_exported_is_what_the_database_has_slice_by_slice(
 
 
 def test_a_range_is_exported_alone_and_key_groups_without_a_checkpoint_are_not(folder: str, tmp_path: Path) -> None:
-    database = Database(_rocks(tmp_path), [SPEC, WINDOWS])
+    database = Database(rocks(tmp_path), [SPEC, WINDOWS])
     fill(database, 500)
     one = KeyRange.of_groups(3, 20)
     slices = taken(folder, database, SPEC, one)
     assert [(each.first, each.last) for each in slices] == [(3, 7), (8, 15), (16, 20)]
     assert len(rows_of(folder, slices, tmp_path)) == sum(key_hash(b"key-%d" % number) in one for number in range(500))
-    assert taken(folder, Database(_rocks(tmp_path), [SPEC]), SPEC) == []
+    assert taken(folder, Database(rocks(tmp_path), [SPEC]), SPEC) == []
 
 
 @pytest.mark.parametrize("spec", [SPEC, WINDOWS], ids=["plain", "windows"])
@@ -165,7 +166,7 @@ def test_a_database_that_ingests_slices_is_the_one_they_came_from(
 
 
 def test_ingested_state_outlives_the_process(folder: str, tmp_path: Path) -> None:
-    origin = Database(_rocks(tmp_path), [SPEC, WINDOWS])
+    origin = Database(rocks(tmp_path), [SPEC, WINDOWS])
     fill(origin)
     (tmp_path / "target").mkdir()
     target = Database(Rocks(tmp_path / "target"), [SPEC])
@@ -182,7 +183,7 @@ def test_ingested_state_outlives_the_process(folder: str, tmp_path: Path) -> Non
 
 
 def test_files_that_are_none_leave_the_database_usable_and_the_groups_without_a_checkpoint(tmp_path: Path) -> None:
-    database = Database(_rocks(tmp_path), [SPEC, WINDOWS])
+    database = Database(rocks(tmp_path), [SPEC, WINDOWS])
     fill(database, 500)
     bad = tmp_path / "bad.sst"
     bad.write_bytes(b"no file of RocksDB" * 100)
@@ -201,7 +202,7 @@ def test_rows_out_of_order_are_refused_and_none_make_no_file(tmp_path: Path) -> 
 
 
 def test_nothing_is_seen_before_it_is_published_and_the_newest_publication_counts(url: str, tmp_path: Path) -> None:
-    database = Database(_rocks(tmp_path), [SPEC, WINDOWS])
+    database = Database(rocks(tmp_path), [SPEC, WINDOWS])
     fill(database, 50)
     first = manifest_of({"counts": taken(url, database, SPEC, PART)})
     assert snapshot.load(url, "app") is None
@@ -259,7 +260,7 @@ def test_a_manifest_in_the_wrong_place_and_a_missing_one_are_refused(url: str) -
 
 @pytest.fixture
 def published(folder: str, tmp_path: Path) -> tuple[str, Manifest]:
-    database = Database(_rocks(tmp_path), [SPEC, WINDOWS])
+    database = Database(rocks(tmp_path), [SPEC, WINDOWS])
     fill(database)
     made = manifest_of(
         {"counts": taken(folder, database, SPEC, PART), "windows": taken(folder, database, WINDOWS, PART)}
@@ -309,7 +310,7 @@ def test_files_that_hold_something_else_than_the_manifest_says_are_found(publish
 
 
 def test_a_sweep_leaves_what_counts_and_what_may_be_at_work(url: str, tmp_path: Path) -> None:
-    database = Database(_rocks(tmp_path), [SPEC, WINDOWS])
+    database = Database(rocks(tmp_path), [SPEC, WINDOWS])
     fill(database, 500)
     old = manifest_of({"counts": taken(url, database, SPEC, PART, run="run-1")}, "run-1")
     snapshot.publish(url, old)
@@ -414,9 +415,3 @@ def test_holes_are_what_nobody_has_and_what_several_have() -> None:
     assert manifest.holes(whole, 1) == []
     assert manifest.holes(whole[:1], 1) == [(0, group) for group in range(128, 256)]
     assert manifest.holes([*whole, Slice(0, 9, 9)], 1) == [(0, 9)]
-
-
-def _rocks(tmp_path: Path) -> Engine:
-    folder = tmp_path / f"rocks-{next(numbers)}"
-    folder.mkdir()
-    return Rocks(folder)

@@ -22,8 +22,9 @@ from coopstreams.topology.keys import ALL_GROUPS, key_group, key_hash
 from tests.broker.waiting import eventually
 from tests.state.bounds import bounds
 from tests.state.held import fetchers, gate
-from tests.state.test_restore import SPEC, some_log, stored
-from tests.state.test_snapshot_restore import CHANGELOG, PARTITION, ended, publish, restored, rocks
+from tests.state.rows import rocks, stored
+from tests.state.test_restore import SPEC, some_log
+from tests.state.test_snapshot_restore import CHANGELOG, PARTITION, ended, publish, restored
 
 LOG = some_log(500)
 TRUTH = stored(restored(LOG, 600))

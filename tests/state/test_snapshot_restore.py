@@ -33,7 +33,8 @@ from coopstreams.topology.keys import ALL_GROUPS, WHOLE, KeyGroups, KeyRange
 from coopstreams.topology.serdes import text
 from coopstreams.topology.stores import StoreSpec, window_key
 from tests.state.bounds import bounds, stands
-from tests.state.test_restore import SIZE, SPEC, WINDOWS, Record, feed, some_log, stored
+from tests.state.rows import rocks, stored
+from tests.state.test_restore import SIZE, SPEC, WINDOWS, Record, feed, some_log
 
 CHANGELOG = Changelog("app-counts-changelog", "id-1", 4)
 PARTITION = 2
@@ -394,14 +395,8 @@ def key_lives(log: Sequence[Record], upto: int, key: int) -> bool:
 
 def visible(database: Database, spec: StoreSpec) -> dict[bytes, tuple[bytes, int]]:
     """Return the stored windows without expired ones, whose removal depends on the parts of a restore."""
-    rows = stored(database, spec)
+    rows = stored(database, spec.name)
     if spec.kind not in layout.SEGMENTED:
         return rows
     oldest = layout.horizon(spec, max(layout.window_start(key) for key in rows))
     return {key: value for key, value in rows.items() if layout.window_start(key) >= oldest}
-
-
-def rocks(tmp_path: Path) -> Rocks:
-    folder = tmp_path / f"rocks-{next(numbers)}"
-    folder.mkdir()
-    return Rocks(folder)

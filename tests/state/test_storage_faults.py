@@ -24,7 +24,8 @@ from coopstreams.state.memory import Memory
 from coopstreams.state.snapshot_download import Downloads, SnapshotDownload
 from coopstreams.state.snapshot_restore import Snapshots
 from tests.state.bounds import bounds
-from tests.state.test_restore import SPEC, some_log, stored
+from tests.state.rows import stored
+from tests.state.test_restore import SPEC, some_log
 from tests.state.test_snapshot_restore import CHANGELOG, PARTITION, ended, publish, restored
 
 LOG = some_log(500)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,19 +16,12 @@ from coopstreams.topology.errors import SerdeError, StateError
 from coopstreams.topology.keys import ALL_GROUPS, WHOLE, KeyRange, key_group, key_hash
 from coopstreams.topology.serdes import Serde, int64, json, text
 from coopstreams.topology.stores import Entry, StoreSpec, TableStore
+from tests.state.conftest import NewEngine
+from tests.state.rows import put
 
-NewEngine = Callable[[], Engine]
 COUNTS = StoreSpec("counts", "key_value", text, int64)
 BYTES = 1 << 30
 KEYS = [b"", b"a", b"aa", b"b", b"ba", b"c", b"z"]
-
-
-def put(table: TableStore, key: bytes, value: object, timestamp: int = 0) -> None:
-    """Change an entry the way operators do."""
-    entry = table.entries.get(key) or table.load(key)
-    entry.value, entry.timestamp = value, timestamp
-    if not entry.dirty:
-        table.touch(key, entry)
 
 
 def seen(rows: Iterator[tuple[bytes, Entry]]) -> list[tuple[bytes, object, int]]:

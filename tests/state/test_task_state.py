@@ -12,9 +12,10 @@ from coopstreams.state.restore import Restore, lacking
 from coopstreams.state.task_state import TaskState
 from coopstreams.topology.keys import ALL_GROUPS, WHOLE, KeyGroups, KeyRange, key_hash
 from coopstreams.topology.serdes import int64, json, text
-from coopstreams.topology.stores import StoreSpec, TableStore, window_key
+from coopstreams.topology.stores import StoreSpec, window_key
 from tests.state.bounds import TOPIC_ID, bounds, stands
 from tests.state.conftest import NewEngine
+from tests.state.rows import put, stored
 
 COUNTS = StoreSpec("counts", "key_value", text, int64)
 NAMES = StoreSpec("names", "key_value", text, text)
@@ -22,17 +23,6 @@ LOCAL = StoreSpec("local", "key_value", text, int64, logged=False)
 WINDOWS = StoreSpec("windows", "window", text, int64, window_ms=10, retention_ms=100)
 PAGES = StoreSpec("pages", "key_value", text, json)
 BYTES = 1 << 30
-
-
-def put(table: TableStore, key: bytes, value: object, timestamp: int = 0) -> None:
-    entry = table.entries.get(key) or table.load(key)
-    entry.value, entry.timestamp = value, timestamp
-    if not entry.dirty:
-        table.touch(key, entry)
-
-
-def stored(database: Database, store: str) -> dict[bytes, tuple[bytes, int]]:
-    return {key: layout.unpack(data) for key, data in database.scan(store, range(256), None, None)}
 
 
 def test_changes_are_columns_in_database_order_without_what_came_and_went() -> None:

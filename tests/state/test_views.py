@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,21 +17,15 @@ from coopstreams.state.task_state import TaskState
 from coopstreams.state.views import KeyRangeView, Window
 from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
 from coopstreams.topology.serdes import int64, text
-from coopstreams.topology.stores import StoreSpec, TableStore, window_key
+from coopstreams.topology.stores import StoreSpec, window_key
+from tests.state.conftest import NewEngine
+from tests.state.rows import put
 
-NewEngine = Callable[[], Engine]
 SPEC = StoreSpec("counts", "key_value", text, int64)
 SIZE = 60_000
 WINDOWS = StoreSpec("windows", "window", text, int64, window_ms=SIZE, retention_ms=10 * SIZE)
 BYTES = 1 << 30
 KEYS = [b"", b"a", b"a\x00", b"ab", b"b", b"b\xff", b"b\xff\xff", b"c", *(b"%03d" % number for number in range(50))]
-
-
-def put(table: TableStore, key: bytes, value: object, timestamp: int = 0) -> None:
-    entry = table.entries.get(key) or table.load(key)
-    entry.value, entry.timestamp = value, timestamp
-    if not entry.dirty:
-        table.touch(key, entry)
 
 
 def filled(engine: Engine) -> Database:

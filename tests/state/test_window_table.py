@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -13,8 +11,9 @@ from coopstreams.state.views import KeyRangeView
 from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
 from coopstreams.topology.serdes import int64, text
 from coopstreams.topology.stores import StoreSpec, TableStore, split_window_key, window_key
+from tests.state import rows
+from tests.state.conftest import NewEngine
 
-NewEngine = Callable[[], Engine]
 SIZE = 60_000
 SPEC = StoreSpec("windows", "window", text, int64, window_ms=SIZE, retention_ms=4 * SIZE)
 BYTES = 1 << 30
@@ -26,11 +25,7 @@ def new_state(engine: Engine, key_range: KeyRange = WHOLE, cache_bytes: int = BY
 
 
 def put(table: TableStore, key: bytes, window: int, value: int | None) -> None:
-    at = window_key(key, window * SIZE)
-    entry = table.entries.get(at) or table.load(at)
-    entry.value, entry.timestamp = value, window * SIZE
-    if not entry.dirty:
-        table.touch(at, entry)
+    rows.put(table, window_key(key, window * SIZE), value, window * SIZE)
 
 
 def windows_of(table: TableStore) -> Rows:

@@ -40,8 +40,10 @@ from coopstreams.tasks.tally import Tallies, Tally
 from coopstreams.tasks.task import Incarnation, Task
 from coopstreams.tasks.thread import StreamThread
 from coopstreams.tasks.tries import Tries
+from coopstreams.topology import serdes
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.compile.compile import compile_subtopology
+from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import MembershipLostError
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import KeyRange
@@ -49,6 +51,13 @@ from coopstreams.topology.task_id import TaskId
 
 EXACTLY, AT_LEAST = "exactly_once_v2", "at_least_once"
 PATIENCE_S = 90.0
+
+
+def counting() -> Topology:
+    """Count the records of each key, and write each count."""
+    builder = StreamsBuilder("app")
+    builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key().count(store="counts").to_stream().to("out")
+    return builder.build()
 
 
 class Membership:

@@ -6,11 +6,9 @@ from queue import SimpleQueue
 
 import pytest
 
-from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.keys import KeyRange, key_hash
-from tests.tasks.engine import AT_LEAST, EXACTLY, Engine
+from tests.tasks.engine import AT_LEAST, EXACTLY, Engine, counting
 
 LEFT, RIGHT = KeyRange.split(2)
 SOURCE = TopicPartition("in", 0)
@@ -21,9 +19,7 @@ OF_LEFT, OF_RIGHT = (
 
 @pytest.mark.parametrize("guarantee", [EXACTLY, AT_LEAST])
 def test_the_records_of_siblings_leave_one_message_in_front_of_a_thread_that_does_nothing(guarantee: str) -> None:
-    builder = StreamsBuilder("app")
-    builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key().count(store="counts").to_stream().to("out")
-    made = Engine(builder.build(), {"in": 1, "out": 1}, threads=2, processing_guarantee=guarantee)
+    made = Engine(counting(), {"in": 1, "out": 1}, threads=2, processing_guarantee=guarantee)
     busy, working = made.threads
     working.start()
     left, right = made.open(LEFT, thread=0), made.open(RIGHT, thread=1)

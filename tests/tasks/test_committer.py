@@ -16,24 +16,16 @@ from coopstreams.state.views import KeyRangeView
 from coopstreams.tasks import committer
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import DeliveryError, FencedError, LogError, MembershipLostError, UnknownTopicError
 from coopstreams.topology.failures import Failure
-from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import ALL_GROUPS, WHOLE, KeyRange
 from coopstreams.topology.naming import COMMIT_TOPIC
-from tests.tasks.engine import AT_LEAST, EXACTLY, Engine
+from tests.tasks.engine import AT_LEAST, EXACTLY, Engine, counting
 
 BOTH = pytest.mark.parametrize("guarantee", [EXACTLY, AT_LEAST])
 LEFT, RIGHT = KeyRange.split(2)
 SOURCE = TopicPartition("in", 0)
 CHANGELOG = "app-counts-changelog"
-
-
-def counting() -> Topology:
-    builder = StreamsBuilder("app")
-    builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key().count(store="counts").to_stream().to("out")
-    return builder.build()
 
 
 def engine(guarantee: str, keys: list[str], host: Host = SYSTEM) -> Engine:

@@ -38,10 +38,14 @@ def test_the_listener_is_called_with_each_change_and_with_no_other_state() -> No
     ],
 )
 def test_the_handler_answers_for_errors_of_this_instance_and_only_stream_threads_are_replaced(
-    answer: StreamThreadExceptionResponse | None, failure: Failed, response: StreamThreadExceptionResponse
+    answer: StreamThreadExceptionResponse | None,
+    failure: Failed,
+    response: StreamThreadExceptionResponse,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     on_error = None if answer is None else lambda _: answer
     assert Lifecycle(on_error=on_error).response(failure) is response
+    assert ("it was the control thread that failed" in caplog.text) == (answer is REPLACE and response is CLIENT)
 
 
 def test_an_answer_that_is_none_of_the_responses_is_an_error_that_names_them() -> None:

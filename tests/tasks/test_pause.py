@@ -12,16 +12,14 @@ from coopstreams.topology.keys import KeyRange
 from tests.broker.waiting import eventually
 from tests.durations import ms
 from tests.simulation.fibers import EPOCH_MS, Machine, Scheduler
-from tests.tasks.engine import AT_LEAST, EXACTLY, Engine
+from tests.tasks.engine import AT_LEAST, EXACTLY, Engine, counting
 
 (WHOLE,) = KeyRange.split(1)
 SOURCE = TopicPartition("in", 0)
 
 
 def made(guarantee: str = EXACTLY) -> Engine:
-    builder = StreamsBuilder("app")
-    builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key().count(store="counts").to_stream().to("out")
-    return Engine(builder.build(), {"in": 1, "out": 1}, processing_guarantee=guarantee)
+    return Engine(counting(), {"in": 1, "out": 1}, processing_guarantee=guarantee)
 
 
 def written(engine: Engine, count: int) -> None:

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 
 from coopstreams.common.backoff import FIRST_S, FORGOTTEN_AFTER_S, MOST_S, BackOff
 from coopstreams.tasks.events import Closed, Failed
-from coopstreams.tasks.lifecycle import Lifecycle, StreamThreadExceptionResponse
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
-from coopstreams.topology.errors import ApplicationStoppedError, ProcessingError
+from coopstreams.topology.errors import ProcessingError
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import WHOLE, KeyRange
 from tests.tasks.engine import AT_LEAST, EXACTLY, PATIENCE_S, Engine
@@ -139,12 +138,3 @@ def test_who_dies_again_soon_rests_and_longer_each_time(pauses: list[float]) -> 
         elif pause < FORGOTTEN_AFTER_S - 1e-6:
             assert rest_s == min(MOST_S, max(FIRST_S, 2 * before))
         before = rest_s
-
-
-def test_only_a_stream_thread_can_be_replaced(caplog: pytest.LogCaptureFixture) -> None:
-    replace, end = StreamThreadExceptionResponse.REPLACE_THREAD, StreamThreadExceptionResponse.SHUTDOWN_CLIENT
-    lifecycle = Lifecycle(on_error=lambda _: replace)
-    assert lifecycle.response(Failed(ValueError(), "stream thread 3", 3)) is replace
-    assert lifecycle.response(Failed(ValueError(), "opener")) is end
-    assert "it was the opener that failed" in caplog.text
-    assert lifecycle.response(Failed(ApplicationStoppedError("by another"), "group")) is end

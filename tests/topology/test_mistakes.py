@@ -12,6 +12,7 @@ from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.windows import TimeWindows
 from tests.durations import ms
+from tests.topology.test_subtopologies import built
 
 
 async def later(value: Any) -> Any:
@@ -33,12 +34,6 @@ def hourly(builder: StreamsBuilder, **more: Any) -> Any:
 def both(builder: StreamsBuilder, *operators: Callable[[Any], Any]) -> None:
     for operator in operators:
         operator(text(builder))
-
-
-def build(program: Callable[[StreamsBuilder], object]) -> None:
-    builder = StreamsBuilder("app")
-    program(builder)
-    builder.build()
 
 
 MISTAKES: dict[str, tuple[Callable[[StreamsBuilder], object], str]] = {
@@ -182,7 +177,7 @@ MISTAKES: dict[str, tuple[Callable[[StreamsBuilder], object], str]] = {
 def test_a_mistake_is_found_while_building(mistake: str) -> None:
     program, message = MISTAKES[mistake]
     with pytest.raises(TopologyError, match=message):
-        build(program)
+        built(program)
 
 
 @pytest.mark.parametrize("application_id", ["", "my app", "a" * 250, None])

@@ -8,13 +8,10 @@ from typing import Any, TypeAlias
 import pytest
 
 from coopstreams import (
-    KeyValueStore,
     Processor,
-    ProcessorContext,
     Record,
     StreamsBuilder,
     TopologyBuilder,
-    key_value_store,
     window_store,
 )
 from coopstreams.testing import TopologyTestDriver
@@ -24,9 +21,9 @@ from coopstreams.topology.graph.nodes import Processing, Sink, Source
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.stores import StoreSpec
 from tests.durations import ms
+from tests.topology.operators.test_process import COUNTS, Counting
 
 AnyRecord: TypeAlias = Record[Any, Any]
-COUNTS = key_value_store("counts", key=serdes.text, value=serdes.int64)
 TEXT: dict[str, Any] = {"key": serdes.text, "value": serdes.text}
 NUMBERS: dict[str, Any] = {"key": serdes.text, "value": serdes.int64}
 
@@ -34,19 +31,6 @@ NUMBERS: dict[str, Any] = {"key": serdes.text, "value": serdes.int64}
 class Pass(Processor[Any, Any, Any, Any]):
     def process(self, record: AnyRecord) -> None:
         self.context.forward(record)
-
-
-class Count(Processor[str, Any, str, int]):
-    """Forwards the number of records of its key."""
-
-    def init(self, context: ProcessorContext[str, int]) -> None:
-        super().init(context)
-        self.counts: KeyValueStore[str, int] = context.store("counts")
-
-    def process(self, record: Record[str, Any]) -> None:
-        count = (self.counts.get(record.key) or 0) + 1
-        self.counts.put(record.key, count)
-        self.context.forward(record.with_value(count))
 
 
 class Sort(Processor[str, str, str, str]):
@@ -99,7 +83,7 @@ def test_the_nodes_are_those_of_the_operators() -> None:
 def test_state_kept_by_key_is_cut_into_key_ranges(ranges: int) -> None:
     topology = (
         text_source()
-        .add_processor("count", Count, "lines", by_key=True)
+        .add_processor("count", Counting, "lines", by_key=True)
         .add_state_store(COUNTS, "count")
         .add_sink("numbers", "out", "count", **NUMBERS)
         .build()
@@ -118,7 +102,7 @@ def test_state_kept_by_key_is_cut_into_key_ranges(ranges: int) -> None:
 def test_a_processor_that_does_not_go_by_key_has_its_partition_to_itself() -> None:
     topology = (
         text_source()
-        .add_processor("count", Count, "lines", stores=[COUNTS], by_key=False)
+        .add_processor("count", Counting, "lines", stores=[COUNTS], by_key=False)
         .add_sink("numbers", "out", "count", **NUMBERS)
         .build()
     )
@@ -165,7 +149,7 @@ def test_a_node_may_have_several_parents(ranges: int) -> None:
     topology = (
         text_source("one", "first")
         .add_source("two", "second", **TEXT)
-        .add_processor("count", Count, "one", "two", stores=[COUNTS], by_key=True)
+        .add_processor("count", Counting, "one", "two", stores=[COUNTS], by_key=True)
         .add_processor("pass", Pass, "two", by_key=True)
         .add_sink("all", "out", "count", "pass", key=serdes.text, value=serdes.json)
         .build()
@@ -183,7 +167,7 @@ def test_processors_that_leave_keys_alone_stand_before_others_that_go_by_key(ran
     topology = (
         text_source()
         .add_processor("pass", Pass, "lines", fixed_key=True, by_key=True)
-        .add_processor("count", Count, "pass", stores=[COUNTS], by_key=True)
+        .add_processor("count", Counting, "pass", stores=[COUNTS], by_key=True)
         .add_sink("numbers", "out", "count", **NUMBERS)
         .build()
     )
@@ -213,7 +197,7 @@ def test_new_keys_are_sent_through_a_topic_by_the_program_itself(ranges: int) ->
         .add_processor("rekey", Rekey, "lines", by_key=True)
         .add_sink("by-word", "words", "rekey", **TEXT)
         .add_source("words", "words", **TEXT)
-        .add_processor("count", Count, "words", stores=[COUNTS], by_key=True)
+        .add_processor("count", Counting, "words", stores=[COUNTS], by_key=True)
         .add_sink("numbers", "out", "count", **NUMBERS)
         .build()
     )
@@ -228,7 +212,7 @@ def test_new_keys_are_sent_through_a_topic_by_the_program_itself(ranges: int) ->
 def test_a_store_in_common_makes_one_sub_topology_of_two() -> None:
     program = text_source("one", "first").add_source("two", "second", **TEXT)
     for number in ("one", "two"):
-        program.add_processor(f"count-{number}", Count, number, by_key=True).add_sink(
+        program.add_processor(f"count-{number}", Counting, number, by_key=True).add_sink(
             f"out-{number}", f"out-{number}", f"count-{number}", **NUMBERS
         )
     program.add_state_store(COUNTS, "count-two").connect_processor_and_state_stores("count-one", "counts")
@@ -278,7 +262,7 @@ def test_a_program_of_operators_goes_on_by_names(ranges: int) -> None:
     upper.group_by_key().count(store="lines-by-key").to_stream(name="counted").to("counts")
     topology = (
         TopologyBuilder(builder)
-        .add_processor("count", Count, "upper", by_key=True)
+        .add_processor("count", Counting, "upper", by_key=True)
         .add_state_store(COUNTS, "count")
         .connect_processor_and_state_stores("count", "lines-by-key")
         .add_sink("numbers", "out", "count", "counted", **NUMBERS)
@@ -292,7 +276,7 @@ def test_a_program_of_operators_goes_on_by_names(ranges: int) -> None:
 def test_all_pictures_show_the_names() -> None:
     topology = (
         text_source()
-        .add_processor("count", Count, "lines", stores=[COUNTS], by_key=True)
+        .add_processor("count", Counting, "lines", stores=[COUNTS], by_key=True)
         .add_sink("numbers", "out", "count", **NUMBERS)
         .build()
     )

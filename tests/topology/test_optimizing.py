@@ -15,14 +15,9 @@ from coopstreams.topology.graph.optimizing import OPTIMIZATIONS
 from coopstreams.topology.graph.patterns import matched
 from coopstreams.topology.graph.topology import Topology
 from tests.durations import ms
+from tests.topology.test_subtopologies import built
 
 Write = Callable[[StreamsBuilder], object]
-
-
-def topology_of(write: Write) -> Topology:
-    builder = StreamsBuilder("app")
-    write(builder)
-    return builder.build()
 
 
 def reused(topology: Topology, optimization: str = "all") -> dict[str, str]:
@@ -42,7 +37,7 @@ def people(builder: StreamsBuilder) -> None:
 
 
 def test_the_table_of_a_topic_needs_no_changelog() -> None:
-    topology = topology_of(people)
+    topology = built(people)
     assert reused(topology) == {"people": "people"}
     assert {topic.name for topic in topology.internal_topics} == {
         "app-people-changelog",
@@ -56,7 +51,7 @@ def test_the_table_of_a_topic_needs_no_changelog() -> None:
 
 
 def test_a_stream_that_nobody_changed_is_as_good_as_a_table() -> None:
-    assert reused(topology_of(lambda b: b.stream("t", key=serdes.text, value=serdes.json).to_table(store="kept"))) == {
+    assert reused(built(lambda b: b.stream("t", key=serdes.text, value=serdes.json).to_table(store="kept"))) == {
         "kept": "t"
     }
 
@@ -100,19 +95,19 @@ def test_a_stream_that_nobody_changed_is_as_good_as_a_table() -> None:
     ],
 )
 def test_whatever_is_not_a_topic_as_it_is_keeps_its_changelog(write: Write) -> None:
-    topology = matched(topology_of(write), ["t"])
+    topology = matched(built(write), ["t"])
     assert topology.optimized("reuse.ktable.source.topics") == topology
     assert "app-s-changelog" in {topic.name for topic in topology.internal_topics}
 
 
 @pytest.mark.parametrize("optimization", ["none", "merge.repartition.topics", "single.store.self.join"])
 def test_what_is_not_asked_for_is_not_done(optimization: str) -> None:
-    topology = topology_of(people)
+    topology = built(people)
     assert topology.optimized(optimization) == topology
 
 
 def test_drawings_show_where_a_store_is_restored_from() -> None:
-    topology = topology_of(people).optimized("all")
+    topology = built(people).optimized("all")
     stores = [store for part in json.loads(topology.describe("json"))["subtopologies"] for store in part["stores"]]
     assert {store["name"]: store["changelog"] for store in stores} == {"people": "people", "ages": "app-ages-changelog"}
     assert '"topic:people" -> "store:people" [dir=none];' in topology.describe("dot")
@@ -137,7 +132,7 @@ def test_other_words_are_an_error_that_says_which_there_are(words: str) -> None:
 @pytest.mark.parametrize("ranges", [1, 4])
 def test_results_do_not_depend_on_it(ranges: int) -> None:
     def results(optimization: str) -> list[tuple[object, object]]:
-        with TopologyTestDriver(topology_of(people), ranges, {"topology.optimization": optimization}) as driver:
+        with TopologyTestDriver(built(people), ranges, {"topology.optimization": optimization}) as driver:
             for name, age in (("ann", "young"), ("bob", "old"), ("ann", "old"), ("bob", None)):
                 driver.input("people", serdes.text, serdes.json).send(name, age)
             driver.commit()

@@ -12,14 +12,8 @@ from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import TopologyError, UnknownTopicError
 from coopstreams.topology.graph.partitions import check_names, check_partitions
-from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.windows import TimeWindows
-
-
-def built(program: Callable[[StreamsBuilder], object]) -> Topology:
-    builder = StreamsBuilder("app")
-    program(builder)
-    return builder.build()
+from tests.topology.test_subtopologies import built
 
 
 def text(builder: StreamsBuilder, *topics: str) -> Any:

@@ -46,6 +46,8 @@ class Each(Processor[Any, Any, Any, Any]):
 
 
 class Counting(Processor[str, Any, str, int]):
+    """Forwards the number of records of its key."""
+
     def init(self, context: Context) -> None:
         super().init(context)
         self.counts: KeyValueStore[str, int] = context.store("counts")

@@ -1,0 +1,33 @@
+"""Rows of stores: changed as operators change them, and as a database has them."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+
+from coopstreams.state import layout
+from coopstreams.state.database import Database
+from coopstreams.state.rocks import Rocks
+from coopstreams.topology.stores import TableStore
+
+_numbers = count()
+
+
+def put(table: TableStore, key: bytes, value: object, timestamp: int = 0) -> None:
+    """Change an entry the way operators do."""
+    entry = table.entries.get(key) or table.load(key)
+    entry.value, entry.timestamp = value, timestamp
+    if not entry.dirty:
+        table.touch(key, entry)
+
+
+def stored(database: Database, store: str = "counts") -> dict[bytes, tuple[bytes, int]]:
+    """Return the value and the timestamp of each row of a store that is committed."""
+    return {key: layout.unpack(data) for key, data in database.scan(store, range(256), None, None)}
+
+
+def rocks(tmp_path: Path) -> Rocks:
+    """Return an empty RocksDB in a folder of its own."""
+    folder = tmp_path / f"rocks-{next(_numbers)}"
+    folder.mkdir()
+    return Rocks(folder)
