@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from enum import Enum
 from itertools import groupby
-from typing import Annotated
+from typing import Annotated, Literal
 
 import orjson
 import typer
@@ -20,20 +19,15 @@ from coopstreams.tasks.resolved_topology import as_it_runs
 from coopstreams.topology.errors import ConfigError
 
 
-class Form(Enum):
-    """How the ACLs are printed."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
 def acls(
     target: Target,
     principal: Annotated[
         str | None,
         typer.Option(metavar="User:NAME", help="Who is to have them. Default: the user that the settings log in as."),
     ] = None,
-    form: Annotated[Form, typer.Option("--format", help="As commands of kafka-acls, or as JSON.")] = Form.TEXT,
+    format_: Annotated[
+        Literal["text", "json"], typer.Option("--format", help="As commands of kafka-acls, or as JSON.")
+    ] = "text",
     bootstrap_servers: Brokers = None,
     config: ConfigFile = None,
     set_: Pairs = None,
@@ -48,7 +42,7 @@ def acls(
         raise ConfigError("the settings do not say who logs in: give --principal User:NAME")
     ran = as_it_runs(topology, {}, checked)
     found, left_out = needed(ran, checked), unknown(ran)
-    typer.echo(_json(who, found, left_out) if form is Form.JSON else _text(who, found, left_out, checked))
+    typer.echo(_json(who, found, left_out) if format_ == "json" else _text(who, found, left_out, checked))
 
 
 def _text(principal: str, acls: list[Acl], left_out: list[str], config: Config) -> str:

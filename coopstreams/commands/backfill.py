@@ -6,20 +6,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 from rich.console import Console
 
 from coopstreams.commands.settings import Brokers, Pairs, SettingsFile, Target, Verbose, configure_logging, loaded
-from coopstreams.commands.terminal.task_bars import TaskBars
+from coopstreams.commands.terminal.task_bars import TaskBars, say_stage
 from coopstreams.common.config import Config
 from coopstreams.tasks.failures import dead_letter_topics
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.topology import Topology
 
 if TYPE_CHECKING:
-    from coopstreams.spark.plan import Connector, Outputs, Stage
     from coopstreams.spark.running import Backfilled
 
 
@@ -27,10 +26,8 @@ WORK = "coopstreams-backfill"
 """The default folder of runs."""
 
 Results: TypeAlias = Annotated[
-    str,
-    typer.Option(
-        metavar="none|topic|table", help="Whether results are written: to the topics of the topology, or as Parquet."
-    ),
+    Literal["none", "topic", "table"],
+    typer.Option(help="Whether results are written: to the topics of the topology, or as Parquet."),
 ]
 Snapshots: TypeAlias = Annotated[
     str | None,
@@ -49,11 +46,8 @@ Remote: TypeAlias = Annotated[
     ),
 ]
 Reads: TypeAlias = Annotated[
-    str,
-    typer.Option(
-        metavar="python|jvm",
-        help="The connector that reads Kafka; jvm is spark-sql-kafka-0-10, which the session must have.",
-    ),
+    Literal["python", "jvm"],
+    typer.Option(help="The connector that reads Kafka; jvm is spark-sql-kafka-0-10, which the session must have."),
 ]
 
 
@@ -111,13 +105,15 @@ def backfill(
         from coopstreams.spark.session import session_or_local
     except ImportError as error:
         raise ConfigError(f'a backfill needs Spark: pip install "coopstreams[spark]" ({error})') from error
+    if (outputs == "table") != (table is not None):
+        raise ConfigError("a table of results needs both: --outputs table --table URL")
     options = preparing.Options(
         ranges=ranges,
         snapshots=snapshots,
-        outputs=_outputs(outputs, table),
+        outputs=outputs,
         table=table,
         work=work,
-        connector=_connector(connector),
+        connector=connector,
         native=native,
         until=None if until is None else until.replace(tzinfo=UTC) if until.tzinfo is None else until,
     )
@@ -137,7 +133,7 @@ def backfill(
         session_or_local(None, f"backfill of {plan.application}", cores=cores, remote=remote) as spark,
         TaskBars(Console()) as bars,
     ):
-        done = running.carry_out(spark, topology, checked, plan, {}, work, _say, bars.show)
+        done = running.carry_out(spark, topology, checked, plan, {}, work, say_stage, bars.show)
     _report(done, dead_letter_topics(topology, checked))
     _publish(done, topology, checked) if publish else typer.echo(f"not published yet: {again} --publish")
 
@@ -152,33 +148,11 @@ def _saying(again: str) -> Iterator[None]:
         raise
 
 
-def _outputs(outputs: str, table: str | None) -> Outputs:
-    """Return the checked option."""
-    kinds: dict[str, Outputs] = {"none": "none", "topic": "topic", "table": "table"}
-    if outputs not in kinds:
-        raise ConfigError(f"--outputs {outputs}: none, topic or table")
-    if (outputs == "table") != (table is not None):
-        raise ConfigError("a table of results needs both: --outputs table --table URL")
-    return kinds[outputs]
-
-
-def _connector(connector: str) -> Connector:
-    """Return the checked option."""
-    kinds: dict[str, Connector] = {"python": "python", "jvm": "jvm"}
-    if connector not in kinds:
-        raise ConfigError(f"--connector {connector}: python or jvm")
-    return kinds[connector]
-
-
 def _publish(done: Backfilled, topology: Topology, config: Config) -> None:
     from coopstreams.spark.publishing import publish
 
     for place, offset in publish(done, topology, config).items():
         typer.echo(f"{place}: the application goes on at {offset}")
-
-
-def _say(stage: Stage) -> None:
-    typer.echo(f"{stage.name}: {len(stage.running)} tasks")
 
 
 def _report(done: Backfilled, dead_letters: Sequence[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -14,10 +14,8 @@ from coopstreams.topology.errors import ConfigError
 def describe(
     target: Target,
     format_: Annotated[
-        str,
-        typer.Option(
-            "--format", metavar="FORMAT", help="text (as Kafka Streams prints it), mermaid, dot, svg or json."
-        ),
+        Literal["text", "mermaid", "dot", "svg", "json"],
+        typer.Option("--format", help="The form of the drawing; text is that of Kafka Streams."),
     ] = "text",
     optimization: Annotated[
         str, typer.Option(metavar="WORDS", help="Apply this topology.optimization first: none, all, or a list.")

@@ -6,7 +6,7 @@ import json
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -15,16 +15,14 @@ from rich.table import Table
 from coopstreams.admin.dead_letters import DeadLetter, Replayed, ends_of, letters, replay
 from coopstreams.commands.settings import Brokers, ConfigFile, cluster, connection
 from coopstreams.commands.terminal.figures import new_table
-from coopstreams.topology.errors import ConfigError
 
 app = typer.Typer(help="Dead letters: records that failed, with the reasons. Send them back.", no_args_is_help=True)
 
 _Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="errors.dead.letter.queue.topic.name of an application.")]
 _Node = Annotated[str | None, typer.Option(metavar="NAME", help="Only what failed at this node.")]
 _Phase = Annotated[
-    str | None, typer.Option(metavar="PHASE", help="Only this phase: deserialization, processing or production.")
+    Literal["deserialization", "processing", "production"] | None, typer.Option(help="Only what failed in this phase.")
 ]
-PHASES = ("deserialization", "processing", "production")
 SHOWN_BYTES = 60
 
 
@@ -33,7 +31,7 @@ def show(
     topic: _Topic,
     last: Annotated[int, typer.Option(metavar="N", min=0, help="How many of the newest ones to print.")] = 10,
     format_: Annotated[
-        str, typer.Option("--format", metavar="table|json", help="json: a line for each letter, with the stack trace.")
+        Literal["table", "json"], typer.Option("--format", help="json: a line for each letter, with the stack trace.")
     ] = "table",
     node: _Node = None,
     phase: _Phase = None,
@@ -41,8 +39,6 @@ def show(
     config: ConfigFile = None,
 ) -> None:
     """Print how many records failed where and why, and the newest of them."""
-    if format_ not in ("table", "json"):
-        raise ConfigError(f"--format {format_}: write table or json")
     wanted, reasons = _wanted(node, phase), Counter[tuple[str, str, str]]()
     newest: deque[DeadLetter] = deque(maxlen=last)
     others = 0
@@ -97,20 +93,12 @@ def _say(done: Replayed) -> None:
 
 
 def _wanted(node: str | None, phase: str | None) -> Callable[[DeadLetter], bool]:
-    """Return whether a letter is of this node and phase.
-
-    Raises:
-        ConfigError: there is no such phase.
-    """
-    if phase is not None and phase not in PHASES:
-        raise ConfigError(f"--phase {phase}: write {', '.join(PHASES)}")
+    """Return whether a letter is of this node and phase."""
     return lambda letter: node in (None, letter.why.get("node")) and phase in (None, letter.why.get("phase"))
 
 
 def _table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
-    table = new_table()
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    table = new_table(*columns)
     for row in rows:
         table.add_row(*map(str, row))
     return table

@@ -92,8 +92,7 @@ def reset_targets(log: Log, topic: str, partitions: list[int] | None, to: str) -
 
 def partitions_table(report: GroupReport) -> Table:
     """Return the partitions, a line for each key range."""
-    table = new_table()
-    table.add_column("partition", overflow="fold")
+    table = new_table("partition")
     for name in ("stable", "end", "lag"):
         table.add_column(name, justify="right")
     table.add_column("key range")
@@ -117,9 +116,7 @@ def partitions_table(report: GroupReport) -> Table:
 
 def members_table(report: GroupReport, topics: dict[int, str]) -> Table:
     """Return the members, with the tasks of each. `topics` by their number in the task ids of consumers."""
-    table = new_table()
-    for name in ("member", "host", "shares", "version", "has"):
-        table.add_column(name, overflow="fold")
+    table = new_table("member", "host", "shares", "version", "has")
     for member in report.members:
         table.add_row(
             member.id,

@@ -48,9 +48,7 @@ def set_(
 
 def policy_table(policy: Policy, topic: str | None = None) -> Table:
     """Return the policy as a table; settings that are not set are marked as defaults."""
-    table = new_table()
-    for name in ("where", "setting", "value", "meaning"):
-        table.add_column(name, overflow="fold")
+    table = new_table("where", "setting", "value", "meaning")
     for where, name, meaning in _rows(policy, topic):
         value = str(policy.get(name, where)).lower()
         told = value if (where or "", name) in policy.values else f"{value} (default)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 from rich.console import Console
@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from coopstreams.admin.rebuild import Rebuilder, RebuildScope, RebuiltPartition
 from coopstreams.commands.settings import Brokers, Pairs, SettingsFile, Target, Verbose, configure_logging, loaded
 from coopstreams.commands.snapshots import megabytes
-from coopstreams.commands.terminal.task_bars import TaskBars
+from coopstreams.commands.terminal.task_bars import TaskBars, say_stage
 from coopstreams.common.config import Config
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.state.manifest import Manifest, Slice
@@ -24,14 +24,12 @@ from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import GROUPS, KeyRange
 
 if TYPE_CHECKING:
-    from coopstreams.spark.plan import Stage
     from coopstreams.spark.source_rebuild import RebuiltFromSource
 
 From: TypeAlias = Annotated[
-    str,
+    Literal["changelog", "source"],
     typer.Option(
         "--from",
-        metavar="changelog|source",
         help="Rebuild from the changelogs, or from the source topics; for the latter, stop the application.",
     ),
 ]
@@ -98,7 +96,7 @@ def rebuild(
     named = {"bootstrap.servers": bootstrap_servers, "snapshots.dir": snapshots}
     topology, checked = loaded(target, config, set_, named)
     wanted = RebuildScope(store or None, _numbers(partitions), _key_range(groups))
-    if _is_source(from_):
+    if from_ == "source":
         if afresh:
             raise ConfigError("--afresh is for a rebuild from the changelogs; from the source there is no other")
         from_source(
@@ -170,12 +168,6 @@ def _rebuilt(rebuilder: Rebuilder, partitions: Iterable[RebuiltPartition]) -> di
     return found
 
 
-def _is_source(text: str) -> bool:
-    if text not in ("changelog", "source"):
-        raise ConfigError(f"--from {text}: changelog or source")
-    return text == "source"
-
-
 def _numbers(text: str | None) -> list[int] | None:
     try:
         return None if text is None else [int(part) for part in text.split(",")]
@@ -221,12 +213,8 @@ def from_source(
         session_or_local(None, f"rebuild of {plan.application}", cores=cores) as spark,
         TaskBars(Console()) as bars,
     ):
-        done = carry_out_rebuild(spark, topology, config, plan, work, _say, bars.show)
+        done = carry_out_rebuild(spark, topology, config, plan, work, say_stage, bars.show)
     _report(done)
-
-
-def _say(stage: Stage) -> None:
-    typer.echo(f"{stage.name}: {len(stage.running)} tasks")
 
 
 def _report(done: RebuiltFromSource) -> None:

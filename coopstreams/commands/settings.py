@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
@@ -148,8 +148,5 @@ def cluster(settings: Mapping[str, Any]) -> Iterator[KafkaLog]:
             "Ctrl-C ends it."
         )
         typer.echo(f"no Kafka broker answers at {'; '.join(said)}. {cure}", err=True)
-    log = KafkaLog(settings)
-    try:
+    with closing(KafkaLog(settings)) as log:
         yield log
-    finally:
-        log.close()

@@ -47,11 +47,11 @@ def status(
 def status_table(report: dict[str, Any]) -> Table:
     """Return the instances and their tasks as a table: each instance's id, its address below, beside them its tasks."""
     table = new_table(
+        "instance",
         title=f"{report['application']}, generation {report['generation']}",
         title_justify="left",
         padding=(0, 1, 0, 0),
     )
-    table.add_column("instance", overflow="fold")
     table.add_column("task", no_wrap=True)
     table.add_column("state", overflow="fold", min_width=len("running"))
     for name in ("in", "in/s", "out", "dropped", "lag", "behind"):

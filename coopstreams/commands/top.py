@@ -84,8 +84,7 @@ def picture(report: dict[str, Any], letters: Letters, *, ascii_only: bool = Fals
 
 
 def _instances(instances: list[dict[str, Any]], letters: Letters) -> Table:
-    table = new_table(padding=(0, 1, 0, 0))
-    table.add_column("instance", overflow="fold")
+    table = new_table("instance", padding=(0, 1, 0, 0))
     table.add_column("state", overflow="fold", min_width=len("running"))
     for name in ("tasks", "in/s", "out", "dropped", "lag", "behind"):
         table.add_column(name, justify="right", no_wrap=True)

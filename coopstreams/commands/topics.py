@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from itertools import islice
 from typing import Annotated
 
@@ -45,13 +46,10 @@ def write(
         if name not in log.partitions([name]):
             raise UnknownTopicError(f'there is no topic "{name}"; make it: coopstreams topics create {name}')
         written = 0
-        writer = log.writer()
-        try:
+        with closing(log.writer()) as writer:
             lines = (line.rstrip("\r\n").encode() for line in sys.stdin)
             while values := list(islice(lines, AT_ONCE)):
                 writer.append(name, [None] * len(values), values, [SYSTEM.wall_ms()] * len(values))
                 written += len(values)
             writer.flush(FLUSH_S)
-        finally:
-            writer.close()
     typer.echo(f"{written} records written to {name}")

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from coopstreams import CoopStreams, StreamsBuilder, serdes
 from coopstreams.commands.cli import app
-from coopstreams.topology.errors import ConfigError, UnknownTopicError
+from coopstreams.topology.errors import UnknownTopicError
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
 from tests.conftest import PATIENT, Kafka
@@ -108,5 +108,3 @@ def test_a_topic_may_be_empty_or_unknown_and_letters_may_go_elsewhere(kafka: Kaf
     assert [(r.key, r.value, r.headers) for r in read_topic(kafka.bootstrap, elsewhere)] == [(b"k", b"v", {})]
     with pytest.raises(UnknownTopicError, match="there is no topic"):
         dlq(kafka, "show", "nowhere")
-    with pytest.raises(ConfigError, match="deserialization, processing, production"):
-        dlq(kafka, "replay", dead, "--phase", "reading")

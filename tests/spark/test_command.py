@@ -155,7 +155,6 @@ def test_what_cannot_be_is_refused_before_spark_starts(kafka: Kafka, tmp_path: P
     )
     given = ["backfill", str(program), "--bootstrap-servers", kafka.bootstrap, "--work", str(tmp_path / "work")]
     for options, said in (
-        (["--outputs", "everything"], "none, topic or table"),
         (["--outputs", "table"], "--outputs table --table URL"),
         (["--resume", "never"], 'there is no run "never"'),
     ):

@@ -11,9 +11,15 @@ from rich.table import Table
 _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
 
 
-def new_table(**options: Any) -> Table:
-    """Return an empty table whose only line is the one below its head. `options`: those of `rich.table.Table`."""
-    return Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, **options)
+def new_table(*columns: str, **options: Any) -> Table:
+    """Return an empty table whose only line is the one below its head, with columns of text that may be folded.
+
+    `options`: those of `rich.table.Table`.
+    """
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, **options)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
 
 
 def number(value: float | None) -> str:

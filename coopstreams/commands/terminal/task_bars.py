@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
@@ -78,3 +79,8 @@ class TaskBars:
 def label(each: TaskProgress) -> str:
     """Return the label of a bar."""
     return f"task {each.name}" if each.kind == "task" else f"reading {each.name}"
+
+
+def say_stage(stage: Stage) -> None:
+    """Print the stage that begins: for `on_stage` of a backfill."""
+    typer.echo(f"{stage.name}: {len(stage.running)} tasks")
