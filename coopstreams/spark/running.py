@@ -137,13 +137,13 @@ def backfill(
             return carry_out(session, topology, config, plan, histories, wanted.work, on_stage, on_progress)
 
 
-def taken_up(topology: Topology, config: Config, work: str, run: str) -> Plan:
-    """Return the plan of a run to resume.
+def taken_up(topology: Topology, config: Config, work: str, run: str, *, rebuild: bool = False) -> Plan:
+    """Return the plan of a run to resume: of a backfill, or of a rebuild from the source.
 
     Raises:
-        ConfigError: there is no such run, it is of another topology, or topics of its plan are gone.
+        ConfigError: there is no such run, it is of the other kind or another topology, or topics of its plan are gone.
     """
-    plan = load_plan(work, run, topology, config)
+    plan = load_plan(work, run, topology, config, rebuild=rebuild)
     check_resumable(config, plan, finished=finished(plan, work))
     return plan
 

@@ -27,13 +27,12 @@ from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.spark.committed_positions import check_stopped
 from coopstreams.spark.outbox import cluster_of, marks_topic
 from coopstreams.spark.plan import Plan, Stage
-from coopstreams.spark.preparing import as_planned, load_plan
+from coopstreams.spark.preparing import as_planned
 from coopstreams.spark.repairing import Differences
-from coopstreams.spark.running import OnProgress, carry_out, finished
+from coopstreams.spark.running import OnProgress, carry_out, taken_up
 from coopstreams.spark.session import session_or_local
 from coopstreams.spark.source_planning import begin_rebuild, stands
 from coopstreams.spark.task import TaskResult
-from coopstreams.spark.unchanged import check_resumable
 from coopstreams.state.manifest import Slice
 from coopstreams.tasks.schemas import schemas_bound
 from coopstreams.topology.errors import GroupError
@@ -112,9 +111,7 @@ def plan_rebuild(
     The plan of a resumed run ignores all other arguments except those that say where it is stored.
     """
     if resume is not None:
-        plan = load_plan(work, resume, topology, config, rebuild=True)
-        check_resumable(config, plan, finished=finished(plan, work))
-        return plan
+        return taken_up(topology, config, work, resume, rebuild=True)
     return begin_rebuild(topology, config, wanted, ranges=ranges, dry_run=dry_run, incomplete=incomplete, work=work)
 
 

@@ -10,6 +10,7 @@ would need the partition counts of the topics).
 
 from __future__ import annotations
 
+from functools import reduce
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
@@ -52,9 +53,7 @@ def frame(spark: SparkSession, plan: Plan, folder: str) -> DataFrame:
         spark.read.parquet(stage_folder(folder, each)).withColumn("subtopology", F.lit(each.subtopology))
         for each in plan.stages
     ]
-    rows = stages[0]
-    for other in stages[1:]:
-        rows = rows.unionByName(other)
+    rows = reduce(DataFrame.unionByName, stages)
     return rows.where(F.col("topic").isNotNull() & ~F.col("topic").isin(forwarded)).select(*_RECORD, *_ORDER)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import reduce
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -159,11 +160,8 @@ def forwarded_frame(spark: SparkSession, folders: Sequence[str], topic: str, par
     if not folders:  # no stage writes it, because its writers have no source topics
         return spark.createDataFrame([], ddl(HISTORY))
     stages = [spark.read.parquet(folder).withColumn("stage", F.lit(number)) for number, folder in enumerate(folders)]
-    rows = stages[0]
-    for other in stages[1:]:
-        rows = rows.unionByName(other)
     return _placed(
-        rows.where(F.col("topic") == topic),
+        reduce(DataFrame.unionByName, stages).where(F.col("topic") == topic),
         topic,
         partitions,
         ("time", "stage", "task", "number"),
