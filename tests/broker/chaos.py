@@ -14,7 +14,7 @@ from itertools import pairwise
 from confluent_kafka import Producer
 
 from tests.broker.processes import Workers
-from tests.broker.reading import by_key, latest, read_topic
+from tests.broker.reading import by_key, read_topic, updates_of
 from tests.conftest import Kafka
 
 KEYS = 500
@@ -221,10 +221,7 @@ def examine(bootstrap: str, topic: str, expected: Counter[str], *, each: bool = 
     process that dies while the leader of the results is unavailable may have written its changelog, and the repeated
     record continues from there.
     """
-    seen = {
-        key.decode(): [int.from_bytes(value or b"", "big") for value in values]
-        for key, values in by_key(read_topic(bootstrap, topic)).items()
-    }
+    seen = updates_of(bootstrap, topic)
     assert seen.keys() <= expected.keys()
     lost = doubled = disordered = 0
     for key, count in expected.items():
@@ -266,13 +263,6 @@ def dead_letters(bootstrap: str, topics: Topics, feeder: Feeder) -> Found:
     return Found(
         len(wanted), letters.total(), len(wanted - letters.keys()), letters.total() - len(letters.keys() & wanted), 0
     )
-
-
-def table_of(bootstrap: str, changelog: str) -> dict[str, int]:
-    """Return a changelog of counts as a table."""
-    return {
-        key.decode(): int.from_bytes(value, "big") for key, value in latest(read_topic(bootstrap, changelog)).items()
-    }
 
 
 def written(bootstrap: str, topics: Sequence[str]) -> int:

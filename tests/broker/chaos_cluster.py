@@ -28,9 +28,9 @@ from pathlib import Path
 from coopstreams.commit.record import PARTITIONS, partition_of
 from coopstreams.topology.naming import COMMIT_TOPIC
 from tests.broker.application import Application
-from tests.broker.chaos import Feeder, Found, Topics, dead_letters, examine, followed, table_of
+from tests.broker.chaos import Feeder, Found, Topics, dead_letters, examine, followed
 from tests.broker.cluster import NODES, ThreeBrokers
-from tests.broker.reading import read_topic
+from tests.broker.reading import counts_of, read_topic
 from tests.broker.slow_service import SlowService
 from tests.broker.stalls import Faults, Reasons, Stall, stalls, waits
 
@@ -222,7 +222,7 @@ def settle(run: Run, feeder: Feeder, *, exactly: bool, calls: bool) -> dict[str,
             run.application.ended[f"{name}, asked to end"] = -1 if status is None else status
     found = found_in(run.cluster.bootstrap, run.topics, feeder, exactly=exactly, calls=calls)
     for store, expected in (("counts", feeder.counts), ("cities", feeder.cities)):
-        table = table_of(run.cluster.bootstrap, f"{run.topics.application}-{store}-changelog")
+        table = counts_of(run.cluster.bootstrap, f"{run.topics.application}-{store}-changelog")
         wrong = sum(
             table.get(key, 0) != count if exactly else table.get(key, 0) < count for key, count in expected.items()
         )

@@ -16,8 +16,18 @@ from coopstreams import CoopStreams, StreamsBuilder, Topology, serdes
 from coopstreams.instance.instance import Instance
 from coopstreams.query.client import QueryClient
 from coopstreams.topology.errors import QueryError
+from tests.broker.reading import counts_of
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
+
+PROGRAM = """
+from coopstreams import StreamsBuilder, serdes
+
+builder = StreamsBuilder("{application}")
+counts = builder.stream("{source}", key=serdes.text, value=serdes.raw).group_by_key().count(store="counts")
+counts.to_stream().to("{sink}")
+topology = builder.build()
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +56,15 @@ class Counting:
     def changelog(self) -> str:
         """The topic behind the store."""
         return f"{self.application}-counts-changelog"
+
+    @property
+    def program(self) -> str:
+        """The same program for the command line."""
+        return PROGRAM.format(application=self.application, source=self.source, sink=self.sink)
+
+    def counts(self, store: str = "counts") -> dict[str, int]:
+        """Return the counts in the changelog of a store."""
+        return counts_of(self.kafka.bootstrap, f"{self.application}-{store}-changelog")
 
     def app(
         self,

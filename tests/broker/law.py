@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import accumulate
@@ -126,17 +126,22 @@ def fold(records: Iterable[Input], partitions: int) -> Tables:
     """Return the tables of a single thread over the input, partition by partition, in the order of stream time."""
     result, records = Tables(), list(records)
     for partition in range(partitions):
-        merged = []
-        for topic in ("customers", "orders"):
-            mine = [record for record in records if (record.topic, record.partition) == (topic, partition)]
-            times = accumulate((record.timestamp for record in mine), max)
-            merged += [(time, number, record) for number, (time, record) in enumerate(zip(times, mine, strict=True))]
-        clock = -1
-        for _, _, record in sorted(merged, key=lambda item: (item[0], item[2].topic, item[1])):
-            if record.topic == "orders" and record.key is not None:
-                clock = max(clock, record.timestamp)  # of the windows, which a record without a key does not reach
+        for _, record, clock in by_stream_time(records, partition):
             _take(result, record, clock)
     return result
+
+
+def by_stream_time(records: Sequence[Input], partition: int) -> Iterator[tuple[int, Input, int]]:
+    """Yield the records of a partition in the order of stream time: offset, record, and the time of the windows."""
+    merged, clock = list[tuple[int, str, int, Input]](), -1
+    for topic in ("customers", "orders"):
+        mine = [record for record in records if (record.topic, record.partition) == (topic, partition)]
+        times = accumulate((record.timestamp for record in mine), max)
+        merged += [(time, topic, offset, record) for offset, (time, record) in enumerate(zip(times, mine, strict=True))]
+    for _, topic, offset, record in sorted(merged, key=lambda each: each[:3]):
+        if topic == "orders" and record.key is not None:  # without a key, a record does not reach the windows
+            clock = max(clock, record.timestamp)
+        yield offset, record, clock
 
 
 def _take(result: Tables, record: Input, clock: int) -> None:

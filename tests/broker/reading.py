@@ -19,8 +19,8 @@ class Record(NamedTuple):
     headers: dict[str, bytes | None]
 
 
-def read_topic(bootstrap: str, topic: str, *, committed_only: bool = True) -> list[Record]:
-    """Return every record of a topic, partition after partition, each in order."""
+def read_topic(bootstrap: str, topic: str) -> list[Record]:
+    """Return every committed record of a topic, partition after partition, each in order."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -28,7 +28,7 @@ def read_topic(bootstrap: str, topic: str, *, committed_only: bool = True) -> li
             "enable.auto.commit": False,
             "enable.partition.eof": True,
             "fetch.wait.max.ms": 10,
-            "isolation.level": "read_committed" if committed_only else "read_uncommitted",
+            "isolation.level": "read_committed",
         }
     )
     records: list[Record] = []
@@ -80,3 +80,14 @@ def by_key(records: Iterable[Record]) -> dict[bytes, list[bytes | None]]:
         assert record.key is not None
         values.setdefault(record.key, []).append(record.value)
     return values
+
+
+def counts_of(bootstrap: str, topic: str) -> dict[str, int]:
+    """Return the last count of each key of a topic of counts."""
+    return {key.decode(): int.from_bytes(value, "big") for key, value in latest(read_topic(bootstrap, topic)).items()}
+
+
+def updates_of(bootstrap: str, topic: str) -> dict[str, list[int]]:
+    """Return all counts of each key of a topic of counts, in order."""
+    found = by_key(read_topic(bootstrap, topic))
+    return {key.decode(): [int.from_bytes(value or b"", "big") for value in values] for key, values in found.items()}

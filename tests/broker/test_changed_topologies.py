@@ -24,7 +24,7 @@ from coopstreams.log.kafka.share import delete_share_group
 from coopstreams.topology.errors import TopologyChangedError
 from coopstreams.topology.naming import topology_topic
 from tests.broker.counting import await_running, failure_of
-from tests.broker.reading import latest, read_topic
+from tests.broker.reading import counts_of
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
 
@@ -67,10 +67,7 @@ class Application:
 
     def results(self) -> dict[str, int]:
         """The last output of each key, by any version."""
-        return {
-            key.decode(): serdes.int64.decode(value)
-            for key, value in latest(read_topic(self.kafka.bootstrap, self.out)).items()
-        }
+        return counts_of(self.kafka.bootstrap, self.out)
 
     def counts(self, version: Version, **settings: Any) -> None:
         """Run a version until each record of `a` has counted once."""

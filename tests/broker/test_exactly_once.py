@@ -11,20 +11,10 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.broker.chaos import (
-    KEYS,
-    Chaos,
-    Feeder,
-    Found,
-    Topics,
-    dead_letters,
-    examine,
-    seed_of_run,
-    table_of,
-    topics_for,
-)
+from tests.broker.chaos import KEYS, Chaos, Feeder, Found, Topics, dead_letters, examine, seed_of_run, topics_for
 from tests.broker.hammer import Hammer
 from tests.broker.processes import Workers
+from tests.broker.reading import counts_of
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
 
@@ -52,8 +42,8 @@ def settle(bootstrap: str, topics: Topics, feeder: Feeder, chaos: Chaos) -> None
     complete()
     print(f"{chaos} | {feeder.orders} orders | {found}")
     assert all(one.exactly_once for one in found.values()), f"{chaos}: {found}\n{chaos.group.logs()}"
-    assert table_of(bootstrap, f"{topics.application}-counts-changelog") == feeder.counts
-    assert table_of(bootstrap, f"{topics.application}-cities-changelog") == feeder.cities
+    assert counts_of(bootstrap, f"{topics.application}-counts-changelog") == feeder.counts
+    assert counts_of(bootstrap, f"{topics.application}-cities-changelog") == feeder.cities
     assert set(statuses.values()) == {0}, f"{statuses}\n{chaos.group.logs()}"
 
 

@@ -15,7 +15,7 @@ from coopstreams.query.client import QueryClient
 from coopstreams.topology.errors import QueryError
 from tests.broker import law
 from tests.broker.law import Topics, law_topology
-from tests.broker.reading import by_key, read_topic
+from tests.broker.reading import by_key, read_topic, updates_of
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
 
@@ -88,10 +88,6 @@ def test_ranges_and_instances_do_not_change_the_result(
 def check_outputs(kafka: Kafka, topics: Topics, expected: law.Tables) -> None:
     """Each key has all its updates in order: there is no record cache."""
     windowed = serdes.windowed(serdes.text, law.WINDOW_MS)
-    running = {
-        key.decode(): [serdes.int64.decode(v or b"") for v in values]
-        for key, values in by_key(read_topic(kafka.bootstrap, topics.running)).items()
-    }
     windows = {}
     for key, values in by_key(read_topic(kafka.bootstrap, topics.windows)).items():
         window = windowed.decode(key)
@@ -101,7 +97,7 @@ def check_outputs(kafka: Kafka, topics: Topics, expected: law.Tables) -> None:
         window = windowed.decode(key)
         cities[window.key, window.start_ms] = [serdes.json.decode(v or b"") for v in values]
     assert {key: values[-1] for key, values in cities.items()} == expected.tables["cities"]
-    assert running == expected.running_updates
+    assert updates_of(kafka.bootstrap, topics.running) == expected.running_updates
     assert windows == expected.windows_updates
     assert {key: [count for count, _ in values] for key, values in cities.items()} == {
         key: list(range(1, count + 1)) for key, count in expected.cities_updates.items()

@@ -13,7 +13,7 @@ import pytest
 from coopstreams import CoopStreams, StreamsBuilder, serdes
 from coopstreams.topology.errors import CoopStreamsError, LogError
 from tests.broker.counting import Counting, await_running, await_table, instance_of, metric
-from tests.broker.reading import by_key, read_topic
+from tests.broker.reading import read_topic, updates_of
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
 
@@ -21,8 +21,7 @@ pytestmark = pytest.mark.broker
 
 
 def updates(counting: Counting) -> dict[str, list[int]]:
-    records = by_key(read_topic(counting.kafka.bootstrap, counting.sink))
-    return {key.decode(): [int.from_bytes(value or b"", "big") for value in values] for key, values in records.items()}
+    return updates_of(counting.kafka.bootstrap, counting.sink)
 
 
 def check_once(counting: Counting, written: Counter[str]) -> None:

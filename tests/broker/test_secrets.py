@@ -18,15 +18,6 @@ from tests.conftest import download_kafka
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
-APP = """
-from coopstreams import StreamsBuilder, serdes
-
-builder = StreamsBuilder("{application}")
-counts = builder.stream("{source}", key=serdes.text, value=serdes.raw).group_by_key().count(store="counts")
-counts.to_stream().to("{sink}")
-topology = builder.build()
-"""
-
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[SecuredKafka]:
@@ -53,7 +44,7 @@ def test_no_secret_is_printed_or_served(secured: SecuredKafka, tmp_path: Path) -
     password = user.pop("sasl.password")
     (tmp_path / "password").write_text(password)
     app, config = tmp_path / "app.py", tmp_path / "settings.toml"
-    app.write_text(APP.format(application=counting.application, source=counting.source, sink=counting.sink))
+    app.write_text(counting.program)
     told = user | {"sasl.password": f"${{file:{tmp_path / 'password'}}}", "processing.guarantee": "exactly_once_v2"}
     config.write_text("".join(f'{name} = "{value}"\n' for name, value in told.items()))
     workers = Workers(app, secured.bootstrap, tmp_path, {}, {}, ["--config", str(config), "--verbose"])

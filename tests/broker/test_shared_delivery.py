@@ -17,9 +17,8 @@ from coopstreams.commands import cli
 from coopstreams.commands.loading import load_topology
 from coopstreams.commands.status import done_lines
 from coopstreams.query.client import QueryClient
-from coopstreams.topology import serdes
 from tests.broker.processes import Workers
-from tests.broker.reading import latest, read_topic
+from tests.broker.reading import counts_of, read_topic
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
 
@@ -126,8 +125,8 @@ def test_processes_share_a_partition_and_nothing_is_lost_when_one_is_killed(
     assert {task["subtopology"] for instance in report["instances"] for task in instance["tasks"]} == {1}
 
     def all_counted() -> bool:
-        table = latest(read_topic(kafka.bootstrap, counted)).values()
-        return len(table) == 10 and min(map(serdes.int64.decode, table)) >= written // 10
+        table = counts_of(kafka.bootstrap, counted)
+        return len(table) == 10 and min(table.values()) >= written // 10
 
     eventually(all_counted, PATIENCE_S, group.logs)
     assert set(group.stop().values()) == {0}, group.logs()

@@ -12,17 +12,8 @@ from coopstreams.commands.cli import app
 from coopstreams.state import snapshot
 from coopstreams.state.manifest import Manifest
 from coopstreams.topology.errors import ConfigError, SnapshotError, UnknownTopicError
-from tests.broker.counting import Counting, await_table
+from tests.broker.counting import PROGRAM, Counting, await_table
 from tests.conftest import Kafka
-
-PROGRAM = """
-from coopstreams import StreamsBuilder, serdes
-
-builder = StreamsBuilder("{application}")
-counts = builder.stream("{source}", key=serdes.text, value=serdes.raw).group_by_key().count(store="counts")
-counts.to_stream().to("{sink}")
-topology = builder.build()
-"""
 
 
 def run(*arguments: str) -> Result:
@@ -43,7 +34,7 @@ def program(kafka: Kafka, tmp_path: Path) -> tuple[Counting, Path]:
     with counting.app(tmp_path / "state") as live:
         await_table(live, written)
     file = tmp_path / "counting_program.py"
-    file.write_text(PROGRAM.format(application=counting.application, source=counting.source, sink=counting.sink))
+    file.write_text(counting.program)
     return counting, file
 
 
@@ -105,7 +96,7 @@ def test_a_snapshot_is_made_listed_verified_and_cleaned_up_from_the_command_line
 @pytest.mark.broker
 def test_an_application_that_never_ran_has_nothing_to_rebuild(kafka: Kafka, tmp_path: Path) -> None:
     counting, file = Counting.make(kafka), tmp_path / "never_ran_program.py"
-    file.write_text(PROGRAM.format(application=counting.application, source=counting.source, sink=counting.sink))
+    file.write_text(counting.program)
     result = run("rebuild", str(file), "--snapshots", str(tmp_path / "s"), "--bootstrap-servers", kafka.bootstrap)
     assert isinstance(result.exception, UnknownTopicError)
     assert not (tmp_path / "s").exists()

@@ -33,6 +33,7 @@ class Process:
     wanted: set[TaskId] = field(default_factory=set)
     owed: set[TaskId] = field(default_factory=set)
     seen: int = 0
+    epoch: int = 0
     request: bytes = b""
     """Its last request to join."""
     answered: bool = True
@@ -49,7 +50,7 @@ class Process:
             return
         event = self.inbox.pop(0)
         if isinstance(event, Assigned):
-            self.seen = event.serial
+            self.seen, self.epoch = event.serial, event.epoch
             self.owed |= {*event.revoked}
             self.wanted = {*event.tasks}
         else:

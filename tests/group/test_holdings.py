@@ -4,15 +4,14 @@ ignored.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coopstreams.group.holdings import Assigned, GroupEvent, Holdings
+from coopstreams.group.holdings import Holdings
 from coopstreams.group.members import NO_GENERATION, Assignment, MemberInfo
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.task_id import TaskId
+from tests.group.processes import Process
 
 A, B, C = (TaskId(0, 0, KeyRange.of_groups(first, first + 63)) for first in (0, 64, 128))
 
@@ -164,40 +163,6 @@ def test_an_assignment_made_for_a_predecessor_asks_for_a_new_one() -> None:
     assert not holdings.wants_rebalance
 
 
-@dataclass
-class Control:
-    """A control thread that lags behind: it handles events one by one, opens and closes, and releases what is
-    closed.
-    """
-
-    holdings: Holdings = field(default_factory=lambda: Holdings("me"))
-    inbox: list[GroupEvent] = field(default_factory=list)
-    open: set[TaskId] = field(default_factory=set)
-    wanted: set[TaskId] = field(default_factory=set)
-    owed: set[TaskId] = field(default_factory=set)
-    seen: int = 0
-    epoch: int = 0
-
-    def handle(self) -> None:
-        if not self.inbox:
-            return
-        event = self.inbox.pop(0)
-        if isinstance(event, Assigned):
-            self.seen, self.epoch = event.serial, event.epoch
-            self.owed |= {*event.revoked}
-            self.wanted = {*event.tasks}
-            self.open |= self.wanted
-        else:
-            self.open, self.owed, self.wanted = set(), set(), set()
-
-    def release(self) -> None:
-        """Close and release the revoked tasks; reopen those that were assigned back meanwhile."""
-        self.open -= self.owed
-        self.holdings.released(self.owed, self.seen)
-        self.owed = set()
-        self.open |= self.wanted
-
-
 tasks = st.sets(st.sampled_from([A, B, C]))
 steps = st.lists(st.one_of(tasks, st.sampled_from(["lost", "handle", "handle", "release"])), max_size=40)
 
@@ -205,7 +170,7 @@ steps = st.lists(st.one_of(tasks, st.sampled_from(["lost", "handle", "handle", "
 @settings(max_examples=500)
 @given(steps)
 def test_whatever_may_be_open_is_held_however_late_the_control_thread_is(history: list[set[TaskId] | str]) -> None:
-    control = Control()
+    control = Process("me", 1)
     holdings = control.holdings
     for generation, step in enumerate(history):
         match step:

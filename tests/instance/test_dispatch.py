@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections import defaultdict
 from dataclasses import dataclass
 
 import pytest
@@ -34,17 +33,6 @@ def joining() -> Topology:
         names, lambda event, name: f"{event} of {name}", value=serdes.text
     ).to("out")
     return builder.build()
-
-
-def updates(made: Engine) -> dict[bytes, list[int]]:
-    """Return the count that each key has reached, in order."""
-    found: dict[bytes, list[int]] = defaultdict(list)
-    columns = made.read("out")
-    for key, value in zip(columns.keys, columns.values, strict=True):
-        assert key is not None
-        assert value is not None
-        found[key].append(serdes.int64.decode(value))
-    return found
 
 
 @dataclass(frozen=True)
@@ -98,7 +86,7 @@ def test_every_record_counts_once_whatever_opens_and_closes(guarantee: str, acts
         made.settle()
     finally:
         made.stop()
-    assert updates(made) == {key: list(range(1, written.count(key) + 1)) for key in set(written)}
+    assert made.counted() == {key: list(range(1, written.count(key) + 1)) for key in set(written)}
 
 
 def test_what_nobody_here_wants_any_more_is_not_read() -> None:
@@ -137,7 +125,7 @@ def test_a_task_that_opens_below_the_reader_makes_it_go_back_and_its_sibling_rep
     made.settle()
     made.stop()
     assert first.processed < len(KEYS)
-    assert updates(made) == {key: [1] for key in KEYS}
+    assert made.counted() == {key: [1] for key in KEYS}
 
 
 def test_a_task_that_opens_where_the_reader_stands_at_the_end_does_not_wait_for_its_table() -> None:
@@ -168,7 +156,7 @@ def test_a_partition_is_held_while_a_thread_has_too_much_and_goes_on_afterwards(
     made.start()
     made.settle()
     made.stop()
-    assert {key: counts[-1] for key, counts in updates(made).items()} == {
+    assert {key: counts[-1] for key, counts in made.counted().items()} == {
         key: 3 * FETCH_RECORDS // len(KEYS) for key in KEYS
     }
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -162,17 +161,7 @@ def fold(records: Sequence[law.Input], done: Done = lambda _record, _offset: Tru
     """Return the tables of the done records, by dictionaries and a merge by stream time, which all records advance."""
     tables: dict[str, dict[Any, Any]] = {name: {} for name in STORES}
     for partition in range(PARTITIONS):
-        merged = []
-        for topic in ("customers", "orders"):
-            mine = [record for record in records if (record.topic, record.partition) == (topic, partition)]
-            times = accumulate((record.timestamp for record in mine), max)
-            merged += [
-                (time, topic, offset, record) for offset, (time, record) in enumerate(zip(times, mine, strict=True))
-            ]
-        clock = -1
-        for _, topic, offset, record in sorted(merged, key=lambda each: each[:3]):
-            if topic == "orders" and record.key is not None:
-                clock = max(clock, record.timestamp)
+        for offset, record, clock in law.by_stream_time(records, partition):
             if record.key is not None and done(record, offset):
                 take(tables, record, record.key, clock)
     return tables

@@ -9,25 +9,15 @@ import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner, Result
 
-from coopstreams import serdes
 from coopstreams.commands.cli import app
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, ProcessingError
-from tests.broker.counting import Counting
-from tests.broker.reading import latest, read_topic
+from tests.broker.counting import PROGRAM, Counting
+from tests.broker.reading import read_topic
 from tests.conftest import Kafka
 
 pytestmark = pytest.mark.broker
-
-PROGRAM = """
-from coopstreams import StreamsBuilder, serdes
-
-builder = StreamsBuilder("{application}")
-counts = builder.stream("{source}", key=serdes.text, value=serdes.raw).group_by_key().count(store="counts")
-counts.to_stream().to("{sink}")
-topology = builder.build()
-"""
 
 
 def test_a_run_is_looked_at_done_and_published_and_then_refused(
@@ -36,7 +26,7 @@ def test_a_run_is_looked_at_done_and_published_and_then_refused(
     counting = Counting.make(kafka, partitions=2)
     written = counting.write(f"key-{number % 30}" for number in range(900))
     program = tmp_path / "program.py"
-    program.write_text(PROGRAM.format(application=counting.application, source=counting.source, sink=counting.sink))
+    program.write_text(counting.program)
 
     def backfill(*options: str) -> Result:
         return CliRunner().invoke(
@@ -61,7 +51,7 @@ def test_a_run_is_looked_at_done_and_published_and_then_refused(
     assert "in Spark SQL" not in looked.stdout
     assert "in Spark SQL, if all its records are understood there" in backfill("--dry-run", "--native").stdout
     assert not (tmp_path / "work").exists()
-    assert counting.changelog not in kafka_topics(kafka), "a dry run has made a topic"
+    assert counting.changelog not in kafka.topics(), "a dry run has made a topic"
 
     done = backfill("--ranges", "1")
     assert done.exit_code == 0, done.output
@@ -74,11 +64,7 @@ def test_a_run_is_looked_at_done_and_published_and_then_refused(
     assert set(reading) == {f"{counting.source}-{partition}" for partition in (0, 1)}
     assert sum(map(int, tasks.values())) == sum(map(int, reading.values())) == 900
     assert "store counts: 30 keys" in done.stdout
-    table = {
-        key.decode(): serdes.int64.decode(value)
-        for key, value in latest(read_topic(kafka.bootstrap, counting.changelog)).items()
-    }
-    assert table == written
+    assert counting.counts() == written
     assert read_topic(kafka.bootstrap, counting.sink) == []
     assert re.search(
         rf"^not written, because --outputs is none: \d+ records for {counting.sink}$", done.stdout, re.MULTILINE
@@ -98,7 +84,7 @@ def test_a_run_is_looked_at_done_and_published_and_then_refused(
         partition: cluster.end_offset(TopicPartition(counting.source, partition)) for partition in (0, 1)
     }
     cluster.close()
-    assert not [topic for topic in kafka_topics(kafka) if topic.startswith(f"{counting.application}-backfill-")]
+    assert not [topic for topic in kafka.topics() if topic.startswith(f"{counting.application}-backfill-")]
 
 
 @pytest.mark.slow
@@ -108,7 +94,7 @@ def test_a_run_that_fails_says_how_to_go_on_and_a_function_that_was_mended_does(
     counting = Counting.make(kafka)
     written = counting.write(f"key-{number % 3}" for number in range(30))
     program = tmp_path / "program.py"
-    good = PROGRAM.format(application=counting.application, source=counting.source, sink=counting.sink)
+    good = counting.program
 
     def backfill(*options: str) -> Result:
         typed = [
@@ -133,19 +119,7 @@ def test_a_run_that_fails_says_how_to_go_on_and_a_function_that_was_mended_does(
     program.write_text(good.replace(".group_by_key()", ".peek(lambda key, _: None).group_by_key()"))
     mended = backfill("--resume", run, "--publish")
     assert mended.exit_code == 0, mended.output
-    table = {
-        key.decode(): serdes.int64.decode(value)
-        for key, value in latest(read_topic(kafka.bootstrap, counting.changelog)).items()
-    }
-    assert table == written
-
-
-def kafka_topics(kafka: Kafka) -> set[str]:
-    cluster = KafkaLog({"bootstrap.servers": kafka.bootstrap})
-    try:
-        return set(cluster.partitions())
-    finally:
-        cluster.close()
+    assert counting.counts() == written
 
 
 def test_what_cannot_be_is_refused_before_spark_starts(kafka: Kafka, tmp_path: Path) -> None:

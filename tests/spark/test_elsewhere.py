@@ -18,8 +18,7 @@ from typing import Any
 import pyspark
 import pytest
 
-from coopstreams import serdes
-from tests.broker.reading import latest, read_topic
+from tests.broker.reading import counts_of, read_topic
 from tests.conftest import Kafka
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(600)]
@@ -106,8 +105,7 @@ def check(kafka: Kafka, program: Letters, outcome: dict[str, Any]) -> None:
     assert (
         sum(offset for place, offset in outcome["goes on"].items() if place.startswith(f"{program.source}-")) == count
     )
-    table = latest(read_topic(kafka.bootstrap, f"{program.application}-letters-changelog"))
-    assert {key.decode(): serdes.int64.decode(value) for key, value in table.items()} == program.expected
+    assert counts_of(kafka.bootstrap, f"{program.application}-letters-changelog") == program.expected
     updates = [(record.key or b"").decode() for record in read_topic(kafka.bootstrap, program.sink)]
     assert updates
     assert set(updates) == set(program.expected)
@@ -163,8 +161,7 @@ def test_what_pack_prints_runs_on_a_cluster_whose_workers_have_nothing_but_the_a
     assert ended.returncode == 0, ended.stderr[-8000:]
     assert "3000 records read" in ended.stdout
     assert ended.stdout.count("the application goes on at") == 4  # two topics of two partitions
-    table = latest(read_topic(kafka.bootstrap, f"{counted.application}-letters-changelog"))
-    ((interpreter, count),) = ((key.decode(), serdes.int64.decode(value)) for key, value in table.items())
+    ((interpreter, count),) = counts_of(kafka.bootstrap, f"{counted.application}-letters-changelog").items()
     assert count == 3000
     assert interpreter.endswith("/environment/bin/python"), "the workers ran another Python than the packed one"
     assert not interpreter.startswith(f"{tmp_path}/environment"), "the executor ran what was unpacked for the driver"

@@ -38,7 +38,7 @@ from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.errors import QueryError
 from tests.broker import law, test_law
 from tests.broker.counting import Counting
-from tests.broker.reading import by_key, read_topic
+from tests.broker.reading import read_topic, updates_of
 from tests.broker.waiting import eventually
 from tests.conftest import PATIENT, Kafka
 from tests.durations import ms
@@ -100,11 +100,9 @@ def test_a_count_goes_on_behind_a_producer_that_never_stops(kafka: Kafka, spark:
                 return {}
 
         eventually(lambda: counted() == expected, 150, lambda: f"{counted()} is not {expected}")
-    updates = {
-        key.decode(): [serdes.int64.decode(value or b"") for value in values]
-        for key, values in by_key(read_topic(kafka.bootstrap, counting.sink)).items()
+    assert updates_of(kafka.bootstrap, counting.sink) == {
+        key: list(range(1, count + 1)) for key, count in expected.items()
     }
-    assert updates == {key: list(range(1, count + 1)) for key, count in expected.items()}
     assert done.records < expected.total(), "nothing was left for the live application"
 
 

@@ -26,7 +26,7 @@ from coopstreams.spark.preparing import begin, load_plan, make_plan
 from coopstreams.spark.running import carry_out
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.errors import ConfigError, TopologyError
-from tests.broker.reading import by_key, read_topic
+from tests.broker.reading import read_topic, updates_of
 from tests.broker.waiting import eventually
 from tests.conftest import PATIENT, Kafka
 
@@ -81,8 +81,7 @@ class Shop:
 
     def updates(self) -> dict[str, list[int]]:
         """Return the counts of each key that were written, in order."""
-        found = by_key(read_topic(self.kafka.bootstrap, self.sink))
-        return {key.decode(): [serdes.int64.decode(value or b"") for value in values] for key, values in found.items()}
+        return updates_of(self.kafka.bootstrap, self.sink)
 
     def complete(self) -> dict[str, list[int]]:
         return {key: list(range(1, count + 1)) for key, count in self.written.items() if count}

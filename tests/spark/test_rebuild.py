@@ -24,7 +24,7 @@ from coopstreams.state.storage import Storage
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.keys import KeyRange
 from tests.broker.counting import Counting, await_table, metric
-from tests.broker.reading import by_key, read_topic
+from tests.broker.reading import updates_of
 from tests.commands.test_snapshots import PROGRAM
 from tests.conftest import Kafka
 
@@ -122,10 +122,9 @@ def test_a_stopped_application_goes_on_under_another_id_with_state_from_its_sour
     with again.app(tmp_path / "state", **uncached) as app:
         await_table(app, written)
         assert metric(app, "coopstreams_snapshot_keys_total") == 300
-    updates = by_key(read_topic(kafka.bootstrap, counting.sink))
-    assert {
-        key.decode(): [serdes.int64.decode(value or b"") for value in values] for key, values in updates.items()
-    } == {key: list(range(1, count + 1)) for key, count in written.items()}
+    assert updates_of(kafka.bootstrap, counting.sink) == {
+        key: list(range(1, count + 1)) for key, count in written.items()
+    }
 
 
 def test_without_a_place_nothing_is_begun(kafka: Kafka, spark: SparkSession) -> None:

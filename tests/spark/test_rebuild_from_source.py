@@ -30,7 +30,7 @@ from coopstreams.topology.errors import ConfigError, GroupError, OffsetOutOfRang
 from coopstreams.topology.keys import KeyRange, key_hash, partition_of
 from tests.broker import law
 from tests.broker.counting import Counting, await_table, metric, table
-from tests.broker.reading import latest, read_topic
+from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
 from tests.spark.shop import PARTITIONS, Shop, fold, produce
@@ -99,15 +99,6 @@ def damage(counting: Counting, keys: Iterable[str], value: bytes | None) -> None
     for key in keys:
         place = TopicPartition(counting.changelog, partition_of(key.encode(), 2))
         produce(counting.kafka, place, {key.encode(): value})
-
-
-def counts(counting: Counting, store: str = "counts") -> dict[str, int]:
-    """Return the changelog as a table."""
-    topic = f"{counting.application}-{store}-changelog"
-    return {
-        key.decode(): serdes.int64.decode(value)
-        for key, value in latest(read_topic(counting.kafka.bootstrap, topic)).items()
-    }
 
 
 def settings_of(counting: Counting, **given: str) -> dict[str, str]:
@@ -181,10 +172,10 @@ def test_some_partitions_and_key_groups_from_the_command_line_then_all_of_it_wit
     assert "0 added, 1 changed, 0 deleted" in rebuild(
         "--partitions", "0", "--groups", "0-127", "--ranges", "2", "--store", "counts"
     )
-    assert counts(counting) == {**written, **dict.fromkeys(wrong.values(), 1000)}
-    assert counts(counting)[right_here] == written[right_here]
+    assert counting.counts() == {**written, **dict.fromkeys(wrong.values(), 1000)}
+    assert counting.counts()[right_here] == written[right_here]
     assert "117 equal, 0 added, 3 changed, 0 deleted" in rebuild("--ranges", "3", "--snapshots", url)
-    assert counts(counting) == written
+    assert counting.counts() == written
 
     written += counting.write(list(written)[:50])
     has_run(counting, local, written)  # replays the corrected rows
@@ -213,10 +204,10 @@ def test_a_changelog_that_was_deleted_is_written_again(kafka: Kafka, spark: Spar
         counting.topology, settings_of(counting), spark=spark, ranges=1, work=str(tmp_path / "work")
     )
     assert made.stores == {"counts": Differences(added=60)}
-    assert counts(counting) == written
+    assert counting.counts() == written
     written += counting.write(list(written)[:50])
     has_run(counting, tmp_path / "state", written)
-    assert counts(counting) == written
+    assert counting.counts() == written
 
 
 def two_stages(counting: Counting) -> Counting:
@@ -253,8 +244,8 @@ def test_a_store_behind_a_repartition_is_rebuilt_once_all_was_read_there_and_no_
             )
     only = rebuild_from_source(counting.topology, settings_of(counting), wanted=RebuildScope(["digits"]), **given)
     assert only.stores == {"digits": Differences(len(digits) - 1, changed=1, deleted=1)}
-    assert counts(counting, "digits") == digits
-    assert counts(counting)["key-7"] == counts(counting)["7"] == 0, "the other store was not asked for"
+    assert counting.counts("digits") == digits
+    assert counting.counts()["key-7"] == counting.counts()["7"] == 0, "the other store was not asked for"
 
     before = len(read_topic(kafka.bootstrap, counting.changelog))
     both = rebuild_from_source(counting.topology, settings_of(counting), **given)
@@ -262,7 +253,7 @@ def test_a_store_behind_a_repartition_is_rebuilt_once_all_was_read_there_and_no_
         "counts": Differences(len(written) - 1, changed=1, deleted=1),
         "digits": Differences(len(digits)),
     }
-    assert counts(counting) == written
+    assert counting.counts() == written
     assert len(read_topic(kafka.bootstrap, counting.changelog)) == before + 2
 
     produce(kafka, TopicPartition(f"{counting.application}-by-digit-repartition", 1), {b"1": b"x"})
@@ -335,4 +326,4 @@ def test_a_run_is_resumed_as_what_it_is(kafka: Kafka, spark: SparkSession, tmp_p
         )
     done = rebuild_from_source(counting.topology, settings_of(counting), resume=run, **given)
     assert done.stores == {"counts": Differences(59, changed=1)}
-    assert counts(counting) == written
+    assert counting.counts() == written

@@ -20,7 +20,7 @@ from coopstreams import CoopStreams, SessionWindows, StreamsBuilder, Topology, s
 from coopstreams.spark import Options, backfill
 from coopstreams.spark.plan import Stage
 from coopstreams.spark.publishing import publish
-from tests.broker.reading import by_key, latest, read_topic
+from tests.broker.reading import latest, read_topic, updates_of
 from tests.broker.waiting import eventually
 from tests.conftest import PATIENT, Kafka
 
@@ -150,8 +150,6 @@ def test_a_dead_driver_and_failing_tasks_change_nothing(kafka: Kafka, spark: Spa
     digits: dict[str, int] = defaultdict(int)
     for key, _ in [*history, *live]:
         digits[key[-1]] += 1
-    updates = {
-        key.decode(): [serdes.int64.decode(value or b"") for value in values]
-        for key, values in by_key(read_topic(kafka.bootstrap, topics[2])).items()
+    assert updates_of(kafka.bootstrap, topics[2]) == {
+        digit: list(range(1, count + 1)) for digit, count in digits.items()
     }
-    assert updates == {digit: list(range(1, count + 1)) for digit, count in digits.items()}

@@ -65,13 +65,7 @@ def test_neither_another_run_nor_the_application_begins_behind_one_that_is_not_p
 def test_a_reset_gives_a_run_up_and_another_can_begin(kafka: Kafka, tmp_path: Path) -> None:
     counting = Counting.make(kafka)
     program = tmp_path / "program.py"
-    program.write_text(
-        "from coopstreams import StreamsBuilder, serdes\n"
-        f'builder = StreamsBuilder("{counting.application}")\n'
-        f'builder.stream("{counting.source}", key=serdes.text, '
-        f'value=serdes.raw).group_by_key().count(store="counts").to_stream().to("{counting.sink}")\n'
-        "topology = builder.build()\n"
-    )
+    program.write_text(counting.program)
     counting.write(["a", "b", "a"])
     plan = begun(counting, tmp_path / "work")
     done = CliRunner().invoke(app, ["reset", str(program), "--bootstrap-servers", kafka.bootstrap, "--yes"])

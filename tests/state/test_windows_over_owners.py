@@ -21,6 +21,7 @@ from coopstreams.topology.keys import KeyRange, key_hash
 from coopstreams.topology.serdes import int64, text
 from coopstreams.topology.stores import StoreSpec, window_key
 from tests.state.bounds import bounds, now_ms
+from tests.state.rows import put
 
 SIZE = 60_000
 SPEC = StoreSpec("windows", "window", text, int64, window_ms=SIZE, retention_ms=SIZE, step_ms=SIZE)
@@ -90,11 +91,8 @@ class Group:
             return
         table, at = owner.state.stores[SPEC.name], (quarter, owner.time // SIZE)
         key = window_key(KEYS[quarter], at[1] * SIZE)
-        entry = table.entries.get(key) or table.load(key)
-        entry.value, entry.timestamp = (entry.value or 0) + 1, owner.time
-        if not entry.dirty:
-            table.touch(key, entry)
-        owner.put[at] = entry.value
+        owner.put[at] = (table.load(key).value or 0) + 1
+        put(table, key, owner.put[at], owner.time)
 
     def advance(self, owner: Owner) -> None:
         """Advance the store to the operator time, as at the end of a batch."""

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from coopstreams import Processor, ProcessorContext, Record
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.progress import Author, Progress
 from coopstreams.commit.record import Committed
@@ -48,6 +49,7 @@ from coopstreams.topology.errors import MembershipLostError
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.task_id import TaskId
+from tests.durations import ms
 
 EXACTLY, AT_LEAST = "exactly_once_v2", "at_least_once"
 PATIENCE_S = 90.0
@@ -57,6 +59,22 @@ def counting() -> Topology:
     """Count the records of each key, and write each count."""
     builder = StreamsBuilder("app")
     builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key().count(store="counts").to_stream().to("out")
+    return builder.build()
+
+
+def ticking(tick: Callable[[int], None], *every_ms: int) -> Topology:
+    """Call `tick` by the wall clock: the first task has the first interval, the next one the next."""
+    intervals = iter(every_ms)
+
+    class Ticking(Processor[bytes, bytes, bytes, bytes]):
+        def init(self, context: ProcessorContext[bytes, bytes]) -> None:
+            context.schedule(ms(next(intervals)), "wall_clock", tick)
+
+        def process(self, record: Record[bytes, bytes]) -> None:
+            pass
+
+    builder = StreamsBuilder("app")
+    builder.stream("in", key=serdes.raw, value=serdes.raw).process(Ticking, by_key=False)
     return builder.build()
 
 
@@ -272,6 +290,16 @@ class Engine:
         )
         runs = reader.fetch(1 << 30, 0)
         return runs[0].columns if runs else Columns((), (), (), (), ())
+
+    def counted(self) -> dict[bytes, list[int]]:
+        """Return the counts in `out` of each key, in order."""
+        found: dict[bytes, list[int]] = {}
+        columns = self.read("out")
+        for key, value in zip(columns.keys, columns.values, strict=True):
+            assert key is not None
+            assert value is not None
+            found.setdefault(key, []).append(serdes.int64.decode(value))
+        return found
 
     def _forget(self, tasks: Sequence[Task]) -> None:
         for task in tasks:

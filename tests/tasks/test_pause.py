@@ -6,13 +6,11 @@ from random import Random
 
 import pytest
 
-from coopstreams import Processor, ProcessorContext, Record, StreamsBuilder, serdes
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import KeyRange
 from tests.broker.waiting import eventually
-from tests.durations import ms
 from tests.simulation.fibers import EPOCH_MS, Machine, Scheduler
-from tests.tasks.engine import AT_LEAST, EXACTLY, Engine, counting
+from tests.tasks.engine import AT_LEAST, EXACTLY, Engine, counting, ticking
 
 (WHOLE,) = KeyRange.split(1)
 SOURCE = TopicPartition("in", 0)
@@ -79,19 +77,9 @@ def test_a_thread_that_ends_while_it_is_paused_commits_and_processes_nothing() -
 
 def test_the_wall_clock_punctuates_nothing_while_it_is_paused() -> None:
     ticks = list[int]()
-
-    class Ticking(Processor[bytes, bytes, bytes, bytes]):
-        def init(self, context: ProcessorContext[bytes, bytes]) -> None:
-            context.schedule(ms(20), "wall_clock", ticks.append)
-
-        def process(self, record: Record[bytes, bytes]) -> None:
-            pass
-
-    builder = StreamsBuilder("app")
-    builder.stream("in", key=serdes.raw, value=serdes.raw).process(Ticking, by_key=False)
     scheduler = Scheduler(Random(1))
     machine = Machine(scheduler, "instance")
-    engine = Engine(builder.build(), {"in": 1}, host=machine, interval_s=10.0)
+    engine = Engine(ticking(ticks.append, 20), {"in": 1}, host=machine, interval_s=10.0)
     (thread,) = engine.threads
     engine.start()
     engine.open(WHOLE)

@@ -1,36 +1,48 @@
-"""Wall-clock punctuations of the tasks of one stream thread, in virtual time."""
+"""Wall-clock punctuations of the tasks of one stream thread: in virtual time, and by a clock that is set back."""
 
 from __future__ import annotations
 
+import queue
 from random import Random
 
-from coopstreams import Processor, ProcessorContext, Record, StreamsBuilder, serdes
-from coopstreams.topology.keys import KeyRange
-from tests.durations import ms
+from coopstreams.common.host import System
+from coopstreams.topology.keys import WHOLE, KeyRange
 from tests.simulation.fibers import EPOCH_MS, Machine, Scheduler
-from tests.tasks.engine import Engine
+from tests.tasks.engine import PATIENCE_S, Engine, ticking
 
 HOUR_MS = 3_600_000
 
 
 def test_a_thread_wakes_for_the_first_punctuation_of_any_of_its_tasks() -> None:
-    every_ms, ticks = iter((20, HOUR_MS)), list[int]()
-
-    class Ticking(Processor[bytes, bytes, bytes, bytes]):
-        def init(self, context: ProcessorContext[bytes, bytes]) -> None:
-            context.schedule(ms(next(every_ms)), "wall_clock", ticks.append)
-
-        def process(self, record: Record[bytes, bytes]) -> None:
-            pass
-
-    builder = StreamsBuilder("app")
-    builder.stream("in", key=serdes.raw, value=serdes.raw).process(Ticking, by_key=False)
+    ticks = list[int]()
     scheduler = Scheduler(Random(1))
     machine = Machine(scheduler, "instance")
-    made = Engine(builder.build(), {"in": 1}, host=machine, interval_s=10.0)
+    made = Engine(ticking(ticks.append, 20, HOUR_MS), {"in": 1}, host=machine, interval_s=10.0)
     made.start()
     for half in KeyRange.split(2):
         made.open(half)
     scheduler.run(0.1)
     scheduler.close([machine])
     assert [at - EPOCH_MS for at in ticks] == [20, 40, 60, 80, 100]
+
+
+class Adjusted(System):
+    """A machine whose clock on the wall can be put back."""
+
+    back_ms = 0
+
+    def wall_ms(self) -> int:
+        return super().wall_ms() - self.back_ms
+
+
+def test_punctuations_go_on_when_the_clock_is_put_back() -> None:
+    ticks: queue.SimpleQueue[int] = queue.SimpleQueue()
+    host = Adjusted()
+    made = Engine(ticking(ticks.put, 20), {"in": 1}, host=host)
+    made.open(WHOLE)
+    made.start()
+    first = ticks.get(timeout=PATIENCE_S)
+    host.back_ms = HOUR_MS
+    while ticks.get(timeout=PATIENCE_S) >= first:
+        pass  # it was on its way when the clock was put back
+    made.stop()

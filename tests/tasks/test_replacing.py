@@ -42,16 +42,6 @@ def engine(guarantee: str, refused: list[bytes]) -> Engine:
     return made
 
 
-def counts(made: Engine) -> dict[bytes, list[int]]:
-    found: dict[bytes, list[int]] = {}
-    columns = made.read("out")
-    for key, value in zip(columns.keys, columns.values, strict=True):
-        assert key is not None
-        assert value is not None
-        found.setdefault(key, []).append(serdes.int64.decode(value))
-    return found
-
-
 def replace(made: Engine, deaths: int) -> None:
     """Move records until this many threads have died and were replaced."""
     while deaths:
@@ -80,9 +70,9 @@ def test_the_successor_of_a_thread_does_again_what_was_not_committed_and_nothing
     made.stop()
     assert not refused
     if guarantee == EXACTLY:
-        assert counts(made) == {key: [1, 2, 3] for key in KEYS}
+        assert made.counted() == {key: [1, 2, 3] for key in KEYS}
     else:
-        assert {key: (min(seen), max(seen)) for key, seen in counts(made).items()} == dict.fromkeys(KEYS, (1, 3))
+        assert {key: (min(seen), max(seen)) for key, seen in made.counted().items()} == dict.fromkeys(KEYS, (1, 3))
 
 
 def test_a_task_that_the_dead_thread_was_never_told_of_is_opened_again_too() -> None:
@@ -104,7 +94,7 @@ def test_a_task_that_the_dead_thread_was_never_told_of_is_opened_again_too() -> 
     made.open(WHOLE)
     made.settle()
     made.stop()
-    assert counts(made) == {key: [1, 2, 3] if key != KEYS[0] else [1, 2, 3, 4] for key in KEYS}
+    assert made.counted() == {key: [1, 2, 3] if key != KEYS[0] else [1, 2, 3, 4] for key in KEYS}
 
 
 def test_a_thread_that_rests_gives_up_tasks_and_ends_at_once() -> None:
