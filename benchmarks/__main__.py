@@ -23,14 +23,22 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 from kafka import KafkaAdminClient
 from rich.console import Console
 
 from benchmarks.peers import peer_cases
 from benchmarks.report import PLANES, Results, print_table, write_report
-from benchmarks.running import Case, Measured, MeasurementError, committed, coopstreams_run, fill, measure, written
+from benchmarks.running import (
+    Case,
+    Measured,
+    MeasurementError,
+    committed,
+    coopstreams_run,
+    fill,
+    make_topics,
+    measure,
+    written,
+)
 from coopstreams.common.java import find_java
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.log.kafka.native import SETTING, data_plane
@@ -94,9 +102,8 @@ def main() -> None:
     console = Console()
     results: Results = {}
     with tempfile.TemporaryDirectory() as folder, KafkaBroker(Path(folder) / "kafka") as broker:
-        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
         offsets = KafkaAdminClient(bootstrap_servers=broker.bootstrap)
-        admin.create_topics([NewTopic(SOURCE, 1, 1)])[SOURCE].result()
+        make_topics(broker.bootstrap, SOURCE)
         with console.status(f"writing {arguments.records:,} records"):
             fill(broker.bootstrap, SOURCE, arguments.records)
         environment = {"BENCH_BROKERS": broker.bootstrap, "BENCH_SOURCE": SOURCE, "BENCH_STATE": f"{folder}/state"}
@@ -104,7 +111,7 @@ def main() -> None:
             for who, case in entries(arguments.only, arguments.planes, not arguments.no_peers, environment):
                 with console.status(f"{case.name}: {who}, {round_ + 1} of {arguments.rounds}"):
                     try:
-                        found = _measured(admin, offsets, case, f"{case.name}-{who}-{round_}", arguments)
+                        found = _measured(offsets, case, f"{case.name}-{who}-{round_}", arguments)
                     except MeasurementError as error:
                         if who in PLANES or who in BARE:
                             raise SystemExit(str(error)) from None
@@ -116,13 +123,11 @@ def main() -> None:
         write_report(results, arguments.records, arguments.rounds, DOCUMENT)
 
 
-def _measured(
-    admin: AdminClient, offsets: KafkaAdminClient, case: Case, name: str, arguments: argparse.Namespace
-) -> Measured:
+def _measured(offsets: KafkaAdminClient, case: Case, name: str, arguments: argparse.Namespace) -> Measured:
     """Run one case with a group and an output topic of its own."""
     group = name.replace(" ", "-").lower()
     sink = f"{group}-out"
-    admin.create_topics([NewTopic(sink, 1, 1)])[sink].result()
+    make_topics(case.environment["BENCH_BROKERS"], sink)
     own = Case(
         case.name, case.command, {**case.environment, "BENCH_APPLICATION": group, "BENCH_SINK": sink}, case.outputs
     )

@@ -28,12 +28,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.running import make_topics, write
 from coopstreams import CallContext, CoopStreams, Record, StreamsBuilder, Topology, key_value_store, serdes
 from coopstreams.commit.offsets import list_consumer_group_offsets
 from coopstreams.common.memory import tune_memory
@@ -94,17 +92,11 @@ class Case:
 
 def fill(bootstrap: str, topic: str, records: int, exponent: float) -> Counter[int]:
     """Write the input to one partition, with keys by Zipf's law; return the count of each key."""
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    for future in admin.create_topics([NewTopic(name, 1, 1) for name in (topic, f"{topic}-out")]).values():
-        future.result(30)
-    producer, chance = Producer({"bootstrap.servers": bootstrap}), random.Random(1)
+    make_topics(bootstrap, topic, f"{topic}-out")
+    chance = random.Random(1)
     shares = list(accumulate(n**-exponent for n in range(1, KEYS + 1)))
     keys = chance.choices(range(KEYS), cum_weights=shares, k=records)
-    for number, key in enumerate(keys):
-        producer.produce(topic, b"%d" % number, b"key-%d" % key)
-        if number % 10_000 == 0:
-            producer.poll(0)
-    producer.flush()
+    write(bootstrap, topic, ((b"key-%d" % key, b"%d" % number) for number, key in enumerate(keys)))
     return Counter(keys)
 
 

@@ -27,14 +27,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.async_calls import CALL_S, KEYS, settings
-from benchmarks.running import resident
+from benchmarks.running import make_topics, resident, write
 from coopstreams import CoopStreams, StreamsBuilder, Topology, serdes
 from coopstreams.common.memory import tune_memory
 from coopstreams.dev.broker import KafkaBroker
@@ -78,17 +76,13 @@ def program(topic: str, service: Service) -> Topology:
 
 def fill(bootstrap: str, topic: str, records: int, each: int) -> None:
     """Write the input, to one partition; every `each`-th record has the key that may be stuck, the first one, too."""
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    for future in admin.create_topics([NewTopic(name, 1, 1) for name in (topic, f"{topic}-out")]).values():
-        future.result(30)
-    producer, chance = Producer({"bootstrap.servers": bootstrap, "linger.ms": 50}), random.Random(1)
-    for number in range(records):
-        producer.produce(topic, b"%d" % number, STUCK if number % each == 0 else b"%d" % chance.randrange(1, KEYS))
-        if number % 10_000 == 0:
-            producer.poll(0)
-            while len(producer) > 50_000:  # its queue is limited
-                producer.poll(0.1)
-    producer.flush()
+    make_topics(bootstrap, topic, f"{topic}-out")
+    chance = random.Random(1)
+    rows = (
+        (STUCK if number % each == 0 else b"%d" % chance.randrange(1, KEYS), b"%d" % number)
+        for number in range(records)
+    )
+    write(bootstrap, topic, rows)
 
 
 @contextmanager

@@ -29,15 +29,13 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 from kafka import KafkaAdminClient
 from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks import apps
-from benchmarks.running import KEYS, Case, committed, coopstreams_run, cpu_s, fill, measure
+from benchmarks.running import KEYS, Case, committed, coopstreams_run, cpu_s, fill, make_topics, measure
 from coopstreams import Topology
 from coopstreams.commit.progress import Progress
 from coopstreams.common.config import Config
@@ -152,16 +150,15 @@ class Instance:
     def __init__(self, folder: Path, records: int, closing: ExitStack) -> None:
         self._broker = closing.enter_context(KafkaBroker(folder / "kafka"))
         self._records, self._folder, self._runs = records, folder, 0
-        self._admin = AdminClient({"bootstrap.servers": self._broker.bootstrap})
         self._offsets = KafkaAdminClient(bootstrap_servers=self._broker.bootstrap)
-        self._admin.create_topics([NewTopic(apps.SOURCE, 1, 1)])[apps.SOURCE].result()
+        make_topics(self._broker.bootstrap, apps.SOURCE)
         fill(self._broker.bootstrap, apps.SOURCE, records)
 
     def run(self, case: str) -> float:
         """Return the CPU seconds of a process from the first record to the last commit, with its start."""
         self._runs += 1
         group = f"bench-{case.replace('_', '-')}-{self._runs}"
-        self._admin.create_topics([NewTopic(f"{group}-out", 1, 1)])[f"{group}-out"].result()
+        make_topics(self._broker.bootstrap, f"{group}-out")
         command = coopstreams_run(case, self._broker.bootstrap, str(self._folder / "state"))
         environment = {"BENCH_APPLICATION": group, "BENCH_SINK": f"{group}-out"}
         done = partial(committed, self._offsets, group, apps.SOURCE)

@@ -32,12 +32,10 @@ from statistics import median, quantiles
 from typing import Any
 
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.running import cpu_of, fill
+from benchmarks.running import cpu_of, fill, make_topics
 from coopstreams import CoopStreams, StreamsBuilder, StreamsState, serdes
 from coopstreams.common.memory import tune_memory
 from coopstreams.dev.broker import KafkaBroker
@@ -124,9 +122,7 @@ def measured(
     """Measure one case; return its row. `records`: written before; none: a few at a time, while it runs."""
     running = broker.running
     assert running is not None
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-    for future in admin.create_topics([NewTopic(name, threads, 1) for name in (source, f"{source}-out")]).values():
-        future.result(30)
+    make_topics(broker.bootstrap, source, f"{source}-out", partitions=threads)
     if records:
         fill(broker.bootstrap, source, records)
     command = [sys.executable, "-m", "benchmarks.commits", "--work", broker.bootstrap, source]

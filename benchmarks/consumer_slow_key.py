@@ -20,12 +20,11 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from confluent_kafka import Consumer, Message, Producer
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka import Consumer, Message
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.running import make_topics, write
 from coopstreams.consumer import ConsumerRecord, CooperativeConsumer
 from coopstreams.dev.broker import KafkaBroker
 
@@ -36,12 +35,8 @@ FAST_MS = 0.2
 
 def fill(bootstrap: str, topic: str, records: int) -> None:
     """Write the input: each key has as many records."""
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
-    producer = Producer({"bootstrap.servers": bootstrap})
-    for number in range(records):
-        producer.produce(topic, b"%d" % number, b"key-%d" % (number % KEYS))
-    producer.flush()
+    make_topics(bootstrap, topic)
+    write(bootstrap, topic, ((b"key-%d" % (number % KEYS), b"%d" % number) for number in range(records)))
 
 
 def in_order(bootstrap: str, topic: str, records: int, slow_s: float) -> tuple[float, float]:

@@ -40,12 +40,10 @@ from statistics import median, quantiles
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.running import KEYS, coopstreams_run, cpu_of, fill
+from benchmarks.running import KEYS, coopstreams_run, cpu_of, fill, make_topics
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.dev.process import free_port
 
@@ -270,10 +268,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the process")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, KafkaBroker(Path(folder) / "kafka") as broker, ExitStack() as stack:
-        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-        topics = [f"{name}-{end}" for name in ("load", "idle") for end in ("in", "out")]
-        for made in admin.create_topics([NewTopic(topic, 1, 1) for topic in topics]).values():
-            made.result(30)
+        make_topics(broker.bootstrap, *(f"{name}-{end}" for name in ("load", "idle") for end in ("in", "out")))
         counting: dict[str, Counting] = {}
         for name, records in {"idle": IDLE_RECORDS, "load": arguments.records}.items():
             fill(broker.bootstrap, f"{name}-in", records)

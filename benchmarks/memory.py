@@ -26,13 +26,11 @@ from pathlib import Path
 from statistics import linear_regression
 
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 from kafka import KafkaAdminClient
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.running import committed, coopstreams_run
+from benchmarks.running import committed, coopstreams_run, make_topics
 from coopstreams.dev.broker import KafkaBroker
 
 STAY_S = 30
@@ -63,10 +61,7 @@ def size_of(folder: Path) -> float:
 @contextmanager
 def started(bootstrap: str, topology: str, name: str, state: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Run a topology of apps.py in a process, with topics of its own."""
-    topics = [NewTopic(f"{name}-in", 1, 1), NewTopic(f"{name}-out", 1, 1)]
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    for future in admin.create_topics(topics).values():
-        future.result(30)
+    make_topics(bootstrap, f"{name}-in", f"{name}-out")
     command = coopstreams_run(topology, bootstrap, str(state))
     environment = {"BENCH_APPLICATION": name, "BENCH_SOURCE": f"{name}-in", "BENCH_SINK": f"{name}-out"}
     process = subprocess.Popen(command, env=os.environ | environment, stdout=subprocess.DEVNULL)

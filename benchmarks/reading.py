@@ -16,14 +16,12 @@ import time
 from itertools import product
 from pathlib import Path
 
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.__main__ import planes
 from benchmarks.report import PLANES
-from benchmarks.running import fill, said
+from benchmarks.running import fill, make_topics, said
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.kafka.native import SETTING
@@ -64,8 +62,7 @@ def main() -> None:
     least: dict[tuple[str, str], tuple[float, ...]] = {}
     with tempfile.TemporaryDirectory() as folder, KafkaBroker(Path(folder) / "kafka") as broker:
         topic = PARTITION.topic
-        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-        admin.create_topics([NewTopic(topic, 1, 1)])[topic].result()
+        make_topics(broker.bootstrap, topic)
         fill(broker.bootstrap, topic, arguments.records)
         for _, case, plane in product(range(arguments.turns), CASES, planes()):
             asked = "--records", str(arguments.records), "--read", broker.bootstrap, case

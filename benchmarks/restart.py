@@ -21,13 +21,11 @@ from pathlib import Path
 from statistics import median
 
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 from kafka import KafkaAdminClient
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.running import committed, coopstreams_run
+from benchmarks.running import committed, coopstreams_run, make_topics
 from coopstreams.dev.broker import KafkaBroker
 
 SOURCE, SINK, GROUP = "restart-in", "restart-out", "restart"
@@ -81,9 +79,7 @@ def main() -> None:
     arguments = parser.parse_args()
     found: dict[signal.Signals, list[tuple[float, float]]] = {signal.SIGTERM: [], signal.SIGKILL: []}
     with tempfile.TemporaryDirectory() as folder, KafkaBroker(Path(folder) / "kafka") as broker:
-        topics = AdminClient({"bootstrap.servers": broker.bootstrap})
-        for made in topics.create_topics([NewTopic(SOURCE, 1, 1), NewTopic(SINK, 1, 1)]).values():
-            made.result(30)
+        make_topics(broker.bootstrap, SOURCE, SINK)
         producer = Producer({"bootstrap.servers": broker.bootstrap, "queue.buffering.max.messages": 2_000_000})
         for number in range(arguments.keys):
             producer.produce(SOURCE, b"{}", b"u%d" % number)

@@ -13,11 +13,13 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 from kafka import KafkaAdminClient
 from kafka.errors import KafkaError
 
@@ -50,25 +52,35 @@ class MeasurementError(Exception):
     """The measured process failed; the message says how."""
 
 
-def fill(bootstrap: str, topic: str, records: int) -> None:
-    """Write the input."""
-    producer = Producer(
-        {
-            "bootstrap.servers": bootstrap,
-            "linger.ms": 50,
-            "queue.buffering.max.messages": 1_000_000,
-            "partitioner": "murmur2_random",
-        }
-    )
-    generator = random.Random(7)
-    for number in range(records):
-        user = generator.randrange(KEYS)
-        producer.produce(
-            topic, b'{"user":"u%d","amount":%d,"n":%d}' % (user, generator.randrange(100), number), b"u%d" % user
-        )
+def make_topics(bootstrap: str, *names: str, partitions: int = 1) -> None:
+    """Create topics."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    for made in admin.create_topics([NewTopic(name, partitions, 1) for name in names]).values():
+        made.result(30)
+
+
+def write(bootstrap: str, topic: str, rows: Iterable[tuple[bytes, bytes | None]], timestamp_ms: int = 0) -> None:
+    """Write records, key and value. `timestamp_ms`: of all of them; 0: each has the time at which it is written."""
+    settings = {"linger.ms": 50, "queue.buffering.max.kbytes": 1 << 20, "partitioner": "murmur2_random"}
+    producer = Producer({"bootstrap.servers": bootstrap, **settings})
+    for number, (key, value) in enumerate(rows):
+        producer.produce(topic, value, key, timestamp=timestamp_ms)
         if number % 10_000 == 0:
             producer.poll(0)
+            while len(producer) > 50_000:  # its queue is limited
+                producer.poll(0.1)
     producer.flush()
+
+
+def fill(bootstrap: str, topic: str, records: int) -> None:
+    """Write the input."""
+    generator = random.Random(7)
+
+    def row(number: int) -> tuple[bytes, bytes]:
+        user = generator.randrange(KEYS)
+        return b"u%d" % user, b'{"user":"u%d","amount":%d,"n":%d}' % (user, generator.randrange(100), number)
+
+    write(bootstrap, topic, map(row, range(records)))
 
 
 def said(module: str, *arguments: str, environment: Mapping[str, str]) -> tuple[float, ...]:

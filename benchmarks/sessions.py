@@ -22,13 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 from kafka import KafkaAdminClient
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.running import committed, coopstreams_run
+from benchmarks.running import committed, coopstreams_run, make_topics
 from coopstreams.dev.broker import KafkaBroker
 
 MINUTE_MS = 60_000
@@ -84,9 +82,7 @@ def measure(bootstrap: str, offsets: KafkaAdminClient, folder: str, case: Case, 
     """Return records/s of one case, on topics and a group of its own."""
     group = f"sessions-{case.keys}-{case.grace_ms // MINUTE_MS}"
     source, sink = f"{group}-in", f"{group}-out"
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    for made in admin.create_topics([NewTopic(source, 1, 1), NewTopic(sink, 1, 1)]).values():
-        made.result(30)
+    make_topics(bootstrap, source, sink)
     rows = list(clicks(records, case.keys))
     write(bootstrap, source, [(b"first", BEGIN_MS)])
     settings = ["commit.interval.ms=100", "statestore.cache.max.bytes=0"]

@@ -20,12 +20,13 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
 
-from confluent_kafka import Producer
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.running import write
 from coopstreams import StreamsBuilder, Topology, serdes
 from coopstreams.admin.rebuild import Rebuilder, RebuildScope
 from coopstreams.dev.broker import KafkaBroker
@@ -51,22 +52,12 @@ def program() -> Topology:
 
 def fill(bootstrap: str, keys: int) -> int:
     """Write the changelog; return how many keys live in the end."""
-    producer = Producer(
-        {
-            "bootstrap.servers": bootstrap,
-            "linger.ms": 50,
-            "queue.buffering.max.messages": 1_000_000,
-            "queue.buffering.max.kbytes": 1 << 20,
-        }
+    first = ((b"user-%07d" % number, number.to_bytes(8, "big")) for number in range(keys))
+    then = (
+        (b"user-%07d" % number, None if number % 100 == 0 else (2 * number).to_bytes(8, "big"))
+        for number in range(keys)
     )
-    now = int(time.time() * 1000)
-    for turn in (1, 2):
-        for number in range(keys):
-            value = None if turn == 2 and number % 100 == 0 else (turn * number).to_bytes(8, "big")
-            producer.produce(CHANGELOG, value, b"user-%07d" % number, 0, timestamp=now)
-            if number % 10_000 == 0:
-                producer.poll(0)
-    producer.flush()
+    write(bootstrap, CHANGELOG, chain(first, then), int(time.time() * 1000))
     return keys - (keys + 99) // 100
 
 

@@ -27,6 +27,7 @@ from coopstreams.topology.errors import QueryError
 from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.stores import StoreSpec, window_key
 from tests.query.cluster import HOUR, LIMITS, STORES, Cluster, Data, Node, tasks
+from tests.state.rows import put
 
 NDJSON = {"accept": "application/x-ndjson"}
 
@@ -183,9 +184,7 @@ def test_bounds_on_keys_hold_for_windows_of_keys_that_continue_each_other(
     database = Database(Memory(), [spec])
     state = TaskState(database, [spec], WHOLE, 1 << 20)
     for key, start in windows:
-        entry = state.stores["w"].load(window_key(key, start))
-        entry.value, entry.timestamp = b"v", 1
-        state.stores["w"].touch(window_key(key, start), entry)
+        put(state.stores["w"], window_key(key, start), b"v", 1)
     state.changes()
     state.commit({"w": 1})
     wanted = sorted(

@@ -29,6 +29,7 @@ from coopstreams.topology.failures import Failure
 from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.stores import StoreSpec, session_key
 from tests.query.cluster import GLOBAL, HOUR, LIMITS, Cluster, Data, Node
+from tests.state.rows import put
 
 KEYS = [f"key-{number}" for number in range(12)]
 VISITS: dict[Any, tuple[Any, int]] = {
@@ -302,9 +303,7 @@ def test_bounds_on_keys_hold_for_sessions_of_keys_that_continue_each_other(
     state = TaskState(database, [spec], WHOLE, 1 << 20)
     stored = [session_key(key, start, start + length) for key, start, length in sessions]
     for row in stored:
-        entry = state.stores["s"].load(row)
-        entry.value, entry.timestamp = b"v", 1
-        state.stores["s"].touch(row, entry)
+        put(state.stores["s"], row, b"v", 1)
     state.changes()
     state.commit({"s": 1})
     wanted = sorted(
