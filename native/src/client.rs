@@ -20,7 +20,8 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::panic::catch_unwind;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-const NAME: &CStr = c"coopstreams";
+/// The name of these interceptors in librdkafka.
+pub const NAME: &CStr = c"coopstreams";
 
 /// What is known of one producer.
 pub struct Client {
@@ -66,8 +67,8 @@ pub fn take_made() -> Option<&'static Client> {
     MADE.take()
 }
 
-/// A lock also after a panic: what it guards is counters and pointers, which are never half written.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+/// A lock also after a panic: what it guards here and in `consumer` is never half written.
+pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -11,15 +11,14 @@
 //! Turned down: reading each partition's own queue, which needs no repeated forwarding. Then the limits hold for each
 //! partition, which is 256 MiB each.
 
+use crate::client::{NAME, locked};
 use crate::librdkafka::{FATAL, Functions, Message, NO_ERROR, OnError, Opaque, functions, nothing};
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int};
 use std::panic::catch_unwind;
 use std::ptr::null_mut;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-const NAME: &CStr = c"coopstreams";
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// How many messages are received at once: few enough to be in the processor's cache when they are copied.
 const AT_ONCE: usize = 512;
@@ -82,7 +81,7 @@ pub unsafe fn note_made(functions: &Functions, handle: Opaque, conf: Opaque) {
     if unsafe { (functions.add_on_destroy)(handle, NAME.as_ptr(), on_destroy, opaque) } == NO_ERROR {
         // SAFETY: the configuration is that of the handle, of which no thread has been started yet.
         unsafe { (functions.conf_set_error_cb)(conf, on_error) };
-        lock(&ALIVE)
+        locked(&ALIVE)
             .get_or_insert_default()
             .insert(handle as usize, Arc::clone(&made));
         MADE.set(Some(made));
@@ -96,7 +95,7 @@ unsafe extern "C" fn on_destroy(_: Opaque, consumer: Opaque) -> c_int {
     let _ = catch_unwind(|| {
         // SAFETY: the opaque pointer of `note_made`, of which librdkafka makes one call.
         let consumer = unsafe { Arc::from_raw(consumer.cast_const().cast::<Consumer>()) };
-        if let Some(alive) = lock(&ALIVE).as_mut() {
+        if let Some(alive) = locked(&ALIVE).as_mut() {
             alive.remove(&(consumer.handle as usize));
         }
         let mut open = consumer.locked();
@@ -108,7 +107,9 @@ unsafe extern "C" fn on_destroy(_: Opaque, consumer: Opaque) -> c_int {
 
 unsafe extern "C" fn on_error(handle: Opaque, code: c_int, text: *const c_char, _: Opaque) {
     let _ = catch_unwind(|| {
-        let consumer = lock(&ALIVE).as_ref().and_then(|it| it.get(&(handle as usize)).cloned());
+        let consumer = locked(&ALIVE)
+            .as_ref()
+            .and_then(|it| it.get(&(handle as usize)).cloned());
         let (Some(functions), Some(consumer)) = (functions(), consumer) else {
             return;
         };
@@ -126,21 +127,16 @@ unsafe extern "C" fn on_error(handle: Opaque, code: c_int, text: *const c_char, 
             // SAFETY: both texts end with NUL.
             unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
         };
-        let mut errors = lock(&consumer.errors);
+        let mut errors = locked(&consumer.errors);
         if errors.len() < MOST_ERRORS {
             errors.push((code, text, fatal));
         }
     });
 }
 
-/// A lock also after a panic: what it guards is never half written.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Consumer {
     fn locked(&self) -> MutexGuard<'_, Open> {
-        lock(&self.open)
+        locked(&self.open)
     }
 
     /// Whether `on_error` is the callback of the client, as its configuration prints it.
@@ -162,7 +158,7 @@ impl Consumer {
 
     /// The errors that were noted since the last call.
     pub fn take_errors(&self) -> Vec<Error> {
-        std::mem::take(&mut *lock(&self.errors))
+        std::mem::take(&mut *locked(&self.errors))
     }
 
     /// Has what is fetched of these partitions brought here. To be repeated until something came: librdkafka ends it

@@ -6,7 +6,7 @@ use pyo3::types::{PyBytes, PyList};
 use xxhash_rust::xxh64::xxh64;
 
 /// The seed of `coopstreams.topology.keys`.
-const SEED: u64 = 42;
+pub const SEED: u64 = 42;
 
 /// The key ranges of one partition.
 #[pyclass(frozen)]

@@ -5,6 +5,7 @@
 //! is the store around it, `table.py` the reference.
 
 use crate::numbers::{Numbers, Value, WORD, word};
+use crate::router::SEED;
 use crate::row_table::{EMPTY, Place, Row, RowTable, placed, start_of};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -13,8 +14,6 @@ use std::collections::{BTreeMap, HashMap};
 use std::hint::black_box;
 use xxhash_rust::xxh64::xxh64;
 
-/// The seed of `coopstreams.topology.keys`.
-const SEED: u64 = 42;
 /// What Kafka Streams writes behind the key in the changelog of a window store: a sequence number.
 const SEQUENCE: [u8; 4] = [0; 4];
 const NO_TIMESTAMP: i64 = -1;
