@@ -1,14 +1,16 @@
-"""The logging set-up of commands that contact Kafka."""
+"""What commands that contact Kafka have in common: the logging set-up, and messages when nothing answers."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import logging
+import socket
 
 import pytest
 
-from coopstreams.commands.settings import configure_logging
+from coopstreams.commands.settings import configure_logging, refusals, say_waiting
+from coopstreams.query.problems import moving
 
 
 def test_lines_go_to_the_standard_error_of_the_moment(capsys: pytest.CaptureFixture[str]) -> None:
@@ -18,3 +20,21 @@ def test_lines_go_to_the_standard_error_of_the_moment(capsys: pytest.CaptureFixt
     captured.close()
     logging.getLogger("coopstreams.tasks").info("after the command")
     assert capsys.readouterr().err.endswith("INFO    after the command\n")
+
+
+def test_addresses_that_take_no_connection_are_named_with_what_they_said() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening, socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # no process listens there
+        here, nowhere = (f"127.0.0.1:{each.getsockname()[1]}" for each in (listening, bound))
+        assert refusals(f"PLAINTEXT://{nowhere},x:y") == [
+            f"PLAINTEXT://{nowhere}: Connection refused",
+            "x:y: invalid literal for int() with base 10: 'y'",
+        ]
+        assert refusals(f"{nowhere},{here}") == [], "one is enough"
+
+
+def test_why_a_question_is_asked_again_is_said_with_how_long(capsys: pytest.CaptureFixture[str]) -> None:
+    say_waiting(30, moving("http://x does not answer. Does the application run?"))
+    assert capsys.readouterr().err.endswith(
+        "http://x does not answer. Does the application run? Trying again for 30 s; Ctrl-C ends it.\n"
+    )
