@@ -69,13 +69,13 @@ class Application:
                 self.ended[name] = status
                 del self.supervisors[name]
 
-    def terminate(self, name: str, timeout_s: float = 120) -> int | None:
+    def terminate(self, name: str) -> int | None:
         """Ask a supervisor to end in good order; return its exit status, None if it does not."""
         self.ending.add(name)  # its workers drain, and log what they wait for
         process = self.supervisors.pop(name)
         process.terminate()
         try:
-            return process.wait(timeout_s)
+            return process.wait(120)
         except subprocess.TimeoutExpired:
             return None
         finally:

@@ -120,7 +120,7 @@ def reasons(app: CoopStreams) -> list[str]:
     return [reason["code"] for reason in (app.status() or {"reasons": []})["reasons"]]
 
 
-def await_table(app: CoopStreams, expected: dict[str, int], timeout_s: float = 120) -> None:
+def await_table(app: CoopStreams, expected: dict[str, int]) -> None:
     """Return when the store has the expected rows."""
     found: dict[str, int] = {}
 
@@ -131,12 +131,12 @@ def await_table(app: CoopStreams, expected: dict[str, int], timeout_s: float = 1
 
     eventually(
         same,
-        timeout_s,
+        120,
         lambda: f"{len(found)} of {len(expected)} keys, {sum(found.values())} of {sum(expected.values())} records",
     )
 
 
-def await_running(apps: Iterable[CoopStreams], timeout_s: float = 120) -> None:
+def await_running(apps: Iterable[CoopStreams]) -> None:
     """Return when all tasks of all instances run, each instance has some, and together they cover everything."""
     apps = list(apps)
 
@@ -152,7 +152,7 @@ def await_running(apps: Iterable[CoopStreams], timeout_s: float = 120) -> None:
 
     eventually(
         ready,
-        timeout_s,
+        120,
         lambda: str(
             [{str(task): state.value for task, state in instance_of(app).registry.states.items()} for app in apps]
         ),
@@ -176,7 +176,7 @@ def _whole(states: list[dict[Any, Any]]) -> bool:
     return set(held.values()) == {1 << 63}
 
 
-def groups_on_disk(app: CoopStreams, store: str = "counts") -> Counter[int]:
+def groups_on_disk(app: CoopStreams) -> Counter[int]:
     """Return how many keys of each key group the databases of an instance hold, owned groups or not."""
     instance, found = instance_of(app), Counter[int]()
     for subtopology, partition in instance.components.directory.partitions():
@@ -184,9 +184,9 @@ def groups_on_disk(app: CoopStreams, store: str = "counts") -> Counter[int]:
             subtopology, partition, instance.components.subtopology(subtopology).stores
         )
         try:
-            if store in database.specs:
+            if "counts" in database.specs:
                 for group in range(256):
-                    found[group] += sum(1 for _ in database.scan(store, [group], None, None))
+                    found[group] += sum(1 for _ in database.scan("counts", [group], None, None))
         finally:
             instance.components.directory.release(subtopology, partition)
     return +found
@@ -204,7 +204,7 @@ def metric(app: CoopStreams, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
 
 
-def failure_of(app: CoopStreams, timeout_s: float = 120) -> BaseException:
+def failure_of(app: CoopStreams) -> BaseException:
     """Run an application that fails; return the error that ends it."""
     found: list[BaseException] = []
 
@@ -216,10 +216,10 @@ def failure_of(app: CoopStreams, timeout_s: float = 120) -> BaseException:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(timeout_s)
+    thread.join(120)
     if thread.is_alive():
         app.stop()
         thread.join(60)
-        pytest.fail(f"it still ran after {timeout_s:g} s")
+        pytest.fail("it still ran after 120 s")
     assert found, "it ended as if nothing had happened"
     return found[0]

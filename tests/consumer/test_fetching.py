@@ -152,9 +152,9 @@ def test_a_range_that_cannot_take_records_does_not_hold_up_the_other_one_and_its
         assert [share.waiting.bytes for share in scene.shares] == [0, 0]
 
 
-def slow_and_fast(*, reserves: bool, cache_bytes: int = 1 << 20) -> Scene:
+def slow_and_fast(*, reserves: bool) -> Scene:
     """Two key ranges, both read to the end; of the first one five records were handed out, the others wait."""
-    scene = Scene([0, 0], in_flight=5, cache_bytes=cache_bytes, reserves=reserves)
+    scene = Scene([0, 0], in_flight=5, cache_bytes=1 << 20, reserves=reserves)
     slow, fast = (share.id.key_range for share in scene.shares)
     scene.shares[1].inflight.most = RECORDS
     for _ in range(3 * RECORDS):

@@ -56,13 +56,11 @@ def to_end(reader: Reader, *partitions: TopicPartition, max_records: int = 1000)
     return fetch_until(reader, done, max_records)
 
 
-def read_all(
-    log: Log, partition: TopicPartition, *, committed_only: bool = True, max_records: int = 1000
-) -> list[Seen]:
+def read_all(log: Log, partition: TopicPartition, *, committed_only: bool = True) -> list[Seen]:
     """Return all records of a partition, read by a new reader."""
     reader = log.reader(committed_only=committed_only)
     reader.assign({partition: Position(log.start_offset(partition))})
-    seen = records(to_end(reader, partition, max_records=max_records))
+    seen = records(to_end(reader, partition))
     reader.close()
     return seen
 

@@ -93,11 +93,9 @@ class RestoringFromSnapshot:
         )
         return ended(download, downloads)
 
-    def restore(
-        self, log: Sequence[Record], target: int, ranges: Sequence[KeyRange] = (WHOLE,), log_start: int = 0
-    ) -> Restore:
+    def restore(self, log: Sequence[Record], target: int, ranges: Sequence[KeyRange] = (WHOLE,)) -> Restore:
         """Return a finished restore, which reports the number of replayed records."""
-        now = bounds(target, log_start=log_start)
+        now = bounds(target)
         for key_range in ranges:
             if groups := lacking(self.database.checkpoints(self.spec.name), key_range, now):
                 self.keys += [keys] if (keys := self.take(groups, now).keys) else []

@@ -25,15 +25,13 @@ class Ignore(Processor[Any, Any, Any, Any]):
         """A supplier that is never called: a description needs no processor."""
 
 
-def words(
-    split: Callable[[str], list[str]] = str.split, value: Serde[Any] = serdes.text, store: str = "counts"
-) -> Topology:
+def words(split: Callable[[str], list[str]] = str.split, value: Serde[Any] = serdes.text) -> Topology:
     builder = StreamsBuilder("word-count")
     (
         builder.stream("lines", key=serdes.raw, value=value)
         .flat_map_values(split)
         .group_by(lambda _, word: word.lower(), key=serdes.text)
-        .count(store=store)
+        .count(store="counts")
         .to_stream()
         .to("word-counts")
     )

@@ -297,8 +297,8 @@ def test_all_pictures_show_the_names() -> None:
         ), picture
 
 
-def hourly(name: str, key: Any = serdes.int64) -> StoreSpec:
-    return window_store(name, key=key, value=serdes.int64, size=ms(60), retention=ms(60))
+def hourly(name: str) -> StoreSpec:
+    return window_store(name, key=serdes.int64, value=serdes.int64, size=ms(60), retention=ms(60))
 
 
 MISTAKES: dict[str, tuple[Any, str]] = {

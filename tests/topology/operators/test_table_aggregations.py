@@ -18,7 +18,7 @@ def team_and_points(_: str, value: str) -> tuple[str | None, str | None]:
     return team or None, points or None
 
 
-def topology(view: Any = None, store: str | None = "groups") -> Topology:
+def topology(view: Any = None) -> Topology:
     """Trace the inputs and outputs of each row's group."""
     builder = StreamsBuilder("app")
     table: KTable[str, str] = builder.table("in", key=serdes.text, value=serdes.text)
@@ -28,7 +28,7 @@ def topology(view: Any = None, store: str | None = "groups") -> Topology:
         lambda _, value, text: f"{text}+{value}",
         lambda _, value, text: f"{text}-{value}",
         value=serdes.text,
-        store=store,
+        store="groups",
     ).to_stream().to("out")
     return builder.build()
 
