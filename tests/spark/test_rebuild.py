@@ -25,7 +25,6 @@ from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.keys import KeyRange
 from tests.broker.counting import Counting, await_table, metric
 from tests.broker.reading import updates_of
-from tests.commands.test_snapshots import PROGRAM
 from tests.conftest import Kafka
 
 pytestmark = pytest.mark.broker
@@ -88,9 +87,7 @@ def test_from_the_command_line_it_needs_no_more_than_a_number_of_cores(kafka: Ka
     written = counting.write(KEYS[:200])
     with counting.app(tmp_path / "state") as app:
         await_table(app, written)
-    (tmp_path / "program.py").write_text(
-        PROGRAM.format(application=counting.application, source=counting.source, sink=counting.sink)
-    )
+    (tmp_path / "program.py").write_text(counting.program)
     command = ["-m", "coopstreams", "rebuild", str(tmp_path / "program.py"), "--snapshots", url, "--cores", "2"]
     done = subprocess.run(
         [sys.executable, *command, "--bootstrap-servers", kafka.bootstrap], check=False, capture_output=True, text=True

@@ -34,7 +34,6 @@ from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
 from tests.spark.shop import PARTITIONS, Shop, fold, produce
-from tests.spark.test_command import PROGRAM
 from tests.spark.test_hand_over import clean_cut
 from tests.spark.test_resume import stumble
 
@@ -148,7 +147,7 @@ def test_some_partitions_and_key_groups_from_the_command_line_then_all_of_it_wit
     damage(counting, wrong.values(), serdes.int64.encode(1000))
     has_run(counting, local, {**written, **dict.fromkeys(wrong.values(), 1000)})  # now the instance has the damage
     program = tmp_path / "program.py"
-    program.write_text(PROGRAM.format(application=counting.application, source=counting.source, sink=counting.sink))
+    program.write_text(counting.program)
 
     def rebuild(*options: str) -> str:
         command = [
