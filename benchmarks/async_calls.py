@@ -67,13 +67,13 @@ class Service:
         return value
 
     async def counted(self, record: Record[bytes, bytes], context: CallContext[bytes, bytes]) -> None:
-        """Take as long, with state."""
+        """Count the record in a store, and call `one`."""
         counts = context.store("counts")
         counts.put((counts.get() or 0) + 1)
         context.forward(record.with_value(await self.one(record.key, record.value)))
 
     async def many(self, values: list[bytes]) -> list[bytes]:
-        """Take as long for all of them."""
+        """Take five milliseconds for the whole batch."""
         await asyncio.sleep(CALL_S)
         self.answered += len(values)
         return values
@@ -101,7 +101,7 @@ def fill(bootstrap: str, topic: str, records: int, exponent: float) -> Counter[i
 
 
 def program(case: Case, service: Service) -> Topology:
-    """Return the program: one call a record, and no state."""
+    """Return the program: one call per record, and no state."""
     builder = StreamsBuilder(f"app-{case.name}")
     read = builder.stream(case.topic, key=serdes.raw, value=serdes.raw)
     if case.name == "batches":
@@ -145,9 +145,9 @@ def committed(bootstrap: str, case: Case) -> tuple[int, int]:
 
 
 def measure(bootstrap: str, case: Case, others: int) -> tuple[float, float, str]:
-    """Return records a second from the first answer to the last, CPU seconds a million records, and a remark.
+    """Return records a second from the first answer to the last, CPU seconds per million records, and a remark.
 
-    `others`: how many records have another key than the slow one. Where that one is stuck, it is their rate.
+    `others`: the number of records of other keys than the slow one. If the slow key is stuck, the rate is theirs.
     """
     stuck = case.name == "blocked"
     wanted, service = others if stuck else case.records, Service(stuck=stuck)

@@ -1,4 +1,4 @@
-"""One key whose call does not end, among many that go on: `python -m benchmarks.async_stuck [--seconds S]`.
+"""One key whose call does not end, among many others: `python -m benchmarks.async_stuck [--seconds S]`.
 
 Calls take 5 ms, of one partition, in one process, exactly once, with a commit each 200 ms and one real broker on this
 machine. Only the ratios within one run count: machines differ, and are noisy.
@@ -66,7 +66,7 @@ class Service:
 
 
 def program(topic: str, service: Service) -> Topology:
-    """Return the program: one call a record, and no state."""
+    """Return the program: one call per record, and no state."""
     builder = StreamsBuilder(f"app-{topic}")
     builder.stream(topic, key=serdes.raw, value=serdes.raw).map_values_with_key_async(
         service.__call__, value=serdes.raw, max_in_flight=1000, timeout=None

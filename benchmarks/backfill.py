@@ -166,7 +166,7 @@ class Instance:
 
 
 def rounds(given: argparse.Namespace, folder: Path, closing: ExitStack) -> Iterator[tuple[str, str, float]]:
-    """Yield a case, what ran it, and its CPU seconds."""
+    """Yield a case, the way it ran, and its CPU seconds."""
     instance = Instance(folder, given.records, closing) if given.kafka else None
     spark = local_session("bench", {"spark.sql.shuffle.partitions": "8"}, cores="2")
     closing.callback(spark.stop)

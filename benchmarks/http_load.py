@@ -70,7 +70,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The results of a turn. Units: records/s, CPU seconds a million records, cores, answers/s."""
+    """The results of a turn. Units: records/s, CPU seconds per million records, cores, answers/s."""
 
     rate: float
     cpu: float
@@ -235,7 +235,7 @@ class Counting:
         return int(float(next(found, 0.0)))
 
     def reach(self, records: int) -> None:
-        """Wait until it has processed so many."""
+        """Wait until the process has processed this many records."""
         while self.at() < records:
             time.sleep(0.1)
 
@@ -250,7 +250,7 @@ class Counting:
         return Window(records / passed, own * 1e6 / max(1, records), loads / passed, (sum(took) - before) / passed)
 
     def end(self) -> None:
-        """End it."""
+        """End the instance."""
         self.process.send_signal(signal.SIGTERM)
         self.process.wait()
 

@@ -61,7 +61,7 @@ def filled(entries: int, topics: int, cuts: int) -> CommitView:
 
 
 def allocated(entries: int, topics: int, cuts: int) -> float:
-    """Return the bytes an entry, by Python's allocator."""
+    """Return the bytes per entry, by Python's allocator."""
     tracemalloc.start()
     view = filled(entries, topics, cuts)
     gc.collect()
@@ -72,7 +72,7 @@ def allocated(entries: int, topics: int, cuts: int) -> float:
 
 
 def grown(entries: int, topics: int, cuts: int) -> tuple[float, float, float]:
-    """Return the bytes an entry by which this process grows, and the microseconds of a change and of a question."""
+    """Return by how many bytes per entry this process grows, and the microseconds of a change and of a look-up."""
     before = resident()
     view = filled(entries, topics, cuts)
     size = (resident() - before) / entries

@@ -1,4 +1,4 @@
-"""What `make bench` found: a table, and with `--write` the same in docs/performance.md with a plot of each case.
+"""The results of `make bench`: a table, and with `--write` the same in docs/performance.md with a plot of each case.
 
 Invariant: every figure is the median of its turns, and every ratio is one of figures of the same run.
 """
@@ -19,9 +19,9 @@ from benchmarks.peers import JVM
 from benchmarks.running import Measured
 
 PLANES = {"pure Python": "0", "native": "1"}
-"""The data planes, and what chooses them."""
+"""The data planes, and the values that choose them."""
 Results = dict[str, dict[str, list[Measured]]]
-"""What was measured, by case and by who ran it."""
+"""The measurements, by case and by the framework that ran it."""
 
 BEGIN, END = "<!-- make bench --write -->", "<!-- end -->"
 _COLUMNS = ("case", "by", "records/s", "of Kafka Streams", "CPU s per million", "of Kafka Streams")

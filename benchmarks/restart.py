@@ -33,7 +33,7 @@ GIVE_UP_S = 300.0
 
 
 class Instance:
-    """The process that counts. `assigned_at`: when it was given its task; None: not yet."""
+    """The counting process. `assigned_at`: when it got its task; None: not yet."""
 
     def __init__(self, bootstrap: str, folder: str, settings: Sequence[str]) -> None:
         command = coopstreams_run("count", bootstrap, folder, settings=["commit.interval.ms=100", *settings])
@@ -52,7 +52,7 @@ class Instance:
                 self.assigned_at = time.perf_counter()
 
     def until(self, true: Callable[[], bool]) -> float:
-        """Return when it became true.
+        """Return the time at which the condition became true.
 
         Raises:
             SystemExit: it did not, or the process has ended.
@@ -65,13 +65,13 @@ class Instance:
         return time.perf_counter()
 
     def end(self, how: signal.Signals) -> None:
-        """End it."""
+        """End the process."""
         self._process.send_signal(how)
         self._process.wait()
 
 
 def main() -> None:
-    """Measure each way to end by turns, and print a table."""
+    """Measure each way to end in turn, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keys", type=int, default=1_000_000)
     parser.add_argument("--turns", type=int, default=3)

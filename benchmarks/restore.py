@@ -41,12 +41,12 @@ CASES = {"all": WHOLE, "one of eight": EIGHTH}
 
 
 def restore(bootstrap: str, case: str, folder: Path) -> None:
-    """Restore in this process; print the seconds, by the clock and of CPU, and how many rows there are about."""
+    """Restore in this process; print the seconds, by the clock and of CPU, and the approximate number of rows."""
     tune_memory()  # as `coopstreams run` does
     stores, folder = program().subtopologies[0].stores, folder / "database"
     folder.mkdir()
     with closing(KafkaLog({"bootstrap.servers": bootstrap})) as cluster:
-        cluster.topic_id(CHANGELOG)  # the connection is there before
+        cluster.topic_id(CHANGELOG)  # connects before the measurement
         wall, cpu = time.perf_counter(), time.process_time()
         with closing(Database(Rocks(folder), stores)) as database:
             with closing(Restoring(cluster, lambda _: CHANGELOG)) as restoring:

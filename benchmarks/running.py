@@ -1,7 +1,7 @@
 """Runs one case of a benchmark in a process of its own, and measures it from outside: by what it has committed.
 
-Invariant: nothing is asked of the measured process but its commits (of one that commits none, its outputs), so
-coopstreams, its peers and a bare loop are measured alike.
+Invariant: a measured process is judged only by its commits (without commits, by its outputs), so coopstreams, its peers
+and a bare loop are measured alike.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What runs: a name, a command, environment variables that it needs.
+    """A command to measure: a name, a command, environment variables that it needs.
 
     Shape: `outputs`: how many output records an input record has, where the process commits no offsets.
     """
@@ -60,7 +60,7 @@ def make_topics(bootstrap: str, *names: str, partitions: int = 1) -> None:
 
 
 def write(bootstrap: str, topic: str, rows: Iterable[tuple[bytes, bytes | None]], timestamp_ms: int = 0) -> None:
-    """Write records, key and value. `timestamp_ms`: of all of them; 0: each has the time at which it is written."""
+    """Write records (key, value). `timestamp_ms`: the time of all records; 0: that at which each is written."""
     settings = {"linger.ms": 50, "queue.buffering.max.kbytes": 1 << 20, "partitioner": "murmur2_random"}
     producer = Producer({"bootstrap.servers": bootstrap, **settings})
     for number, (key, value) in enumerate(rows):
@@ -84,7 +84,7 @@ def fill(bootstrap: str, topic: str, records: int) -> None:
 
 
 def said(module: str, *arguments: str, environment: Mapping[str, str]) -> tuple[float, ...]:
-    """Run a module in a process of its own; return the numbers that it prints."""
+    """Run a module in a process of its own; return its printed numbers."""
     command = [sys.executable, "-m", module, *arguments]
     done = subprocess.run(command, env=os.environ | environment, check=True, stdout=subprocess.PIPE, text=True)
     return tuple(map(float, done.stdout.split()))
@@ -108,13 +108,13 @@ def resident() -> int:
 
 
 def cpu_of(process: int) -> float:
-    """Return the CPU seconds that a process has used."""
+    """Return the CPU seconds of a process."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def cpu_s() -> float:
-    """Return the CPU seconds of this process and its descendants, those that have ended included."""
+    """Return the CPU seconds of this process and its descendants, ended ones included."""
     children, spent = defaultdict(list), dict[int, int]()
     for each in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -149,10 +149,10 @@ def written(bootstrap: str, topic: str) -> int:
 
 
 def measure(case: Case, done: Callable[[], int], records: int, limit_s: float) -> Measured:
-    """Run a case until it is done with all records, or for so long: then with those it is done with.
+    """Run a case until all records are done, or for a limited time; return the measurement of the done records.
 
     Raises:
-        MeasurementError: it ended by itself, or is not done with one record in that time.
+        MeasurementError: it ended by itself, or no record was done in that time.
     """
     before = os.times()
     worker = subprocess.Popen(case.command, env=os.environ | case.environment, stdout=subprocess.DEVNULL)

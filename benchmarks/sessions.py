@@ -32,7 +32,7 @@ from coopstreams.dev.broker import KafkaBroker
 MINUTE_MS = 60_000
 GAP_MS = 10 * MINUTE_MS
 BETWEEN_MS = 11.5 * MINUTE_MS
-"""Of a user, from click to click on average: 42 in a hundred come after more than the gap."""
+"""The mean time between two clicks of a user: 42 in a hundred come after more than the gap."""
 BEGIN_MS = 1_700_000_000_000
 
 Click = tuple[bytes, int]
@@ -47,7 +47,7 @@ class Case:
 
     @property
     def span_ms(self) -> float:
-        """How long a session can be seen."""
+        """How long a session is kept after its last record."""
         return GAP_MS + self.grace_ms
 
 

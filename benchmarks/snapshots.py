@@ -51,7 +51,7 @@ def program() -> Topology:
 
 
 def fill(bootstrap: str, keys: int) -> int:
-    """Write the changelog; return how many keys live in the end."""
+    """Write the changelog; return the final number of keys."""
     first = ((b"user-%07d" % number, number.to_bytes(8, "big")) for number in range(keys))
     then = (
         (b"user-%07d" % number, None if number % 100 == 0 else (2 * number).to_bytes(8, "big"))
@@ -85,7 +85,7 @@ def opened(
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Return how many seconds something takes."""
+    """Return the seconds of a call."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started

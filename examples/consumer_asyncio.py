@@ -1,10 +1,10 @@
-"""Slow work at the same time, finished in any order, committed as it is finished: a slow record holds up nobody, and
-nothing is lost.
+"""Concurrent slow work, finished in any order and committed at once: a slow record delays no other, and nothing is
+lost.
 
     python examples/consumer_asyncio.py localhost:9092 orders
 
-A record that was not finished when the process died is done again, and only such records are. Here records of one key
-may overtake each other; for an order per key, chain the tasks of a key.
+After a crash, only the unfinished records are processed again. Here records of one key may overtake each other; for an
+order per key, chain the tasks of a key.
 """
 
 import asyncio
@@ -26,13 +26,11 @@ async def run(
 
     async def one(record: ConsumerRecord) -> None:
         await work(record)
-        consumer.done(
-            record
-        )  # not reached if the work failed: then the record is done again, by the next owner of its key
+        consumer.done(record)  # not reached if the work failed: the next owner repeats it
 
     try:
         while running():
-            # `consume` waits for Kafka; the event loop goes on meanwhile, in this thread.
+            # `consume` waits for Kafka in another thread; the event loop runs on in this one.
             for record in await asyncio.to_thread(consumer.consume, max(1, AT_ONCE - len(tasks)), 0.1):
                 task = asyncio.create_task(one(record))
                 tasks.add(task)

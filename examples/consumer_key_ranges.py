@@ -1,5 +1,4 @@
-"""Several processes share each partition by key range, and nobody joins a group: every process is told which part it
-reads.
+"""Several processes share each partition by key range without a group: arguments assign each process its part.
 
     python examples/consumer_key_ranges.py localhost:9092 orders 0 3      the first of three processes; then 1 3 and 2 3
 

@@ -45,7 +45,7 @@ class Plane:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A delay, and whose it is."""
+    """A delay, and the name of its carrier or aircraft."""
 
     name: str
     delay: float
@@ -53,7 +53,7 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """How late many departures were, together. Units: minutes."""
+    """The total delay of departures. Units: minutes."""
 
     name: str
     count: int
@@ -75,7 +75,7 @@ class Delay:
         return self.total / self.count
 
 
-# Records of 2013: what is old by the clock on the wall is not late, and is not to be thrown away.
+# Records of 2013: old by the wall clock, but not late, so they must not be deleted.
 GRACE = timedelta(days=366)
 KEPT = timedelta(days=366 * 30)
 

@@ -1,6 +1,4 @@
-"""Two helpers of the guide's examples: a stream to begin with, and the outputs of a program that was sent some
-records.
-"""
+"""Two helpers of the guide's examples: a first stream, and the outputs of a program for some records."""
 
 from coopstreams import KStream, StreamsBuilder, serdes
 from coopstreams.testing import TopologyTestDriver

@@ -1,6 +1,6 @@
 """Readings of machines are judged by a small model, hundreds at a time; those that look like a failure are counted.
 
-A model that is asked for one reading at a time spends most of its time on being asked.
+A model called for one reading at a time spends most of its time on the call.
 
 coopstreams dev
 coopstreams run examples/machines.py --bootstrap-servers localhost:9092
@@ -15,14 +15,14 @@ from coopstreams import StreamsBuilder, serdes
 
 
 class Reading(TypedDict):
-    """What a machine measures."""
+    """The measurements of a machine."""
 
     temperature: float
     vibration: float
 
 
 class Judgement(TypedDict):
-    """How likely the machine fails soon, from 0 to 1."""
+    """The probability of a machine's failure soon, from 0 to 1."""
 
     failing: float
 

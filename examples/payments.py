@@ -1,4 +1,4 @@
-"""What each merchant is paid, from payments in Avro; the sums are JSON with a schema. Both schemas are in a registry.
+"""The payments to each merchant, from records in Avro; the sums are JSON with a schema. Both schemas are in a registry.
 
 coopstreams dev
 export COOPSTREAMS_SCHEMA_REGISTRY_URL=http://127.0.0.1:8081
@@ -33,7 +33,7 @@ class Payment:
 
 @dataclass
 class Paid:
-    """What a merchant was paid; its schema is made from this class."""
+    """The total payment to a merchant; its schema is made from this class."""
 
     merchant: str
     payments: int = 0

@@ -1,7 +1,7 @@
-"""Orders are completed with prices that a service on the network knows; it is slow, and sometimes it fails.
+"""Orders are completed with prices from a network service, which is slow and sometimes fails.
 
-The requests of many orders are under way at a time, those of one customer one after the other. The sums below are those
-of a program that waits for each answer in turn.
+The requests of many orders run at a time, those of one customer in sequence. The sums equal those of a program that
+waits for each answer in turn.
 
 coopstreams dev
 PRICES_URL=http://127.0.0.1:8000 coopstreams run examples/prices.py --bootstrap-servers localhost:9092
@@ -17,7 +17,7 @@ from coopstreams import Retry, StreamsBuilder, serdes
 
 
 class Order(TypedDict):
-    """What a customer orders."""
+    """A customer's order."""
 
     article: str
     pieces: int
@@ -27,7 +27,7 @@ client = httpx.AsyncClient(base_url=os.environ.get("PRICES_URL", "http://127.0.0
 
 
 async def cost_of(order: Order) -> float:
-    """Ask the service for the price of one piece."""
+    """Request the price of one piece from the service."""
     answer = await client.get(f"/prices/{order['article']}")
     answer.raise_for_status()
     return float(answer.json()["price"]) * order["pieces"]

@@ -1,4 +1,4 @@
-"""The smallest program: how often each word occurs.
+"""The smallest program: the count of each word.
 
 coopstreams dev
 coopstreams run examples/word_count.py --bootstrap-servers localhost:9092 --processes 3

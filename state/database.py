@@ -10,7 +10,7 @@ checkpoint.
 Invariant: state and checkpoint of a key group change atomically.
 Turned down: one batch over all engines (two engines cannot share a batch, and need not: each store has its own
 changelog, and a database may be behind its changelogs).
-Turned down: a database for each task (siblings would triple the memory, and a range that is cut anew would have to
+Turned down: a database for each task (siblings would triple the memory, and a range that is cut again would have to
 move).
 """
 

@@ -116,10 +116,7 @@ class StateDirectory:
             return self._use((subtopology, partition), specs, wipe_corrupt)
 
     def release(self, subtopology: int, partition: int) -> None:
-        """Give a database back.
-
-        The last user closes it, and removes its folders if it is empty. After `close`, a no-op.
-        """
+        """Give a database back. The last user closes it, and removes its folders if empty. After `close`, a no-op."""
         with self._lock:
             if self._lock_file >= 0:
                 self._give_back((subtopology, partition))

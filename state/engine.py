@@ -57,10 +57,7 @@ class Engine(Protocol):
         """Make a family. An existing family is not changed."""
 
     def drop(self, family: str) -> None:
-        """Remove a family with all its keys.
-
-        Its getters find no key from then on; its iterators still see the old rows.
-        """
+        """Remove a family with all its keys. Its getters find no key from then on; its iterators see the old rows."""
 
     def getter(self, family: str) -> Getter:
         """Return the function that reads a key of an existing family, for the hot path. It sees all later writes."""

@@ -127,7 +127,7 @@ class EngineStores:
                 low = place + layout.TIMESTAMP.pack(max(first, segment * length))
                 high = layout.prefix_end(place + layout.TIMESTAMP.pack(min(last, (segment + 1) * length - 1)))
                 rows.append(self._engine.scan(layout.segment_family(store, segment), low, high, reverse=reverse))
-        size = len(place) + suffix  # the rows of longer keys may lie in between
+        size = len(place) + suffix  # rows of longer keys may be in between
         return ((at[1:], value) for at, value in chain.from_iterable(rows) if len(at) == size)
 
     def write(self, changes: Sequence[Change], checkpoints: Mapping[str, Sequence[Checkpoint]]) -> None:

@@ -144,7 +144,7 @@ class ExpiringTable(Table):
             self._queue_up(key, entry.timestamp)
 
     def _read_more(self) -> None:
-        """Queue up the next listed rows, and those that the commit will list among them."""
+        """Queue up the rows of the next listed times, including rows that the next commit will list."""
         rows = self._database.by_timestamp(self.spec.name, self._groups.numbers, self._read_to)
         found = list(islice(rows, CHUNK))
         first, end = self._read_to, _EVER

@@ -76,10 +76,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class StoreSlices:
-    """The slices of one store.
-
-    `topic_id` identifies the changelog: in a later topic of the same name, the offsets mean nothing.
-    """
+    """The slices of one store. `topic_id` identifies the changelog to which the offsets belong."""
 
     changelog: str
     topic_id: str
@@ -125,7 +122,7 @@ class Manifest:
         """Return the manifest of a file.
 
         Raises:
-            SnapshotError: it is damaged, or a newer coopstreams wrote it; says which.
+            SnapshotError: it is damaged, or a newer coopstreams wrote it; the message says which.
         """
         try:
             content = msgspec.json.decode(data)

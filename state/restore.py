@@ -174,7 +174,9 @@ class Restore:
         not expire by another group's time.
         """
         self._true_ms = [0] * GROUPS
-        """When the state of each group was last known to be true: the time for the replay counts from there."""
+        """The last time at which the state of each group was known to be true: the limit for the replay counts from
+        there.
+        """
         self._position = bounds.log_start
         self._read = self._kept = self._moved = 0
         self._began = clock()

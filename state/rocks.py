@@ -1,6 +1,6 @@
 """The engine on disk: RocksDB, with a column family for each family. Only this module and `sst` import rocksdict.
 
-A column family takes RocksDB 15 ms to make and as long to drop: it writes its manifest and its options anew. A store
+A column family takes RocksDB 15 ms to make and as long to drop: it writes its manifest and its options again. A store
 with a short retention drops a segment and makes another every few minutes of stream time, which is many times a second
 when it catches up. So a dropped family that never grew out of its memtable is emptied, and its column family kept for
 the next one. Hence a column family may have the name of an earlier family; the rows of the default column family say
@@ -161,8 +161,8 @@ class Rocks:
 
     def scans(self, family: str, bounds: Sequence[Bounds], *, reverse: bool = False) -> list[Rows]:
         """Return the current rows within each of these bounds, all of one moment: they share an iterator."""
-        # An iterator for each range, with options and a place among the cursors, costs six seeks (7 us each). The lower
-        # bounds are checked here: rocksdict 0.3.29 sets the upper bound in `set_iterate_lower_bound` (seen).
+        # An iterator for each range, with options and a place among the cursors, costs six times a seek (7 us). The
+        # lower bounds are checked here: rocksdict 0.3.29 sets the upper bound in `set_iterate_lower_bound` (seen).
         until = ReadOptions()
         ends = [end for _, end in bounds]
         if ends and None not in ends:
@@ -203,10 +203,7 @@ class Rocks:
                 raise SnapshotError(f'files do not go into "{self._folder}": {str(error).strip()}') from error
 
     def count(self, family: str) -> int:
-        """Return the approximate number of keys of a family.
-
-        A key that is overwritten counts several times until it is compacted.
-        """
+        """Return the approximate number of keys of a family: overwritten keys count repeatedly until compaction."""
         with self._lock:
             self._check_open()
             return self._columns[family].rdict.property_int_value("rocksdb.estimate-num-keys") or 0
@@ -345,7 +342,8 @@ class Rocks:
         text = str(error).strip()
         if "Corruption" in text or (opening and ("No such file" in text or text.startswith("Invalid argument"))):
             if not opening:
-                with suppress(OSError):  # opening reads only some blocks: the mark tells the next start
+                # opening reads only some blocks: the mark makes the next start delete the folder
+                with suppress(OSError):
                     (self._folder / _DAMAGED).write_text(text)
             return self._damaged(text)
         if "LOCK" in text:

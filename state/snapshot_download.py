@@ -148,7 +148,8 @@ class SnapshotDownload:
         )
 
     def look(self) -> bool:
-        """Return whether the download has ended, with everything that came in the database. Call off a silent storage.
+        """Return whether the download has ended, with all fetched rows in the database. Cancel it if the storage is
+        silent.
 
         Raises:
             StateError: the database cannot take the files.
@@ -161,7 +162,7 @@ class SnapshotDownload:
             return self._stage is DownloadStage.ENDED
 
     def give_up(self) -> None:
-        """End the download: the database has nothing of it, or everything that came."""
+        """End the download: the database has none of it, or all fetched rows."""
         with self._lock:
             while self._touching:  # local work, soon done; the caller may close the database afterwards
                 self._lock.wait()

@@ -162,6 +162,6 @@ def _twice(ask: Callable[[], T]) -> T:
 
 def _within(wanted: Slice, rows: Rows, heard: Heard) -> Rows:
     for row in rows:
-        heard(0)  # raises if the download was given up: this loop may take long
+        heard(0)  # raises if the download was cancelled: this loop may take long
         if wanted.first <= row[0][0] <= wanted.last:
             yield row

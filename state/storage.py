@@ -32,7 +32,7 @@ class GivenUpError(SnapshotError):
 
 
 def nobody(_: int) -> None:
-    """Accept every chunk: the `Heard` of a download that is never given up."""
+    """Accept every chunk: the `Heard` of a download that is never cancelled."""
 
 
 class Storage:

@@ -6,7 +6,7 @@
 
 Invariant: the database gets the same changes as the changelogs, after them: it may be behind its changelog, never
 ahead.
-Invariant: a checkpoint names the changelog from which the store was restored. If that topic is made anew meanwhile, the
+Invariant: a checkpoint names the changelog from which the store was restored. If that topic is recreated meanwhile, the
 new one has another topic id, and no restore continues from offsets of the old one.
 Turned down: writing the database during the interval (an abort would have to wipe it).
 """

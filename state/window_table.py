@@ -50,10 +50,7 @@ class WindowTable(Table):
     """A `WindowStore`: a `TableStore` of kind `window`; keys are `window_key(...)`. One thread."""
 
     _of_key: dict[bytes, _Times] | None
-    """The times by plain key, for keys that were fetched or changed since the last commit.
-
-    None before the first fetch.
-    """
+    """The times by plain key, of keys fetched or changed since the last commit. None before the first fetch."""
     _newest: int
     """The latest time that this task has put, if puts decide which windows are visible."""
     _newest_of_all: list[int]

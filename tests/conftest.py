@@ -75,7 +75,7 @@ two thirds of the shared broker's requests.
 
 @dataclass(slots=True)
 class Kafka:
-    """The broker that all tests of a run share: never stop it, and name what you make uniquely."""
+    """The broker that all tests of a run share: never stop it, and use unique names."""
 
     bootstrap: str
     _admin: AdminClient

@@ -1,4 +1,4 @@
-"""Which process runs which tests: a plugin of pytest that `tests/conftest.py` loads, for `pytest -n`."""
+"""Distributes tests to processes: a plugin of pytest that `tests/conftest.py` loads, for `pytest -n`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 from xdist.workermanage import WorkerController  # type: ignore[import-untyped]
 
 APART = {"tests/simulation/test_group.py"}
-"""Modules whose tests take long and share nothing: each test is dealt by itself."""
+"""Modules with slow tests that share nothing: each test is assigned by itself."""
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes longest: the tests that need Spark, then the modules that need Kafka. A short module comes
-    last, so that no process waits long for another one.
+    """Run the slowest first: the tests that need Spark, then the modules that need Kafka. A short module comes last, so
+    that no process waits long for another one.
     """
     kafka = {item.path for item in items if item.get_closest_marker("broker") is not None}
     items.sort(key=lambda item: 0 if item.path.parent.name == "spark" else 1 if item.path in kafka else 2)
@@ -25,12 +25,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @cache
 def needs_spark(module: str) -> bool:
-    """Whether tests of a module, named as pytest does, ask for the session of tests/spark/conftest.py."""
+    """Whether a module's tests use the session of tests/spark/conftest.py."""
     return module.startswith("tests/spark/") and "spark: SparkSession" in (ROOT / module).read_text()
 
 
 class WholeModules(LoadScopeScheduling):  # type: ignore[misc]
-    """Deals whole modules to processes, so that module fixtures are made once; all modules that need Spark to one
+    """Assigns whole modules to processes, so that module fixtures are made once; all modules that need Spark go to one
     process, because a session costs as much as a broker and a hundred tests.
     """
 
@@ -39,11 +39,11 @@ class WholeModules(LoadScopeScheduling):  # type: ignore[misc]
         return nodeid if module in APART else "spark" if needs_spark(module) else module
 
     def remove_node(self, node: WorkerController) -> str | None:
-        """Take a process out that has ended. Return the test that it ran when it was lost, which has failed; what it
-        had not begun is dealt to others.
+        """Remove a process that has ended. Return the test that it ran, which has failed; its other tests go to other
+        processes.
 
-        That of pytest-xdist deals again what was done, and the test that ended the process: a process that gets the
-        first has nothing to do and is dealt no more, so that the run stands still; the second ends the next process.
+        pytest-xdist's own version assigns the finished tests again, which leaves a process idle and stalls the run, and
+        the fatal test, which ends the next process.
         """
         work = self.assigned_work.pop(node)
         left: list[tuple[str, str]] = [

@@ -16,7 +16,7 @@ CLIENT, SECRET = "orders", "secret-of-the-client"
 
 @dataclass
 class IdentityProvider:
-    """Its answers, and the requests that it got."""
+    """The provider's answers, and its requests."""
 
     token: Callable[[], str]
     url: str = ""
@@ -34,7 +34,7 @@ class IdentityProvider:
         }
 
     def answer(self, authorization: str, form: dict[str, list[str]]) -> tuple[int, dict[str, object]]:
-        """Return status and body for a request."""
+        """Return status and body of the answer to a token request."""
         if self.down:
             return 503, {"error": "temporarily_unavailable"}
         if authorization != f"Basic {base64.b64encode(f'{CLIENT}:{SECRET}'.encode()).decode()}":
@@ -45,7 +45,7 @@ class IdentityProvider:
 
 @contextmanager
 def identity_provider(token: Callable[[], str]) -> Iterator[IdentityProvider]:
-    """Yield a provider that gives these tokens."""
+    """Yield a provider of these tokens."""
     provider = IdentityProvider(token)
 
     class Handler(BaseHTTPRequestHandler):
@@ -60,7 +60,7 @@ def identity_provider(token: Callable[[], str]) -> Iterator[IdentityProvider]:
             self.wfile.write(text)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 the name is http.server's
-            """Say nothing."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         provider.url = f"http://127.0.0.1:{server.server_port}/token"

@@ -19,7 +19,7 @@ FILE = FileDescriptorProto.FromString(
     b'\x12\r\n\x05value\x18\x02 \x01(\x05:\x028\x01"K\n\x05Depot\x12\x1c\n\x03key\x18\x01 \x01(\x0b2\x0f.post.Depot.Key'
     b"\x12\r\n\x05grams\x18\x02 \x01(\x03\x1a\x15\n\x03Key\x12\x0e\n\x06number\x18\x01 \x01(\x05b\x06proto3"
 )
-"""What protoc 35.1 makes of it."""
+"""The descriptor by protoc 35.1."""
 
 DESCRIPTOR = descriptor_pool.Default().AddSerializedFile(FILE.SerializeToString())
 builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, globals())

@@ -18,7 +18,7 @@ from coopstreams.dev.cache import cache_folder, locked
 from coopstreams.dev.process import port_is_free
 
 VERSION = "3.3.3"
-"""Its file has 158 MB, and comes from Maven Central once for all runs."""
+"""The version. Its file has 158 MB, and is downloaded from Maven Central once for all runs."""
 START_S = 180.0
 OLDEST_JAVA = 21
 
@@ -44,7 +44,7 @@ class Registry:
         own = {
             "QUARKUS_HTTP_HOST": "127.0.0.1",
             "QUARKUS_HTTP_PORT": str(port),
-            "QUARKUS_MANAGEMENT_ENABLED": "false",  # it would have a port of its own, 9000
+            "QUARKUS_MANAGEMENT_ENABLED": "false",  # it would listen on a port of its own, 9000
         }
         self.url = f"http://127.0.0.1:{port}/apis/ccompat/v7"
         self._log = folder / "registry.log"
@@ -64,17 +64,17 @@ class Registry:
             time.sleep(0.2)
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         self._process.send_signal(signal.SIGCONT)
         self._process.kill()
         self._process.wait(60)
 
     def freeze(self) -> None:
-        """Pause it: requests get no answer."""
+        """Pause the registry: requests get no answer."""
         self._process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it answer again."""
+        """Resume the process."""
         self._process.send_signal(signal.SIGCONT)
 
     def _answers(self) -> bool:

@@ -1,4 +1,4 @@
-"""A process that is lost fails the test that it ran, and the run goes on."""
+"""A lost process fails its current test, and the run continues."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ def test_it(number):
 
 
 def test_a_test_that_ends_its_process_fails_and_all_others_run(tmp_path: Path) -> None:
-    """The others have done whole modules before, and one of them has nothing more to do."""
+    """The others have finished whole modules before, and one of them has no work left."""
     for number in range(4):
         (tmp_path / f"test_{number}.py").write_text(MODULE.format(ends=number == 2))
     done = run_pytest(tmp_path, ["tests.dealing"], "-q", "-n", "2", "--no-loadscope-reorder")

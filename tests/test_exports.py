@@ -65,7 +65,7 @@ def test_a_command_without_its_extra_ends_in_one_line_before_it_connects(command
 
 
 def test_an_application_without_the_extra_can_be_made() -> None:
-    """It answers no queries; the error names the missing extra when it is asked to."""
+    """It answers no queries; the error of a request for them names the missing extra."""
     subprocess.run([sys.executable, "-c", f"{WITHOUT_HTTPX}from coopstreams import CoopStreams"], check=True)
 
 
@@ -79,9 +79,7 @@ def test_the_command_line_loads_neither_spark_nor_a_web_server() -> None:
 
 
 def help_of_run(module: str) -> tuple[str, set[str]]:
-    """Return what `coopstreams run --help` prints if it is the `main` of this module that is called, and which modules
-    are loaded then.
-    """
+    """Return the output of `coopstreams run --help` by this module's `main`, and the modules loaded then."""
     code = f"""
 import sys
 from {module} import main

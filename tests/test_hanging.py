@@ -1,4 +1,4 @@
-"""A test that hangs fails with its stack, and the run goes on."""
+"""A test that hangs fails with its stack, and the run continues."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Links, folders and the packaging table agree: the checkout has what a wheel has."""
+"""Links, folders and the packaging table agree: the checkout has the files of a wheel."""
 
 import tomllib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Habits that no linter checks: sizes, who may import which library, nothing left for later."""
+"""Conventions that no linter checks: sizes, allowed imports, no notes for later."""
 
 import ast
 import re
@@ -75,7 +75,7 @@ SEEN_FROM_OUTSIDE = {
     "coopstreams/consumer/cooperative_fetch.py",
     "coopstreams/instance/app.py",
 }
-"""What programs and administrators call: no part of what a simulation decides."""
+"""Modules called by programs and administrators: simulations do not control them."""
 ASKED_OF_THE_HOST = {"asyncio", "multiprocessing", "queue", "random", "socket", "subprocess", "time", "uuid"}
 LATER = re.compile("|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X")))
 
@@ -87,9 +87,8 @@ def source(path: str) -> str:
 
 @cache
 def parsed(path: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the full names that a module imports, wherever in it, where a relative import begins with a dot, and
-    `from a import b` is `a` and `a.b`; and the functions that have too many statements: how the formatter breaks their
-    lines does not count.
+    """Return the full names of all imports in a module, and its functions with too many statements. A relative import
+    begins with a dot; `from a import b` is `a` and `a.b`. Lines do not count, because the formatter breaks them.
     """
     nodes = list(ast.walk(ast.parse(source(path))))
     long: list[str] = []
@@ -124,7 +123,7 @@ def module_name(path: str) -> str:
 
 
 def import_graph() -> dict[str, set[str]]:
-    """Return the modules that each module imports, wherever in it: in functions and for type checking, too.
+    """Return the modules that each module imports: at the top, in functions and for type checking.
 
     Packages are left out: an `__init__` re-exports.
     """
@@ -133,7 +132,7 @@ def import_graph() -> dict[str, set[str]]:
 
 
 def at_the_top(path: str) -> set[str]:
-    """Return the full names that a module imports when it is itself imported."""
+    """Return the full names that a module imports at its top level."""
     body = [node for node in ast.parse(source(path)).body if isinstance(node, ast.Import | ast.ImportFrom)]
     return set(names_in(body))
 
@@ -154,7 +153,7 @@ def in_cycles(graph: dict[str, set[str]]) -> set[str]:
 
 
 def found(paths: Iterable[str], look: Callable[[str], Iterable[str]]) -> dict[str, list[str]]:
-    """Return what a rule forbids and modules have, by module."""
+    """Return the violations of a rule, by module."""
     return {path: forbidden for path in paths if (forbidden := list(look(path)))}
 
 
@@ -195,7 +194,7 @@ def test_imports_have_full_names() -> None:
 
 
 def strangers(path: str) -> Iterator[str]:
-    """Yield the libraries that a module imports and may not."""
+    """Yield the libraries that a module imports without permission."""
     for name in imported(path):
         places = MAY_IMPORT.get(name.partition(".")[0])
         if places is not None and not any(fnmatch(path, place) for place in places):
@@ -207,7 +206,7 @@ def test_a_library_stays_behind_its_adapter() -> None:
 
 
 def asked_of_the_system(path: str) -> Iterator[str]:
-    """Yield the modules of time, threads and chance that a module imports instead of asking its `Host`."""
+    """Yield the modules of time, threads and randomness that a module imports instead of using its `Host`."""
     yield from {name.partition(".")[0] for name in imported(path)} & ASKED_OF_THE_HOST
     for node in ast.walk(ast.parse(source(path))):
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "threading":

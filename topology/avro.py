@@ -23,7 +23,7 @@ from coopstreams.topology.serde import Serde
 
 T = TypeVar("T")
 AvroSchema: TypeAlias = str | Mapping[str, Any] | Sequence[Any]
-"""A schema as JSON text, or as the values that the text stands for."""
+"""A schema as JSON text, or as its parsed values."""
 
 _AS_THEY_ARE = (bytes, date, datetime, time, Decimal, UUID)
 """Types that fastavro writes by itself."""

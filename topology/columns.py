@@ -46,7 +46,7 @@ class Columns:
     stream_times: Int64s
     """Running maximum of the timestamps over ALL records of the partition, including those of other key ranges."""
     headers: Sequence[Headers | None] | None = None
-    """None, the usual and cheap case: no record of this batch has headers."""
+    """The headers of each record; None, the usual and cheap case: no record of this batch has any."""
     operator_times: Sequence[Int64s] = ()
     """Where tasks share the partition: one column for each operator time of the program, with its value before each
     record; see `operator_time`.

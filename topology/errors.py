@@ -69,10 +69,7 @@ class ProcessingError(CoopStreamsError):
 
 
 class LogError(CoopStreamsError):
-    """Kafka (or the in-memory log) refused something.
-
-    `retryable`: the same call may succeed later without any change.
-    """
+    """Kafka (or the in-memory log) refused something. `retryable`: the same call may succeed later, unchanged."""
 
     def __init__(self, message: str, *, retryable: bool = False) -> None:
         super().__init__(message)
@@ -159,7 +156,7 @@ class TopicRangeFetchNotAllowedError(IndividualCommitError):
 
 
 class ConsumerRangeFetchNotAcceptedError(IndividualCommitError):
-    """A consumer that does not share partitions was told to read a key range of one.
+    """A consumer that does not share partitions was assigned a key range of one.
 
     Cure: allow sharing (`allow.individual.commit`, `allow_key_share`).
     """

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 from coopstreams.topology.columns import Headers, TopicPartition
 
 Phase = Literal["deserialization", "processing", "production"]
-"""Where a record failed: while it was deserialised, in a user function, or while it was serialised."""
+"""The phase in which a record failed: its deserialisation, a user function, or the serialisation of a result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,7 @@ class Failure:
     timestamp: int
     headers: Headers | None
     attempt: int = 1
-    """The number of failures of this record in a row, if a handler retries it. A restart, or another range, begins at
-    1.
-    """
+    """The number of failures of this record in a row, if a handler retries it. Restarts and other ranges begin at 1."""
 
 
 OnFailure: TypeAlias = Callable[[Failure], None]

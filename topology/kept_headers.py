@@ -28,7 +28,7 @@ class Headed(NamedTuple):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class KeptHeaders(Serde[Headed]):
-    """The serde of such rows. `one` is the serde of the value."""
+    """The serde of rows with headers. `one`: the serde of the value."""
 
     one: Serde[Any]
 

@@ -56,7 +56,7 @@ def key_hashes(keys: Sequence[bytes | None], offsets: Sequence[int]) -> list[int
 
 
 def without_suffix(keys: Sequence[bytes | None], suffix: int) -> Sequence[bytes | None]:
-    """Return the keys without so many bytes at the end of each."""
+    """Return the keys without this many bytes at their ends."""
     return [None if key is None else key[:-suffix] for key in keys] if suffix else keys
 
 
@@ -167,7 +167,7 @@ class KeyRange:
         return self.start <= other.end and other.start <= self.end
 
     def covers(self, other: KeyRange) -> bool:
-        """Whether every hash of the other lies in this one."""
+        """Whether every hash of the other range lies in this one."""
         return self.start <= other.start and other.end <= self.end
 
     def intersect(self, other: KeyRange) -> KeyRange | None:

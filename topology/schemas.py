@@ -171,7 +171,8 @@ class Codec:
 
     @contextmanager
     def bound(self, registry: SchemaRegistry, subjects: Iterable[str]) -> Iterator[None]:
-        """Bind the codec to a registry for the block, and until another one is bound; its id is that in these subjects.
+        """Bind the codec to a registry for the block, and until it is bound to another; its id is the one in these
+        subjects.
 
         Raises:
             ConfigError: an application in this process uses it with another registry.
@@ -191,7 +192,7 @@ class Codec:
             self._users.discard(user)
 
     def is_bound(self, registry: SchemaRegistry, subjects: tuple[str, ...]) -> bool:
-        """Whether it is bound in this way."""
+        """Whether the serde is bound to this registry and these subjects."""
         return (self._registry, self._subjects) == (registry, subjects)
 
     def _bind(self, registry: SchemaRegistry, subjects: tuple[str, ...]) -> None:

@@ -62,7 +62,7 @@ class Windowed(Generic[K]):
     if not TYPE_CHECKING:  # with a __getattr__, a type checker would accept every attribute name
 
         def __getattr__(self, name: str) -> Any:
-            """Raise an AttributeError that names our attributes if the name is one of Kafka Streams' `Windowed`."""
+            """Raise an AttributeError that names our attributes, for the names of Kafka Streams' `Windowed`."""
             hint = (
                 ": a window is key, start_ms and end_ms, without a window() in between"
                 if name in ("window", "start", "end")

@@ -35,7 +35,7 @@ class SinkRecord:
 
 
 class Applied(NamedTuple):
-    """A record for the sink: its partition, its batch and its index there, its key and value."""
+    """A record for the sink: its partition, its batch, its index in the batch, its key and value."""
 
     hand: tuple[TopicPartition, Columns, int]
     key: Any
@@ -44,7 +44,7 @@ class Applied(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SinkPartition:
-    """A partition of the topic that a sink reads. `topic_id` differs after the topic was made anew."""
+    """A partition of the topic that a sink reads. `topic_id` differs after the topic was recreated."""
 
     application: str
     sink: str

@@ -117,9 +117,7 @@ class TableStore(Protocol):
 
     spec: StoreSpec
     siblings: dict[str, Any]
-    """State that the operators of all tasks over the same database share, by name. Hold the `guard`: their threads
-    differ.
-    """
+    """Named state shared by the operators of all tasks over the database. Hold the `guard`: their threads differ."""
     guard: AbstractContextManager[Any]
     entries: dict[bytes, Entry]
     """The write buffer: entries that were loaded or changed lately. A missing key may still be in the database: `load`

@@ -1,8 +1,8 @@
 """The same topologies in other frameworks, for a comparison in one run: `python -m benchmarks.peers` installs them.
 
-Each has a folder of its own in the cache, so none of their dependencies meets ours. They run with their defaults, but
-for what would compare different work: they commit each second (exactly-once: each 100 ms), write logs of errors only,
-and keep state in RocksDB with a changelog where they can.
+Each has a folder of its own in the cache, so none of their dependencies meets ours. They run with their defaults,
+except for equal work: they commit each second (exactly-once: each 100 ms), write logs of errors only, and keep state in
+RocksDB with a changelog where they can.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from coopstreams.dev.cache import cache_folder
 
 HERE = Path(__file__).parent
 FILTERED = 0.79
-"""Of the records, how many pass the stateless case: amounts are 0 to 99, and 21 to 99 pass."""
+"""The share of records that pass the stateless case: amounts are 0 to 99, and 21 to 99 pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Another framework: what pip or Maven calls it, and which cases it can run.
+    """Another framework: its name for pip or Maven, and the cases that it can run.
 
     Shape: `outputs` as in `Case`, by case, for one that commits no offsets.
     """
@@ -34,7 +34,7 @@ class Peer:
 
     @property
     def folder(self) -> Path:
-        """Where it is installed, with its versions in the name: another version is installed beside it."""
+        """The folder of the installation, with its versions in the name: another version is installed beside it."""
         return cache_folder() / "peers" / "+".join(package.replace(":", "-") for package in self.packages)
 
     @property
@@ -71,7 +71,7 @@ PEERS = (JVM, *PYTHON)
 
 
 def peer_cases(names: Sequence[str], environment: Mapping[str, str], java: Path) -> Iterator[tuple[Peer, Case]]:
-    """Yield what the installed peers can run of these cases."""
+    """Yield the cases that the installed peers can run."""
     for peer in PEERS:
         start = str(java) if peer is JVM else str(peer.folder / "bin" / "python")
         command = [start, *(word.format(folder=peer.folder) for word in peer.command)]

@@ -22,10 +22,10 @@ from coopstreams.dev.jars import REPOSITORY, maven
 
 
 def install(peer: Peer) -> None:
-    """Install a peer into its folder; a folder that is not complete is made anew.
+    """Install a peer into its folder; an incomplete folder is made again.
 
     Raises:
-        SystemExit: no JDK; or a download failed, or a compiler, and has said why.
+        SystemExit: no JDK; or a download or a compiler has failed, with a message.
     """
     shutil.rmtree(peer.folder, ignore_errors=True)
     peer.folder.mkdir(parents=True)

@@ -24,7 +24,7 @@ def doubled(message: KafkaSourceMessage) -> KafkaSinkMessage | None:
 
 
 def counted(count: int | None, _: KafkaSourceMessage) -> tuple[int, int]:
-    """Return the state and the output: how many payments of this key there were."""
+    """Return the state and the output: the number of payments of this key."""
     new = (count or 0) + 1
     return new, new
 

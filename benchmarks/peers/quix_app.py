@@ -21,7 +21,7 @@ payments = app.dataframe(app.topic(os.environ["BENCH_SOURCE"], key_deserializer=
 
 
 def counted(_: dict[str, Any], state: State) -> int:
-    """Return how many payments of this key there were."""
+    """Return the number of payments of this key."""
     count = state.get("count", 0) + 1
     state.set("count", count)
     return count

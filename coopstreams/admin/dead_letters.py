@@ -44,7 +44,7 @@ class DeadLetter:
 
     @property
     def source(self) -> TopicPartition | None:
-        """Where the failed record came from; None: this is no dead letter."""
+        """The partition of the failed record; None: this is no dead letter."""
         topic, partition = self.why.get("topic"), self.why.get("partition", "")
         return TopicPartition(topic, int(partition)) if topic and partition.isdecimal() else None
 

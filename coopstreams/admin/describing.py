@@ -58,12 +58,12 @@ class MemberReport:
     state: MemberState | None
     tasks: tuple[TaskId, ...] = ()
     waits: str = ""
-    """Why the leader withholds its key ranges for now."""
+    """Why the leader withholds the member's key ranges for now."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupReport:
-    """A group. Shape: `state` is Kafka's name of it."""
+    """A group. Shape: `state` is Kafka's word."""
 
     group: str
     state: str
@@ -116,10 +116,7 @@ def _member(id_: str, client: str, host: str, subscription: bytes, assignment: b
 def _owned(
     members: Iterable[MemberReport], topics: Iterable[str]
 ) -> Mapping[TopicPartition, list[tuple[KeyRange, str]]]:
-    """Return the owners of key ranges by partition, for groups of consumers.
-
-    The tasks of an application have no topic of their own.
-    """
+    """Return the owners of key ranges by partition, for groups of consumers: tasks of applications have no topic."""
     names = {topic_number(topic): topic for topic in topics}
     owned: dict[TopicPartition, list[tuple[KeyRange, str]]] = {}
     for member in members:

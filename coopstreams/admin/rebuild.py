@@ -255,7 +255,7 @@ def finish(
     """Restore a single added task to the end of its changelogs; call `on_step` after each step.
 
     Raises:
-        LogError: retryable: a changelog stood still for two minutes.
+        LogError: retryable: a changelog gave no record for two minutes.
     """
     moved_at = host.now()
     while not restoring.finished():

@@ -24,7 +24,7 @@ class Breaker:
         self._how = how
         self._in_a_row = 0
         self._open_until: float | None = None
-        """When a probe may begin; None: it is closed."""
+        """The time at which a probe may begin; None: the breaker is closed."""
         self._probing = False
         self._last_error: Exception | None = None
 

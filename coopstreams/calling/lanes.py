@@ -59,9 +59,9 @@ class Call:
     value: Any = field(default=None, init=False)
     error: Exception | None = field(default=None, init=False)
     span: Span | None = field(default=None, init=False)
-    """Its span of OpenTelemetry, if it is traced."""
+    """The call's span of OpenTelemetry, if calls are traced."""
     prompt: bool = field(default=False, init=False)
-    """Whether its end is reported at once, because other calls wait for the report."""
+    """Whether the call's end is reported at once, because other calls wait for the report."""
 
 
 AnyCall = TypeVar("AnyCall", bound=Call)
@@ -75,7 +75,7 @@ class _Attempt(Generic[AnyCall]):
     until: float | None = None
     """The deadline of the function; None: it is not running, or has no limit. Units: `loop.time`."""
     late: bool = False
-    """It was cancelled because it took longer."""
+    """Whether the attempt was cancelled because it took too long."""
     rests: bool = False
     """Whether the attempt pauses before the next call of the function."""
 
@@ -126,7 +126,7 @@ class Lane(Generic[AnyCall]):
         self._loop.call_soon_threadsafe(self._drain)
 
     def cancel(self) -> None:
-        """Cancel the calls under way, and begin no other. A thread is not interrupted; what it returns is ignored."""
+        """Cancel the calls under way, and begin no other. A thread is not interrupted; its result is ignored."""
         self._loop.call_soon_threadsafe(self._cancel)
 
     def _begin(self, calls: Sequence[AnyCall]) -> None:
@@ -176,7 +176,7 @@ class Lane(Generic[AnyCall]):
             self._running[self._loop.create_task(self._work(attempt))] = attempt
 
     def _next(self) -> list[AnyCall]:
-        """Take the calls to make next from the queue; none: it is empty, or is to become a batch."""
+        """Take the next calls from the queue; none: it is empty, or waits for a full batch."""
         queue, most = self._queue, self._calling.max_records
         if len(queue) < most and not (queue and self._full):
             if queue and self._gathering is None:

@@ -37,10 +37,10 @@ class ProcessCall:
         self._abandoned = False
 
     def make(self) -> Any:
-        """Return what the function returns. Blocks.
+        """Return the function's result. Blocks.
 
         Raises:
-            Exception: what the function raised; its trace is a note of it.
+            Exception: the function's error, with its traceback as a note.
             ProcessingError: the process has died.
         """
         asked = pickle.dumps(self._call)

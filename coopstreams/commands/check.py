@@ -1,4 +1,4 @@
-"""`coopstreams check`: what a new version of a topology keeps of the old one, before it is deployed."""
+"""`coopstreams check`: the stores and topics that a new version of a topology keeps, before its deployment."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def check(
 
 
 def _on_cluster(topology: Topology, checked: Config) -> tuple[list[TopologyChange], str]:
-    """Return the changes since the version that ran last, weighed by what the topics hold, and the word for them.
+    """Return the changes since the version that ran last, weighed by the topics' content, and their `word_of`.
 
     Raises:
         ConfigError: the cluster has no record of that version.

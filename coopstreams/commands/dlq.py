@@ -1,4 +1,4 @@
-"""`coopstreams dlq`: shows what a dead-letter topic holds, and sends it back to where it came from."""
+"""`coopstreams dlq`: shows the records of a dead-letter topic, and replays them."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def reset(
     bootstrap_servers: Brokers = None,
     config: ConfigFile = None,
 ) -> None:
-    """Put a group without members somewhere else, in all key ranges. State of an application stays as it is."""
+    """Set other positions of a group without members, in all key ranges. State of an application stays as it is."""
     settings = connection(bootstrap_servers, config)
     with cluster(settings) as log, GroupAdmin(settings, group) as admin:
         targets = reset_targets(log, topic, partition, to)
@@ -115,7 +115,7 @@ def partitions_table(report: GroupReport) -> Table:
 
 
 def members_table(report: GroupReport, topics: dict[int, str]) -> Table:
-    """Return the members, with the tasks of each. `topics` by their number in the task ids of consumers."""
+    """Return the members, with the tasks of each. `topics`: the names, by the numbers in the task ids of consumers."""
     table = new_table("member", "host", "shares", "version", "has")
     for member in report.members:
         table.add_row(

@@ -39,9 +39,7 @@ def reset(
     config: ConfigFile = None,
     set_: Pairs = None,
 ) -> None:
-    """Have an application that does not run begin anew: offsets set back, changelogs and repartition topics deleted.
-    Results stay.
-    """
+    """Reset a stopped application: offsets set back, changelogs and repartition topics deleted. Results stay."""
     configure_logging(verbose=False)
     topology, settings = loaded(target, config, set_, {"bootstrap.servers": bootstrap_servers})
     application, time_ms = settings["application.id"], _time_ms(to)

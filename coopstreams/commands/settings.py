@@ -49,7 +49,7 @@ def loaded(
 
 
 def configure_logging(verbose: bool, who: str = "", handler: logging.Handler | None = None) -> None:
-    """Log to the terminal, or to this handler; `who` marks the lines of workers that share it."""
+    """Log to the terminal, or to this handler; `who` marks the lines of workers that share a terminal."""
     form = logging.Formatter(f"%(asctime)s %(levelname)-7s {who}%(message)s", datefmt="%H:%M:%S")
     handler = handler or _Terminal()
     handler.setFormatter(form)

@@ -38,7 +38,7 @@ HANGING_S = 5.0
 
 
 class Group(Protocol):
-    """What `Barrier` needs of the group: `membership.GroupMember`."""
+    """The membership, as far as `Barrier` needs it: `membership.GroupMember`."""
 
     def sure(self, epoch: int, generation: int | None = None) -> bool:
         """See `GroupMember.sure`."""
@@ -58,9 +58,9 @@ class Opening:
 
     id: TaskId
     epoch: int
-    """The epoch of the membership under which it opens."""
+    """The epoch of the membership under which the task opens."""
     barrier: int | None = None
-    """None: to be taken, or to be taken again."""
+    """The offset of the barrier; None: it must be taken, for the first time or again."""
     doubted_at: float | None = None
     """The time (`Host.now`) since which its plain offsets have named unknown commits; None: they name none."""
     plain: dict[TopicPartition, Committed | None] = field(default_factory=dict)

@@ -66,10 +66,7 @@ class Follower:
     """
 
     def __init__(self, log: Log, group: str, *, partitions: int = PARTITIONS, replication: int = -1) -> None:
-        """Find the group's partition; create the topic with `partitions` partitions if it does not exist.
-
-        Reads nothing yet.
-        """
+        """Find the group's partition; create a missing topic with `partitions` partitions. Reads nothing yet."""
         self._log = log
         counts = log.partitions([COMMIT_TOPIC])
         if COMMIT_TOPIC not in counts:

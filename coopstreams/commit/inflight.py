@@ -132,9 +132,8 @@ class InFlight:
         self._news, self._latest = (), []
 
     def seek(self, offset: int) -> None:
-        """Hand out from this offset on.
-
-        Skipped records count as done; done records stay done, although they are handed out again.
+        """Hand out from this offset on. Skipped records count as done; done records stay done, and are handed out
+        again.
         """
         self.wanted = offset
         self.next = max(self.next, offset)

@@ -112,7 +112,7 @@ def catch_up(follower: Follower, timeout_s: float = _TIMEOUT_S, *, check: bool =
 
 
 class PlainOffsets(Protocol):
-    """The group's coordinator: `GroupAdmin`, or how a consumer reaches it."""
+    """The group coordinator's plain offsets: `GroupAdmin`, or a consumer's `Ownership`."""
 
     def committed(self, partitions: Iterable[TopicPartition] | None) -> Offsets:
         """Return the plain offset and metadata of each partition; None: of all that have one."""
@@ -125,7 +125,7 @@ def group_offsets(
     partitions: Iterable[TopicPartition] | None = None,
     host: Host = SYSTEM,
 ) -> dict[TopicPartition, OffsetAndRanges | None]:
-    """Return what a group has committed: all that was finished before this call.
+    """Return the group's committed offsets, including every commit that was finished before this call.
 
     Raises:
         LogError: refused, or a transaction stayed open, or no answer in time.
@@ -142,7 +142,7 @@ def group_offsets(
 def offset_and_ranges(
     follower: Follower | None, partition: TopicPartition, plain: tuple[int, str] | None
 ) -> OffsetAndRanges | None:
-    """Return what a group has committed of a partition; None while some key range has never committed.
+    """Return the group's committed offset of a partition; None while some key range has never committed.
 
     Shape: `plain` is the plain offset with its metadata.
     """

@@ -1,4 +1,4 @@
-"""A sorted map from keys of one length to bytes, with an overhead of a few bytes an entry.
+"""A sorted map from keys of one length to bytes, with an overhead of a few bytes per entry.
 
 Neighbouring entries lie one behind the other in one `bytes` object, a leaf of about 2 KiB; a list has the first key of
 each leaf. Finding an entry is a bisection and a scan of one leaf; changing it copies one leaf.

@@ -34,11 +34,11 @@ DOUBT_S = 10.0
 """How long commits may be missing before they count as lost: their topic was recreated, or its records were deleted."""
 
 FIRST_LOOK_S = 0.1
-"""How often a task asks for the position at which another one begins the partition."""
+"""Pause between requests for a plain offset that the task which starts the partition has yet to commit."""
 
 Sources: TypeAlias = Callable[[TaskId], tuple[TopicPartition, ...]]
 Resets: TypeAlias = Callable[[str], str]
-"""Returns where a source topic begins of which the group has no position: see `offset_resets`."""
+"""Returns where a source topic begins in which the group has no position: see `offset_resets`."""
 
 
 class OffsetStore(Protocol):
@@ -132,12 +132,9 @@ class Positions:
         self._alone = alone
         self._begun = begun
         self.unstable: dict[TopicPartition, float] = {}
-        """Plain offsets that some task waits for and an open transaction keeps back; since when (`Host.now`).
-
-        Any thread may look.
-        """
+        """The plain offsets that tasks wait for because of an open transaction; since when (`Host.now`). Any thread."""
         self._awaited: dict[tuple[TaskId, TopicPartition], tuple[float, bool]] = {}
-        """The plain offsets that tasks ask for again: when last, and whether individual commits were known by then."""
+        """The plain offsets that tasks fetch again: the last time, and whether individual commits were known then."""
         self._checked = False
         self._doubted_at: float | None = None
 

@@ -85,7 +85,7 @@ class _Source:
     reached: int = 0
     stream_time: int = NO_STREAM_TIME
     operator_times: OperatorTimes = ()
-    """As of the last `tell`."""
+    """The operator times as of the last `tell`."""
     said: tuple[Segment, ...] = ()
     """The segments of this task's own individual commit; empty: it has written none."""
     staged_said: tuple[Segment, ...] = ()
@@ -231,11 +231,11 @@ class Progress:
         return self._sources[partition].staged
 
     def stand(self, partition: TopicPartition, segments: Iterable[Segment]) -> None:
-        """Set the segments of a source whose records are done out of order; in the place of `advance`."""
+        """Set the segments of a source whose records are done out of order. Replaces `advance`."""
         self._sources[partition].segments = tuple(join(list(segments)))
 
     def follow(self, partition: TopicPartition, segments: Callable[[], tuple[Segment, ...]]) -> None:
-        """Ask for the segments of a source from now on, in the place of `unseen` and `advance`."""
+        """Get the segments of a source by this function from now on. Replaces `unseen` and `advance`."""
         self._sources[partition].follows = segments
 
     @property
@@ -355,10 +355,7 @@ class Progress:
         return not self.key_range.start and not self.key_range.is_whole
 
     def mirror_due(self, commits: Commits) -> bool:
-        """Whether siblings moved the stable offset since this task last wrote it.
-
-        It then commits, even if it has not moved itself.
-        """
+        """Whether siblings have moved the stable offset since this task last wrote it: then it commits in any case."""
         return self.mirrors and any(
             commits.mirror(partition, source.mirrored) not in (None, source.mirrored)
             for partition, source in self._sources.items()

@@ -183,7 +183,7 @@ TILINGS = 64
 class CommitView:
     """The individual commits of one group, as far as they were read. Not thread-safe: `follower.Follower` guards one.
 
-    They are kept packed as they were written, and decoded on demand: 50 bytes a key range instead of 990 (measured).
+    They are kept packed as they were written, and decoded on demand: 50 bytes per key range instead of 990 (measured).
     """
 
     def __init__(self, group: str) -> None:
@@ -257,9 +257,8 @@ class CommitView:
         return max((key.term for key, _ in self._entries(partition)), default=0)
 
     def lacks(self, partition: TopicPartition, committed: Committed | None) -> bool:
-        """Whether individual commits that this plain offset names are gone.
-
-        Their topic was recreated, or its records were deleted.
+        """Whether individual commits that this plain offset names are gone, because their topic or records were
+        deleted.
         """
         return (
             committed is not None

@@ -38,12 +38,12 @@ def adding(principal: str, acls: Sequence[Acl], servers: str = "<HOST:PORT>") ->
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """The login of a process. `principal`: as ACLs name it, empty if only the brokers know it; `by`: the mechanism."""
+    """The login of a process. `principal`: the name in ACLs, empty if only the brokers know it; `by`: the mechanism."""
 
     principal: str = ""
     by: str = ""
     by_token: bool = False
-    """Whether it logs in with tokens: one that has expired has a successor."""
+    """Whether the client logs in with tokens: an expired token is replaced."""
 
     def __str__(self) -> str:
         return f"{self.principal or 'the user of this process'} ({self.by})" if self.by else "this process"
@@ -51,7 +51,8 @@ class Login:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What a request needs ACLs for: operations on `topics` (names, separated by commas), a group, a transactional id.
+    """The operations of a request that need ACLs: on `topics` (names, separated by commas), a group, a transactional
+    id.
 
     Shape: `operation` in the words of `kafka-acls`; it is for the topics.
     """

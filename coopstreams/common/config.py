@@ -378,7 +378,7 @@ def http_values(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_heartbeat(values: Mapping[str, Any]) -> None:
-    """Do nothing if the session survives a lost heartbeat.
+    """Check that the session survives a lost heartbeat.
 
     Raises:
         ConfigError: the heartbeat interval is too long for the session time-out.

@@ -105,7 +105,7 @@ class HostThread(Protocol):
         """Block until the thread has ended."""
 
     def is_alive(self) -> bool:
-        """Whether it has started and not ended."""
+        """Whether the thread has started and not ended."""
         ...
 
 

@@ -1,9 +1,9 @@
 """Metrics of an instance, for Prometheus.
 
-Threads call one method a batch, never one a record: `metrics.processed(task, len(batch))`. Each series is looked up
-once and kept. Counters are by sub-topology: so they never go back while the process lives, although tasks come and
-go, and a range that is cut anew leaves no series behind. Gauges are by task, and removed when it closes: so a split or
-a move leaves no stale lag behind.
+Threads call one method per batch, never per record: `metrics.processed(task, len(batch))`. Each series is looked up
+once and kept. Counters are by sub-topology: so they never go back while the process lives, although tasks come and go,
+and a range that is cut again leaves no series behind. Gauges are by task, and removed when it closes: so a split or a
+move leaves no stale lag behind.
 
 Invariant: every instance has a registry of its own; nothing is global, so several instances live in one process (tests
 do).
@@ -54,7 +54,7 @@ class _Family(Generic[M]):
         return series
 
     def values(self) -> list[tuple[tuple[str, ...], float]]:
-        """Return the labels and the value of each series; of a histogram, the sum of what it has seen."""
+        """Return the labels and the value of each series; for a histogram, the sum of its observations."""
         named = {"", "_total", "_sum"}
         return [
             (tuple(sample.labels.values()), sample.value)
@@ -279,7 +279,7 @@ class Metrics:
             self._tasks.of(state).set(counts.get(state, 0))
 
     def task_closed(self, task: TaskId) -> None:
-        """Remove the gauges of a task that moved to another instance, or whose range was cut anew."""
+        """Remove the gauges of a task that moved to another instance, or whose range was cut again."""
         for family in self._families:
             family.forget(task)
 

@@ -169,7 +169,7 @@ class Tokens:
 
 
 def _end_of(token: str, expires_in: Any) -> float:
-    """Return when a token ends: as its claim says, or else as the provider does."""
+    """Return the end of a token, by its own claim, or else by the provider's answer."""
     try:
         claims = token.split(".")[1]
         return float(json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["exp"])

@@ -49,11 +49,11 @@ class Subscription:
     topics: frozenset[str]
     allow_key_share: bool = True
     held: Held = field(default_factory=dict)
-    """The key ranges that it reads now, or has not released yet."""
+    """The key ranges that the member reads now, or has not released yet."""
     promised: Held = field(default_factory=dict)
-    """Its target by its last assignment."""
+    """The member's target in the last assignment."""
     generation: int = NO_GENERATION
-    """Of its last assignment. If two members claim the same range, the higher generation is right."""
+    """The generation of the member's last assignment; of two that claim a range, the higher is right."""
 
 
 Members: TypeAlias = Mapping[str, Subscription]
@@ -139,7 +139,7 @@ ASSIGNORS: Mapping[str, Assignor] = {
     "range": key_range_range,
     "roundrobin": key_range_round_robin,
 }
-"""By librdkafka's names in `partition.assignment.strategy`."""
+"""The assignors by librdkafka's names in `partition.assignment.strategy`."""
 
 
 def checked(

@@ -1,6 +1,6 @@
 """Commits of a consumer: each is one Kafka transaction, so it counts for all its partitions or for none.
 
-    begin | one individual commit a key range, tombstones | flush | fence: plain offsets | commit
+    begin | one individual commit per key range, tombstones | flush | fence: plain offsets | commit
 
 The proposal detects a torn commit by a commit id and a number of records. Kafka's transaction does that here: producer
 id and epoch identify it, its marker completes it, readers of committed records never see a torn commit, and compaction

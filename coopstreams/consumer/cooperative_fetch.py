@@ -132,7 +132,7 @@ class CooperativeFetch:
         )
         self._acquired = Acquired()
         self._until = 0.0
-        """Until when this process holds the records of the batch."""
+        """The time until which this process holds the records of the batch."""
 
     def subscribe(self, topics: Sequence[str]) -> None:
         """Subscribe to these topics, replacing earlier ones.

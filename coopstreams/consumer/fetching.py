@@ -24,7 +24,7 @@ from coopstreams.topology.columns import TopicPartition
 @dataclass(slots=True)
 class _Partition:
     shares: list[Share] = field(default_factory=list)
-    """In the order of the reader's slots."""
+    """The shares, in the order of the reader's slots."""
     at: int | None = None
     """The next offset that the reader fetches; None: the partition is not being read."""
 

@@ -39,7 +39,7 @@ class RangeOpening(Opening):
     """A key range that is wanted and not open yet."""
 
     said_at: float = 0.0
-    """When it was first wanted, or last logged as waiting."""
+    """The time when the key range was first wanted, or last logged as waiting."""
 
 
 class Openings:
@@ -56,7 +56,7 @@ class Openings:
         return bool(self._waiting)
 
     def want(self, ids: Iterable[TaskId], epoch: int) -> None:
-        """Open these as soon as the barrier lets them pass."""
+        """Open these key ranges as soon as the barrier is passed."""
         for id_ in ids:
             self._waiting[id_] = RangeOpening(id_, epoch, said_at=self._host.now())
 
@@ -211,7 +211,7 @@ class Shared:
         writer.commit(timeout_s)
 
     def released(self, ids: Iterable[TaskId]) -> None:
-        """Report these as committed and closed, so that the group may assign them to others."""
+        """Report these key ranges as committed and closed, so that the group may assign them to others."""
         assert self.assigned is not None
         self.member.released(ids, self.assigned.serial)
 

@@ -30,7 +30,7 @@ JUMP = 5000
 class Refetch:
     """A request to read records of a partition again.
 
-    Shape: `offsets` ascend; a key range's `waiting` has asked for them.
+    Shape: `offsets` ascend; `waiting` is the queue of the key range that needs them.
     """
 
     at: TopicPartition

@@ -52,7 +52,7 @@ class Revocations(Generic[T]):
         return late
 
     def ask(self, some: Iterable[T], now: float) -> None:
-        """Note that the group revokes these."""
+        """Note that the group revokes these key ranges."""
         for one in some:
             if one not in self:
                 self._next[one] = now + self._deadline_s
@@ -64,7 +64,7 @@ class Revocations(Generic[T]):
             self._thereafter.pop(one, None)
 
     def lose(self, some: Iterable[T]) -> None:
-        """Note that these are lost, whether or not they were on a list."""
+        """Note that these key ranges are lost, listed or not."""
         gone = set(some)
         self.keep(gone)
         self.lost |= gone

@@ -87,7 +87,7 @@ class ConsumerSession:
         self.finished: deque[tuple[Share, int]] = deque()
         """(share, offset) of done records; any thread appends."""
         self.polled = [self._host.now()]
-        """When `consume` last ran; the membership checks it against `max.poll.interval.ms`."""
+        """The time of the last `consume`, which the membership checks against `max.poll.interval.ms`."""
         self._policies = policies
         self._inbox = inbox
         self._listeners = listeners
@@ -133,7 +133,7 @@ class ConsumerSession:
         for _ in range(MOST_IN_VAIN if isinstance(self.ownership, Shared) else 0):
             try:
                 return self.committing.commit(in_order, self.ownership, metadata or {})
-            # The group has a new generation. As long as this is a member, it still owns what it holds: commit again.
+            # The group has a new generation. As long as this is a member, it still owns its key ranges: commit again.
             except FencedError as error:
                 log.info("committing again: %s", error)
                 self._host.sleep(AGAIN_S)
@@ -350,7 +350,7 @@ class ConsumerSession:
             log.info("siblings wait longer: %s", error)
 
     def _lose(self, lost: Iterable[Share]) -> None:
-        """Note that these are lost, and call `on_lost`."""
+        """Note that these key ranges are lost, and call `on_lost`."""
         gone = [share for share in lost if share.live]
         self.revocations.lose(gone)
         self._told = True

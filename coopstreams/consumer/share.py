@@ -37,7 +37,7 @@ class ConsumerRecord:
     timestamp: int
     headers: Headers | None
     share: Share = field(repr=False)
-    """The key range whose record it is, for `done`."""
+    """The key range that the record belongs to, for `done`."""
 
     @property
     def key_range(self) -> KeyRange:
@@ -53,7 +53,7 @@ class Share:
         (self.at,) = progress.partitions
         self.progress = progress
         self.epoch = epoch
-        """The membership epoch under which it was opened."""
+        """The membership epoch under which the share was opened."""
         self.inflight = InFlight(progress.segments(self.at), most)
         self.taken = self.inflight.next
         """The next offset to take from the reader."""
@@ -67,7 +67,7 @@ class Share:
         self.leaving = False
         """Whether the group has revoked it: nothing more is handed out."""
         self.live = True
-        """Whether this consumer still owns it."""
+        """Whether this consumer still owns the share."""
         self.waiting = WaitingRecords()
 
     def __str__(self) -> str:

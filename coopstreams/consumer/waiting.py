@@ -35,7 +35,7 @@ class _Batch:
     next_offset: int
     bare: bool = False
     bytes: int = 0
-    """Its size against the cache: zero while it is about to be handed out."""
+    """The batch's size against the cache: zero while it is about to be handed out."""
 
 
 class WaitingRecords:

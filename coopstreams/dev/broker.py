@@ -178,7 +178,7 @@ class KafkaBroker:
         self._signal(signal.SIGCONT)
 
     def restart(self) -> None:
-        """Stop it and start it again, on the same data and port."""
+        """Stop the broker and start it again, on the same data and port."""
         self.stop()
         self.start()
 
@@ -248,7 +248,7 @@ class KafkaBroker:
         return self.secured.java_options if self.secured is not None else ()
 
     def _check_kept(self, secured: Secured) -> None:
-        """Do nothing unless the folder has the data of a broker without security: it has no super user."""
+        """Check that the folder has no data of a broker without security, which has no super user."""
         if not secured.made and (self.folder / "log" / "meta.properties").exists():
             raise DevError(
                 f"{self.folder} has the data of a broker without security, which has no users. Use another folder "

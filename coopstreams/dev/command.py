@@ -98,7 +98,7 @@ def stop(context: typer.Context, data: _Data = None) -> None:
 
 @app.command()
 def status(context: typer.Context, data: _Data = None) -> None:
-    """Say whether the broker runs, where, and with which Java. Exit code 0 when it answers, 1 otherwise."""
+    """Print whether the broker runs, where, and with which Java. Exit code 0 when it answers, 1 otherwise."""
     console = Console()
     chosen = _chosen(context, data)
     folder, known = chosen.folder, KafkaBroker(chosen.folder, console=console)
@@ -145,7 +145,7 @@ class _Chosen:
 
 
 def _chosen(context: typer.Context, data: Path | None) -> _Chosen:
-    """Return the folder of a sub-command: its own option wins over that in front of it."""
+    """Return the folder of a sub-command: its own option wins over that of the main command."""
     if data is not None:
         return _Chosen(_folder(data, False), _option(data, False))
     found: _Chosen = context.obj

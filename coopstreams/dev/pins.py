@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SCALA = "2.13"
 FOLDER = Path(__file__).parent
-"""Where the lists are."""
+"""The folder of the lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Pin:
 
     @property
     def file(self) -> str:
-        """Its name, in a Maven repository and in the cache."""
+        """The file's name, in a Maven repository and in the cache."""
         return f"{self.artifact}-{self.version}.jar"
 
     def is_content_of(self, path: Path) -> bool:

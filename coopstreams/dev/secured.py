@@ -40,14 +40,14 @@ class Secured:
     """The keys, certificates and users of one broker."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder` keeps them."""
+        """`folder`: the place of the files."""
         self.folder = folder
         self.authority = folder / "ca.pem"
         """The certificate that clients have to trust."""
 
     @property
     def made(self) -> bool:
-        """Whether the folder has them already."""
+        """Whether the folder has the files already."""
         return (self.folder / f"{ADMIN}.toml").exists()
 
     def make(self) -> None:

@@ -35,7 +35,7 @@ def broker_settings(folder: Path, port: int, controller_port: int, changes: Mapp
         "share.coordinator.state.topic.replication.factor": "1",
         "share.coordinator.state.topic.min.isr": "1",
         "group.initial.rebalance.delay.ms": "0",
-        # A member of a share group learns what it may read with a heartbeat: 5 s after it joined, by default.
+        # A member of a share group gets its assignment with a heartbeat: 5 s after it joined, by default.
         "group.share.min.heartbeat.interval.ms": "500",
         "group.share.heartbeat.interval.ms": "500",
         # Tests of lost members use shorter session time-outs than Kafka's minimum of six seconds.

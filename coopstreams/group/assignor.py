@@ -9,7 +9,7 @@ tasks move only for a cause, and all rebalances of one hand-over have the same t
 
 Invariant: a target tiles the hash space of every partition and gives every slot its fair share; a grant overlaps no
 task that another member holds. Checked every time: an error here would be two owners of one key.
-Turned down: computing the target anew in every rebalance from the claims in between (it need not converge).
+Turned down: computing the target again in every rebalance from the claims in between (it need not converge).
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _cuts(tasks: Mapping[str, Iterable[TaskId]]) -> dict[int, int]:
 
 
 def problem_of(layout: Layout, subtopology: int, tasks: Mapping[str, Iterable[TaskId]]) -> str | None:
-    """Return what is wrong with a target for one sub-topology (holes, overlaps, cuts, unfair shares); None: nothing."""
+    """Return the fault of a target for one sub-topology (holes, overlaps, cuts, unfair shares); None: it has none."""
     by_partition: dict[int, list[KeyRange]] = {partition: [] for partition in range(layout.partitions)}
     for mine in tasks.values():
         for task in mine:

@@ -28,7 +28,7 @@ _PASSES = 8
 """Bound on passes of exchanging cells; they settle in two or three."""
 
 _CALM = 4
-"""A partition in which no task would change counts a sixteenth (2^-4) more than one that is cut anew."""
+"""A partition in which no task would change counts a sixteenth (2^-4) more than one that is cut again."""
 
 _Held = Mapping[str, Mapping[int, list[KeyRange]]]
 

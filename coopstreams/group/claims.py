@@ -60,10 +60,7 @@ def claims_of(members: Mapping[str, MemberState]) -> Claims:
 
 
 def grant(target: Mapping[str, Iterable[TaskId]], claims: Claims) -> dict[str, tuple[TaskId, ...]]:
-    """Return the part of each member's target that no other member holds.
-
-    A task of which others hold a part is granted in parts.
-    """
+    """Return the part of each member's target that no other member holds. A task may be granted in parts."""
     holders: dict[TaskPartition, list[tuple[str, KeyRange]]] = {}
     for member, held in claims.items():
         for task_partition, ranges in held.items():

@@ -62,7 +62,7 @@ class Connection:
         self._wakeup = WakeupNotifier(self._net)
         self._request_ms = request_ms
         self._listings: dict[Any, Any] = {}
-        """By broker: the future of kafka-python's for the last `ListTransactions`."""
+        """By broker: kafka-python's future of the last `ListTransactions`."""
         self.closed = False
 
     @property
@@ -73,7 +73,7 @@ class Connection:
 
     @property
     def broker_version(self) -> tuple[int, ...]:
-        """The brokers' version, once they were found."""
+        """The brokers' version; known once a broker has answered."""
         version: tuple[int, ...] = self._manager.broker_version
         return version
 
@@ -184,7 +184,7 @@ class Connection:
                     passes = requests.passes(error)
                 if not passes:
                     raise requests.translated(exchange.what, error, self._of_us(exchange.attempt)) from error
-                # A time-out says less than the answer before it.
+                # A time-out is less specific than the answer before it.
                 if answer is None or not isinstance(error, errors.KafkaTimeoutError):
                     answer = error
                 if time.monotonic() > give_up:

@@ -207,7 +207,7 @@ class GroupCoordinator:
 
     @property
     def heard_at(self) -> float:
-        """When the last answered request of this member was sent: `Host.elapsed`; 0: no member."""
+        """The time (`Host.elapsed`) at which the last answered request of this member was sent; 0: no member."""
         member = self._member
         return (
             0.0 if member is None or member.state is State.UNJOINED or member.shut_out is not None else member.heard_at

@@ -51,7 +51,7 @@ class Ends:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._min_isr: dict[str, tuple[int, float]] = {}
-        """By topic, with the time until which it is used."""
+        """The cached value by topic, with the time at which it expires."""
         self._old = False
         """Whether the warning about brokers without leader epochs was logged."""
 

@@ -73,7 +73,7 @@ class Holdings:
     def __init__(self, process: str) -> None:
         self.epoch = 0
         self.generation = NO_GENERATION
-        """Of the last assignment, from which the held tasks come."""
+        """The generation of the last assignment, from which the held tasks come."""
         self.tasks: tuple[TaskId, ...] = ()
         self.closing: dict[TaskId, int] = {}
         """Revoked and not yet released tasks, each with the serial of the assignment that revoked it."""
@@ -118,7 +118,7 @@ class Holdings:
         self._answered = generation
         if not (missed and self.held):
             return None
-        self.ask()  # the request that was answered names what is void now
+        self.ask()  # the answered request still names the tasks that are void now
         return self.lost()
 
     def assigned(self, generation: int, assignment: Assignment) -> Assigned:

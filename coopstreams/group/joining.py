@@ -107,7 +107,7 @@ class Coordinator(Protocol):
 
     @property
     def heard_at(self) -> float:
-        """When the last answered request of this member was sent: `Host.elapsed`; 0: no member."""
+        """The time (`Host.elapsed`) at which the last answered request of this member was sent; 0: no member."""
         ...
 
     def rejoin(self) -> None:

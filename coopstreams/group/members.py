@@ -35,7 +35,7 @@ class Runs(NamedTuple):
 
     fingerprint: str
     partitions: int
-    """As this member sees them; of topics by pattern, another member may see more. 0: no topic matches yet."""
+    """The partition count in this member's view; another may see more topics of a pattern. 0: no topic matches yet."""
     divisible: bool = True
     """Whether its partitions may be cut by key range, as far as this member knows. All members must say so."""
 
@@ -48,11 +48,11 @@ class MemberInfo:
     """The name of one run of the process: the same instance started again has another."""
     host: str = ""
     endpoint: str | None = None
-    """The address of its query server; None: it has none (yet)."""
+    """The address of the instance's query server; None: it has none (yet)."""
     threads: int = 1
-    """Its capacity: how many slots it has. At least 1."""
+    """The instance's capacity: how many slots it has. At least 1."""
     transactional_ids: tuple[str, ...] = ()
-    """Of its producers. A transaction of this application under any other id has no living owner."""
+    """The ids of its producers. A transaction of this application under any other id has no living owner."""
     rack: str | None = None
     allow_key_share: bool = True
     """False: whole partitions only, for the whole group."""
@@ -79,7 +79,7 @@ class MemberState:
     tasks: tuple[TaskId, ...] = ()
     """All tasks held here: assigned, or revoked but not yet released."""
     generation: int = NO_GENERATION
-    """Of the assignment that the tasks come from: of two claims the newer one is right."""
+    """The generation of the assignment that the tasks come from: of two claims the newer one is right."""
     target: tuple[TaskId, ...] = ()
     """Its share of the last target: the tasks it gets once all hand-overs are done."""
     topics: tuple[str, ...] = field(default=(), compare=False)
@@ -117,10 +117,10 @@ class Assignment:
     """The leader's assignment of one member."""
 
     process: str
-    """The process it was made for: a static member that starts again gets its predecessor's assignment."""
+    """The process that the assignment is for: a restarted static member gets its predecessor's assignment."""
     tasks: tuple[TaskId, ...] = ()
     target: tuple[TaskId, ...] = ()
-    """`tasks`, and those that other members must release first."""
+    """`tasks`, and the tasks that other members must release first."""
     settled: bool = True
     """No member waits for another: releasing revoked tasks needs no further rebalance."""
     cluster: Cluster = field(default_factory=Cluster)

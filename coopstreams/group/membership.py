@@ -43,10 +43,7 @@ log = logging.getLogger(__name__)
 Assigner = Callable[[Mapping[str, MemberState]], Mapping[str, Assignment]]
 
 LIST_MS = 1000
-"""How long a broker may take to list its open transactions.
-
-The transactions of one that is dead or hangs could not be ended now anyway.
-"""
+"""How long a broker may take to list open transactions. Those of a dead broker could not be ended now anyway."""
 LOOK_S = 0.02
 """How often a commit checks whether the group has a coordinator again."""
 _RECORD_LIMIT = 900_000

@@ -95,7 +95,7 @@ class Exchange(Generic[_T]):
     request: Any
     read: Callable[[Any], _T]
     attempt: Attempt = NEEDS_NOTHING
-    """Which ACLs it needs; the connection knows who asks."""
+    """The ACLs that the request needs; the connection adds the login."""
 
 
 def commit_offsets(fence: GroupFence, offsets: Mapping[TopicPartition, tuple[int, str]]) -> Exchange[None]:

@@ -28,7 +28,7 @@ class Cell:
 
     @property
     def key_range(self) -> KeyRange:
-        """All of its ranges as one."""
+        """The key ranges of the cell as one."""
         return KeyRange(self.ranges[0].start, self.ranges[-1].end)
 
 
@@ -46,7 +46,7 @@ class Layout:
 
     @cached_property
     def slots(self) -> int:
-        """Cells of the whole sub-topology: one a thread, but no less than partitions and no more than key groups."""
+        """Cells of the whole sub-topology: one per thread, but no less than partitions and no more than key groups."""
         wanted = sum(self.threads.values()) if self.share else 0
         return min(max(wanted, self.partitions), self.partitions * GROUPS)
 

@@ -64,7 +64,7 @@ class Transactions:
         self._unseen: set[TopicPartition] = set()
         """Partitions whose producers this principal may not describe."""
         self._hidden: set[str] = set()
-        """Their topics, for which a warning was logged."""
+        """The topics of `_unseen`, for which a warning was logged."""
 
     def open_partitions(self, transactional_id: str, timeout_s: float) -> frozenset[TopicPartition] | None:
         """Return the partitions of the open transaction, for `settle` after its end.

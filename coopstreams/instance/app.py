@@ -127,8 +127,8 @@ class CoopStreams:
     def add_stream_thread(self) -> str | None:
         """Start one more stream thread; return its name at once. Any thread.
 
-        The group learns of it and cuts the key ranges anew; it has tasks as soon as they have moved. None: the instance
-        does not run (yet, or any more).
+        The group learns of it and cuts the key ranges again; it has tasks as soon as they have moved. None: the
+        instance does not run (yet, or any more).
         """
         return None if self._instance is None else self._instance.add_thread()
 

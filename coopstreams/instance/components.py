@@ -82,7 +82,7 @@ class Components:
     wiring: Wiring
     config: Config
     built: Topology
-    """As the user built it: patterns are not resolved."""
+    """The topology as the user built it: patterns are not resolved."""
     log: Log
     watching: Log
     """A second client of the same cluster, for the watcher: short time-outs; its requests delay no other thread."""
@@ -185,7 +185,7 @@ class Components:
 
     @property
     def topology(self) -> Topology:
-        """The topology with its patterns resolved to the topics of now."""
+        """The topology with its patterns resolved to the current topics."""
         return self.resolved.topology
 
     @property
@@ -458,7 +458,7 @@ def client_settings(config: Config) -> dict[str, Any]:
     }
     given = {name.removeprefix("producer.") for name in config.client}
     if not config.exactly_once and not given & {"message.timeout.ms", "delivery.timeout.ms"}:
-        # A process that was stopped for longer has a successor: its own unsent records would cover the successor's
-        # changelog records.
+        # A process that was suspended for longer has a successor: its unsent records would overwrite the successor's in
+        # the changelog.
         own["producer.message.timeout.ms"] = config["session.timeout.ms"]
     return {**own, **config.client}

@@ -29,12 +29,9 @@ from coopstreams.topology.compile.program import TimestampColumn
 
 FETCH_RECORDS = 10_000
 HELD_WAIT_S = 0.01
-"""How often to check whether a held partition may be released: a fast thread is done with what waits in 15 ms."""
+"""How often to check whether a held partition may be released: a fast thread processes the waiting records in 15 ms."""
 MOST_WAITING = 4 * FETCH_RECORDS
-"""Most small records in front of a thread or of a task's source.
-
-Above it the dispatcher holds their partitions, until half of it is left.
-"""
+"""Most small records before a thread or source. Above it their partitions are held, until half of it is left."""
 RECORD_BYTES = 200
 """Approximate overhead of a record beside its key and value."""
 
@@ -50,7 +47,7 @@ class _Route:
 @dataclass(slots=True)
 class _Partition:
     routes: list[_Route] = field(default_factory=list)
-    """In order of their ranges, like the slots of the reader."""
+    """The routes to tasks, in the order of their ranges, as the reader's slots."""
     at: Position | None = None
     """The reader's position; None: the partition is not being read."""
     at_end: bool = False
@@ -58,7 +55,7 @@ class _Partition:
     record_bytes: int = RECORD_BYTES
     """The average size of a record in the last batch."""
     silence: Silence | None = None
-    """None: its stream time advances with records only."""
+    """The silence of the partition; None: its stream time advances with records only."""
 
 
 class Dispatcher:
@@ -105,10 +102,7 @@ class Dispatcher:
         return bool(self._partitions)
 
     def move(self, timeout_s: float) -> int:
-        """Fetch once and deliver the batches; return the number of records delivered.
-
-        Waits no longer than `timeout_s`, or until `wake`.
-        """
+        """Fetch once and deliver the batches; return how many records. Waits `timeout_s` at most, or until `wake`."""
         self._hold()
         moved = 0
         held = any(partition.held for partition in self._partitions.values())

@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 WAIT_S = 1.0
 """Longest time the control thread waits for records; an event in its inbox ends the wait."""
 DOUBT_S = 0.05
-"""How often it checks, while an error is held, whether the group has confirmed this process."""
+"""How often the control thread checks, while an error is held, whether the group has confirmed this process."""
 ENDING_CHARACTERS = 500
 """Most characters of an error that all members of the group get: brokers limit the size of member metadata."""
 
@@ -73,9 +73,9 @@ class Instance:
         self._assigned: Assigned | None = None
         self._stop = self._host.signal()
         self.begun = False
-        """Whether it has asked, or is about to ask, to join the group: from then on `stop` has to drain."""
+        """Whether the instance has asked, or is about to ask, to join the group: then `stop` has to drain."""
         self.url: str | None = None
-        """The address of its query server; set before `run`, so that the group learns it."""
+        """The address of the query server; set before `run`, so that the group learns it."""
         self.began = self._host.now()
         self.paused = False
         self._threads = StreamThreads(
@@ -90,7 +90,7 @@ class Instance:
         self._doubts = Doubts()
         self._back_off = BackOff()
         self._resting: dict[int, tuple[float, str]] = {}
-        """The end of the rest of each dead stream thread's successor, and the error that ended the dead thread."""
+        """Dead stream threads: when the successor's back-off ends, and the error of the dead thread."""
         self.opener = components.opener(self.member, self._tell, self._follower_moved, lifecycle.restore_listener)
         most_bytes = components.config["max.bytes.key.range.cache"]
         self._dispatcher = Dispatcher(
@@ -352,7 +352,7 @@ class Instance:
                 self._threads.added(number)
                 self.member.rejoin()
             case ThreadRemoved(number):
-                # It closes its tasks before it ends, because that message comes first; other threads open them.
+                # The thread closes its tasks before it ends, because that message comes first; other threads open them.
                 if (leaves := self._threads.leaves(number)) is not None:
                     self._do(self.registry.reopen([task for task, home in self._homes.items() if home is leaves]))
                     leaves.retire()
@@ -373,7 +373,7 @@ class Instance:
             log.info("the group runs the version of this process now")
 
     def _settled(self) -> bool:
-        """Whether this is a member of the group, has every assigned task open, and is not refused tasks."""
+        """Whether this is a group member whose tasks are all open, and which the group does not refuse tasks."""
         return (
             self._assigned is not None
             and not self.waits
@@ -449,7 +449,7 @@ class Instance:
         log.info("task %s runs on thread %d", task.id, home.number)
 
     def waiting_for(self, task: TaskId) -> str:
-        """Return what the stream thread of a task waits for, as the end of a sentence; empty: nothing. Any thread."""
+        """Return why the stream thread of a task waits, as the end of a sentence; empty: it does not. Any thread."""
         home, running = self._homes.get(task), self.tasks.get(task)
         waiting = None if home is None else home.committer.waiting
         if waiting is not None:

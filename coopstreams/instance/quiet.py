@@ -25,7 +25,7 @@ BUSY_S = 60.0
 
 @dataclass(slots=True)
 class QuietSources:
-    """When each busy source last moved, and which of its replicas do not answer. Units: seconds."""
+    """The last advance of each busy source, and its replicas that do not answer. Units: seconds."""
 
     silent: Mapping[TopicPartition, Collection[int]] = field(default_factory=dict)
     """By source: brokers of in-sync replicas that do not answer."""

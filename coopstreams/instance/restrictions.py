@@ -101,7 +101,7 @@ def restricted(resolved: ResolvedTopology, policy: Policy) -> dict[int, str]:
 
 
 def announced(resolved: ResolvedTopology, policy: Policy) -> tuple[Runs, ...]:
-    """Return the sub-topologies of a member under a policy."""
+    """Return the sub-topologies that a member announces, and whether the policy lets each be cut by key range."""
     whole = restricted(resolved, policy)
     return tuple(
         runs._replace(divisible=runs.divisible and number not in whole)
@@ -110,7 +110,7 @@ def announced(resolved: ResolvedTopology, policy: Policy) -> tuple[Runs, ...]:
 
 
 def change(resolved: ResolvedTopology, before: Policy, now: Policy) -> PolicyChanged | None:
-    """Return what a new policy changes for an application; None: nothing."""
+    """Return the effect of a new policy on an application; None: none."""
     reordered = before.accepts_individual_commit != now.accepts_individual_commit
     calling = {number for number, program in resolved.programs.items() if program.keys_suffice and program.ahead}
     changed = PolicyChanged(

@@ -85,7 +85,7 @@ class PatternSubscription:
                 if self._stopped:
                     return
                 self._look()
-        except BaseException as error:  # any error: the control thread must hear of it
+        except BaseException as error:  # any error: the control thread must get it
             log.debug("the subscription ends", exc_info=True)
             self._emit(Failed(error, "subscription"))
 

@@ -30,7 +30,7 @@ class State(Enum):
 
 
 class Do(Enum):
-    """What the instance does with a task."""
+    """The next action of the instance on a task."""
 
     OPEN = "open"
     CANCEL = "cancel"

@@ -96,7 +96,7 @@ class StallDetector:
         *,
         paused: bool = False,
     ) -> LagSample:
-        """Add the numbers of a task; return its sample. `paused`: it is not to move."""
+        """Add the numbers of a task; return its sample. `paused`: no progress is expected."""
         sample = LagSample(dict(committed), dict(ends), processed, now, moved_at=now)
         before = self.samples.get(task)
         if before is not None and now > before.at:
@@ -200,7 +200,7 @@ class Watcher:
                     self._look()
                 except LogError as error:
                     log.warning("cannot measure lags, or delete repartition records that are done: %s", error)
-        # any error: the control thread must hear of it, since without a watcher no problem is reported
+        # any error: the control thread must get it, since without a watcher no problem is reported
         except BaseException as error:
             log.debug("the watcher ends", exc_info=True)
             self._emit(Failed(error, "watcher"))

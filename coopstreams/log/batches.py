@@ -101,9 +101,7 @@ class Routes:
 
     @property
     def first_router(self) -> Router | None:
-        """Makes a router that may cut the records before anything else sees them; None: something must see them first,
-        or nothing is cut.
-        """
+        """Makes a router that may cut records before anything else sees them; None: no such cut is possible."""
         return None if self.whole or self.timestamps is not None or self._operator_times is not None else self._router
 
     def split(self, columns: Columns) -> list[Columns]:
@@ -160,8 +158,8 @@ def make_batches(
 ) -> list[RecordBatch]:
     """Return one batch for each slot of the partition.
 
-    Shape: `columns` are all records looked at, also those outside of all ranges; without stream times, or with those
-    that they have if nothing was read before. `before` is the stream time before them.
+    Shape: `columns` are all records looked at, also those outside of all ranges; without stream times, or with stream
+    times computed as from the log's beginning. `before` is the stream time before them.
     """
     if marks := marks_in(columns):
         parts, start = list[Columns](), 0

@@ -196,7 +196,7 @@ class Writer(Protocol):
     def delivered_to(self, partition: TopicPartition) -> int:
         """Return an offset above all flushed records of this writer in that partition: the changelog checkpoint.
 
-        For records appended with `partitions` an int, which changelogs are.
+        Only for records appended with `partitions` an int, as changelogs are.
         """
         ...
 

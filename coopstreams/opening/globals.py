@@ -111,7 +111,7 @@ class Globals:
         try:
             while not self._stopped.is_set():
                 self._step()
-        except BaseException as error:  # any error: the control thread must hear of it
+        except BaseException as error:  # any error: the control thread must get it
             log.debug("the global tables end", exc_info=True)
             failed(error)
 

@@ -163,7 +163,7 @@ class Opener:
         try:
             while self._take_requests():
                 self._try_turn()
-        except BaseException as error:  # any error: the control thread must hear of it
+        except BaseException as error:  # any error: the control thread must get it
             log.debug("the opener ends", exc_info=True)
             self._emit(Failed(error, "opener"))
         finally:
@@ -180,7 +180,7 @@ class Opener:
         except OffsetOutOfRangeError as error:
             self._heed(error)
         except AccessDeniedError:
-            raise  # a user must allow it
+            raise  # only a user can add the ACL
         except (LogError, GroupError) as error:
             self._trouble = str(error)
             log.warning("opening tasks: %s; trying again", error)
@@ -253,7 +253,7 @@ class Opener:
         self._emit(Opened(Incarnation(id_, sources, state, opening.progress, opening.epoch, session)))
 
     def _wait_s(self) -> float:
-        """Return how long to poll for commits: a task behind its barrier waits for something else."""
+        """Return how long to poll for commits: a task behind its barrier waits for other answers."""
         waiting = [opening.barrier for opening in self._unresolved()]
         if any(barrier is None or self._follower.passed(barrier) for barrier in waiting):
             return BUSY_S

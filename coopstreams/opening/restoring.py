@@ -64,7 +64,7 @@ class _SnapshotRestore:
     spec: StoreSpec
     database: Database
     wanted: _Wanted
-    """What to restore from the changelog after the snapshot."""
+    """The restore from the changelog after the snapshot."""
     bytes: int = 0
     """Bytes already counted."""
 
@@ -134,7 +134,7 @@ class Restoring:
         self._snapshot_restores: dict[tuple[TaskId, TopicPartition], _SnapshotRestore] = {}
         self._waiting: dict[TaskId, set[TopicPartition]] = {}
         self._compare_at = 0.0
-        """When to check stuck changelogs next: `Host.now`."""
+        """The time (`Host.now`) of the next check of stuck changelogs."""
         self._done: list[TaskId] = []
 
     def add(
@@ -175,7 +175,7 @@ class Restoring:
         self._go_on(task)
 
     def cancel(self, task: TaskId) -> None:
-        """Stop restoring for a task; what was restored stays in the database, with its checkpoint."""
+        """Stop restoring for a task; restored rows stay in the database, with their checkpoint."""
         for changelog in self._waiting.pop(task, set()):
             from_snapshot = self._snapshot_restores.pop((task, changelog), None)
             if from_snapshot is not None:
@@ -274,7 +274,7 @@ class Restoring:
         return [from_snapshot.download.progress() for from_snapshot in from_snapshots if from_snapshot is not None]
 
     def close(self) -> None:
-        """Close the reader and give up downloads that run."""
+        """Close the reader and cancel running downloads."""
         for from_snapshot in self._snapshot_restores.values():
             from_snapshot.download.give_up()
         self._snapshot_restores.clear()
@@ -332,7 +332,7 @@ class Restoring:
         self._waiting[task].add(changelog)
 
     def _look(self) -> None:
-        """Begin the changelog restores behind the downloads that have ended."""
+        """Begin the changelog restores of the stores whose downloads have ended."""
         self._downloads.ended.clear()
         for (task, changelog), from_snapshot in list(self._snapshot_restores.items()):
             ended, progress = from_snapshot.download.look(), from_snapshot.download.progress()

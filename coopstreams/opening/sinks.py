@@ -76,14 +76,14 @@ class SinkOpenings:
         return taken
 
     def cancel(self, task: TaskId) -> None:
-        """Give up the session of a task, open or not."""
+        """Cancel the session of a task, open or not."""
         if (opening := self._openings.pop(task, None)) is not None:
             opening.left.set()
             if opening.done.is_set() and opening.session is not None:
                 opening.session.close()
 
     def close(self) -> None:
-        """Give up all sessions that are not taken."""
+        """Cancel all sessions that are not taken."""
         for task in list(self._openings):
             self.cancel(task)
 
@@ -109,7 +109,7 @@ class SinkOpenings:
                     f"ends at {end}. A broker may be behind; if it stays so, the log has lost records"
                 )
             except AccessDeniedError:
-                raise  # a user must allow it
+                raise  # only a user can add the ACL
             except LogError as error:
                 opening.why = f'sink "{node.name}": {error}'
             opening.left.wait(pause_s)

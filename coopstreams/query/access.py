@@ -35,7 +35,7 @@ class Access:
 
     @staticmethod
     def of(settings: Mapping[str, Any]) -> Access:
-        """Return what the settings `http.token.*` and `http.ssl.*` say.
+        """Return the access control of the settings `http.token.*` and `http.ssl.*`.
 
         Raises:
             ConfigError: a file of `http.ssl.*` cannot be used.
@@ -75,7 +75,7 @@ class Access:
         raise unauthorized("the application does not know this token")
 
     def headers(self, path: str) -> dict[str, str]:
-        """Return the headers that another instance wants to see with a request for the path."""
+        """Return the headers that another instance requires for a request of the path."""
         role = role_of(path)
         return {"authorization": f"Bearer {','.join(self.tokens[role])}"} if role is not None and self.tokens else {}
 
@@ -103,5 +103,5 @@ def unauthorized(message: str) -> QueryError:
 
 
 def _in_common(given: Sequence[str], tokens: Sequence[str]) -> bool:
-    """Compare in constant time: how long an answer takes must not tell how much of a guess is right."""
+    """Compare in constant time: the duration must not reveal how much of a guess is right."""
     return any(hmac.compare_digest(one.encode(), token.encode()) for one in given for token in tokens)

@@ -102,7 +102,7 @@ class QueryApp:
         }
 
     def changes(self) -> dict[str, Answer]:
-        """Return the handler of each path that changes what the instance does."""
+        """Return the handler of each path that changes the instance."""
         return {"/v1/pause": partial(self._pause, paused=True), "/v1/resume": partial(self._pause, paused=False)}
 
     @asynccontextmanager
@@ -244,9 +244,7 @@ class QueryApp:
         return how_asked(parameters, forwarded=request.headers.get(FORWARDED) == "1")
 
     def _endpoint(self, path: str, answer: Answer) -> Answer:
-        """Return an endpoint that checks the token, limits the time of an answer, turns errors into responses, and
-        counts requests.
-        """
+        """Return an endpoint: checks the token, limits the time, turns errors into responses, counts requests."""
         route, role = path.replace(":path", ""), role_of(path)
 
         async def endpoint(request: Request) -> Response:

@@ -55,7 +55,7 @@ class RequestLimits:
     streams: int = 16
     """The most streams of the status at a time."""
     stream_every_s: float = 1.0
-    """The time from one event of such a stream to the next."""
+    """The time between two events of an event stream."""
 
 
 class Parameters:

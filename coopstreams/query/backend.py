@@ -116,7 +116,7 @@ class OpenView(Protocol):
 
     @property
     def epoch(self) -> int:
-        """The ownership's epoch: it changes when the task is lost or moved, even if it comes back."""
+        """The ownership's epoch: it changes when the task is lost or moved, even if the task comes back."""
         ...
 
     @property
@@ -151,10 +151,7 @@ class NotOpen:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """A reason why an instance is not healthy.
-
-    `code` is a word for programs: `restoring`, `no-progress`, `another-version`, ...
-    """
+    """A reason why an instance is not healthy. `code`: for programs, such as `restoring` or `no-progress`."""
 
     code: str
     message: str
@@ -183,7 +180,7 @@ class SourceStatus:
     committed: int | None = None
     end: int | None = None
     stream_time: int | None = None
-    """Of the latest commit. Units: ms."""
+    """The stream time of the latest commit. Units: ms."""
     silent_s: float | None = None
     """How long the partition has been silent: then its stream time advances with the clock (`idle_advance`). None:
     records come, or time advances with records only.
@@ -259,7 +256,7 @@ class TaskStatus:
 
     @property
     def stream_time(self) -> int | None:
-        """The latest stream time of its sources."""
+        """The latest stream time of the task's sources."""
         return max((source.stream_time for source in self.sources if source.stream_time is not None), default=None)
 
 

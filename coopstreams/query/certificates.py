@@ -21,7 +21,7 @@ CHECK_EVERY_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """A certificate with its chain, its key, and the authorities that the other side's is checked by.
+    """A certificate with its chain, its key, and the authorities that check the other side's certificate.
 
     Shape: None: no certificate; the key is in the certificate's file; the system's authorities.
     """
@@ -33,7 +33,7 @@ class Files:
 
     @staticmethod
     def of(settings: Mapping[str, Any]) -> Files:
-        """Return those of the settings `http.ssl.*`."""
+        """Return the files that the settings `http.ssl.*` name."""
         names = ("certificate.location", "key.location", "key.password", "ca.location")
         return Files(*(settings[f"http.ssl.{name}"] for name in names))
 
@@ -84,7 +84,7 @@ class Certificates:
     """The TLS contexts of an instance: `server`, and `client` for its requests to others."""
 
     def __init__(self, files: Files, *, clients_show: bool) -> None:
-        """Read the files. With `clients_show`, whoever asks needs a certificate of the authorities (mutual TLS).
+        """Read the files. With `clients_show`, clients need a certificate of the authorities (mutual TLS).
 
         Raises:
             ConfigError: a file cannot be used.

@@ -99,7 +99,7 @@ class StatusFeed:
 
 
 class _Stream(StreamingResponse):
-    """Server-sent events; calls back at the end, also of a response that never began."""
+    """Server-sent events; calls a function at the end, even if the response never began."""
 
     def __init__(self, events: AsyncIterator[bytes], ended: Callable[[], None], *, gzip: bool) -> None:
         super().__init__(_gzipped(events) if gzip else events, media_type=EVENTS)

@@ -209,7 +209,7 @@ def about_of(view: OpenView, here: str) -> About:
 
 
 def about_global(here: str) -> About:
-    """Return these fields of a global table."""
+    """Return the fields on owner and lag for a global table."""
     return {"partition": None, "key_range": None, "owner": here, "epoch": None, "lag": None}
 
 

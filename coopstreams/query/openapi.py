@@ -47,7 +47,7 @@ def description(limits: RequestLimits) -> Schema:
 
 
 def _closed(path: str, operation: Schema) -> Schema:
-    """Return an operation with what it answers to a request without the right token, if it needs one."""
+    """Return an operation with its answers to a request without the right token, if it needs one."""
     if role_of(path) is None:
         return operation
     refusals = {

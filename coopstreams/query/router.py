@@ -21,7 +21,7 @@ from coopstreams.topology.keys import KeyRange, check_tiling, key_hash, partitio
 from coopstreams.topology.task_id import TaskId
 
 Asked: TypeAlias = Literal["any", "local", "forwarded"]
-"""How a request came: it may be forwarded, it must not be (`local=true`), or it was forwarded already."""
+"""The kind of a request: it may be forwarded, it must not be (`local=true`), or it was forwarded already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Here:
 
 @dataclass(frozen=True, slots=True)
 class There:
-    """Another instance owns it: forward."""
+    """Another instance owns the key: forward the request."""
 
     owner: Owner
     url: str

@@ -62,7 +62,7 @@ def _timed_rows(view: KeyRangeView, query: Query, times: int) -> Iterator[Stored
 
 
 def _stragglers(view: KeyRangeView, query: Query, last: bytes, bound: bytes) -> Iterator[StoredRow]:
-    """Yield the rows above the bound whose keys are within it: those of keys with the last key as a prefix."""
+    """Yield the rows above the bound whose keys are within it: those of keys that are a prefix of the last key."""
     for length in range(len(last)):
         key = last[:length]
         if _within(query, key):

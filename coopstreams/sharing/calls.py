@@ -18,7 +18,7 @@ from coopstreams.topology.graph.nodes import AsyncMap
 
 
 class DeliveryCalls:
-    """The calls of one sub-topology on one share thread, until `cancel`. One thread, but for `_ended` and `pauses`."""
+    """The calls of one sub-topology on one share thread, until `cancel`. One thread, except `_ended` and `pauses`."""
 
     def __init__(self, program: Program, ahead: Program, tell: Callable[[], None], host: Host) -> None:
         """`tell` is called on another thread when calls have ended."""
@@ -93,4 +93,4 @@ class DeliveryCalls:
 
 
 def _leave_to_the_program(_failure: Failure) -> None:
-    """Drop a record that fails above the call: the program meets the same failure, and reports it."""
+    """Drop a record that fails above the call: the program fails it again, and reports it."""

@@ -47,11 +47,11 @@ class Delivery:
     until: float
     calls: list[DeliveryCall] = field(default_factory=list)
     waits_for: int = 0
-    """How many of its calls have not ended."""
+    """The number of the record's calls that have not ended."""
     failures: int = 0
-    """How often its failure handler has said `Retry` in this process."""
+    """How often the failure handler has answered `Retry` to the record in this process."""
     again_at: float | None = None
-    """When it is processed again; None: it does not wait for a retry."""
+    """When the record is processed again; None: it does not wait for a retry."""
 
     @property
     def source(self) -> TopicPartition:

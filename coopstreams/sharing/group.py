@@ -34,7 +34,7 @@ def share_group(application: str) -> str:
 
 
 def check_share_group(topology: Structure, config: Config) -> None:
-    """Check that the settings allow what the topology says of order.
+    """Check that the settings allow the orders of the topology's sources.
 
     Raises:
         ConfigError: a source with `order="none"` under exactly-once.
@@ -59,7 +59,7 @@ class ShareMembers:
             thread.start()
 
     def stop(self, give_up: float) -> None:
-        """End them: wait briefly for calls under way, and release all other records. `give_up`: a `Host.now`."""
+        """End the threads: wait for calls under way until `give_up` (a `Host.now`), and release all other records."""
         for thread in self._threads:
             thread.ask_to_stop()
         for thread in self._threads:

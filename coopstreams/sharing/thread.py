@@ -45,7 +45,7 @@ LOOK_S = 0.5
 ACKNOWLEDGE_S = 30.0
 """How long the broker may take to answer an acknowledgement."""
 LOCK_PART = 0.8
-"""The part of its lock for which a record that failed is kept before it is released."""
+"""A failed record is kept for this part of its lock time, and then released."""
 AGAIN_S = 1.0
 """The pause before a share group that does not answer is joined again."""
 
@@ -76,11 +76,11 @@ class ShareThread:
         self.number = number
         self.works = {topic: work for work in works for topic in work.topics}
         self.waits = "it has not joined its share group yet"
-        """Why it takes no records, in words; empty: it does. Any thread reads."""
+        """Why the thread takes no records, in words; empty: it does. Any thread reads."""
         self.held: dict[tuple[str, int, int], Delivery] = {}
-        """The records that it has acquired and not acknowledged. Any thread reads the number."""
+        """The records that the thread has acquired and not acknowledged. Any thread reads the number."""
         self.moved_at = host.now()
-        """When it last polled, or finished a record. Any thread reads."""
+        """When the thread last polled, or finished a record. Any thread reads."""
         self.every = tuple(works)
         """The work of each sub-topology."""
         self._connect, self._holds, self._emit, self._metrics = connect, holds, emit, metrics
@@ -120,7 +120,7 @@ class ShareThread:
 
     @property
     def retrying(self) -> bool:
-        """Whether it has records that failed and are to be processed again. Any thread."""
+        """Whether the thread has failed records to process again. Any thread."""
         return bool(self._later)
 
     def _run(self) -> None:
@@ -130,7 +130,7 @@ class ShareThread:
                 closing.callback(self._leave)
                 while not self._stopping:
                     self._turn()
-        except BaseException as error:  # any error: the control thread must hear of a dead thread
+        except BaseException as error:  # any error: the control thread must get it
             log.debug("share thread %d ends", self.number, exc_info=True)
             self._emit(Failed(error, f"share thread {self.number}"))
 
@@ -279,7 +279,7 @@ class ShareThread:
     def _answer(self, deliveries: Sequence[Delivery], *, done: bool) -> None:
         assert self._client is not None
         for delivery in deliveries:
-            del self.held[delivery.record.id]  # before: a record is answered once, whatever the client reports
+            del self.held[delivery.record.id]  # first: never acknowledge a record again after an error
             self._client.acknowledge(delivery.record, done=done)
         self._metrics.acquired(self.number, len(self.held))
         refused = self._client.commit(ACKNOWLEDGE_S)

@@ -51,7 +51,7 @@ class Deliveries:
 
 
 class SharedWork:
-    """One sub-topology on one share thread; used by that thread only, but for what is counted.
+    """One sub-topology on one share thread; used by that thread only, except for its counts.
 
     Shape: `id` names the sub-topology in counts; its partition is the number of the thread.
     """
@@ -98,7 +98,7 @@ class SharedWork:
 
     @cached_property
     def topics(self) -> tuple[str, ...]:
-        """The topics that it reads."""
+        """The topics of the sub-topology."""
         return self._program.subtopology.topics
 
     @property
@@ -165,7 +165,7 @@ class SharedWork:
         return passed, again, None
 
     def count(self) -> None:
-        """Add what was done since the last call to the metrics."""
+        """Add the work since the last call to the metrics."""
         self._tallies.look(self)
 
     def _run(self, source: TopicPartition, deliveries: Sequence[Delivery]) -> None:

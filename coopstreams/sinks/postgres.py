@@ -54,7 +54,7 @@ _MOVE = (
 
 
 def fields_of(_: Any, value: Any) -> Columns:
-    """Return the columns that a value stands for: the entries of a dict, the fields of a dataclass or Struct."""
+    """Return the columns of a value: the entries of a dict, the fields of a dataclass or Struct."""
     if isinstance(value, Mapping):
         return value
     if is_dataclass(value) and not isinstance(value, type):
@@ -85,7 +85,7 @@ class PostgresSink:
     positions: str = "coopstreams_positions"
 
     def __post_init__(self) -> None:
-        """Check what can be checked without a connection."""
+        """Check the arguments without a connection."""
         try:
             from psycopg import ProgrammingError
             from psycopg.conninfo import conninfo_to_dict

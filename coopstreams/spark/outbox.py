@@ -131,10 +131,7 @@ class Outbox:
 
 
 def read_mark(log: Log, mark: TopicPartition) -> str | None:
-    """Return the result of a task whose transaction is committed.
-
-    Take over its transactional id first: then no transaction is open.
-    """
+    """Return the result of a committed task. Take over its transactional id first, to end an open transaction."""
     end, at, found = log.end_offset(mark), log.start_offset(mark), None
     with closing(log.reader()) as reader:
         reader.assign({mark: Position(at)})

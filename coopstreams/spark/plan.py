@@ -46,9 +46,9 @@ class Stage:
     forwarded: tuple[tuple[str, int], ...]
     stores: tuple[str, ...]
     native: bool = False
-    """Whether Spark SQL folds it, unless a record is in doubt."""
+    """Whether Spark SQL folds the sub-topology, unless a record is in doubt."""
     why: str = ""
-    """Why it is left to Python, if native plans were asked for."""
+    """Why Python runs the sub-topology although native plans were asked for."""
     round: int = 1
     rounds: int = 1
     only: tuple[int, ...] | None = None
@@ -56,19 +56,19 @@ class Stage:
 
     @property
     def name(self) -> str:
-        """Its name for people."""
+        """The stage's name, for people."""
         return f"sub-topology {self.subtopology}" + (
             f", round {self.round} of {self.rounds}" if self.rounds > 1 else ""
         )
 
     @property
     def is_last(self) -> bool:
-        """Whether it is the last round, which leaves state and outputs."""
+        """Whether the stage is its sub-topology's last round, which leaves state and outputs."""
         return self.round == self.rounds
 
     @property
     def tasks(self) -> int:
-        """The number of its tasks."""
+        """The number of the stage's tasks."""
         return self.partitions * self.ranges
 
     @property
@@ -88,7 +88,7 @@ class Plan:
     run: str
     application: str
     topology: str
-    """A digest of what must be the same when the run is resumed."""
+    """A digest of everything that must be unchanged when the run is resumed."""
     cut: Mapping[str, Mapping[int, tuple[int, int]]]
     stages: tuple[Stage, ...]
     partitions: Mapping[str, int]
@@ -123,7 +123,7 @@ class Plan:
         )
 
     def to_json(self) -> bytes:
-        """Return the plan as a file."""
+        """Return the plan as JSON."""
         return msgspec.json.format(msgspec.json.encode(msgspec.to_builtins(self, str_keys=True)), indent=1)
 
     @staticmethod

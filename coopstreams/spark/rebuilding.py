@@ -1,4 +1,4 @@
-"""Rebuilds snapshots from changelogs, a Spark task a partition: `coopstreams rebuild` on all cores or on a cluster.
+"""Rebuilds snapshots from changelogs, one Spark task per partition: `coopstreams rebuild` on all cores or on a cluster.
 
 Each task reads its changelog partitions itself and writes sorted files; only task descriptions and results go through
 Spark.

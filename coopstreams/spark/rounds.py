@@ -43,7 +43,7 @@ class Round:
 
     @property
     def is_last(self) -> bool:
-        """Whether it is the last round of its sub-topology: earlier rounds only forward."""
+        """Whether this is the last round of the sub-topology: earlier rounds only forward."""
         return self.round == self.rounds
 
 
@@ -83,7 +83,7 @@ def forwarded(part: SubTopology) -> tuple[str, ...]:
 
 
 def _asking(waiting: Sequence[SubTopology], leads: Mapping[str, frozenset[str]], written: set[str]) -> Round:
-    """Return a round that lets others go on, preferably of a sub-topology that waits for its own results."""
+    """Return a round that lets others run, preferably of a sub-topology that waits for its own results."""
     able = [
         (part, topic)
         for part in waiting

@@ -138,7 +138,7 @@ def backfill(
 
 
 def taken_up(topology: Topology, config: Config, work: str, run: str, *, rebuild: bool = False) -> Plan:
-    """Return the plan of a run to resume: of a backfill, or of a rebuild from the source.
+    """Return the plan of a backfill, or of a rebuild from the source, that is resumed.
 
     Raises:
         ConfigError: there is no such run, it is of the other kind or another topology, or topics of its plan are gone.

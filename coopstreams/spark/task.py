@@ -120,7 +120,7 @@ class TaskWork:
     """By store, the earliest timestamp that the changelog's retention would not delete at once."""
     snapshots: str | None = None
     cut: Cut = field(default_factory=dict)
-    """Of the topics read from Kafka: by partition the offsets [start, end)."""
+    """The offsets [start, end) of the topics read from Kafka, by partition."""
     global_tables: Cut = field(default_factory=dict)
     """The offsets [start, end) of the topics of global tables, by partition."""
     reports: str | None = None
@@ -179,7 +179,7 @@ class TaskAttempt:
             Rocks(Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="coopstreams-backfill-")))), self._specs
         )
         closing.callback(self._database.close)
-        # With caching, a question or answer would wait for a flush, and meet other rows than its own.
+        # With caching, a question or answer would wait for a flush, and be joined with other rows than its own.
         caching = work.config["statestore.cache.max.bytes"] > 0 and not round_.placed
         if tables is None:
             # Their updates may follow the records of a batch, but a placed record needs its own time.

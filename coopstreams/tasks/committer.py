@@ -51,7 +51,7 @@ MOST_IN_VAIN = 5
 
 
 class Membership(Protocol):
-    """What a commit needs of the group: `membership.GroupMember`."""
+    """The membership, as far as a commit needs it: `membership.GroupMember`."""
 
     def fence(self, epoch: int) -> AbstractContextManager[GroupFence]:
         """See `GroupMember.fence`."""
@@ -210,8 +210,8 @@ class Committer:
     def dead_letter(self, failure: Failure, headers: Headers, topic: str) -> None:
         """Write a failed record to a dead-letter topic, in the same commit as the results around it.
 
-        A timestamp in the future becomes the time of now: it may be why the record failed, and the broker would refuse
-        the letter too.
+        A timestamp in the future becomes the current time: it may have failed the record, and the broker would refuse
+        the letter, too.
         """
         timestamp = min(failure.timestamp, self._host.wall_ms())
         if self.careful:

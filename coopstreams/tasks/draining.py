@@ -25,7 +25,7 @@ class Draining:
         self._most_s = min(DRAIN_S, most_s)
         self._host = host
         self._until: dict[Task, float] = {}
-        """Until when each waits at most. Units: `Host.now`."""
+        """The time limit of each task. Units: `Host.now`."""
 
     def __bool__(self) -> bool:
         return bool(self._until)
@@ -54,5 +54,5 @@ class Draining:
                 yield task
 
     def next_s(self) -> float:
-        """Return in how many seconds the next task is closed, whatever its calls do."""
+        """Return in how many seconds the next task is closed, even if its calls have not ended."""
         return min(self._until.values(), default=float("inf")) - self._host.now()

@@ -34,7 +34,7 @@ Answer: TypeAlias = Literal["continue", "dead-letter"]
 Count: TypeAlias = Callable[[Failure, Answer], None]
 
 FATES: Mapping[Answer, str] = {"continue": "dropped", "dead-letter": "sent to the dead-letter topic"}
-"""What happens to a record, in words, by answer."""
+"""The fate of a record, in words, by answer."""
 NO_TOPICS: Mapping[str, str] = {}
 _OURS = Path(__file__).parents[1]
 _ROOMS = {folder for room in ("", "topology", "state") for folder in (_OURS / room, (_OURS / room).resolve())}
@@ -157,7 +157,7 @@ def handler(
 
 
 def _answer(config: Config, failure: Failure, message: str) -> Literal["fail"] | Answer | Retry:
-    """Return what the handler of the phase says.
+    """Return the answer of the phase's handler.
 
     Raises:
         ProcessingError: it is a function that raises, or answers something else.

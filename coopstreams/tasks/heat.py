@@ -23,7 +23,7 @@ TIMES_EVEN = 4
 """A hot group has at least this multiple of an even share."""
 LEAST_SAMPLES = 8.0
 MOST_HALVINGS = 500.0
-"""After so many half-lives the weights are scaled down: a float could hold twice as many."""
+"""After so many half-lives the weights are scaled down: a float can hold twice as many."""
 
 
 class Heat:

@@ -26,10 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class StreamsState(Enum):
-    """The state of an instance.
-
-    Running: it is a member of the group, has every assigned task open, and is not refused tasks.
-    """
+    """The state of an instance. Running: a group member, which is not refused tasks, with all of its tasks open."""
 
     CREATED = "created"
     REBALANCING = "rebalancing"
@@ -61,7 +58,7 @@ class RestoreListener:
 
 
 class StreamThreadExceptionResponse(Enum):
-    """What ends after an error: the stream thread (a new one replaces it), this instance, or all instances."""
+    """What an error ends: the stream thread (a new one replaces it), this instance, or all instances."""
 
     REPLACE_THREAD = "replace-thread"
     SHUTDOWN_CLIENT = "shutdown-client"
@@ -71,7 +68,7 @@ class StreamThreadExceptionResponse(Enum):
 StateListener: TypeAlias = Callable[[StreamsState, StreamsState], None]
 """Called with the new state and the old one."""
 UncaughtExceptionHandler: TypeAlias = Callable[[BaseException], StreamThreadExceptionResponse]
-"""Called with an error that nothing cures."""
+"""Called with an error that no retry cures."""
 
 
 class Lifecycle:
@@ -88,7 +85,7 @@ class Lifecycle:
         self._on_state, self._on_error = on_state, on_error
 
     def to(self, state: StreamsState) -> None:
-        """Change to this state; call the listener if it is another one."""
+        """Change to this state; call the listener if it is new."""
         if state is not self.state:
             before, self.state = self.state, state
             log.debug("%s -> %s", before.value, state.value)

@@ -52,7 +52,7 @@ _ALL = b""
 
 
 class PendingCalls:
-    """The calls of one task. One thread, but for `ended`, `retries`, `blocked` and `pauses`."""
+    """The calls of one task. One thread, except `ended`, `retries`, `blocked` and `pauses`."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class PendingCalls:
         """Yielded by `ready`, not yet `passed`."""
         self._calls = self._records = self._bytes = self._held = 0
         self.begun = 0
-        """How many calls were begun so far."""
+        """The number of calls begun."""
         self.told: Callable[[Collection[NodeCall]], None] = self.ended
         """Called on another thread when calls have ended. A test driver delays them."""
         self._most_held = SPARE_BYTES
@@ -121,7 +121,7 @@ class PendingCalls:
 
     @property
     def blocked(self) -> int:
-        """How many keys have records that wait behind another of their key; 1 where all are one line. Any thread."""
+        """The number of keys whose records wait behind another of the key; 1 where all are one line. Any thread."""
         return sum(len(line) > 1 for line in list(self._lines.values()))
 
     @property
@@ -200,9 +200,8 @@ class PendingCalls:
             yield replace(step, columns=_gathered(records))
 
     def passed(self, count: int) -> Iterator[tuple[TopicPartition, int, Sequence[int]]]:
-        """Note that this many records of `ready` were processed.
-
-        Yield the times reached: source, stream time and operator times.
+        """Note that this many records of `ready` were processed. Yield the reached times of source, stream and
+        operators.
         """
         begun: list[NodeCall] = []
         for _ in range(count):
@@ -229,7 +228,7 @@ class PendingCalls:
         next records come after this one.
         """
         for each in self._sources.values():
-            each.segments = None  # the program's own times move with these, and when record caches are flushed
+            each.segments = None  # the program's own times advance with these records, and at flushes of record caches
         if not self._steps or not self._steps[0].left:
             return
         step = self._steps[0].step
@@ -289,7 +288,7 @@ class PendingCalls:
         self._calls = self._records = self._bytes = self._held = 0
 
     def _shorten(self) -> None:
-        """Forget records that have passed, and join steps that have no others: behind one that is stuck, many come."""
+        """Forget records that have passed, and join steps without others: behind a stuck record there are many."""
         for each in self._sources.values():
             for taken, records in groupby(each.waiting.values(), attrgetter("taken")):
                 if 2 * taken.left < len(taken.step.columns):
@@ -333,7 +332,7 @@ class PendingCalls:
         return of_rows
 
     def _begin(self, calls: Iterable[NodeCall]) -> None:
-        """Begin calls, those of a node together."""
+        """Begin calls; those of one node together."""
         of_nodes: dict[str, list[NodeCall]] = {}
         for call in calls:
             of_nodes.setdefault(call.node, []).append(call)
@@ -410,4 +409,4 @@ def _gathered(records: Iterable[WaitingRecord]) -> Columns:
 
 
 def _leave_to_the_program(_failure: Failure) -> None:
-    """Drop a record that fails above the call: the program meets the same failure, and reports it."""
+    """Drop a record that fails above the call: the program fails it again, and reports it."""

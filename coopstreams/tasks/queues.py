@@ -26,10 +26,7 @@ from coopstreams.log.log import Position, RecordBatch
 from coopstreams.topology.columns import Columns, TopicPartition
 
 STEP_S = 0.05
-"""How long a step works before its thread checks the clock.
-
-It is far below a commit interval and far above the cost of the check.
-"""
+"""How long a step works before its thread checks the clock: far below a commit interval, far above the check's cost."""
 MOST_AT_ONCE = 2000
 """The most records of a step: few enough that their outputs are still in the processor's cache when they are written.
 
@@ -55,7 +52,7 @@ class _Batch:
 
     @property
     def first_time(self) -> int:
-        """The stream time at its first record; without records, the one that holds then."""
+        """The stream time at the batch's first record; without records, that of the batch."""
         return self.columns.stream_times[self.begun] if len(self) else self.stream_time
 
     def take(self, count: int) -> Columns:
@@ -73,7 +70,7 @@ class _Source:
     waiting: deque[_Batch] = field(default_factory=deque)
     records: int = 0
     waited_for_until: float | None = None
-    """Until when to wait for its producers, while its queue is empty and it was read to its end. Units: seconds."""
+    """The end of the wait for the source's producers, while the queue is empty and the source read to its end (s)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +113,7 @@ class SourceQueues:
 
     def __init__(self, positions: Sequence[tuple[TopicPartition, Position]], max_idle_ms: int = 0) -> None:
         self.waits_until: float | None = None
-        """When `steps` may yield more although nothing was added; None: it will not. Units: seconds."""
+        """The time at which `steps` may yield more without further records; None: never. Units: seconds."""
         self._idle_s = None if max_idle_ms < 0 else max_idle_ms / 1000
         self._sources = {source: _Source(at.offset, at.stream_time) for source, at in positions}
         self._single = len(self._sources) == 1
@@ -236,7 +233,7 @@ class Pace:
         self._bound = bound
 
     def took(self, records: int, seconds: float) -> None:
-        """Adjust the size to what a step took."""
+        """Adjust the size to the duration of a step."""
         if seconds > STEP_S:
             self.most = max(1, int(records * STEP_S / seconds))
         elif records >= self.most and (self._bound is None or self.most < self._bound):

@@ -49,10 +49,7 @@ class TopicLimits:
 
     @staticmethod
     def of(topic: Mapping[str, str], *, compressed: bool) -> TopicLimits:
-        """Return the limits in a topic's configuration.
-
-        `compressed`: the size that counts is unknown before a record is sent.
-        """
+        """Return the limits in a topic's configuration. `compressed`: then the final size of a record is unknown."""
         timed = topic.get("message.timestamp.type") != "LogAppendTime"
 
         def number(name: str) -> int | None:

@@ -16,9 +16,9 @@ from coopstreams.common.host import SYSTEM, Host
 log = logging.getLogger(__name__)
 
 FIRST = 5
-"""How many of each kind are logged in full."""
+"""How many lines of a kind are logged in full."""
 EVERY_S = 60.0
-"""How often the others are logged as a count."""
+"""How often the number of further lines is logged."""
 
 
 @dataclass(slots=True)

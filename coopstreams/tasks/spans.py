@@ -67,7 +67,7 @@ class RecordSpans:
         """The spans of records that were taken in and not yet processed."""
 
     def process(self, program: BoundProgram, source: TopicPartition, columns: Columns, *, taken: bool) -> None:
-        """Have the program process records, those that are traced within their spans. `taken`: as of `take`."""
+        """Have the program process records, traced ones within their spans. `taken`: whether `take` has begun them."""
         at = 0
         for row in self._taken(source, columns) if taken else self._sampled(columns):
             if at < row:

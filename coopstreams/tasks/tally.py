@@ -107,7 +107,7 @@ class Tallies:
         self._latest.append(FailureStatus(self._host.wall_ms(), task, *where, error, answer))
 
     def look(self, task: Counting) -> None:
-        """Add what a task has done since the last call."""
+        """Add the work of a task since the last call."""
         with self._lock:
             self._look(task)
 

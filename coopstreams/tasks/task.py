@@ -362,7 +362,7 @@ class Task:
         return due is not None and due <= now_ms
 
     def apply(self, *, all_of_it: bool = False) -> int:
-        """Apply the noted records to the external sink; return how many. `all_of_it`: as of `Applying.apply`.
+        """Apply the noted records to the external sink; return how many. `all_of_it`: see `Applying.apply`.
 
         Raises:
             As `Applying.apply`.
@@ -409,10 +409,7 @@ class Task:
         self.program.close()
 
     def discard(self) -> None:
-        """Forget everything since the last commit. Idempotent.
-
-        The task is unusable afterwards: it must be opened again from the log.
-        """
+        """Forget everything since the last commit. Idempotent. The task must then be opened again from the log."""
         if self.closed:
             return  # its database may be closed by now
         self.closed = True

@@ -79,7 +79,7 @@ class StreamThread:
         self.backlog = 0
         """Records delivered and not yet processed: the dispatcher bounds it."""
         self.moved_at = host.now()
-        """When this thread last showed that it is alive."""
+        """The last time at which this thread showed that it is alive."""
         self.committer = committer
         self._emit = emit
         self._interval = commit_interval_s
@@ -93,7 +93,7 @@ class StreamThread:
         self._thread = host.thread(self._run, f"stream-{number}")
         self._lock = threading.Lock()
         self._due = 0.0
-        """When the next commit is due: `Host.now`."""
+        """The time (`Host.now`) of the next commit."""
         self._idle = False
         """Whether the last commit that was due had nothing to commit, and nothing has come since."""
         self._in_vain = InVain()
@@ -189,7 +189,7 @@ class StreamThread:
             self._loop()
             self.committer.close()
             self._emit(ThreadEnded(self.number))
-        except BaseException as error:  # any error: the control thread must hear of a dead thread
+        except BaseException as error:  # any error: the control thread must get it
             log.debug("stream thread %d ends", self.number, exc_info=True)
             try:
                 self._abandon()
@@ -256,7 +256,7 @@ class StreamThread:
         self._process(task, moved.batch)
 
     def _resume(self) -> None:
-        """Process what has come during the pause."""
+        """Process the records that came during the pause."""
         for task in list(self._tasks):
             self._go_on_with(task)
 
@@ -402,7 +402,7 @@ class StreamThread:
             raise error
 
     def _uncommitted(self) -> str:
-        """Return, in words, what the tasks have processed since the last commit."""
+        """Return, in words, the tasks' records since the last commit."""
         return "; ".join(f"{task}: {done}" for task in self._tasks if (done := task.uncommitted))
 
     def _abandon(self) -> None:

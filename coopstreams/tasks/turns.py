@@ -44,7 +44,7 @@ class Turns:
         }
         self._stores = stores
         self._of_keys: dict[bytes, deque[_Turn]] = {}
-        """For each key, those of the records that have not passed, in order. The first may be under way."""
+        """For each key, the turns of its records that have not passed, in order. The first may be under way."""
 
     def call(self, wanted: Wanted, source: TopicPartition, columns: Columns) -> NodeCall:
         """Return the call that a record needs of a node that reads state."""

@@ -1,6 +1,4 @@
-"""Records of a task that wait for calls: the step that brought them, each record, its calls, and what is in flight of a
-source partition.
-"""
+"""Records of a task that wait for calls: their step, their calls, and the records in flight of a source partition."""
 
 from __future__ import annotations
 
@@ -17,18 +15,20 @@ from coopstreams.topology.compile.operator_time import OperatorTimes
 from coopstreams.topology.processors import Visit
 
 ROW_BYTES = 100
-"""The memory of a record or a step beside the values, about."""
+"""The approximate memory of a record or a step beside the values."""
 
 
 @dataclass(slots=True, eq=False)
 class Taken:
-    """A step whose records have begun their calls. `left`: how many of them have not passed on to the nodes below."""
+    """A step whose records have begun their calls. `left`: the number of records that the nodes below have not
+    processed.
+    """
 
     step: Step
     began: float
     left: int
     held: int
-    """The bytes of its records, also of those that have passed."""
+    """The bytes of the step's records, also of those that have passed."""
 
     def keep(self, records: Sequence[WaitingRecord]) -> None:
         """Keep only these records."""
@@ -40,19 +40,19 @@ class Taken:
 
 @dataclass(slots=True, eq=False)
 class WaitingRecord:
-    """A record that has not passed. `waits_for`: how many of its calls have not ended."""
+    """A record that has not passed. `waits_for`: the number of its calls that have not ended."""
 
     taken: Taken
     row: int
     offset: int
     waits_for: int
     before: Position
-    """The last position before it of which the stream time is known: records of siblings may lie between."""
+    """The last position before the record with a known stream time: records of siblings may be in between."""
     calls: list[NodeCall]
     line: bytes | None = None
-    """The name of its queue; None: it waits in none."""
+    """The name of the record's queue; None: it waits in none."""
     turn: bytes | None = None
-    """The key whose calls run one after the other, if the record has such calls."""
+    """The key whose calls run in sequence, if the record has such calls."""
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +62,7 @@ class NodeCall(Call):
     node: str
     visit: Visit | None = None
     record: WaitingRecord | None = None
-    """None before it is known, and once the call has ended."""
+    """The record of the call; None before it is known, and once the call has ended."""
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ class SourceInFlight:
     waiting: dict[int, WaitingRecord] = field(default_factory=dict)
     """The records that have not passed, in the order of their offsets."""
     segments: tuple[Segment, ...] | None = None
-    """None: to be worked out."""
+    """The segments of `now`; None: not computed yet."""
 
     def now(self) -> tuple[Segment, ...]:
         """Return the progress of each part of the range."""

@@ -138,7 +138,7 @@ class TopologyTestDriver:
             rows.close()
 
     def advance(self, time: Duration) -> None:
-        """Move the driver's clock on, and run what is due.
+        """Advance the driver's clock, and run the due punctuations, windows and calls.
 
         Stream time moves with records, and in the silent partitions of sources with `idle_advance`.
         """

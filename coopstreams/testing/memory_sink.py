@@ -1,4 +1,4 @@
-"""`MemorySink`: an external sink in this process. Test drivers apply records to it in the place of the real one."""
+"""`MemorySink`: an external sink in this process. Test drivers apply records to it instead of the real one."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class MemorySession:
 
 
 class Sinks:
-    """The sinks of a test driver, by name, in the place of those of its topology."""
+    """The sinks of a test driver, by name, instead of those of its topology."""
 
     def __init__(self, topology: Structure) -> None:
         self._application = topology.application_id

@@ -60,7 +60,7 @@ def demo(
         ),
     ] = None,
 ) -> None:
-    """Half of the flights by Spark, the other half live; are the answers right?"""
+    """Process half of the flights by Spark, the other half live; report whether the answers are right."""
     console = Console()
     folder = data or cache_folder() / "demo-backfill"
     run_alone(console, folder, lambda empty: BackfillDemo(console, empty, departures).run(once=once))

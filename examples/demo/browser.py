@@ -27,7 +27,7 @@ from coopstreams.topology.errors import DevError
 ANSWER_S = 30.0
 FLAGS = (
     "--headless",
-    "--no-sandbox",  # as root there is none
+    "--no-sandbox",  # as root there is no sandbox
     "--disable-gpu",
     "--disable-dev-shm-usage",
     "--no-first-run",

@@ -56,7 +56,7 @@ class Airline(NamedTuple):
 
 
 class Plane(NamedTuple):
-    """An aircraft; `year` is that of its construction."""
+    """An aircraft; `year`: of its construction."""
 
     tail_number: str
     year: int | None

@@ -78,7 +78,7 @@ def demo(
         Path | None, typer.Option(metavar="DIR", help="Leave pictures of the page in this folder; needs Chromium.")
     ] = None,
 ) -> None:
-    """Three processes share one partition by key range, one is killed; are the answers right?"""
+    """Share one partition between three processes, kill one; report whether the answers are right."""
     console = Console()
     interrupt_on_signals()
     run_alone(

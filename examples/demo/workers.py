@@ -132,7 +132,7 @@ class Workers:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return so many free ports, each another one."""
+    """Return so many different free ports."""
     found: dict[int, None] = {}
     while len(found) < count:
         found[free_port()] = None
@@ -153,7 +153,7 @@ def wait_for_port(worker: Worker, check: Callable[[], None]) -> None:
 
 @contextmanager
 def interrupts_wait() -> Iterator[None]:
-    """Defer Ctrl-C to the end of the block, when what was started in it is recorded."""
+    """Defer Ctrl-C to the end of the block, when the started processes are recorded."""
     came: list[int] = []
 
     def note(number: int, _: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""The ACLs of an application: what the command prints, and what the operating page says."""
+"""The ACLs of an application: the output of the command equals the table of the operating page."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Topics:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment variables that tell the application its name and topics."""
+        """The environment variables with the application's name and topics."""
         names = {
             "APPLICATION": self.application,
             "ORDERS": self.orders,

@@ -177,7 +177,7 @@ class Run:
 
 
 def topics_of(cluster: ThreeBrokers) -> Topics:
-    """Make the topics of a run; brokers say when each record came."""
+    """Make the topics of a run; brokers set the time of each record."""
     kafka, stamped = cluster.kafka, {"message_timestamp_type": "LogAppendTime"}
     orders, customers = kafka.topic("orders", SOURCE_PARTITIONS, **stamped), kafka.topic("customers", SOURCE_PARTITIONS)
     outputs = [kafka.topic(name, SOURCE_PARTITIONS, **stamped) for name in ("counts", "cities", "dead", "told")]
@@ -280,7 +280,7 @@ def report(run: Run, found: dict[str, Found], *, exactly: bool) -> list[str]:
 
 
 def chaos(folder: Path, minutes: float, guarantee: str, seed: int, *, calls: bool = False) -> list[str]:
-    """Run it; return the differences. `calls`: orders go through a slow service first."""
+    """Run the chaos test; return the differences. `calls`: orders go through a slow service first."""
     with ExitStack() as running:
         cluster = running.enter_context(ThreeBrokers(folder))
         topics = topics_of(cluster)
@@ -312,7 +312,7 @@ def chaos(folder: Path, minutes: float, guarantee: str, seed: int, *, calls: boo
 
 
 def main() -> int:
-    """Run it from the command line."""
+    """Run the chaos test from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--guarantee", choices=[EXACTLY_ONCE, "at_least_once"], default=EXACTLY_ONCE)

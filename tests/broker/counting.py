@@ -54,7 +54,7 @@ class Counting:
 
     @property
     def changelog(self) -> str:
-        """The topic behind the store."""
+        """The store's changelog topic."""
         return f"{self.application}-counts-changelog"
 
     @property

@@ -20,7 +20,7 @@ PAUSE_S = 0.03
 class Hammer:
     """Threads that get keys of a store of running counts.
 
-    Shape: `urls` returns where instances answer now; some may be gone. A value is compared with what was seen before
+    Shape: `urls` returns where instances answer now; some may be gone. A value is compared with those received before
     the request was sent.
     """
 

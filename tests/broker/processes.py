@@ -16,7 +16,7 @@ from tests.broker.waiting import eventually
 
 
 def alive(pid: int) -> bool:
-    """Whether there is such a process."""
+    """Whether the process is alive."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -34,7 +34,7 @@ class Workers:
     environment: dict[str, str]
     settings: dict[str, str]
     options: Sequence[str] = ()
-    """Of `coopstreams run`, besides the settings."""
+    """Options of `coopstreams run`, besides the settings."""
     running: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     _began: dict[int, int] = field(default_factory=dict)
     """The offset in each worker's log file at which its current process begins."""

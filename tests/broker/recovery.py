@@ -118,7 +118,7 @@ def report(run: Run, name: str, what: str, between: tuple[float, float], reasons
 
 
 def main() -> int:
-    """Run it from the command line."""
+    """Measure the losses from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--guarantee", choices=[EXACTLY_ONCE, "at_least_once"], default=EXACTLY_ONCE)
     parser.add_argument("--only", nargs="*", default=[])

@@ -50,7 +50,7 @@ _KINDS = {
 
 
 def binding(acl: Acl, user: str) -> AclBinding:
-    """Return an ACL as the admin client wants it."""
+    """Return an ACL in the admin client's form."""
     operation = AclOperation[re.sub(r"(?<!^)(?=[A-Z])", "_", acl.operation).upper()]
     pattern = ResourcePatternType.PREFIXED if acl.prefixed else ResourcePatternType.LITERAL
     return AclBinding(_KINDS[acl.kind], acl.name, pattern, f"User:{user}", "*", operation, AclPermissionType.ALLOW)
@@ -93,7 +93,7 @@ class SecuredKafka(Kafka):
 
     @property
     def secured(self) -> Secured:
-        """Its keys, certificates and super user."""
+        """The broker's keys, certificates and super user."""
         assert self.broker.secured is not None
         return self.broker.secured
 

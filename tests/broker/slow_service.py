@@ -1,4 +1,4 @@
-"""A service on this machine that is slow, fails now and then, and sometimes does not answer at all.
+"""A service on this machine that is slow, sometimes fails, and sometimes does not answer at all.
 
 It answers a line with the same line. Test applications call it by `asked`.
 """

@@ -57,7 +57,7 @@ class Application:
 
     @property
     def internal(self) -> list[str]:
-        """The topics that belong to it."""
+        """Return the internal topics of the application."""
         return [topic for topic in self.kafka.topics() if topic.startswith(f"{self.id}-")]
 
     def write(self, topic: str, keys: list[str] = KEYS) -> None:

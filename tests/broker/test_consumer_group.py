@@ -259,7 +259,7 @@ class Processes:
         assert worker.wait(60) == 0, self.logs()
 
     def await_shares(self, *names: str) -> None:
-        """Return when these have key ranges."""
+        """Return when these consumers have key ranges."""
         logs = [self._folder / f"{name}.log" for name in names]
         eventually(lambda: all(" has {" in log.read_text() for log in logs), PATIENCE_S, self.logs)
 

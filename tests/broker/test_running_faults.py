@@ -25,7 +25,7 @@ def updates(counting: Counting) -> dict[str, list[int]]:
 
 
 def check_once(counting: Counting, written: Counter[str]) -> None:
-    """Assert that each update comes out once, in order, soon after the last commit: markers follow its answer."""
+    """Assert that each update is read once, in order; soon, because markers follow the answer to a commit."""
     right = {key: list(range(1, count + 1)) for key, count in written.items()}
     eventually(lambda: sum(map(len, updates(counting).values())) >= written.total(), 60, lambda: str(updates(counting)))
     assert updates(counting) == right

@@ -1,5 +1,5 @@
-"""A live application restores from a published snapshot, on a real Kafka: as a whole, by range, after more records, and
-not from a misfit.
+"""A live application restores from a published snapshot, on a real Kafka: as a whole, by range, and after more
+records. It ignores a snapshot that does not fit.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def lags(app: CoopStreams) -> list[str]:
 
 
 class PickedUp(Metrics):
-    """Counts the keys that came from a snapshot."""
+    """Counts the keys restored from a snapshot."""
 
     keys = 0
 

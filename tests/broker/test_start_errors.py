@@ -48,7 +48,7 @@ def test_a_source_topic_that_does_not_exist(kafka: Kafka, tmp_path: Path) -> Non
 
 
 def test_a_state_folder_in_use(kafka: Kafka, tmp_path: Path) -> None:
-    """As by two instances with the same number on one machine."""
+    """The folder is in use, as by two instances with the same number on one machine."""
     counting = Counting.make(kafka)
     with counting.app(tmp_path) as app:
         error = failure_of(counting.app(tmp_path))

@@ -1,4 +1,4 @@
-"""`coopstreams reset` on a real Kafka: an application ran, is reset, and runs again as if it never had."""
+"""`coopstreams reset` on a real Kafka: an application that ran is reset, and runs again as if for the first time."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class WordCount:
 
     @property
     def internal(self) -> list[str]:
-        """The topics that belong to it."""
+        """Return the internal topics of the application."""
         return [topic for topic in self.kafka.topics() if topic.startswith(f"{self.application}-")]
 
     def app(self) -> CoopStreams:
@@ -71,7 +71,7 @@ class WordCount:
         return Counter(words)
 
     def reset(self, *arguments: str, typed: str | None = None) -> Result:
-        """Type the command."""
+        """Run the command."""
         command = ["reset", str(self.folder / "app.py"), "--bootstrap-servers", self.kafka.bootstrap, *arguments]
         return CliRunner().invoke(app, command, env={"COLUMNS": "250"}, input=typed)
 

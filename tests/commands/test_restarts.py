@@ -1,4 +1,4 @@
-"""When a worker is started again, and when all end: the rule, and that no history gets around it."""
+"""The rule of restarts and of ending all workers, and that every history obeys it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`coopstreams run` with several processes: their lines are told apart, and SIGTERM drains them all."""
+"""`coopstreams run` with several processes: log lines name their process, and SIGTERM drains them all."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_lines_of_two_processes_are_told_apart_and_sigterm_ends_both(kafka: 
     said = log.read_text()
     assert re.search(r"worker 5: SIGTERM: draining", said)
     assert re.search(r"worker 6: SIGTERM: draining", said)
-    # Without a terminal there are no table, no escape sequences: log lines, and what the program prints.
+    # Without a terminal there is no table and no escape sequence: only log lines and the program's output.
     assert "\x1b" not in said
     assert [line for line in said.splitlines() if not re.match(r"\d\d:\d\d:\d\d [A-Z]+ +|loaded", line)] == []
 

@@ -1,4 +1,4 @@
-"""`coopstreams run --processes N` on a terminal: a table of the processes, what they log above it, and an orderly end
+"""`coopstreams run --processes N` on a terminal: a table of the processes, their log lines above it, and an orderly end
 by Ctrl-C.
 """
 
@@ -68,7 +68,7 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """What was written, without colours and movements of the cursor."""
+        """The output, without colours and movements of the cursor."""
         return _CODES.sub("", self.written.decode(errors="replace"))
 
     def rows(self, pattern: str) -> list[str]:
@@ -93,7 +93,7 @@ class Terminal:
             while data := os.read(self.master, 1 << 16):
                 self.written += data
         except OSError:
-            return  # the last one who had the other end is gone
+            return  # the last process at the other end is gone
 
 
 @pytest.fixture

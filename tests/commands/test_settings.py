@@ -1,4 +1,4 @@
-"""What commands that contact Kafka have in common: the logging set-up, and messages when nothing answers."""
+"""The common behaviour of commands that contact Kafka: the logging set-up, and messages when nothing answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coopstreams.query.problems import moving
 
 
 def test_lines_go_to_the_standard_error_of_the_moment(capsys: pytest.CaptureFixture[str]) -> None:
-    """A command that runs in a test, or in a notebook, has had another one, which is closed since."""
+    """An earlier command in a test, or in a notebook, used another one, which is closed."""
     with contextlib.redirect_stderr(io.StringIO()) as captured:
         configure_logging(verbose=False)
     captured.close()

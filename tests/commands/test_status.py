@@ -56,7 +56,7 @@ def running(
 
 
 def test_what_tasks_wrote_and_left_out_and_how_far_their_time_is_behind_is_shown() -> None:
-    """As of a program with key and value swapped: it runs, and nothing comes out."""
+    """The status of a program with key and value swapped: it runs without any output."""
     whole, half = TaskId(0, 0, WHOLE), TaskId(0, 1, KeyRange.split(2)[0])
     status = Status(
         "app",

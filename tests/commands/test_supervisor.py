@@ -1,4 +1,4 @@
-"""Workers under a supervisor: one that ended comes back, the others run on; a rule ends them all, and none outlives
+"""Workers under a supervisor: one that ends is restarted, the others continue; a rule ends them all, and none outlives
 it.
 """
 
@@ -35,12 +35,12 @@ raise SystemExit(1)
 
 
 def living(folder: Path) -> Callable[[int], Sequence[str]]:
-    """Return the command of a worker that leaves `NUMBER-PID` in the folder and lives on."""
+    """Return the command of a worker that writes the file `NUMBER-PID` to the folder and keeps running."""
     return lambda number: [sys.executable, "-c", LIVES, str(folder), str(number)]
 
 
 def beside(folder: Path, code: str) -> Callable[[int], Sequence[str]]:
-    """Return the commands of worker 0, which lives, and of others, which run this code."""
+    """Return the commands of worker 0, which keeps running, and of others, which run this code."""
     return lambda number: [sys.executable, "-c", code] if number else living(folder)(number)
 
 

@@ -88,7 +88,7 @@ class Task:
 
 
 class World:
-    """A group, its log, and the model's record of what is committed."""
+    """A group, its log, and the model's record of commits."""
 
     def __init__(self, exactly_once: bool, topics: int, rng: Random) -> None:
         self.exactly_once = exactly_once

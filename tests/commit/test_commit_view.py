@@ -1,4 +1,4 @@
-"""The examples of the note, each hash standing for one per cent of the hash space; and the rule against a naive one."""
+"""The examples of the design note, with hashes as per cent of the hash space; and the view against a naive model."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""A side activity gets its share of the CPU while the main work is busy, and all it wants while it is not."""
+"""A side activity gets its share of the CPU while the main work is busy, and any amount while it is idle."""
 
 from __future__ import annotations
 

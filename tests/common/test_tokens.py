@@ -1,4 +1,4 @@
-"""Tokens for OAUTHBEARER: got from an identity provider, signed for AWS, and renewed before their end."""
+"""Tokens for OAUTHBEARER: from an identity provider, signed for AWS, and renewed before their end."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_token_for_aws_is_a_signed_request(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def signature(host: str, query: dict[str, str], secret: str) -> str:
-    """Return what AWS computes for the same request."""
+    """Return the signature that AWS computes for the same request."""
     signed = sorted((name, value) for name, value in query.items() if name not in ("X-Amz-Signature", "User-Agent"))
     canonical = urllib.parse.urlencode(signed, quote_via=urllib.parse.quote, safe="-_.~")
     empty = hashlib.sha256(b"").hexdigest()

@@ -1,5 +1,5 @@
-"""`python -m tests.conformance FILE.jsonl`: run cases with the outputs of the real Kafka Streams, and say what
-differs.
+"""`python -m tests.conformance FILE.jsonl`: runs cases with outputs of the real Kafka Streams, and prints the
+differences.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Steps without state: sources, sinks and what lies between."""
+"""Steps without state: sources, sinks and the operators between them."""
 
 from __future__ import annotations
 

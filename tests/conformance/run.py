@@ -1,7 +1,6 @@
-"""Running a case, and what comes of it beside what the real library made of it.
+"""Runs a case, and compares the results with those of the real library.
 
-Invariant: nothing a case does ends the run: what it cannot express, or what raises where it should not, is a difference
-of that case.
+Invariant: no case ends the run: a step without a counterpart, or an unexpected error, is a difference of that case.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ ONE_TIME = (
 
 @dataclass(slots=True)
 class Outcome:
-    """The result of a case. It passed if there is no difference; `explained`: why there is one, if it shows the
-    library's test driver and not Kafka Streams.
+    """The result of a case. It passed if there is no difference; `explained`: the reason of a difference that comes
+    from the library's test driver, not from Kafka Streams.
     """
 
     name: str
@@ -79,7 +78,7 @@ def read_cases(path: Path) -> list[Case]:
 def run(
     case: Case, *, ranges: int = 1, level: Level = "strict", backend: Backend = "memory", optimization: str = "none"
 ) -> Outcome:
-    """Return what became of a case. `optimization`: where the case does not say."""
+    """Return the outcome of a case. `optimization`: the default for cases without one."""
     outcome = Outcome(case["name"], case["family"], case.get("quirks", []))
     try:
         with tempfile.TemporaryDirectory() if backend == "rocksdb" else nullcontext() as folder:
@@ -137,8 +136,8 @@ def _seen(case: Case, ranges: int, state_dir: Path | None, optimization: str, *,
 
 
 def _feed(driver: TopologyTestDriver, inputs: list[Row], *, commit: bool) -> tuple[int, str] | None:
-    """Send the inputs; return the index of the one that failed, and how. With `commit`, the database has what one did
-    before the next.
+    """Send the inputs; return the index of the failed one, and its error. With `commit`, each input is committed before
+    the next.
     """
     for index, given in enumerate(inputs):
         try:

@@ -23,7 +23,7 @@ def rows(world: World, name: str, expected: list[Row], times: list[int]) -> list
 
 
 def _versioned(view: StoreView, expected: list[Row], times: list[int]) -> list[Row]:
-    """Return the rows with what they were at each time; deleted ones too, if they are expected."""
+    """Return the rows with their values at each time; deleted ones too, if they are expected."""
     live = {row.key: row for row in view.all()}
     shown: list[Row] = []
     for key in {**{row["key"]: None for row in expected}, **dict.fromkeys(live)}:
@@ -38,7 +38,7 @@ def answer(world: World, query: Row) -> Any:
     """Return the answer to a query.
 
     Raises:
-        NotSupportedError: the store has no such question.
+        NotSupportedError: the store has no such query.
     """
     name, kind = query["store"], query["query"]
     if kind not in QUERIES:
@@ -61,7 +61,7 @@ def _prefix_scan(world: World, name: str, view: StoreView, query: Row) -> list[R
 
 
 def _fetch(world: World, name: str, view: StoreView, query: Row) -> list[Row]:
-    """The sessions of a key are asked for without a time."""
+    """The sessions of a key are requested without a time."""
     reverse = query["query"] == "backward_fetch"
     if name in world.untimed:
         return [_row(world, name, row) for row in view.fetch(query["key"], reverse=reverse)]

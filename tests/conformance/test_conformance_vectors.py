@@ -1,7 +1,7 @@
-"""What the real Kafka Streams library made of these cases, coopstreams makes of them: on both stores, and with any
-number of ranges.
+"""coopstreams has the results of the real Kafka Streams library for these cases: on both stores, and with any number of
+ranges.
 
-`vectors_found.jsonl` has cases in which we once differed, found by comparing random ones.
+`vectors_found.jsonl` has earlier differences, found with random cases.
 """
 
 from itertools import accumulate
@@ -21,7 +21,7 @@ DONE = (HERE / "done.txt").read_text(encoding="utf-8").split()
     ("ranges", "level", "backend"),
     [
         (4, "per-key", "rocksdb"),
-        # Of one range, and in memory, tests/docs/test_semantics.py asks that as many pass as the page says.
+        # With one range, and in memory, tests/docs/test_semantics.py checks the number of passed cases.
         *(
             pytest.param(*given, marks=pytest.mark.slow)
             for given in [(1, "strict", "memory"), (1, "strict", "rocksdb"), (4, "per-key", "memory")]

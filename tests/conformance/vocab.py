@@ -1,4 +1,4 @@
-"""The named functions of the conformance vocabulary: what `["gt", 3]` or `"sum"` in a case means.
+"""The named functions of the conformance vocabulary: the meaning of `["gt", 3]` or `"sum"` in a case.
 
 Values are None, text, whole numbers and lists; keys are text, None, or `Windowed`. A function is its name, or a list of
 name and arguments.
@@ -24,7 +24,7 @@ _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,15}\Z")
 
 
 class NamedFailureError(Exception):
-    """What `fail_if` raises."""
+    """The error of `fail_if`."""
 
 
 def num(value: Value) -> int:
@@ -172,7 +172,7 @@ def new_key(function: Named, key: Key, value: Value) -> str | None:
 
 
 def pairs(function: Named, key: Key, value: Value) -> list[tuple[Key, Value]]:
-    """Return the records that a named flat_map makes."""
+    """Return the records of a named flat_map."""
     answers: dict[str, Callable[[], list[tuple[Key, Value]]]] = {
         "none": list,
         "dup": lambda: [(key, value), (key, value)],
@@ -192,7 +192,7 @@ def _cut(piece: str) -> tuple[str, str]:
 
 
 def values(function: Named, value: Value) -> list[Value]:
-    """Return the values that a named flat_map_values makes."""
+    """Return the values of a named flat_map_values."""
     answers: dict[str, Callable[[], list[Value]]] = {
         "none": list,
         "dup": lambda: [value, value],
@@ -248,7 +248,7 @@ def _without(items: list[Value], value: Value) -> list[Value]:
 
 
 def merged(function: Named, a: Value, b: Value) -> Value:
-    """Return two session aggregates in one."""
+    """Return the merged aggregate of two sessions."""
     name = name_of(function)
     if name in ("max", "min"):
         choose = max if name == "max" else min

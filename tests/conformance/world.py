@@ -1,4 +1,4 @@
-"""A case being translated to the public API: the builder, what each id stands for, and what runs beside the topology.
+"""A case being translated to the public API: the builder, the object of each id, and the recorded side effects.
 
 A translator takes one step of a case (`{"op": "filter", "id": "f", "in": "s", "fn": ...}`) and calls the method of the
 same meaning. `ops_*.py` have one function an op; an op that is in none of them is not supported, which fails the case
@@ -30,8 +30,8 @@ class NotSupportedError(Exception):
 class World:
     """One case while it is translated and run.
 
-    Shape: `nodes` are what the ids stand for. `windowed` are the ids whose keys are windows. `untimed` are the stores
-    whose rows have no timestamp. `side_effects`: what `peek` and `foreach` saw, each with the number of records
+    Shape: `nodes` are the objects of the ids. `windowed` are the ids whose keys are windows. `untimed` are the stores
+    whose rows have no timestamp. `side_effects`: the records of `peek` and `foreach`, each with the number of records
     forwarded before it.
     """
 
@@ -48,7 +48,7 @@ class World:
         return node.to_stream() if isinstance(node, KTable) else node
 
     def keeps_window(self, op: Op) -> None:
-        """Say that the keys are windows if those of the first input are."""
+        """Note that the keys are windows if those of the first input are."""
         if self.first(op) in self.windowed:
             self.windowed.add(op["id"])
 
@@ -68,15 +68,15 @@ class World:
 
 
 Translator: TypeAlias = Callable[[World, Op], Any]
-"""Returns the node that the step's id stands for from now on, None if it has none or has set it itself."""
+"""Returns the node of the step's id, None if it has none or has set it itself."""
 Translators: TypeAlias = Mapping[str, Translator]
 
 
 def require(op: Op, *known: str) -> None:
-    """Do nothing if the step has no other fields than these.
+    """Check that the step has only these fields.
 
     Raises:
-        NotSupportedError: it has, and leaving one out would change what it means.
+        NotSupportedError: it has others, and ignoring one would change its meaning.
     """
     for name in op:
         if name not in ("op", "id", "in", *known):

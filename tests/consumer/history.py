@@ -1,9 +1,9 @@
-"""Histories of a group that commits out of order, on a model of the log, beside plain sets. Driven by
+"""Histories of a group that commits out of order, on a model of the log, compared with plain sets. Driven by
 `test_inflight_histories.py`.
 
 The real parts: `InFlight`, `Progress`, `plan`, the codec, `CommitView`. Owners tile the hash space of one partition and
-are cut anew at any time. A commit counts, or is torn off (a transaction that was aborted: nobody sees any of it), or
-counts without its author hearing of it.
+are cut again at any time. A commit succeeds, or is torn (an aborted transaction, of which no part is visible), or
+succeeds without an answer to its author.
 
     processed   offsets that some owner has finished, or named as done
     complete    offsets that a commit said were done, and counted
@@ -34,7 +34,7 @@ HASHES = [key_hash(key) for key in KEYS]
 
 
 class Commits:
-    """The group's commits as `plan` asks for them."""
+    """The group's commits, for `plan`."""
 
     def __init__(self) -> None:
         self.view = CommitView("g")
@@ -59,7 +59,7 @@ class Owner:
         self.out: list[int] = []
         self.before = set(group.complete)
         self.tried: set[int] = set()
-        """What its commits said, whether or not they counted."""
+        """The offsets in its commits, whether or not they succeeded."""
 
     def owns(self, offset: int) -> bool:
         return HASHES[offset] in self.key_range
@@ -94,7 +94,7 @@ class Group:
         self.check()
 
     def read(self, owner: Owner) -> None:
-        """Hand out a stretch of the log."""
+        """Hand out a part of the log."""
         stop = min(LENGTH, owner.inflight.next + self.dice.randrange(1, 12))
         offsets = [offset for offset in range(owner.inflight.next, stop) if owner.owns(offset)]
         given = [offsets[i] for i in owner.inflight.hand_out([KEYS[offset] for offset in offsets], offsets, stop)]
@@ -103,7 +103,7 @@ class Group:
         owner.out += given
 
     def finish(self, owner: Owner) -> None:
-        """Finish some of what is out, in any order."""
+        """Finish some of the records that are out, in any order."""
         self.dice.shuffle(owner.out)
         for _ in range(self.dice.randrange(4)):
             if owner.out:
@@ -113,7 +113,7 @@ class Group:
                 assert not owner.inflight.done(offset)
 
     def name(self, owner: Owner) -> None:
-        """Say that a range of offsets is done, handed out or not."""
+        """Mark a range of offsets as done, handed out or not."""
         start = self.dice.randrange(LENGTH)
         end = min(LENGTH - 1, start + self.dice.randrange(6))
         named = {offset for offset in range(start, end + 1) if owner.owns(offset)}
@@ -127,7 +127,7 @@ class Group:
             owner.inflight.committed()
 
     def let_pass(self, owner: Owner) -> None:
-        """Commit that there is nothing up to the first record that is not committed."""
+        """Commit that there is no record below the first uncommitted one."""
         segments = owner.inflight.passed_by(owner.progress.staged_segments(AT))
         said = covered(segments, owner)
         assert said <= self.complete | owner.tried, "a commit without news has some"
@@ -137,7 +137,7 @@ class Group:
         self.counts(owner, said)
 
     def counts(self, owner: Owner, said: set[int]) -> bool:
-        """Commit where an owner stands; return whether it counts, and the owner hears of it."""
+        """Commit an owner's progress; return whether it succeeds and the owner gets the answer."""
         owner.tried |= said
         commit = plan([owner.progress], self.commits)
         outcome = self.dice.choice(["counts", "counts", "torn", "unheard"])
@@ -153,12 +153,12 @@ class Group:
         return outcome == "counts"
 
     def restart(self, owner: Owner) -> None:
-        """What was in memory is gone."""
+        """Restart: the memory is lost."""
         self.generation += 1
         self.owners = [Owner(other.key_range, self) if other is owner else other for other in self.owners]
 
     def recut(self, _: Owner | None = None) -> None:
-        """Other key ranges: some merged, some split."""
+        """Cut other key ranges: some merged, some split."""
         self.generation += 1
         cuts = sorted({self.dice.randrange(1, WHOLE.end) for _ in range(self.dice.randrange(4))})
         ranges = [KeyRange(start, stop - 1) for start, stop in zip([0, *cuts], [*cuts, WHOLE.end + 1], strict=True)]

@@ -1,4 +1,4 @@
-"""Consumers of one group without a broker: each runs a function of the test, on a machine of the simulation."""
+"""Consumers of one group without a broker: each runs a function of the test, on a simulated machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Body = Callable[["Member"], None]
 
 
 class Member:
-    """A consumer, and the machine that it is on."""
+    """A consumer, and its machine."""
 
     def __init__(
         self, members: Members, name: str, settings: dict[str, Any], dropped: RecordFilter | None = None
@@ -73,19 +73,19 @@ class Members:
             self._writer.append(topic, [key], [b""], [0])
 
     def start(self, name: str, body: Body, dropped: RecordFilter | None = None) -> None:
-        """Have a consumer with this filter begin, and do this. What it raises, `run` raises."""
+        """Start a consumer with this filter and this program. `run` raises the program's error."""
         member = Member(self, name, self._settings, dropped)
         self._machines.append(member.machine)
         member.machine.thread(lambda: body(member), "main").start()
 
     def run(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance the time."""
         self.scheduler.run(self.scheduler.now + seconds)
         for _, error in self.scheduler.errors:
             raise error
 
     def close(self) -> None:
-        """Forget everybody."""
+        """Release all consumers."""
         self.scheduler.close(self._machines)
 
 
@@ -100,6 +100,6 @@ def members(keys: Sequence[bytes], plan: Plan | None = None, **settings: Any) ->
 
 
 def keys_of(key_range: KeyRange, count: int) -> list[bytes]:
-    """Return so many keys that a key range owns."""
+    """Return so many keys of a key range."""
     found = (key for number in range(10_000) if key_hash(key := b"key-%d" % number) in key_range)
     return [next(found) for _ in range(count)]

@@ -1,6 +1,4 @@
-"""What a batch that the broker has delivered goes through: each record is handed out once, and finished once, or given
-up.
-"""
+"""The records of a delivered batch: each is handed out once, and finished once or given up."""
 
 from __future__ import annotations
 

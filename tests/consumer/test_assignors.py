@@ -32,7 +32,7 @@ def group(*names: str, topics: str = "t", share: bool = True) -> dict[str, Subsc
 
 
 def readers(given_: Mapping[str, Held]) -> dict[str, list[str]]:
-    """Who reads each partition, in the order of the hash space: how the proposal prints an assignment."""
+    """Return the readers of each partition, in the order of the hash space, as the proposal prints an assignment."""
     found: dict[str, list[tuple[KeyRange, str]]] = {}
     for member, held in given_.items():
         for topic, pieces in held.items():
@@ -42,7 +42,7 @@ def readers(given_: Mapping[str, Held]) -> dict[str, list[str]]:
 
 
 def again(members: Mapping[str, Subscription], given_: Mapping[str, Held], generation: int) -> dict[str, Subscription]:
-    """The members after everything was handed over."""
+    """Return the members after all hand-overs."""
     return {
         id_: Subscription(m.topics, m.allow_key_share, given_[id_], given_[id_], generation)
         for id_, m in members.items()
@@ -222,7 +222,7 @@ def test_every_hash_of_what_is_read_has_one_reader(
 def test_the_members_that_read_a_topic_have_alike_much_of_it(
     assignor: Assignor, partitions: dict[str, int], members: dict[str, Subscription], shareable: frozenset[str]
 ) -> None:
-    """In parts of a partition they differ by the one member more that some partitions have, and by the grain of key
+    """In parts of a partition, their shares differ by the one more member of some partitions, and by the grain of key
     groups.
     """
     given_ = assignor(partitions, members, shareable)
@@ -274,7 +274,7 @@ def test_sticky_keeps_three_quarters_in_place_when_a_fifth_sharer_comes() -> Non
 
 
 def test_sticky_believes_the_newer_of_two_claims() -> None:
-    """A member that was away claims what the group has long given to another: the other keeps it."""
+    """A returning member claims a range that the group has since given to another: the other keeps it."""
     topic = frozenset({"t"})
     mine: Held = {"t": ((0, WHOLE), (1, WHOLE))}
     members = {

@@ -1,4 +1,4 @@
-"""The proposal's exceptions: their codes, and what they carry."""
+"""The proposal's exceptions: their codes, and their attributes."""
 
 from __future__ import annotations
 

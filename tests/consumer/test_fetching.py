@@ -1,5 +1,5 @@
-"""One reader for several key ranges: whatever is stuck, paused, or does not fit into the cache, each range gets its
-records in order, once.
+"""One reader for several key ranges: even if some are stuck or paused, or exceed the cache, each range gets its records
+in order, once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ VALUES = [b"%050d" % n for n in range(RECORDS)]
 
 
 class Counted:
-    """A reader, and how often it was asked to fetch."""
+    """A reader that counts its fetches."""
 
     def __init__(self, reader: Reader) -> None:
         self.assign, self.route, self.hold, self.close = reader.assign, reader.route, reader.hold, reader.close
@@ -105,7 +105,8 @@ steps = st.lists(
     st.integers(1, 50),
     steps,
 )
-@example([0, 0, 0], 1, 300, False, 5, [])  # the reader goes back for a sibling, and comes again with what waits here
+# the reader goes back for a sibling, and returns with the records that wait here
+@example([0, 0, 0], 1, 300, False, 5, [])
 def test_each_key_range_gets_its_records_in_order_once(
     positions: list[int], in_flight: int, cache_bytes: int, reserves: bool, most: int, does: list[str]
 ) -> None:

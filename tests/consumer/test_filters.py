@@ -1,4 +1,4 @@
-"""What a filter lets pass; when a commit in offset order has to wait."""
+"""The records that pass a filter; and when a commit in offset order has to wait."""
 
 from __future__ import annotations
 

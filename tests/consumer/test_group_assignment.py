@@ -18,7 +18,7 @@ def consumer(*tasks: TaskId, shares: bool = True) -> MemberState:
 
 
 def instance(*tasks: TaskId) -> MemberState:
-    """Of an application that reads the same topic: its tasks have numbers of its own."""
+    """Return a member of an application that reads the same topic: its tasks have numbers of its own."""
     return MemberState(MemberInfo("app", topology=(Runs("reads orders", 1),)), tasks, 3, tasks, ("orders",))
 
 

@@ -1,4 +1,4 @@
-"""A request to join that the broker handles when it has handled a later one of the same member."""
+"""A request to join that the broker handles after a later one of the same member."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tests.simulation.kafka.plan import Call, Slow
 
 
 class SlowJoin:
-    """A plan under which the requests of one member to join take long, from some time on."""
+    """A plan under which the requests of one member to join are slow, from some time on."""
 
     whose = ""
 
     def fault(self, call: Call) -> Slow | None:
-        """Return what happens to a request."""
+        """Return the fault of a request."""
         return Slow(2.0) if (call.kind, call.by) == ("join", self.whose) else None
 
 
@@ -40,7 +40,7 @@ def test_what_others_were_granted_by_an_old_claim_is_lost_and_not_committed() ->
         readers.start("a", program("a"))
         readers.run(0.1)
         member, known = list(readers.group.members.items())[1]
-        said = known.subscription  # before it had anything
+        said = known.subscription  # before it had any task
         readers.run(10.0)
         assert told[-1] == ("a", "opens")
         told.clear()

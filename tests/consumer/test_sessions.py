@@ -1,4 +1,4 @@
-"""What a consumer does when its user waits, refuses or fails, and when the cluster refuses."""
+"""A consumer whose user waits, refuses or fails, and a cluster that refuses."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_what_a_consumer_commits_by_itself_leaves_the_metadata_of_the_last_commi
             pass
         consumer.done(records[0])
         consumer.commit(metadata="mine")
-        group.write("in", *[KEYS[1]] * 3)  # nobody gets them
+        group.write("in", *[KEYS[1]] * 3)  # no member gets them
         for _ in range(10):
             consumer.consume(1, 0.1)
         found.extend(consumer.committed([("in", 0)]).values())

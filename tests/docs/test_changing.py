@@ -1,4 +1,4 @@
-"""The page about changing a topology: what it types prints what it shows."""
+"""The page about changing a topology: its commands print the shown output."""
 
 from __future__ import annotations
 

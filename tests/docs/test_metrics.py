@@ -1,4 +1,4 @@
-"""The dashboard for Grafana, and the names of Kafka Streams' metrics: what they mention exists."""
+"""The dashboard for Grafana, and the names of Kafka Streams' metrics: all series and labels in them exist."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ADDED = {"le", "partition", "job"}
 
 
 def known() -> dict[str, set[str]]:
-    """Return the labels of each series that an instance can have."""
+    """Return the labels of each series of an instance."""
     found: dict[str, set[str]] = {}
     for row in reference.metrics():
         name, kind, labels = row[0].strip("`"), row[1], set(re.findall(r"`(\w+)`", row[2]))

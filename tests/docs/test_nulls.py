@@ -1,4 +1,4 @@
-"""The guide's table of nulls: what it says is dropped is dropped and counted, and nothing else is."""
+"""The guide's table of nulls: exactly the listed nulls are dropped and counted."""
 
 from __future__ import annotations
 

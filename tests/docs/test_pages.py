@@ -1,4 +1,4 @@
-"""Nothing on a page is there unchecked: code runs, commands exist, settings are settings, links lead somewhere."""
+"""Everything on a page is checked: code runs, commands and settings exist, links lead somewhere."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COMMANDS = [
 ]
 
 _WORDS = {"cd", "kill", "source", "pip", "git", "mkdir", "tar"}
-"""Commands of which nothing is known here but the name."""
+"""Commands that are checked by name only."""
 
 
 def name_of(page: Path) -> str:
@@ -47,7 +47,7 @@ def run_python(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, kafka:
     """
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
-    module = ModuleType("page")  # dataclasses look for the module that they are of
+    module = ModuleType("page")  # dataclasses look up their module
     monkeypatch.setitem(sys.modules, "page", module)
     for block in blocks(page):
         if block.language != "python":
@@ -55,12 +55,13 @@ def run_python(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, kafka:
         text = block.text if kafka is None else block.text.replace("localhost:9092", kafka.bootstrap)
         if block.file is not None:
             (folder / block.file).write_text(text)
-        # Blank lines in front, so that an error names the line of the page.
+        # Blank lines in front, so that errors name the line of the page.
         code = compile("\n" * (block.line - 1) + text, str(block), "exec")
         if kafka is not None or not ({"broker", "file"} & set(block.words)):
             exec(code, vars(module))
     vars(module).clear()
-    gc.collect()  # clients of Kafka are not closed on a page; gone now, they do not complain when the broker goes
+    # clients of Kafka are not closed on a page; collected now, they do not complain about the broker's end
+    gc.collect()
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
@@ -90,7 +91,7 @@ def test_a_command_can_be_typed(block: Block, command: str) -> None:
     program, *arguments = itertools.dropwhile(
         re.compile(r"[A-Z_]+=").match, itertools.takewhile(lambda word: word != ">", words)
     )
-    if program == "spark-submit":  # its main file takes what `coopstreams` takes
+    if program == "spark-submit":  # its main file takes the arguments of `coopstreams`
         main = next((number for number, word in enumerate(arguments) if word.endswith(".py")), None)
         if main is None:
             return
@@ -187,7 +188,7 @@ def parse(arguments: list[str]) -> None:
 
 
 def statements(program: str) -> list[str]:
-    """Return the statements of a program, however they are laid out; its docstring is none."""
+    """Return the statements of a program, without layout and docstring."""
     return [
         ast.dump(node)
         for node in ast.parse(program).body
@@ -196,7 +197,7 @@ def statements(program: str) -> list[str]:
 
 
 def known_path(url: str) -> bool:
-    """Whether the description of the HTTP interface has the path of a URL."""
+    """Whether the description of the HTTP interface has a URL's path."""
     path = re.sub(r"^https?://[^/]+", "", url).partition("?")[0]
     patterns = [re.sub(r"\{\w+\}", "[^/]+", known) for known in description(RequestLimits())["paths"]]
     return any(re.fullmatch(pattern, path) for pattern in patterns)

@@ -1,4 +1,4 @@
-"""The page of the proposals: no requirement without an answer, no answer without a proof, unless it says that there is
+"""The page of the proposals: each requirement has an answer, and each answer a proof, unless it says that there is
 none.
 """
 
@@ -11,7 +11,7 @@ from tests.docs.pages import ROOT, tables
 PAGE = ROOT / "docs" / "proposals.md"
 ROWS = [row for table in tables(PAGE) if table[0] == ["asked for", "how it is met", "shown by"] for row in table[1:]]
 UNPROVED = ("not met", "not done", "not taken", "none", "all five", "no random reads")
-"""What an answer without a proof says."""
+"""Beginnings of answers without a proof."""
 
 
 @pytest.mark.parametrize(("asked", "met", "shown"), ROWS, ids=lambda cell: cell[:40])

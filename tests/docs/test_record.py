@@ -1,4 +1,4 @@
-"""docs/record.md: ten stations, in order, and the generated function that it shows is the one that runs."""
+"""docs/record.md: ten stations, in order, and the shown generated function is the real one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pages list is all there is: settings, metrics, paths, topics, operators, public names, reasons of ill
+"""The lists of the pages are complete: settings, metrics, paths, topics, operators, public names, reasons of bad
 health.
 """
 

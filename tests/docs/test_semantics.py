@@ -18,7 +18,7 @@ FIGURES = [
 @pytest.mark.parametrize(
     ("ranges", "level", "passed", "explained", "total", "backend"),
     [
-        # On the other store, tests/conformance has them.
+        # tests/conformance has them on the other store.
         pytest.param(*row, backend, marks=[pytest.mark.slow] * (backend == "rocksdb"))
         for row in FIGURES
         for backend in ("memory", "rocksdb")

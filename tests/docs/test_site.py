@@ -1,4 +1,4 @@
-"""The pages of the documentation site are whole: all are in the navigation, and what they link to is there."""
+"""The documentation site is complete: all pages are in the navigation, and all links have a target."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_reference_has_every_public_name(pages: Path) -> None:
 
 
 def named_in(nav: list[Any]) -> Iterator[str]:
-    """Yield the pages that a navigation names."""
+    """Yield the pages of a navigation."""
     for entry in nav:
         inside = next(iter(entry.values())) if isinstance(entry, dict) else entry
         if isinstance(inside, str):

@@ -1,4 +1,4 @@
-"""docs/start.md, typed from top to bottom: a real Kafka, real processes, a real kill."""
+"""docs/start.md from top to bottom: a real Kafka, real processes, a real kill."""
 
 from __future__ import annotations
 

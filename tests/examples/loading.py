@@ -1,4 +1,4 @@
-"""The examples, as modules: their folder is no package, as a user's is none."""
+"""Loads the examples as modules: like a user's, their folder is not a package."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 @contextmanager
 def loaded(name: str) -> Iterator[ModuleType]:
-    """Yield an example, loaded anew."""
+    """Yield an example, freshly loaded."""
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None

@@ -125,7 +125,8 @@ def test_what_is_to_be_revoked_is_finished_by_the_pool_first(orders: Orders) -> 
         second = pool.submit(example.run, orders.kafka.bootstrap, orders.topic, slow, running(lambda: True))
         time.sleep(
             2
-            # the second one has joined, and waits for its half; the first keeps the partition for the slow record
+            # the second one has joined, and waits for its half, because the first keeps the partition for the slow
+            # record
         )
         blocked.set()
         first.result(200)

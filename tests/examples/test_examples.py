@@ -1,4 +1,4 @@
-"""The examples, each executed on records made by hand; `make demo` runs the flights on all of theirs."""
+"""The examples on small inputs; `make demo` runs the flights on the full data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NEW_YEAR = 1_356_998_400_000 + 5 * HOUR
 
 @pytest.fixture
 def example(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
-    """Return the example that the test is parametrised with, loaded anew."""
+    """Return the example of the test's parameter, freshly loaded."""
     with loaded(request.param) as module:
         yield module
 
@@ -49,7 +49,7 @@ def test_words_are_counted(example: ModuleType, ranges: int) -> None:
 
 
 def departures(example: ModuleType) -> list[Any]:
-    """Seven departures: two carriers, three aircraft of which one is not known, two hours, one that never left."""
+    """Seven departures: two carriers, three aircraft of which one is unknown, two hours, one that never left."""
     rows = [
         ("UA", 1, "N1", 2.0, 0),
         ("UA", 2, "N2", 40.0, 10),

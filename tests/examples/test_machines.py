@@ -1,4 +1,4 @@
-"""The example of a model that is given batches judges as the model does, on Kafka, in batches, for any key ranges."""
+"""The example of a model with batches: the model's judgements, on Kafka, in batches, for any key ranges."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MACHINES, RECORDS = 40, 2000
 
 @pytest.fixture
 def example() -> Iterator[Any]:
-    """Return the example, loaded anew."""
+    """Return the example, freshly loaded."""
     with loaded("machines") as module:
         yield module
 
@@ -38,7 +38,7 @@ def readings(number: int) -> list[tuple[str, dict[str, float]]]:
 
 
 def alarms_of(example: Any, some: list[tuple[str, dict[str, float]]]) -> Counter[str]:
-    """Return how many readings of each machine the model, asked for all at once, takes for failures."""
+    """Return the number of a machine's readings that the model, called once for all, judges as failures."""
     verdicts = example.judged([reading for _, reading in some])
     return Counter(machine for (machine, _), said in zip(some, verdicts, strict=True) if said["failing"] > 0.5)
 

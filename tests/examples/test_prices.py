@@ -1,6 +1,4 @@
-"""The example of a service on the network: one that is slow, and often fails, gives what a quick and faultless one
-would.
-"""
+"""The example of a network service: a slow one that often fails gives the results of a fast and faultless one."""
 
 from __future__ import annotations
 
@@ -29,9 +27,9 @@ PRICES = {"tea": 3.0, "coffee": 5.0, "cocoa": 4.0}
 
 
 class Service(BaseHTTPRequestHandler):
-    """Takes up to 20 ms, and answers every tenth request with an error: a retry is most likely another one.
+    """Takes up to 20 ms, and answers every tenth request with an error: a retry is probably another one.
 
-    Unless it may go on, it keeps silent once it has answered 100 requests.
+    Unless it may continue, it does not answer after 100 requests.
     """
 
     protocol_version = "HTTP/1.1"
@@ -49,12 +47,12 @@ class Service(BaseHTTPRequestHandler):
         body = json.dumps({"price": PRICES[self.path.rpartition("/")[2]]}).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
-        with suppress(ConnectionError):  # who asked may be gone
+        with suppress(ConnectionError):  # the client may be gone
             self.end_headers()
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 the name is http.server's
-        """Be silent."""
+        """Log nothing."""
 
 
 class Server(ThreadingHTTPServer):
@@ -92,7 +90,7 @@ def test_the_sums_are_those_of_the_prices(example: Any, ranges: int) -> None:
 
 @pytest.mark.broker
 def test_on_kafka_a_restart_asks_again_and_counts_nothing_twice(example: Any, kafka: Any, tmp_path: Path) -> None:
-    """Two key ranges of one partition under exactly-once, stopped in the middle and started anew."""
+    """Two key ranges of one partition under exactly-once, stopped in the middle and restarted."""
     orders, spent = kafka.topic("orders"), kafka.topic("spent")
     topology = topology_between(example, kafka.unique("prices"), orders, spent)
     producer = Producer({"bootstrap.servers": kafka.bootstrap})

@@ -29,7 +29,7 @@ PATIENCE_S = 90.0
 CALM = Timings(session=60_000, heartbeat=200, patience=10_000)
 """A machine that pauses for some seconds costs no member its membership."""
 QUICK = Timings(session=6000, heartbeat=200)
-"""For members that are killed: the group notices within six seconds."""
+"""Timings of members that are killed: the group notices within six seconds."""
 
 
 @dataclass

@@ -35,9 +35,9 @@ class Process:
     seen: int = 0
     epoch: int = 0
     request: bytes = b""
-    """Its last request to join."""
+    """The process's last request to join."""
     answered: bool = True
-    """Whether it was answered: otherwise the group refuses this process's commits."""
+    """Whether the request was answered: otherwise the group refuses the process's commits."""
 
     def __post_init__(self) -> None:
         self.holdings = Holdings(self.name)

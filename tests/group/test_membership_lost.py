@@ -33,7 +33,7 @@ pytestmark = pytest.mark.broker
 def test_a_zombie_learns_that_it_is_one_and_comes_back_under_another_epoch(
     app: Application, partition: TopicPartition
 ) -> None:
-    """`alive` runs on the thread that sends heartbeats: blocking it is what a C call that keeps the GIL does."""
+    """`alive` runs on the thread that sends heartbeats: blocking it is like a C call that keeps the GIL."""
     awake = threading.Event()
     awake.set()
     z = app.start("z", alive=lambda: awake.wait(PATIENCE_S), timings=QUICK)

@@ -43,9 +43,9 @@ class Producers:
     state: str = "CompleteCommit"
     partitions: list[TopicPartition] = field(default_factory=list)
     open: dict[TopicPartition, int] = field(default_factory=dict)
-    """By partition: the offset of its first record."""
+    """By partition, the offset of the first record of the open transaction."""
     markers: list[tuple[int, TopicPartition, bool]] = field(default_factory=list)
-    """By which broker each marker was written, where, and whether it commits."""
+    """The written markers: the broker, the partition, and whether it commits."""
 
     def __post_init__(self) -> None:
         self.kafka.answers |= {

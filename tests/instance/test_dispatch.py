@@ -1,4 +1,4 @@
-"""One reader for all tasks of an instance: each record reaches its task once, whatever opens and closes meanwhile."""
+"""One reader for all tasks of an instance: each record reaches its task once, whichever tasks open and close."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def joining() -> Topology:
 
 @dataclass(frozen=True)
 class Act:
-    """What happens next: records are written and moved, or the task of a range opens or closes."""
+    """An event: records are written and moved, or the task of a range opens or closes."""
 
     what: str
     number: int
@@ -78,7 +78,7 @@ def test_every_record_counts_once_whatever_opens_and_closes(guarantee: str, acts
                         made.dispatcher.move(0)
                 case "toggle":
                     toggle(act.number, clean=True)
-                case _ if guarantee == EXACTLY:  # given up without a commit: at least once would do it twice
+                case _ if guarantee == EXACTLY:  # closed without a commit: at least once would repeat it
                     toggle(act.number, clean=False)
         for number in range(4):
             if not any(task.id.key_range == ranges[number] for task, _ in made.tasks.values()):
@@ -90,7 +90,7 @@ def test_every_record_counts_once_whatever_opens_and_closes(guarantee: str, acts
 
 
 def test_what_nobody_here_wants_any_more_is_not_read() -> None:
-    """Its next owner may have processed and deleted it by then: of a repartition topic, that would be an offset out of
+    """Its next owner may have processed and deleted the records: in a repartition topic, reading them would be out of
     range.
     """
     made = Engine(counting(), {"in": 1, "out": 1}, processing_guarantee=EXACTLY)
@@ -138,7 +138,7 @@ def test_a_task_that_opens_where_the_reader_stands_at_the_end_does_not_wait_for_
     first = made.open(RIGHT)
     made.settle()
     made.close(first)
-    late = made.open(RIGHT)  # at the end of both topics, where the reader stands
+    late = made.open(RIGHT)  # at the end of both topics, where the reader is
     made.write("in", [(key, b"order", 9)])
     made.settle()
     made.stop()
@@ -222,7 +222,7 @@ def test_a_batch_is_as_late_as_its_first_record_and_never_comes_before_it_was_ma
     made.open(WHOLE)
 
     def measured(timestamps: list[int]) -> tuple[float, float]:
-        """Write a batch; return how many were measured so far, and the seconds altogether."""
+        """Write a batch; return the number of measured ones so far, and their total seconds."""
         made.write("in", [(b"k", b"", timestamp) for timestamp in timestamps])
         made.settle()
         read = made.metrics.registry.get_sample_value
@@ -238,7 +238,7 @@ def test_a_batch_is_as_late_as_its_first_record_and_never_comes_before_it_was_ma
 
 
 def test_it_is_behind_while_the_log_has_more_than_was_fetched() -> None:
-    """Even while all threads are idle: queries that hold the interpreter delay the reader, which is not its end."""
+    """Even while all threads are idle: queries that hold the interpreter delay the reader, which is not at the end."""
     made = Engine(counting(), {"in": 1, "out": 1})
     assert not made.dispatcher.behind, "nothing is read"
     made.open(WHOLE)

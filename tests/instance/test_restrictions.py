@@ -40,7 +40,7 @@ async def slowly(value: bytes) -> bytes:
 
 
 def resolved(log: MemoryLog) -> ResolvedTopology:
-    """Sub-topology 0 counts orders, 1 calls a slow function for each of the people."""
+    """Sub-topology 0 counts orders, 1 calls a slow function for each person."""
     builder = StreamsBuilder("app")
     builder.stream("orders", key=serdes.text, value=serdes.raw).group_by_key().count(store="counts")
     builder.stream("people", key=serdes.text, value=serdes.raw).map_values_async(slowly).to("out", value=serdes.raw)
@@ -110,7 +110,7 @@ def test_it_is_told_where_the_partitions_would_else_be_cut(threads: int, ranges:
 
 @dataclass
 class Looking:
-    """Restrictions on a log in memory, which look each time they are asked."""
+    """Restrictions on a log in memory that look at each call."""
 
     log: MemoryLog = field(default_factory=cluster)
 
@@ -184,11 +184,11 @@ class Obeying(Group):
         return MemberInfo(process.name, threads=process.threads, topology=(Runs("reads orders", 2, divisible),))
 
     def set(self, accepts: int) -> None:
-        """An administrator changes the policy."""
+        """Change the policy as an administrator."""
         self.accepts = bool(accepts % 2)
 
     def look(self, which: int) -> None:
-        """A process looks at the policy, and has the group rebalance if it has changed."""
+        """Have a process look at the policy, and rebalance the group if it has changed."""
         process = self.members[sorted(self.members)[which % len(self.members)]]
         if self.seen.get(process.name) is not self.accepts:
             self.seen[process.name] = self.accepts

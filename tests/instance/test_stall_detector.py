@@ -1,4 +1,4 @@
-"""Is a task well? It is, as long as it has nothing to do or moves."""
+"""The health of a task: good as long as it has no work or makes progress."""
 
 from __future__ import annotations
 
@@ -62,9 +62,7 @@ def test_the_smallest_progress_is_progress() -> None:
 def test_a_task_that_is_opened_again_and_again_without_progress_stalls_too() -> None:
     stall_detector = StallDetector(LIMIT_S)
     for now in (0, 10, 20, 40):
-        sample = stall_detector.look(
-            TASK, now, {AT: 5}, {AT: 8}, processed=now % 20
-        )  # a new opening counts from nothing
+        sample = stall_detector.look(TASK, now, {AT: 5}, {AT: 8}, processed=now % 20)  # a new opening counts from zero
         assert sample.rate >= 0
     assert set(stall_detector.stalled(41)) == {TASK}
 
@@ -81,7 +79,7 @@ def test_tasks_that_are_gone_are_forgotten() -> None:
 def test_the_rate_stays_between_the_slowest_and_the_fastest_look(looks: list[tuple[float, int]]) -> None:
     stall_detector, now, processed = StallDetector(LIMIT_S), 0.0, 0
     stall_detector.look(TASK, now, {AT: 0}, {AT: 1}, processed)
-    fresh = [0.0]  # a task begins without any rate
+    fresh = [0.0]  # a task starts without a rate
     for seconds, records in looks:
         before, now, processed = now, now + seconds, processed + records
         fresh.append(records / (now - before))
@@ -152,5 +150,5 @@ def test_a_leader_that_does_not_answer_is_named_although_no_lag_is_known() -> No
     stall_detector.unanswered[AT] = 2.0
     assert stall_detector.slow(4.0) == {}
     assert stall_detector.slow(12.0) == {TASK: f"the leader of {AT} has not answered for 10 s"}
-    stall_detector.slow_s = 20.0  # of an application that commits seldom
+    stall_detector.slow_s = 20.0  # of an application that commits rarely
     assert stall_detector.slow(12.0) == {}

@@ -1,4 +1,4 @@
-"""Which stream threads take tasks while threads come and go, and which tasks move to those that have come."""
+"""Assigns tasks while stream threads are added and removed, and moves tasks to the added ones."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_tasks_that_move_leave_each_thread_its_share_and_no_other_task_moves(
 
 
 def _shares(tasks: int, threads: int) -> list[int]:
-    """Return how many tasks each thread keeps at the most, the largest first."""
+    """Return the most tasks of each thread, the largest number first."""
     return [tasks // threads + (number < tasks % threads) for number in range(threads)]
 
 

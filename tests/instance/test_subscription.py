@@ -1,6 +1,4 @@
-"""When the cluster is searched for topics that match a pattern, and the events for new and deleted ones: in virtual
-time.
-"""
+"""The search for topics that match a pattern, and the events for new and deleted ones: in virtual time."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ CUTS = [(0, 255), (0, 127), (128, 255), (0, 63), (64, 191), (192, 255)]
 
 
 class AnyHistory(RuleBasedStateMachine):
-    """Whatever the group, the opener and the threads do, in whatever order: no two overlapping tasks are at work."""
+    """In any history of the group, the opener and the threads, no two overlapping tasks run."""
 
     def __init__(self) -> None:
         super().__init__()

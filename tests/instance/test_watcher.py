@@ -35,7 +35,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Watched(Engine):
-    """An engine whose tasks are looked at; `in` is as a repartition topic."""
+    """An engine with watched tasks; `in` is like a repartition topic."""
 
     def __init__(self, guarantee: str) -> None:
         builder = StreamsBuilder("app")
@@ -89,7 +89,7 @@ def watched(request: pytest.FixtureRequest) -> Iterator[Watched]:
 
 
 def follow(made: Watched) -> None:
-    """Learn of the commits of the others, as the opener does all the time."""
+    """Read the commits of others, as the opener does all the time."""
     made.follower.poll(0.01)
 
 
@@ -109,7 +109,7 @@ def test_what_all_siblings_have_done_is_deleted(watched: Watched) -> None:
 
 
 def test_what_one_sibling_has_not_done_stays(watched: Watched) -> None:
-    """No task here has the right half: another instance may have it, or it is moving."""
+    """No task here has the right half: another instance may own it, or it is moving."""
     watched.run(LEFT)
     watched.watcher.start()
     watched.write("in", [(key, b"", 5) for key in KEYS])
@@ -163,7 +163,7 @@ def test_a_task_that_is_closed_while_it_is_looked_at_leaves_no_series_behind(wat
 def test_a_task_stands_still_from_before_the_brokers_were_asked(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They take seconds for their answers when one of them is lost: as long as that the stall had no name."""
+    """They take seconds to answer when one is lost: for that long the stall had no reported reason."""
     end_offset, asked = watched.log.end_offset, list[float]()
 
     def ask(partition: TopicPartition) -> int:
@@ -178,7 +178,7 @@ def test_a_task_stands_still_from_before_the_brokers_were_asked(
 
 
 def test_each_leader_that_did_not_answer_has_its_turn(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that stays away kept all behind it from being asked: they were said not to answer for ever."""
+    """One unavailable leader kept the others from being asked: they were reported as not answering for ever."""
     away = [TopicPartition("in", number) for number in range(3)]
     monkeypatch.setattr(watcher, "MOST_S", 0.0)  # a look has time for one of them
     reported_end = watched.log.reported_end
@@ -238,7 +238,7 @@ def test_a_changelog_that_is_deleted_or_made_anew_while_its_task_runs_has_a_name
         look(watched.open_tasks)
     assert "was deleted and made anew" in watched.watcher.stall_detector.made_anew[left]
     assert caplog.text.count("Stop all instances and rebuild it from the source") == 1
-    watched.open_tasks[left].state.topic_ids = {"counts": watched.log.topic_id(changelog)}  # it was opened again
+    watched.open_tasks[left].state.topic_ids = {"counts": watched.log.topic_id(changelog)}  # it was reopened
     look(watched.open_tasks)
     assert watched.watcher.stall_detector.made_anew == {}
 
@@ -249,7 +249,7 @@ def test_a_source_that_is_made_anew_while_its_tasks_run_ends_the_instance_with_t
         task.progress.topic_ids = {"in": watched.log.topic_id("in")}  # as the opener found it
     watched.watcher._compare(watched.open_tasks)
     watched.log.delete_topics(["in"])
-    watched.watcher._compare(watched.open_tasks)  # the reader will say that it is gone
+    watched.watcher._compare(watched.open_tasks)  # the reader will report that it is gone
     watched.log.create_topics([TopicSpec("in", 1)])
     with pytest.raises(
         ConfigError,

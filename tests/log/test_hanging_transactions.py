@@ -197,7 +197,7 @@ def test_who_may_not_finish_it_refuses_with_the_cure(tmp_path: Path) -> None:
 def allow(
     settings: dict[str, str], *kinds: ResourceType, operation: AclOperation = AclOperation.ALL, name: str = "*"
 ) -> None:
-    """Give `app` that ACL."""
+    """Allow `app` this operation on resources of these kinds."""
     acls = [
         AclBinding(kind, name, ResourcePatternType.LITERAL, "User:app", "*", operation, AclPermissionType.ALLOW)
         for kind in kinds

@@ -1,4 +1,4 @@
-"""When the extension is used, and its errors on wrong use: exceptions, never a crash."""
+"""The use of the extension, and its errors on wrong use: exceptions, never a crash."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ record = st.tuples(st.sampled_from([b"a", b"b", b"c", b"d", None]), st.integers(
 """A key and a timestamp."""
 mark = st.tuples(st.just(MARK), st.integers(0, 50))
 rows = st.lists(st.tuples(st.booleans(), st.one_of(record, record, mark)), max_size=30)
-"""Whether it is a mark, and its key and time."""
+"""Records: whether each is a mark, its key and time."""
 Rows = list[tuple[bool, tuple[bytes | None, int]]]
 
 

@@ -1,4 +1,4 @@
-"""A real headless Chromium for the tests of the page. Without one, the tests that ask for it are skipped."""
+"""A real headless Chromium for the tests of the page, which are skipped without one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Page(Browser):
         self._complaints: list[str] = []
 
     def open(self, url: str) -> None:
-        """Load a page; what one before has complained of is forgotten."""
+        """Load a page; forget earlier complaints."""
         for domain in ("Log", "Runtime"):
             self.ask(f"{domain}.enable")
         super().open("about:blank")
@@ -52,19 +52,19 @@ class Page(Browser):
         return str(self.run(f"document.querySelector({json.dumps(selector)}).innerText"))
 
     def press(self, *keys: str) -> None:
-        """Press keys, wherever the focus is."""
+        """Press keys at the current focus."""
         for key in keys:
             for kind in ("rawKeyDown", "keyUp"):
                 self.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=KEYS[key])
 
     def complaints(self) -> list[str]:
         """Return the errors and warnings in the console since the last call: refused by the policy, or raised."""
-        self.run("0")  # what came before its answer has been read
+        self.run("0")  # earlier messages have been read when this returns
         told, self._complaints = self._complaints, []
         return told
 
     def ranges(self) -> dict[str, tuple[str, float, float]]:
-        """Return the owner of each range that is drawn, and where it begins and ends in its bar, in parts of it."""
+        """Return the owner of each drawn range, and its bounds as parts of the bar."""
         drawn = self.run(
             "[...document.querySelectorAll('.range')].map(one => { const bar = one.parentElement"
             ".getBoundingClientRect(), box = one.getBoundingClientRect(); return [one.dataset.task, one.dataset.owner, "

@@ -1,12 +1,10 @@
-"""A group of instances for the query tests: real databases, real servers on loopback, a placement that the test
-decides.
+"""A group of instances for the query tests: real databases, real servers on loopback, a placement chosen by the test.
 
-`Node` implements `Backend` as the runtime does: databases shared by siblings, openings that come and go, reads that pin
-nothing but notice. What the group would do, the test does: `locate` tells the nodes who owns what, `open` and `close`
-make it so.
+`Node` implements `Backend` as the runtime does: databases shared by siblings, changing openings, reads that detect a
+lost opening. The test takes the place of the group: `locate` sets the placement, `open` and `close` carry it out.
 
-It models no group: these tests ask what HTTP answers for each kind of store, key, error and placement, and which node
-answers it. Whether an answer is true while owners change is asked of the simulated group (`tests.simulation.queries`).
+It models no group: these tests check the HTTP answers for each kind of store, key, error and placement, and the node
+that answers. The simulated group (`tests.simulation.queries`) checks answers while owners change.
 """
 
 from __future__ import annotations
@@ -69,7 +67,7 @@ def _topology() -> Topology:
 
 
 TOPOLOGY = _topology()
-"""What the nodes are said to run. Their stores are others."""
+"""The topology that the nodes report. Their stores differ from it."""
 PARTITIONS = 2
 HOUR = 3_600_000
 STORES = {
@@ -246,14 +244,14 @@ class Node:
         self.openings[task] = opening
 
     def close(self, task: TaskId) -> None:
-        """Give a task and its state up; with a partition's last task its database is closed, even while it is read."""
+        """Close a task, and drop its state; the last task of a partition closes its database, even during a read."""
         del self.openings[task]
         self._databases[task.partition].drop(task.key_range.groups)
         if not any(other.partition == task.partition for other in self.openings):
             self._databases.pop(task.partition).close()
 
     def damage(self, store: str, key: Key, value: bytes) -> None:
-        """Put bytes in the place of the value of a key in a key-value store."""
+        """Replace the value of a key in a key-value store by these bytes."""
         data = STORES[store].key.serialize(key)
         change = Change(layout.family_of(store), [layout.database_key(data, data)], [layout.pack(0, value)])
         self._databases[place_of(store, key)[0]].write([change], {})
@@ -336,11 +334,11 @@ class Node:
 
 
 LIMITS = RequestLimits(request_s=60.0, forward_s=60.0, connect_s=60.0, retry_s=0.3)
-"""Time limits for tests of other things: a machine that pauses for some seconds causes no error."""
+"""Time limits for other tests: a machine that pauses for some seconds causes no error."""
 
 
 class Cluster:
-    """Nodes a, b, c, ... with servers; what they own is up to the test. A context manager."""
+    """Nodes a, b, c, ... with servers; the test decides their tasks. A context manager."""
 
     def __init__(
         self,
@@ -417,5 +415,5 @@ class Cluster:
 
 
 def reason(code: str, message: str, task: TaskId) -> Health:
-    """Return the health of a node that is alive, but not ready."""
+    """Return the reason why a live node is not ready."""
     return Health(live=True, ready=False, reasons=(Reason(code, message, task),))

@@ -1,6 +1,4 @@
-"""Access control: tokens of two roles, also between instances and during a rotation; and warnings about open
-servers.
-"""
+"""Access control: tokens of two roles, also between instances and in a rotation; warnings about open servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client: Python values in, Python values out, patience."""
+"""The client: Python values in and out, and retries."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_both_clients_have_the_same_methods() -> None:
 
 
 def test_a_pause_of_one_query_holds_up_no_other_of_the_loop() -> None:
-    """While one query waits for a task that moves, the loop answers others, and what lets the first one go on."""
+    """While one query waits for a moving task, the loop answers others, and the request that ends the wait."""
 
     async def both(cluster: Cluster) -> tuple[Any, Any]:
         task, owner = cluster.task("counts", "w1"), cluster.owner("counts", "w1")

@@ -1,6 +1,6 @@
-"""Clients that are slow, never ask, never read, or are many: none holds a connection for ever, and others are answered.
+"""Clients that are slow, silent, never read, or too many: none holds a connection for ever, and others are answered.
 
-The deadlines that a test waits for are short. None limits the test's own steps, because a busy machine may pause.
+Deadlines that a test waits for are short; none limits the test's own steps, because a busy machine may pause.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def serving() -> Iterator[Cluster]:
 
 def connection(cluster: Cluster) -> socket.socket:
     opened = socket.socket()
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # an answer that waits is a short one, then
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # small, so that even a short answer has to wait
     opened.settimeout(60)
     opened.connect(("127.0.0.1", cluster["a"].server.port))
     return opened
 
 
 def answered(cluster: Cluster, request: bytes) -> socket.socket:
-    """Return a connection over which a request was answered, at least in part; one that was too slow is made anew."""
+    """Return a connection that was answered, at least in part; connect again if it was too slow."""
     while True:
         client = connection(cluster)
         with suppress(OSError):
@@ -61,7 +61,7 @@ def answers(cluster: Cluster) -> bool:
 def test_who_never_asks_is_closed(cluster: Cluster, beginning: bytes) -> None:
     with connection(cluster) as silent:
         silent.sendall(beginning)
-        while received := silent.recv(4096):  # an answer that refuses, or nothing; then the end
+        while received := silent.recv(4096):  # a refusal, or nothing; then the end
             assert received.startswith((b"HTTP/1.1 400", b"Invalid", b"content"))
     assert answers(cluster)
 

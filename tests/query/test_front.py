@@ -33,14 +33,14 @@ DATA: Data = {
 }
 ACCESS = Access({"read": ["secret"], "operate": ["other"]})
 HOP = (b"date", b"transfer-encoding")
-"""Headers of one moment or of one connection: that of an error is chunked after another answer."""
+"""Headers that depend on the time or the connection: an error after another answer is chunked."""
 MOST = 80
 Answers = list[tuple[int, list[tuple[bytes, bytes]], bytes]]
 
 
 @pytest.fixture(scope="module")
 def both() -> Iterator[tuple[Cluster, Cluster]]:
-    """Two groups that have the same: with fronts and without."""
+    """Return two equal groups: with fronts and without."""
     with ExitStack() as stack:
         clusters = []
         for chosen in ("1", "0"):
@@ -55,7 +55,7 @@ def both() -> Iterator[tuple[Cluster, Cluster]]:
 
 
 def ask(cluster: Cluster, node: str, requests: list[tuple[bytes, ...]]) -> Answers:
-    """Send requests over one connection, each piece by piece; return status, headers and body of each answer."""
+    """Send requests over one connection, in pieces; return status, headers and body of each answer."""
     found: Answers = []
     parser = h11.Connection(h11.CLIENT)
     with socket.create_connection(("127.0.0.1", cluster[node].server.port), timeout=60) as client:
@@ -162,7 +162,7 @@ def cut(head: bytes, at: list[int]) -> tuple[bytes, ...]:
     max_examples=MOST,
     deadline=None,
     database=None,
-    phases=[Phase.generate],  # each example waits for servers: to make one smaller takes minutes
+    phases=[Phase.generate],  # each example waits for servers: shrinking takes minutes
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(
@@ -193,7 +193,7 @@ def test_heads_that_are_wrong_or_long_are_answered_alike(both: tuple[Cluster, Cl
 
 
 def test_a_connection_is_used_again_after_any_answer(both: tuple[Cluster, Cluster]) -> None:
-    """A tunnel would be for ever: the requests for keys that follow another one are answered by the front."""
+    """As a permanent tunnel, it would keep later requests for keys from the front."""
     node = both[0]["a"]
     taken: list[int] = []
     of = KeyAnswers.of

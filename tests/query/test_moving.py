@@ -26,7 +26,7 @@ DATA: Data = {"counts": COUNTS, "hours": HOURS, "visits": VISITS, "prices": {"k"
 
 
 def hand_over(cluster: Cluster, rng: random.Random) -> None:
-    """Move a task or cut a partition anew as a group does: given up, without an owner, assigned, open."""
+    """Move a task or cut a partition again as a group does: closed, without an owner, assigned, open."""
     placed = {name: list(owned) for name, owned in cluster.placed.items()}
     if rng.random() < 0.3:
         partition = rng.randrange(2)
@@ -51,13 +51,13 @@ def hand_over(cluster: Cluster, rng: random.Random) -> None:
 
 
 LEAST_ANSWERS = 20
-"""Of each client, however slow the machine is."""
+"""The least answers of each client, on any machine."""
 
 
 def keep_asking(
     cluster: Cluster, seed: int, stop: threading.Event, check: Callable[[httpx.Client, Node, random.Random], str | None]
 ) -> list[str]:
-    """Ask random instances until `stop`; return the wrong answers. Retryable errors are right ones."""
+    """Query random instances until `stop`; return the wrong answers. Retryable errors are right."""
     rng, wrong, answered = random.Random(seed), [], 0
     with httpx.Client(trust_env=False, timeout=60) as client:
         while not stop.is_set() or answered < LEAST_ANSWERS:
@@ -158,7 +158,7 @@ def test_a_task_given_up_under_a_read_makes_the_read_void(chosen: str, monkeypat
     monkeypatch.setenv("COOPSTREAMS_NATIVE", chosen)
 
     class Hasty(Node):
-        """Gives a task and its state up between the opening of a view and its read; its siblings keep the database
+        """Closes a task, and drops its state, between the opening of a view and its read; siblings keep the database
         open.
         """
 
@@ -172,6 +172,6 @@ def test_a_task_given_up_under_a_read_makes_the_read_void(chosen: str, monkeypat
         cluster.deal(4, DATA)
         answer = httpx.get(f"{cluster['a'].url}/v1/stores/counts/keys/word-1", trust_env=False, timeout=60)
         assert (answer.status_code, answer.json()["error"]) == (503, "TASK_MOVING")
-        # Behind a front, the key is asked for anew, and the task found closed.
+        # Behind a front, the key is queried again, and the task found closed.
         fronted = data_plane() == "native"
         assert ("is not open" if fronted else "given up while it was read") in answer.json()["message"]

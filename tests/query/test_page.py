@@ -1,4 +1,4 @@
-"""The page of an instance in a real Chromium: it shows what the HTTP interface says, and its server keeps to limits."""
+"""The page of an instance in a real Chromium: it shows the HTTP interface's data, and its server keeps to limits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DATA: Data = {
 }
 STREAM = {"accept": "text/event-stream"}
 AGAIN = dataclasses.replace(LIMITS, stream_every_s=0.05)
-"""Events so often that no test waits long for the next."""
+"""Frequent events, so that no test waits long for one."""
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def placed(url: str) -> dict[str, tuple[str, float, float]]:
-    """Return the owner of each task by `/v1/metadata`, and where its range begins and ends, in parts of the whole."""
+    """Return the owner and the relative bounds of each task by `/v1/metadata`."""
     answer = httpx.get(url + "/v1/metadata", trust_env=False, timeout=60).json()
     found = {}
     for instance in answer["instances"]:
@@ -61,7 +61,7 @@ def placed(url: str) -> dict[str, tuple[str, float, float]]:
 
 
 def same_as_metadata(page: Page, url: str) -> bool:
-    """Whether each range is drawn where `/v1/metadata` says, of the owner that it says, and nothing else."""
+    """Whether exactly the ranges of `/v1/metadata` are drawn, at their bounds and with their owners."""
     drawn, expected = page.ranges(), placed(url)
     return drawn.keys() == expected.keys() and all(
         drawn[task][0] == owner and drawn[task][1:] == pytest.approx(ends, abs=0.002)
@@ -279,7 +279,7 @@ def test_the_page_is_small_and_names_no_host() -> None:
     files = list(FILES.iterdir())
     assert sum(file.stat().st_size for file in files) < 150_000
     hosts = {host for file in files for host in re.findall(r"https?://[\w.-]+", file.read_text())}
-    assert hosts == {"http://www.w3.org"}  # the names of SVG's elements
+    assert hosts == {"http://www.w3.org"}  # the namespace of SVG
 
 
 def test_files_are_asked_for_again_by_their_tags(cluster: Cluster) -> None:
@@ -314,7 +314,7 @@ def test_streams_are_bounded_and_end_with_the_server() -> None:
             assert (refused.status_code, refused.json()["error"]) == (503, "TOO_MANY_STREAMS")
         request = client.build_request("GET", url, headers=STREAM)
         while (answer := client.send(request, stream=True)).status_code == httpx.codes.SERVICE_UNAVAILABLE:
-            answer.close()  # the server has not noticed yet that those two have gone
+            answer.close()  # the server has not yet noticed that those two are closed
         lines = answer.iter_lines()
         assert first_event(lines)["here"] == "a"
         cluster["a"].server.stop()

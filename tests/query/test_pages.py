@@ -13,7 +13,7 @@ entries_by_place = st.dictionaries(st.tuples(st.binary(max_size=2), st.integers(
 
 
 def parts_of(entries: dict[tuple[bytes, int], int], query: Query) -> list[PartialPage]:
-    """What four instances would answer, each keeping some of the entries."""
+    """Return the parts of four instances, each with some of the entries."""
     parts = []
     for instance in range(4):
         mine: list[Entry] = [

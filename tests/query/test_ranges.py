@@ -299,7 +299,7 @@ def test_a_range_that_two_instances_have_open_is_moving_not_doubled() -> None:
 
 def test_a_stream_that_is_cut_off_by_a_move_ends_with_the_error_and_the_place_to_go_on_from() -> None:
     class Leaving(Node):
-        """Gives its tasks up when the fourth page is asked for."""
+        """Closes its tasks at the request for the fourth page."""
 
         asked = 0
 

@@ -1,4 +1,4 @@
-"""Routing: a hash has one owner or none, and whatever has none is moving."""
+"""Routing: a hash has one owner or none, and one without an owner is moving."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ def test_metrics_count_requests_by_route_not_by_key(cluster: Cluster) -> None:
 
 
 def check(schema: dict[str, Any], value: Any, root: dict[str, Any], at: str = "answer") -> None:
-    """Assert that a value is what a schema of ours says: the part of JSON Schema that the description uses."""
+    """Assert that a value matches one of our schemas, by the part of JSON Schema that the description uses."""
     if "$ref" in schema:
         check(root["components"]["schemas"][schema["$ref"].rpartition("/")[2]], value, root, at)
         return
@@ -351,7 +351,7 @@ def test_a_server_on_all_addresses_is_known_by_the_name_of_its_host() -> None:
 
 
 def test_stopping_finishes_what_is_being_answered_and_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "DRAIN_S", 60)  # a machine that pauses cuts no answer off
+    monkeypatch.setattr(server, "DRAIN_S", 60)  # a pause of the machine cuts no answer off
     before = set(threading.enumerate())
     with Cluster(1) as cluster:
         cluster.deal(1, {"counts": {f"{i:05}": (i, i) for i in range(5000)}})

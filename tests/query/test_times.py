@@ -1,5 +1,5 @@
-"""Stores in which a key has more than one value: windows of any length, sessions, versions; and global tables, which
-everybody has.
+"""Stores with several values for a key: windows of any length, sessions, versions; and global tables, which all
+instances have.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class _Dealt:
     holder: Member | None = None
     until: float = 0.0
     over: str = ""
-    """How it ended: done, or given up."""
+    """How the record ended: done, or given up."""
 
 
 @dataclass(slots=True)
@@ -88,7 +88,7 @@ class Member:
         self._open: set[tuple[str, int, int]] = set()
         self._answers: dict[tuple[str, int, int], bool] = {}
         self.breaks_at: int | None = None
-        """The request at which its broker fails, for ever or (`heals`) for a moment; None: never."""
+        """The request at which the member's broker fails, for ever or (`heals`) for a moment; None: never."""
         self.heals = False
 
     def subscribe(self, topics: Sequence[str]) -> None:

@@ -52,7 +52,7 @@ class Answer:
         self.expected: dict[Key, list[Value]] = defaultdict(list)
         self.told: dict[Key, list[Value]] = defaultdict(list)
         self.written: dict[str, dict[Key, set[bytes]]] = defaultdict(lambda: defaultdict(set))
-        """By topic and key; a deletion is no bytes."""
+        """The written values by topic and key; a deletion is empty bytes."""
         counts = {**dict.fromkeys(topology.source_topics, partitions), "out": 1}
         self._driver = TopologyTestDriver(topology, config=settings, partitions=counts)
         self._results = self._driver.output("out", serdes.raw, serdes.raw)
@@ -247,7 +247,7 @@ class Settled(Answer):
 
 
 class SettledOuter(Settled):
-    """As `Settled`, or `None:m`."""
+    """As `Settled`; results may also be `None:m`."""
 
     right_alone = True
 

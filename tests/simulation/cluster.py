@@ -79,7 +79,7 @@ class _Request(Generic[T]):
     call: Call
     effect: Callable[[], T]
     waiting: set[Fiber] = field(default_factory=set)
-    """The fibers that wait for it."""
+    """The fibers that wait for the answer."""
     fault: Fault | None = None
     answer: T | None = None
     error: Exception | None = None

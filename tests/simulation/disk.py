@@ -24,7 +24,7 @@ class Disk(Memory):
     """A store type, `tests.simulation.disk:Disk`: the rows in a folder outlive the process."""
 
     contents: int
-    """The version of its content, which differs after each change."""
+    """The version of the folder's content, which differs after each change."""
 
     def __new__(cls, folder: Path) -> Disk:
         """Return the engine of a folder with the rows of its last user; a new folder has an empty one."""

@@ -50,10 +50,10 @@ class Fiber(greenlet):
         super().__init__(self._run, scheduler.hub)
         self.scheduler, self.machine, self.name = scheduler, machine, name
         self.waits: int | None = None
-        """The number of its current wait; None: it is ready."""
+        """The number of the fiber's current wait; None: it is ready."""
         self.woken = False
         self.stalled = False
-        """Whether it gets no turn although it is ready."""
+        """Whether the fiber gets no turn although it is ready."""
         self.started = self.ended = False
         self._body = body
         self._ends: set[Fiber] = set()
@@ -69,16 +69,16 @@ class Fiber(greenlet):
         self.scheduler.wake(self._ends)
 
     def start(self) -> None:
-        """Make it ready for its first turn."""
+        """Make the fiber ready for its first turn."""
         self.started = True
         self.scheduler.ready.append(self)
 
     def is_alive(self) -> bool:
-        """Whether it has started and not ended."""
+        """Whether the fiber has started and not ended."""
         return self.started and not self.ended
 
     def join(self, timeout: float | None = None) -> None:
-        """Block until it has ended."""
+        """Block until the fiber has ended."""
         if self.is_alive():
             self.scheduler.wait(timeout, self._ends)
 
@@ -99,10 +99,10 @@ class Scheduler:
         self._looks = 0
 
     def look(self) -> None:
-        """Note that a thread has looked for something without waiting for it, and that there was nothing.
+        """Note that a thread has polled without a result.
 
         Raises:
-            StuckError: it does nothing else, and time stands still meanwhile.
+            StuckError: it does nothing else, and time does not advance.
         """
         self._looks += 1
         if self._looks > MOST_LOOKS:
@@ -173,7 +173,7 @@ class Scheduler:
         return fiber.woken
 
     def wake(self, waiting: set[Fiber]) -> None:
-        """Make all of these ready."""
+        """Make these fibers ready."""
         if not waiting:
             return
         for fiber in sorted(waiting, key=lambda one: one.waits or 0) if len(waiting) > 1 else waiting:
@@ -219,14 +219,14 @@ class Machine:
         self.scheduler, self.name = scheduler, name
         self.paused = self.dead = False
         self.ahead_ms = 0
-        """How far its wall clock is ahead."""
+        """How far the machine's wall clock is ahead."""
         self.slept_s = 0.0
-        """The total time of its suspensions."""
+        """How long the machine was suspended in total."""
         self._suspended_at: float | None = None
         self.parked: list[Fiber] = []
         self.fibers: list[Fiber] = []
         self.loop: VirtualLoop | None = None
-        """Its event loop; None: not used yet."""
+        """The machine's event loop; None: not used yet."""
 
     # --- what happens to it ---
 
@@ -244,7 +244,7 @@ class Machine:
         self.scheduler.ready += parked
 
     def kill(self) -> None:
-        """End between two instructions, as by SIGKILL."""
+        """End the process between two instructions, as SIGKILL does."""
         self.dead = True
         self.parked.clear()
 

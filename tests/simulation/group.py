@@ -65,7 +65,7 @@ class Group:
 
     scheduler: Scheduler
     answers: Callable[[], bool]
-    """Whether the broker that coordinates it answers."""
+    """Whether the group's coordinator answers."""
     wrong: list[str] = field(default_factory=list)
     """Violations by members."""
     phase: Phase = Phase.EMPTY

@@ -16,7 +16,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     """Runs the asynchronous functions of users, of one process. `host`: its clock, its fiber and its name."""
 
     _run_once: Callable[[], None]
-    """One pass of callbacks: `BaseEventLoop` has it, its stub does not."""
+    """One pass of callbacks: `BaseEventLoop` has it, but not its type stub."""
 
     def __init__(self, host: Host) -> None:
         super().__init__()

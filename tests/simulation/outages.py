@@ -33,7 +33,7 @@ class Outages:
         self._troubled: int | None = None
         """The broker with a fault."""
         self._stopped = False
-        """Whether it has ended, and must load what it coordinates."""
+        """Whether the broker was stopped: when it returns, it has to load its groups and transactional ids."""
         self._number = 0
 
     def happen(self) -> None:

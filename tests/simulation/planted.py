@@ -338,7 +338,7 @@ class Planted(NamedTuple):
     program: str | None = None
     guarantee: str = EXACTLY_ONCE
     oracle: str = ""
-    """The oracle that finds it (`oracles.ORACLES`)."""
+    """The oracle that finds the bug (`oracles.ORACLES`)."""
 
 
 PLANTED: dict[str, Planted] = {

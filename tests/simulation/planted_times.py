@@ -52,7 +52,7 @@ def own_time() -> AbstractContextManager[Any]:
 
 
 def times_of_the_reader() -> AbstractContextManager[Any]:
-    """Below a call, the reader's times decide what is late; they begin again when an owner changes."""
+    """Below a call, records are late by the reader's operator times, which start again with each owner."""
     return patch.object(SourceInFlight, "operator_times_of", lambda self, step: step.columns.operator_times)
 
 
@@ -78,7 +78,7 @@ def begun_with_the_partition() -> AbstractContextManager[Any]:
 
 
 def observed_by_restored() -> AbstractContextManager[Any]:
-    """Key groups of which a restore knows no window have observed what those restored with them have."""
+    """Key groups with no restored window get the observed window start of those restored with them."""
     checkpoints = Restore._checkpoints
 
     def unbounded(self: Restore, groups: Sequence[int]) -> Iterator[Checkpoint]:

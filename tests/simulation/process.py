@@ -27,24 +27,24 @@ class Process(Life):
         self.instance: Instance | None = None
         self.components: Components | None = None
         self.serving: Serving | None = None
-        """Answers queries while it runs."""
+        """Answers queries while the process runs."""
         self.reads = 0
-        """The number of its reads for queries now."""
+        """The number of reads for queries that run now."""
         self.stopping = False
 
     def stop(self) -> None:
-        """Ask it to drain and end."""
+        """Ask the process to drain and end."""
         self.stopping = True
         if self.instance is not None:
             self.instance.stop()
 
     def add_thread(self) -> None:
-        """Have it start one more stream thread."""
+        """Have the process start one more stream thread."""
         if self.instance is not None:
             self.instance.add_thread()
 
     def remove_thread(self) -> None:
-        """Have it end a stream thread, if it has several."""
+        """Have the process end a stream thread, if it has several."""
         if self.instance is not None:
             self.instance.remove_thread()
 
@@ -59,7 +59,7 @@ class Process(Life):
             self.instance.pause(False)
 
     def kill(self) -> None:
-        """End it at once; its disk stays."""
+        """Kill the process; its disk stays."""
         super().kill()
         if self.components is not None:
             self.components.directory.close()
@@ -92,7 +92,7 @@ class Process(Life):
         self.machine.kill()  # other threads, such as an opener that waits for brokers, end with the process
 
     def specs(self) -> list[StoreSpec]:
-        """Return its stores that can be queried."""
+        """Return the process's stores that can be queried."""
         assert self.components is not None
         assert self.serving is not None
         known = self.serving.stores()

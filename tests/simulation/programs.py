@@ -51,7 +51,7 @@ class Program:
     build: Callable[[StreamsBuilder], None]
     write: Writes
     answer: type[Answer]
-    """The class of its expected results."""
+    """The class of the program's expected results."""
     stores: tuple[str, ...] = ()
     """The stores whose rows at the end are known, under exactly-once."""
     settings: Mapping[str, Any] = field(default_factory=dict)

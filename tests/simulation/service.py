@@ -82,11 +82,11 @@ class Service:
         return told(value)
 
     async def ask_together(self, values: list[str]) -> list[str]:
-        """Return the answers to several questions.
+        """Return the answers of several records.
 
         Raises:
             ConnectionError: this time it failed.
-            ValueError: there is none to one of them.
+            ValueError: one of them has none.
         """
         return [await self.ask(value) for value in values]
 

@@ -68,19 +68,19 @@ class Life(ABC):
 
     @abstractmethod
     def run(self) -> None:
-        """Do the work of its main thread."""
+        """Do the work of the process's main thread."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Ask it to end."""
+        """Ask the process to end."""
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the process."""
         self.machine.kill()
         self.ended = True
 
     def wiring(self) -> Wiring:
-        """Return its clients of the cluster and the group."""
+        """Return the process's clients of the cluster and the group."""
         return Wiring(self.machine, lambda *_: MachineLog(self.client), self._coordinator)
 
     def _coordinator(self, _: object) -> Connector:

@@ -52,7 +52,7 @@ class User(Life):
         self._most = self._random.choice((1, 5, 100))
         self._trouble = ""
         self._asked = 0
-        """The moment before its last `consume`."""
+        """The moment before the user's last `consume`."""
 
     def stop(self) -> None:
         self._stopping = True

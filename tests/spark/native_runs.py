@@ -37,7 +37,7 @@ class Ran:
     done: Backfilled
     slices: set[tuple[object, ...]]
     rows: dict[tuple[str, int, str], list[tuple[bytes, bytes]]]
-    """By store, partition and family."""
+    """The rows by store, partition and family."""
 
     @property
     def counts(self) -> tuple[dict[str, int], dict[str, int], set[tuple[int, str, int]]]:

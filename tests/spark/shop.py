@@ -113,7 +113,7 @@ class Shop:
         }
 
     def put_back(self, place: TopicPartition, key_range: KeyRange, position: int, stream_time: int) -> None:
-        """Set the position of a key range back, by a commit as of its next owner."""
+        """Move the position of a key range back: write a commit in the name of its next owner."""
         application, settings = self.topology.application_id, {"bootstrap.servers": self.kafka.bootstrap}
         with closing(KafkaLog(settings)) as cluster, GroupAdmin(settings, application) as admin:
             plain = admin.committed([place])[place]

@@ -144,7 +144,7 @@ def test_sessions_and_windows_that_are_told_once_are_those_of_the_test_driver(
 
 
 def stubborn() -> Topology:
-    """Adds numbers, one of which is not a number."""
+    """A program that fails at a text that is not a number."""
     builder = StreamsBuilder("stubborn")
     builder.stream("numbers", key=serdes.text, value=serdes.text).map_values(
         int, value=serdes.int64

@@ -80,7 +80,7 @@ def test_what_the_java_client_cannot_be_told_is_refused(settings: dict[str, str]
 
 @pytest.fixture(scope="module")
 def with_connector(spark: SparkSession) -> SparkSession:
-    """A session beside that of the other tests, with the connector."""
+    """Return a session with the connector, beside that of the other tests."""
     session = spark.newSession()
     for package in CONNECTOR:
         session.sql(f"ADD JAR 'ivy://{package}?transitive=false'")

@@ -243,7 +243,7 @@ class Tagged(msgspec.Struct, tag=True):
 
 
 class Nested(msgspec.Struct):
-    """A type that contains another one."""
+    """A type with a nested type."""
 
     amount: int
     inner: Reading

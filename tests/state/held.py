@@ -23,7 +23,7 @@ class Gate:
 
 
 class Held(LocalFileSystem):  # type: ignore[misc]
-    """Local files behind gates."""
+    """The file system: local files whose downloads wait at gates."""
 
     protocol = "held"
     gates: ClassVar[dict[str, Gate]] = {}

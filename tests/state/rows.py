@@ -1,4 +1,4 @@
-"""Rows of stores: changed as operators change them, and as a database has them."""
+"""Rows of stores: written as operators write them, and read from the database."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _numbers = count()
 
 
 def put(table: TableStore, key: bytes, value: object, timestamp: int = 0) -> None:
-    """Change an entry the way operators do."""
+    """Set the value of a key, as operators do."""
     entry = table.entries.get(key) or table.load(key)
     entry.value, entry.timestamp = value, timestamp
     if not entry.dirty:
@@ -22,7 +22,7 @@ def put(table: TableStore, key: bytes, value: object, timestamp: int = 0) -> Non
 
 
 def stored(database: Database, store: str = "counts") -> dict[bytes, tuple[bytes, int]]:
-    """Return the value and the timestamp of each row of a store that is committed."""
+    """Return the value and the timestamp of each committed row of a store."""
     return {key: layout.unpack(data) for key, data in database.scan(store, range(256), None, None)}
 
 

@@ -53,7 +53,7 @@ def test_keys_of_all_groups_come_merged_in_their_order_and_within_bounds(new_eng
 
 
 class Uncounted(Memory):
-    """Its counts are too low: they are approximate."""
+    """An engine with counts that are too low, as approximate ones may be."""
 
     def count(self, family: str) -> int:
         return 0

@@ -49,7 +49,7 @@ class Passing(BaseHTTPRequestHandler):
 
     @property
     def flaky(self) -> Flaky:
-        """The server behind."""
+        """Return the server behind a flaky forwarder."""
         assert isinstance(self.server, Flaky)
         return self.server
 

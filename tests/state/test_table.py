@@ -225,7 +225,7 @@ def test_a_table_is_a_dict_whatever_is_committed_discarded_evicted_or_opened_aga
         key: layout.unpack(data) for key, data in Database(engine, [COUNTS]).scan("counts", range(256), None, None)
     }
     assert stored == {key: (int64.serialize(value), timestamp) for key, (value, timestamp) in committed.items()}
-    assert stored == log  # the changelog says the same
+    assert stored == log  # the changelog has the same rows
     engine.close()
 
 

@@ -1,8 +1,9 @@
-"""A law of window stores whose key ranges change owners: a window that is open at the time of its key is there.
+"""A law of window stores whose key ranges change owners: no open window is lost.
 
 Law: whatever ranges were cut, restored together, committed and given up on two disks, a task finds each window of its
 keys that has not closed at the operator time to which it has advanced the store, or at which an earlier owner of the
-key has stopped, if that is later. Segments are dropped, and rows left out of restores, by the times of others.
+key has stopped, if that is later. The operator times of other tasks, too, let segments be dropped and rows be left
+out of restores.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ CUTS = [KeyRange.split(1), KeyRange.split(2), QUARTERS]
 
 @dataclass(slots=True)
 class Owner:
-    """A task, the quarters of the keys that it has, its operator time, and that to which the store has advanced."""
+    """A task. `quarters`: its quarters of the key space; `time`: its operator time; `advanced`: that of its store."""
 
     state: TaskState
     quarters: list[int]
@@ -47,14 +48,14 @@ class Group:
     def __init__(self) -> None:
         self.log: list[tuple[bytes, bytes, int]] = []
         self.rows: dict[tuple[int, int], int] = {}
-        """What the changelog has, by quarter and window."""
+        """The values in the changelog, by quarter and window."""
         self.times = [-1] * len(QUARTERS)
         """The operator time of each quarter's last commit."""
         self.disks = [Database(Memory(), [SPEC]) for _ in range(2)]
         self.owners: list[Owner] = []
 
     def assign(self, cut: int, where: int) -> None:
-        """Give up all ranges, and open those of another cut: bit n of `where` is the disk of range n."""
+        """Close all tasks, and open those of another cut; bit n of `where` is the disk of range n."""
         for owner in self.owners:
             owner.state.discard()
         ranges = CUTS[cut % len(CUTS)]
@@ -80,12 +81,12 @@ class Group:
             self.look(owner)
 
     def move(self, owner: Owner, ms: int) -> None:
-        """Have a record come `ms` later: the store advances to the operator time before it."""
+        """Advance the store to the operator time, and then the operator time by `ms`, as the next record does."""
         self.advance(owner)
         owner.time = max(owner.time, 0) + ms
 
     def put(self, owner: Owner, quarter: int) -> None:
-        """Count in the current window of a key, unless an earlier owner has done that record."""
+        """Count a record in the current window of a key, unless an earlier owner has processed it."""
         quarter = owner.quarters[quarter % len(owner.quarters)]
         if owner.time < max(self.times[quarter], 0):
             return
@@ -101,7 +102,7 @@ class Group:
             owner.advanced = owner.time
 
     def commit(self, owner: Owner) -> None:
-        """Write the changes to the changelog, the operator time to the commit, and both to the disk."""
+        """Write the changes to the changelog, commit the operator time, and checkpoint both on the disk."""
         self.advance(owner)
         for batch in owner.state.changes():
             self.log += [
@@ -116,7 +117,7 @@ class Group:
             self.times[quarter] = max(self.times[quarter], owner.time)
 
     def look(self, owner: Owner) -> None:
-        """Check the law."""
+        """Check that a task finds its open windows."""
         table = owner.state.stores[SPEC.name]
         rows = self.rows | owner.put
         expected = {
@@ -129,7 +130,7 @@ class Group:
 
 
 APART = (0, 5, 20, 61, 130, 200)
-"""How much later a record comes, in seconds: within a window, in the next, beyond the retention, a segment later."""
+"""Seconds between two records: within a window, in the next, beyond the retention, a segment later."""
 STEPS = st.lists(st.tuples(st.sampled_from(("assign", "work", "work", "commit")), st.integers(0, 63)), max_size=25)
 
 

@@ -3,5 +3,5 @@ import pytest
 
 @pytest.fixture
 def short_drain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests that close tasks during a stuck call."""
+    """Shorten the limit of draining, for tests that close tasks during a stuck call."""
     monkeypatch.setattr("coopstreams.tasks.draining.DRAIN_S", 0.05)

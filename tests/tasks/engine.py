@@ -63,7 +63,7 @@ def counting() -> Topology:
 
 
 def ticking(tick: Callable[[int], None], *every_ms: int) -> Topology:
-    """Call `tick` by the wall clock: the first task has the first interval, the next one the next."""
+    """Call `tick` by the wall clock, with one of these intervals for each task, in the order of the tasks."""
     intervals = iter(every_ms)
 
     class Ticking(Processor[bytes, bytes, bytes, bytes]):

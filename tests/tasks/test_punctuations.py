@@ -1,4 +1,4 @@
-"""Wall-clock punctuations of the tasks of one stream thread: in virtual time, and by a clock that is set back."""
+"""Wall-clock punctuations of the tasks of one stream thread: in virtual time, and when the wall clock is set back."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_thread_wakes_for_the_first_punctuation_of_any_of_its_tasks() -> None:
 
 
 class Adjusted(System):
-    """A machine whose clock on the wall can be put back."""
+    """A machine whose wall clock can be set back."""
 
     back_ms = 0
 

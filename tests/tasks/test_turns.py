@@ -79,7 +79,7 @@ def told(pauses: list[int]) -> Callable[[Record[str, int], CallContext[str, Any]
 
 
 def program(processed: Callable[[KStream[str, int]], KStream[str, Any]], *, in_order: bool) -> Topology:
-    """State below a filter and a flat map. `in_order`: beside windows that close."""
+    """State below a filter and a flat map. `in_order`: also with windows emitted on close."""
     builder = StreamsBuilder("app")
     read = builder.stream("in", key=serdes.text, value=serdes.json).merge(
         builder.stream("other", key=serdes.text, value=serdes.json)

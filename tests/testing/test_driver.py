@@ -1,4 +1,4 @@
-"""The test driver itself: topics, time, stores, handlers."""
+"""The test driver: topics, time, stores, handlers."""
 
 import re
 from pathlib import Path

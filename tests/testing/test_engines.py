@@ -45,7 +45,7 @@ class Backwards(Sqlite):
 
 
 class Live(Sqlite):
-    """Has iterators that see what is written later."""
+    """Has iterators that see later writes."""
 
     def scan(self, family: str, start: bytes, end: bytes | None, *, reverse: bool = False) -> Any:
         yield from super().scan(family, start, end, reverse=reverse)
@@ -62,7 +62,7 @@ class Forgetful(Sqlite):
 
 
 class Deaf(Memory):
-    """Answers when it is closed."""
+    """Answers after `close`."""
 
     def close(self) -> None:
         """Do nothing."""

@@ -1,4 +1,4 @@
-"""`idle_advance` in the test driver: windows close when its clock moves on, for all keys alike."""
+"""`idle_advance` in the test driver: windows close when its clock advances, for all keys alike."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IDLE = timedelta(seconds=30)
 
 
 def final_counts(idle: timedelta | None = IDLE, *, through: bool = False) -> Topology:
-    """Counts in windows of a minute; `through`: behind a repartition topic, which has the marks."""
+    """Count in windows of a minute; `through`: behind a repartition topic, which has the marks."""
     builder = StreamsBuilder("app")
     if through:
         stream = builder.stream("in", key=serdes.text, value=serdes.int64).repartition(name="r", idle_advance=idle)

@@ -1,4 +1,4 @@
-"""The test driver and an instance take records of two topics in the same order, however they arrive."""
+"""The test driver and an instance take records of two topics in the same order, in any order of arrival."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def driven(arriving: list[Written], ranges: int) -> list[tuple[bytes, bytes]]:
 
 
 def live(arriving: list[Written], ranges: int, random: Random) -> list[tuple[bytes | None, bytes | None]]:
-    """On the threads of an instance, in fetches of several records."""
+    """Return the order on the threads of an instance, in fetches of several records."""
     scheduler = Scheduler(random)
     machine = Machine(scheduler, "instance")
     topics = {"left": 1, "right": 1, "out": 1}
@@ -82,7 +82,7 @@ records = st.lists(st.tuples(st.sampled_from(KEYS), st.integers(0, 30)), max_siz
 def test_driver_and_instance_take_records_of_two_sources_in_the_same_order(
     ranges: int, left: list[tuple[bytes, int]], right: list[tuple[bytes, int]], seed: int
 ) -> None:
-    """That of stream time, and of equals the first source first."""
+    """The order of stream time; among equals, the first source first."""
     random = Random(seed)
     logs = {
         topic: [
@@ -119,7 +119,7 @@ class Scattering(Processor[bytes, bytes, bytes, bytes]):
 
 
 def test_records_of_two_repartition_topics_are_taken_by_stream_time() -> None:
-    """The last record of the left is late: its own timestamp would bring it to the front."""
+    """The last record of the left is late: its own timestamp would make it the first."""
     builder = StreamsBuilder("scattered")
     words = builder.stream("in", key=serdes.raw, value=serdes.raw).process(
         Scattering, key=serdes.raw, value=serdes.raw, by_key=False

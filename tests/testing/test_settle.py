@@ -1,4 +1,4 @@
-"""Calls that stay under way in the test driver, and end in an order that a seed chooses."""
+"""Calls that stay under way in the test driver, and end in an order chosen by a seed."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def outcome(topology: Topology, sent: Sent, seed: int | None, *, ranges: int = 1
 def test_the_results_of_each_key_are_the_same_for_any_seed(
     sent: Sent, seed: int, ranges: int, at: int, of: str
 ) -> None:
-    """As those of calls that are waited for, late records included."""
+    """They equal those of synchronous calls, late records included."""
     topology = program() if of == "p" else stateful()
     assert outcome(topology, sent, seed, ranges=ranges, at=at) == outcome(topology, sent, None)
 

@@ -1,4 +1,4 @@
-"""`topology.optimization`: the stores that lose their changelog, and their drawing."""
+"""`topology.optimization`: the stores that lose their changelog, and their place in drawings."""
 
 import json
 import re

@@ -26,7 +26,7 @@ everywhere = builder.global_table("everywhere", key=serdes.int64, value=serdes.t
 by_amount = orders.select_key(lambda _, order: order.amount, key=serdes.int64)
 by_hour = orders.group_by_key().windowed_by(TimeWindows(hours=1)).count()
 
-# what does not exist
+# names that do not exist
 orders.filter(lambda _, order: order.price > 3)  # type: ignore[attr-defined]
 orders.map_values(lambda order: order.amount).filter(lambda _, amount: amount.customer == "")  # type: ignore[attr-defined]
 
@@ -36,7 +36,7 @@ orders.map_values(lambda key, order: order)  # type: ignore[arg-type, misc]
 orders.group_by_key().reduce(lambda key, old, new: new)  # type: ignore[arg-type, misc]
 orders.group_by_key().mean()  # type: ignore[misc]
 
-# keys that do not meet
+# keys of different types
 orders.join(numbers, lambda order, number: number)  # type: ignore[arg-type]
 by_amount.join(customers, lambda order, name: name)  # type: ignore[arg-type]
 orders.join(by_hour, lambda order, count: count)  # type: ignore[arg-type]
@@ -54,10 +54,10 @@ TimeWindows(hours=1, grace=5)  # type: ignore[arg-type]
 orders.group_by_key().windowed_by(TimeWindows(hours=1)).count(retention=10)  # type: ignore[arg-type]
 TimeWindows(weeks=1)  # type: ignore[call-arg]
 
-# what a join of two streams needs
+# a stream join needs windows
 orders.join(orders, lambda order, other: other)  # type: ignore[call-overload]
 
-# what a left join may not find
+# a left join may find None
 orders.left_join(customers, lambda order, name: name.upper())  # type: ignore[union-attr]
 
 # no joiner, a joiner of the other method
@@ -68,7 +68,7 @@ orders.join_with_key(customers, lambda order, name: name)  # type: ignore[arg-ty
 # a stream is no table
 orders.join(orders, lambda left, right: left)  # type: ignore[call-overload]
 
-# late records are as they were, whatever they are aggregated to
+# late records keep their type, whatever they are aggregated to
 by_customer = orders.group_by_key().windowed_by(TimeWindows(hours=1))
 by_customer.late().map_values(lambda count: count + 1)  # type: ignore[operator]
 

@@ -1,4 +1,4 @@
-"""Types reach every operator, and a type checker rejects what would fail: the files beside this one, read by mypy.
+"""Types reach every operator, and a type checker rejects wrong programs: the files beside this one, read by mypy.
 
 `make check` reads them with mypy and pyright, too.
 """
@@ -12,7 +12,7 @@ import pytest
 HERE = Path(__file__).resolve().parent
 
 
-@pytest.mark.slow  # `make check` has mypy read them with all the rest
+@pytest.mark.slow  # `make check` runs mypy on them with all other files
 def test_mypy_agrees_with_what_the_programs_say_about_their_types() -> None:
     checked = subprocess.run(
         [sys.executable, "-m", "mypy", "--follow-imports=silent", str(HERE / "flows.py"), str(HERE / "mistakes.py")],

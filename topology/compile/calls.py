@@ -1,4 +1,4 @@
-"""Supports programs with asynchronous calls: the part that runs ahead, the order of records, and the results.
+"""Programs with asynchronous calls: operators that run before the calls, the order of records, and the results.
 
 Invariant: a result goes to the record of its call, or to none.
 """
@@ -113,7 +113,8 @@ def _needs_its_key_only(node: Node, analysis: Analysis) -> bool:
         return (
             isinstance(node.windows, TimeWindows)
             and not node.emit_on_close
-            and len(analysis.topics(node)) == 1  # of several, the operator time depends on the order of both
+            # with several topics, the operator time depends on the order of their records
+            and len(analysis.topics(node)) == 1
             and not _chosen_by_result(node, analysis)
         )
     return type(node) in _BY_KEY

@@ -68,8 +68,7 @@ class Code:
     """Generated code, closed over the stores and outputs of one task."""
 
     sources: Mapping[str, Callable[..., None]]
-    """Topic to the function over `(keys, values, timestamps, stream_times)` and, if there are any, the columns of
-    operator times.
+    """Topic to the function over `(keys, values, timestamps, stream_times)` and the columns of operator times, if any.
     """
     flushes: Sequence[Callable[[], None]]
     """The functions that forward the record caches' updates, parents before children."""

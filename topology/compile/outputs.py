@@ -11,7 +11,7 @@ from typing import Any
 from coopstreams.topology.columns import Headers
 
 ANY_PARTITION = -1
-"""In a partitions column: the key decides the partition."""
+"""The entry of a partitions column if the key decides the partition."""
 
 
 class Output:

@@ -277,7 +277,7 @@ class BoundProgram:
             self._code.observed()
 
     def resumed(self, source: TopicPartition, stream_time: int, operator_times: OperatorTimes = ()) -> list[int]:
-        """Return a topic's operator times, where an earlier run stopped at these times of its partition."""
+        """Return the operator times of a topic's nodes, given the times at which an earlier run stopped."""
         kept, known = self._compiled.kept, dict(operator_times)
         nodes = self._compiled.operator_times[source.topic]
         return [known.get(kept[node], -1) if node in kept else stream_time for node in nodes]
@@ -291,9 +291,8 @@ class BoundProgram:
         return tuple(sorted((kept[node], time) for node, time in times if node in kept and time >= 0))
 
     def parts_of(self, node: str, topics: Sequence[str]) -> list[list[tuple[KeyRange, int]]]:
-        """Return the parts of the task's range on each topic, with the stream time at which each begins for a node.
-
-        -1: unknown.
+        """Return the parts of the task's range on each topic, with the first stream time of each for a node; -1:
+        unknown.
         """
         id_ = self._compiled.kept.get(node)
         return [
@@ -432,9 +431,9 @@ class BoundProgram:
     def _giving_headers(
         self, keys: Iterable[bytes | None], headers: Sequence[Headers | None]
     ) -> Iterator[bytes | None]:
-        """Yield the keys, and after each give its headers to the records that were written for it.
+        """Yield the keys; after each, set its headers on the records that were written for it.
 
-        So compiled code does not know of headers, and a batch without headers costs nothing.
+        So compiled code needs no code for headers, and a batch without headers costs nothing.
         """
         self._give_headers(None)
         for key, self.headers in zip(keys, headers, strict=True):

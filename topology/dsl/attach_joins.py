@@ -58,7 +58,7 @@ def joined(
     """Return the join of a stream with a stream, a table or a global table.
 
     Raises:
-        TopologyError: an option belongs to another kind of join, or the join itself is wrong.
+        TopologyError: an option belongs to another kind of join, or the join is invalid.
     """
     if isinstance(other, Flow):
         if grace is not None:
@@ -99,7 +99,7 @@ def join_table(
     """Return the flow of the joiner's results for each record and the table's row of its key.
 
     Raises:
-        TopologyError: the joiner cannot be called so, the table is windowed, the sides are of two builders or have
+        TopologyError: the joiner takes other arguments, the table is windowed, the sides are of two builders or have
             different key serdes, or a serde is missing.
     """
     method = _method("left" if left else "inner", with_key=with_key)
@@ -264,7 +264,7 @@ def join_streams(
     """Return the join of two streams.
 
     Raises:
-        TopologyError: the joiner cannot be called so, there are no windows, the streams are of two builders or have
+        TopologyError: the joiner takes other arguments, there are no windows, the streams are of two builders or have
             different key serdes, or a serde is missing.
     """
     method = _method(kind, with_key=with_key)

@@ -1,7 +1,4 @@
-"""`KStream`: a stream of records.
-
-Each operator is a method, which attaches a node and returns the flow of its records.
-"""
+"""`KStream`: a stream of records. Each operator is a method that attaches a node and returns its flow."""
 
 from __future__ import annotations
 
@@ -180,10 +177,7 @@ class KStream(StreamCalls[K, V], StreamJoins[K, V]):
     def group_by_key(
         self, *, key: Serde[K] | None = None, value: Serde[V] | None = None, name: str | None = None
     ) -> KGroupedStream[K, V]:
-        """Group the records by their key.
-
-        `name=` names the repartition topic, which is needed if the key has changed.
-        """
+        """Group the records by key. `name=` names the repartition topic, which is needed if the key has changed."""
         return KGroupedStream(attach.grouped(self._flow, name, key, value))
 
     def group_by(
@@ -234,10 +228,7 @@ class KStream(StreamCalls[K, V], StreamJoins[K, V]):
         by_key: bool | None = None,
         name: str | None = None,
     ) -> KStream[K, V2]:
-        """Give the records to a processor that keeps their keys, so that no repartition follows from it.
-
-        See `process`.
-        """
+        """Give the records to a processor that keeps their keys, so that no repartition follows. See `process`."""
         flow = process(self._flow, supplier, stores, name, by_key=by_key, fixed_key=True)
         return KStream(flow.with_value(value, "process_values"))
 

@@ -203,10 +203,7 @@ class KTable(Generic[K, V]):
         return KGroupedTable(group_table(self._table, checked("group_by", mapper, "key", "value"), key, value, name))
 
     def suppress(self, until: Suppressed, *, name: str | None = None) -> KTable[K, V]:
-        """Hold back updates: `until_window_closes()` or `until_time_limit(...)`.
-
-        Of a row, only the latest is forwarded.
-        """
+        """Hold back updates: `until_window_closes()` or `until_time_limit(...)`. Only a row's latest is forwarded."""
         return KTable(suppress(self._table, until, name))
 
     def to_stream(self, *, name: str | None = None) -> KStream[K, V]:

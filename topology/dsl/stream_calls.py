@@ -126,10 +126,7 @@ class StreamCalls(Generic[K, V]):
         name: str | None = None,
         **options: Unpack[CallOptions],
     ) -> KStream[K, V2]:
-        """Replace each record by one for each value that `mapper(value)` returns.
-
-        For the rest see `map_values_async`.
-        """
+        """Replace each record by one for each value that `mapper(value)` returns; see `map_values_async`."""
         flow = async_map(self._flow, "flat_map_values_async", mapper, name, flat=True, **options)
         return self._called(flow.with_value(value, "flat_map_values_async"))
 

@@ -54,7 +54,7 @@ class TopologyChange:
     why: str = ""
     cure: str = ""
     topic: str | None = None
-    """The topic that keeps it. If the topic is empty, nothing can be lost, mixed or misread."""
+    """The topic that keeps the state. If the topic is empty, nothing can be lost, mixed or misread."""
     now: str | None = None
     """The new name of a store, if it is renamed."""
 
@@ -235,7 +235,7 @@ def _words(names: Collection[str]) -> str:
 
 
 def _renamed(old: Outline, new: Outline) -> dict[str, str]:
-    """Return, for each store that is gone, the new store that holds the same rows, as far as structure tells."""
+    """Return, for each removed store, the new store that holds the same rows, as far as structure shows."""
     candidates = [store for store in new.stores.values() if store.name not in old.stores]
     found: dict[str, str] = {}
     for was in old.stores.values():

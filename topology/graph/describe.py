@@ -73,7 +73,7 @@ def _children(subtopology: SubTopology) -> dict[str, list[str]]:
 
 
 def _whole(subtopology: SubTopology) -> str:
-    """Return the end of a title: why key ranges of a partition are not its tasks; empty if they are."""
+    """Return the end of a title: why the tasks are not key ranges; empty if they are."""
     if subtopology.unordered:
         return ' (no tasks: a share group deals its records, order="none")'
     if (node := subtopology.applies_to) is not None:

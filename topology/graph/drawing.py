@@ -49,14 +49,14 @@ Point: TypeAlias = tuple[float, float]
 LINE = 17.0
 """The height of a line of text."""
 LETTER = 7.3
-"""The width of a letter, about."""
+"""The approximate width of a letter."""
 RATE = 7
 """The room for a rate after the name of a store, in letters."""
 PADDING = 12.0
 LEAST_WIDTH = 72.0
 GAP: Size = (28.0, 42.0)
 PORT: Size = (16.0, 0.0)
-"""Where an arrow passes the border of a frame."""
+"""The size of the point at which an arrow passes the border of a frame."""
 TITLE = 8.0
 """The room for a frame's title, beside that of the first arrows."""
 _GENERATED = re.compile(r"^K(STREAM|TABLE)-[A-Z-]+-\d{10}$|-repartition-filter$")

@@ -59,10 +59,7 @@ class Fold:
 
 
 def folds(part: SubTopology, *, caching: bool) -> dict[str, Fold]:
-    """Return the stores of a sub-topology that known folds write and no other node uses.
-
-    `caching`: whether the record cache is on.
-    """
+    """Return the stores that known folds write and no other node uses. `caching`: whether the record cache is on."""
     found = {node.store.name: fold for node in part.nodes if isinstance(node, Aggregate) and (fold := _fold(node))}
     held_back = frozenset(node.name for node in part.nodes) - uncached(part.nodes) if caching else frozenset()
     nodes = {node.name: node for node in part.nodes}
@@ -115,7 +112,7 @@ def is_only_state(node: Aggregate, nodes: Sequence[Node]) -> bool:
 
 
 def _fold(node: Aggregate) -> Fold | None:
-    """Return the fold that an aggregation's functions, serdes and windows make; None: it is none."""
+    """Return the known fold of an aggregation, by its functions, serdes and windows; None: it is unknown."""
     store, windows = node.store, node.windows
     if node.emit_on_close or node.cogrouped or store.source is not None or store.history_ms is not None:
         return None

@@ -29,7 +29,7 @@ UNSUBSCRIBE: Instruction = 0
 UNSUBSCRIBE_AND_ANSWER: Instruction = 1
 ANSWER_IF_FOUND: Instruction = 2
 ANSWER: Instruction = 3
-"""Answer, even if there is no such row."""
+"""Answer, even if the row does not exist."""
 
 _LENGTH = Struct(">i")
 _HASH_BYTES = 16

@@ -52,7 +52,7 @@ class StreamGlobalJoin(Node):
 
 
 def method_of(join: Node) -> str:
-    """Return the name of the DSL method that makes such a join."""
+    """Return the name of the DSL method that makes the join."""
     if isinstance(join, StreamTableJoin):
         return "left_join" if join.left else "join"
     kind = getattr(join, "kind", "inner")

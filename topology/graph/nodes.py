@@ -53,9 +53,9 @@ class Source(Node):
     idle_ms: int | None = None
     """The silence of a partition after which its stream time advances; None: it does not advance."""
     unordered: bool = False
-    """Its records may be processed in any order, those of a key included: a share group deals them (`unordered`)."""
+    """The records may be processed in any order, those of a key included: a share group deals them (`unordered`)."""
     reset: str | None = None
-    """Where it begins without a position, see `offset_resets`; None: the setting `auto.offset.reset`."""
+    """Where the source begins without a position, see `offset_resets`; None: the setting `auto.offset.reset`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,11 +251,11 @@ class Aggregate(Node):
     emit_on_close: bool = False
     """Emit on close: each window is forwarded once, when it closes."""
     cogrouped: bool = False
-    """Whether it is one of several aggregations that write into the store of a `CogroupMerge` below."""
+    """Whether the node is one of several aggregations that write into the store of a `CogroupMerge` below."""
 
     @property
     def drops_null_values(self) -> bool:
-        """Whether it drops records with a null value. Windowed aggregations other than sliding ones take them in."""
+        """Whether the node drops records with a null value. Windowed aggregations, but for sliding ones, take them."""
         return self.windows is None or isinstance(self.windows, SlidingWindows)
 
 

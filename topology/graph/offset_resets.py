@@ -28,10 +28,10 @@ _ISO = re.compile(r"P(?:(\d+)D)?(?:T(?=\d)(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)(?:\.(\d
 
 
 def parse_reset(value: object) -> str:
-    """Return a reset that was written as text, in its one form.
+    """Return a reset, given as text, in its normal form.
 
     Raises:
-        ValueError: it is none; the message lists the valid forms.
+        ValueError: the text is no reset; the message lists the valid forms.
     """
     if value in (EARLIEST, LATEST):
         return str(value)
@@ -42,10 +42,10 @@ def parse_reset(value: object) -> str:
 
 
 def reset_of(value: OffsetReset | None, where: str) -> str | None:
-    """Return the reset that a source was given, None if none was.
+    """Return the reset of a source; None if it has none.
 
     Raises:
-        TopologyError: it is none.
+        TopologyError: the argument is no reset.
     """
     if value is None:
         return None
@@ -58,7 +58,7 @@ def reset_of(value: OffsetReset | None, where: str) -> str | None:
 
 
 def duration_ms_of(reset: str) -> int | None:
-    """Return how far before the present a reset begins; None: it is no duration."""
+    """Return how far before the present a reset begins; None: it has no duration."""
     return _milliseconds(reset.removeprefix(_BY_DURATION)) if reset.startswith(_BY_DURATION) else None
 
 

@@ -73,10 +73,7 @@ def assembled(
     given: Mapping[str, int | None],
     global_tables: tuple[GlobalTable, ...],
 ) -> Topology:
-    """Return the topology of these connected components.
-
-    `given`: the user's partition counts of repartition topics, by name.
-    """
+    """Return the topology of these connected components. `given`: the user's partition counts by repartition topic."""
     subtopologies = tuple(_subtopology(number, component) for number, component in enumerate(components))
     internal = (*_repartition_topics(given, subtopologies), *_changelog_topics(application_id, subtopologies))
     nodes = [node for subtopology in subtopologies for node in subtopology.nodes]

@@ -110,10 +110,7 @@ def table_group(compiler: Compiler, function: Function, node: TableGroup, record
 
 
 def regrouped(new: tuple[Any, Any] | None, old: tuple[Any, Any] | None) -> list[tuple[Any, tuple[Any, Any]]]:
-    """Return the updates of the rows of new keys, as (key, (new value, old value)).
-
-    Null keys and values are left out.
-    """
+    """Return the updates of the rows of new keys: (key, (new value, old value)). Null keys and values are left out."""
     if new is not None and (new[0] is None or new[1] is None):
         new = None
     if old is not None and (old[0] is None or old[1] is None):
@@ -200,10 +197,7 @@ def _folding(node: TableAggregate) -> Callable[[Any, tuple[Any, Any], Any], Any]
 def _add_to_row(
     compiler: Compiler, function: Function, node: Aggregate, record: RecordVariables, key_bytes: str
 ) -> None:
-    """Generate code: a record is added to a row, and the row forwarded.
-
-    Nothing may be written for this record afterwards.
-    """
+    """Generate code: a record is added to a row, and the row forwarded. Write nothing for this record afterwards."""
     entry = entry_of(compiler, function, node.store, key_bytes)
     before = function.fresh("old")
     function.line(f"{before} = {entry}.value")

@@ -170,7 +170,7 @@ class Analysis:
         return self._reads[memo]
 
     def join_reads(self, node: StreamTableJoin) -> Reads:
-        """Return what a join reads of the stream record: the parts that its joiner and the view of the table read."""
+        """Return the parts of the stream record that a join reads: those of its joiner and of the table's view."""
         own = reads_pair(node.joiner) if node.with_key else Reads(key=False, value=reads_argument(node.joiner, 0))
         looks = any(reads_step_key(step) for step in self.view(node.parents[1]))
         return Reads(own.key or looks, own.value)
@@ -231,7 +231,7 @@ class Analysis:
                 return Reads(key=True, value=True)
 
     def below(self, node: Node, key: AnySerde, value: AnySerde) -> Reads:
-        """Return what the children of a node read of the records that it forwards."""
+        """Return the parts that the children of a node read of the records that it forwards."""
         result = Reads(key=False, value=False)
         for edge in self.edges(node):
             result |= self.reads(edge, key, value)
@@ -239,17 +239,17 @@ class Analysis:
 
 
 def reads_pair(function: Function) -> Reads:
-    """Return what a function of (key, value) reads."""
+    """Return the parts that a function of (key, value) reads."""
     return Reads(reads_argument(function, 0), reads_argument(function, 1))
 
 
 def reads_partitioned(node: Sink | DynamicSink) -> Reads:
-    """Return what a sink's partitioner reads."""
+    """Return the parts that a sink's partitioner reads."""
     return Reads(key=node.partitioner is not None, value=node.partitioner is not None)
 
 
 def aggregate_reads(node: Aggregate) -> Reads:
-    """Return what an aggregation's function reads: nothing in a count, the value in a reduce."""
+    """Return the parts that an aggregation's function reads: none in a count, the value in a reduce."""
     if node.aggregator is None:
         return Reads(key=False, value=False)
     return reads_pair(node.aggregator) if node.initializer is not None else Reads(key=False, value=True)

@@ -31,10 +31,7 @@ PARAMETERS = ("key_bytes", "key", "value_bytes", "value", "old", "timestamp", "s
 """The names of a record's parts at the beginning of a function."""
 
 MOST_LOOPS = 8
-"""The most nested loops in one function.
-
-CPython allows 20 nested blocks; a `try` and a window loop need some of them.
-"""
+"""The most nested loops in one function: CPython allows 20 nested blocks, some for a `try` and a window loop."""
 
 
 @dataclass(slots=True)
@@ -55,7 +52,7 @@ class RecordVariables:
     value: str | None
     value_serde: Serde[Any] | None
     source: str
-    """The node that the bytes came from, which fails if they cannot be deserialised."""
+    """The source node of the bytes, which fails if they cannot be deserialised."""
     timestamp: str = "timestamp"
     stream_time: str = "stream_time"
     has_key: bool = False
@@ -216,7 +213,7 @@ class Unit:
     ) -> tuple[str, tuple[str, ...]]:
         """Return name and parameters of the function for `what` and one record. The first call writes it.
 
-        `node`: the node that the function passes the record to; None: several, or a part of one.
+        `node`: the node that the record enters by the function; None: several, or a part of one.
         """
         if what not in self._called:
             function = self.function(f"{name}_{len(self.functions)}")

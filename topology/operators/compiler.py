@@ -91,10 +91,7 @@ class Compiler:
             self._call(function, edge, record)
 
     def enter(self, function: Function, edge: Edge, record: RecordVariables) -> None:
-        """Generate code: a record goes to one child, inlined if possible.
-
-        Nothing may be written for this record afterwards.
-        """
+        """Generate code: a record goes to one child, inlined if possible. Write nothing for this record afterwards."""
         inline = self.analysis.has_one_parent(edge.child) and function.loops < MOST_LOOPS and self.unit.wrapper is None
         (self._write if inline else self._call)(function, edge, replace(record))
 

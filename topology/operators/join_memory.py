@@ -51,7 +51,7 @@ class JoinMemory:
     """The memory of one join in one task.
 
     `shared`: other tasks have other keys of the partitions. Then the stream times of `topics` (of the left, of the
-    right side) tell how far their records have come.
+    right side) show how far their records have come.
     """
 
     def __init__(
@@ -83,10 +83,7 @@ class JoinMemory:
             self._gate.add(self._waiting.order)
 
     def take(self, side: int, key: bytes | None, value: Any, timestamp: int, now: int) -> list[Pair]:
-        """Return a record's results: unmatched records that are due, then its matches, or itself unmatched.
-
-        `now`: stream time.
-        """
+        """Return a record's results: due unmatched records, then its matches, or itself. `now`: stream time."""
         if key is None:
             return [_pair(side, None, value, None, timestamp)] if self._outer[side] else []
         if self._keeps[side]:
@@ -141,8 +138,8 @@ class JoinMemory:
 class EmissionGate:
     """Decides when records without a match are emitted: one gate for all tasks of a partition on an instance.
 
-    Kafka Streams looks for due records only when the first of them could be due. After a look it takes the last record
-    it has looked at for the first of the rest, so it emits some later than it could. Thus the waiting records of one
+    Kafka Streams looks for due records only when the first of them could be due. After a search it takes the last
+    record examined for the first remaining one, so it emits some later than it could. Thus the waiting records of one
     task delay another's. The tasks share the gate, so that the number of ranges does not change when records are
     emitted.
 

@@ -66,10 +66,7 @@ def look_up(
 
 
 def joined_value(kind: str, joiner: str, left: str, right: str, *, known: str | None = None) -> str:
-    """Return the expression of a table join's value for two values, None if it has none.
-
-    `known`: this one is not None.
-    """
+    """Return the expression of a table join's value, None if it has none. `known`: this value is not None."""
     needed = {"inner": (left, right), "left": (left,), "outer": ()}[kind]
     call = f"{joiner}({left}, {right})"
     if kind == "outer" and known is None:

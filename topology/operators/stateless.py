@@ -155,10 +155,7 @@ def flat_map_values(compiler: Compiler, function: Function, node: FlatMapValues,
 
 
 def flat_map(compiler: Compiler, function: Function, node: FlatMap, record: RecordVariables) -> None:
-    """Generate code: a record becomes any number of records.
-
-    The pairs are unpacked at once: a bad pair fails the mapper.
-    """
+    """Generate code: a record becomes several. The pairs are unpacked at once, so a bad pair fails the mapper."""
     call = compiler.call_of(function, "mapper", node.mapper, record, KEY_AND_VALUE)
     many, key, value = function.fresh("pairs"), function.fresh("key"), function.fresh("value")
     with function.guard("processing", node.name):

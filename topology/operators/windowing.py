@@ -313,7 +313,7 @@ class Closing:
                 self.add(key)
 
     def _part_of(self, key: bytes) -> tuple[int, ...]:
-        """Return the number of the part that has a window's key, for each partition."""
+        """Return, for each partition, the number of the part of the range that has a window's key."""
         if not self._parts:
             return ()
         hash_ = key_hash(key[:-16] if isinstance(self._windows, SessionWindows) else key[:-8])

@@ -69,10 +69,7 @@ class Restarts:
         self._back_off = BackOff(FIRST_REST_S, MOST_REST_S, FORGOTTEN_AFTER_S)
 
     def ended(self, status: int, why: str, now: float) -> Verdict:
-        """Note an end; return the decision.
-
-        `status`: as in `Popen.returncode`. `why`: the worker's own reason, or empty.
-        """
+        """Note an end; return the decision. `status`: as in `Popen.returncode`. `why`: the worker's reason, if any."""
         rest_s = self._back_off.died(now)
         told = f"worker {self._worker} {describe_end(status, why)}"
         if status in (WRONG, STOPPED):

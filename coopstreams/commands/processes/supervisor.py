@@ -60,7 +60,7 @@ class _Worker:
     number: int
     ends: Restarts
     process: subprocess.Popen[bytes] | None = None
-    """None: it is about to be started."""
+    """The running process; None: it is about to be started."""
     words: int = -1
     """The supervisor's end of the pipe for the reason of its end."""
     starts: int = 0
@@ -110,7 +110,7 @@ class Supervisor:
         return True
 
     def _look_after(self, worker: _Worker) -> Over | None:
-        """Start a worker that is due, and note one that has ended; return what ends the run, if anything."""
+        """Start a worker that is due, or note one that has ended; return the reason to end the run, if there is one."""
         if worker.process is None:
             return self._start(worker) if time.monotonic() >= worker.start_at else None
         status = worker.process.poll()

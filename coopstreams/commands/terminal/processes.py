@@ -35,11 +35,11 @@ class WorkerProcess:
     report: Mapping[str, Any] | None = None
     """Its last report about itself: one instance of `/v1/status`."""
     restarts: int = 0
-    """How often it was restarted."""
+    """How often the worker was restarted."""
     last_end: str = ""
-    """How it ended, while it waits for its restart."""
+    """How the worker ended, while it waits for its restart."""
     again_at: float = 0.0
-    """The time of its restart, while it waits for one."""
+    """The time of the worker's restart, while it waits for one."""
 
 
 def processes_table(application: str, processes: Iterable[WorkerProcess], now: float) -> Table:

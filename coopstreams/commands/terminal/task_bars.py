@@ -82,5 +82,5 @@ def label(each: TaskProgress) -> str:
 
 
 def say_stage(stage: Stage) -> None:
-    """Print the stage that begins: for `on_stage` of a backfill."""
+    """Print the stage that begins, as the `on_stage` of a backfill."""
     typer.echo(f"{stage.name}: {len(stage.running)} tasks")

@@ -146,7 +146,7 @@ _CURE_TLS = (
 )
 
 _FENCED_BROKERS = "fenced"
-"""In the message of INVALID_REPLICATION_FACTOR: known brokers are down at present; otherwise there are too few."""
+"""A word in the message of INVALID_REPLICATION_FACTOR if known brokers are down; without it there are too few."""
 
 CLIENT_ERRORS = (KafkaException, SystemError)
 """The exceptions of confluent-kafka.

@@ -89,7 +89,7 @@ class FetchBuffer(Protocol):
         """Cut the records of a partition by these routes, if that can be done before they are returned."""
 
     def fetched_to(self, partition: TopicPartition) -> int:
-        """Return the offset after the last record that came of a partition."""
+        """Return the offset after the last record fetched from a partition."""
         ...
 
     def kept(self, partition: TopicPartition) -> tuple[int, int]:

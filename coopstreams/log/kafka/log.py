@@ -88,7 +88,7 @@ class KafkaLog:
         self._answered_at = time.monotonic()
         self._made: set[str] = set()
         self._made_until = 0.0
-        """Until when topics created here may be unknown to a broker: `time.monotonic()`."""
+        """The time (`time.monotonic`) until which topics created here may be unknown to a broker."""
         self._connecting = threading.Lock()
         self._brokers: _Brokers | None = None
         self._closed = False

@@ -41,7 +41,7 @@ class _Messages:
 
 
 class MessagePart:
-    """The messages that one fetch gives of one partition."""
+    """The messages that one fetch returns for one partition."""
 
     __slots__ = ("_records", "after", "events", "partition")
 
@@ -76,7 +76,7 @@ class MessageBuffer:
         self._consumer = consumer
         self._readings: dict[TopicPartition, _Messages] = {}
         self._by_number: dict[int | None, _Messages] | None = None
-        """By partition number, where only one topic has a partition of that number. None: to be made again."""
+        """The partitions by number, where only one topic has a partition of that number. None: out of date."""
 
     def connect(self, consumer: Consumer) -> None:
         """Read by this client."""
@@ -107,7 +107,7 @@ class MessageBuffer:
         """Cut the records of a partition: `make_batches` does."""
 
     def fetched_to(self, partition: TopicPartition) -> int:
-        """Return the offset after the last record that came of a partition."""
+        """Return the offset after the last record fetched from a partition."""
         return self._readings[partition].fetched_to
 
     def kept(self, partition: TopicPartition) -> tuple[int, int]:

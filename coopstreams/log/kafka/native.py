@@ -63,7 +63,7 @@ class Appender(Protocol):
         """Return error code and topic of the first record that was not delivered, once. Code 0: it is not known."""
 
     def delivered_to(self, topic: str, partition: int) -> int | None:
-        """Return the offset after the last delivered record; None: none was, or the broker did not say."""
+        """Return the offset after the last delivered record; None: none was, or the broker did not report it."""
 
     def counts(self) -> tuple[int, int]:
         """Return how many records were delivered, and how many were not."""
@@ -115,7 +115,7 @@ class Fetcher(Protocol):
         """Cut the records of a partition before objects are made of them; None: do not."""
 
     def fetched_to(self, partition: int) -> int:
-        """Return the offset after the last record that came of a partition."""
+        """Return the offset after the last record fetched from a partition."""
         ...
 
     def kept(self, partition: int) -> tuple[int, int]:

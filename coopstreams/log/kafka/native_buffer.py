@@ -25,7 +25,7 @@ EVENTS = 100
 
 
 class NativePart:
-    """The columns that one fetch gives of one partition."""
+    """The columns that one fetch returns for one partition."""
 
     __slots__ = ("_columns", "_cut", "_stream_time", "after", "events", "partition")
 
@@ -113,7 +113,7 @@ class NativeBuffer:
         self._fetcher.route(self._ids[partition], routes.first_router)
 
     def fetched_to(self, partition: TopicPartition) -> int:
-        """Return the offset after the last record that came of a partition."""
+        """Return the offset after the last record fetched from a partition."""
         return self._fetcher.fetched_to(self._ids[partition])
 
     def kept(self, partition: TopicPartition) -> tuple[int, int]:

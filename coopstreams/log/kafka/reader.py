@@ -58,12 +58,12 @@ class _Reading:
     partition: TopicPartition
     at: Position
     taken: bool = False
-    """Whether it is assigned to librdkafka, which fetches it."""
+    """Whether the partition is assigned to librdkafka, which fetches it."""
     held: bool = False
     looks: int = 0
-    """How many look-ups of silent topics there were since a message came."""
+    """The number of look-ups of silent topics since the last message."""
     failure: LogError | None = None
-    """Why it cannot be read from its position; None: it can."""
+    """Why the partition cannot be read from its position; None: it can."""
     astray: bool = False
     """Whether the client has stopped fetching it because of another position: it must be assigned again."""
 
@@ -84,7 +84,7 @@ class KafkaReader:
         self._readings: dict[TopicPartition, _Reading] = {}
         self._routes: dict[TopicPartition, Routes] = {}
         self._failures: list[LogError] = []
-        """Errors after which reading goes on: each is raised once."""
+        """Errors that do not end reading: each is raised once."""
         self._looked_at = time.monotonic()
 
     def assign(self, positions: Mapping[TopicPartition, Position]) -> None:
@@ -217,10 +217,7 @@ class KafkaReader:
             reading.looks += 1
 
     def _overlooks(self, silent: _Reading) -> bool:
-        """Whether a silent partition has records that the client does not fetch.
-
-        Checked after two, four, eight and sixteen looks.
-        """
+        """Whether a silent partition has records that the client does not fetch. Checked after 2, 4, 8 and 16 looks."""
         if not silent.taken or silent.held or silent.failure is not None:
             return False
         if silent.looks < 2 or silent.looks.bit_count() > 1:

@@ -21,13 +21,13 @@ R = TypeVar("R")
 PREFIX = "schema.registry."
 _TIMEOUT_S = 5.0
 REFUSED_S = 5.0
-"""How long it is remembered that a registry has no schema with an id: a topic may be full of such records."""
+"""How long a missing schema id is remembered: a topic may be full of such records."""
 _MOST_REFUSED = 10_000
 _NOT_FOUND, _CONFLICT, _INVALID = 404, 409, 422
 
 
 _refused: dict[tuple[RegistryClient, int], float] = {}
-"""Until when an id is taken for unknown (`monotonic`)."""
+"""The time (`monotonic`) until which an id counts as unknown."""
 
 
 @dataclass(frozen=True, slots=True)

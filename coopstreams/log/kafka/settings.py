@@ -162,7 +162,7 @@ class ClientErrors:
         self.refused: KafkaError | None = None
         """Set when the broker rejects the credentials, which waiting does not cure."""
         self.shut_out: KafkaError | None = None
-        """Set when TLS, or a login with a token, failed: at the start nothing cures it; later, a new token may."""
+        """Set when TLS, or a login with a token, failed: final at the start; later a new token may succeed."""
         self.transaction = ""
         """The error that made the transaction fail, in words: later calls only report the consequence."""
         self._last: KafkaError | None = None

@@ -41,7 +41,7 @@ class AcquiredRecord:
     timestamp: int
     headers: Headers | None
     deliveries: int
-    """How many times it was delivered, this time included."""
+    """How many times the record was delivered, this time included."""
 
     @property
     def id(self) -> tuple[str, int, int]:

@@ -417,7 +417,7 @@ class KafkaWriter:
         return Attempt(self._login, "Write", topics, group, self._id or "")
 
     def _translated(self, exception: BaseException, what: str, topic: str = "", group: str = "") -> LogError:
-        """Return our exception. A client with a fatal error answers with the consequence; the cause came before."""
+        """Return our exception. A client with a fatal error reports only the consequence; the cause came earlier."""
         error = error_of(exception)
         if error.fatal():
             self._errors.fatal = error

@@ -40,7 +40,7 @@ class Partition:
         self._headers: list[Headers | None] = []
         self._spans: list[_Span | None] = []
         self._open: dict[Producer, _Span] = {}
-        """In the order of their starts."""
+        """The open spans, in the order of their starts."""
         self._aborted = False
 
     @property

@@ -45,7 +45,7 @@ class Producer:
     epoch: int = 0
     """The epoch of the writer that may use the id: the last one that took it over."""
     open: bool = False
-    """Whether it has an open transaction."""
+    """Whether the producer has an open transaction."""
     committed: bool = False
     """Whether the last transaction was committed. A take-over forgets it: it then counts as aborted."""
     participants: dict[Participant, None] = field(default_factory=dict)

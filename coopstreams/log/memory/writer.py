@@ -97,10 +97,7 @@ class MemoryWriter:
         self._end(commit=True)
 
     def abort(self) -> None:
-        """Abort the transaction: nothing of it counts.
-
-        A fenced writer takes its id over again with its next transaction.
-        """
+        """Abort the transaction: nothing of it counts. A fenced writer takes its id over again with the next one."""
         with self._state.changed:
             if self._session is not None and self._session.is_fenced:
                 self._session, self._open = None, False

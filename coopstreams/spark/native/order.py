@@ -31,7 +31,7 @@ _NEVER: Final = sys.maxsize
 
 
 def merged(spans: Iterable[Any]) -> Any:
-    """Return tables of spans as one, which has each start once."""
+    """Return several tables of spans as one, with each start once."""
     table: Any = pa.concat_tables(spans)
     folds = [("opened", "min"), ("beyond", "min"), ("last", "max")]
     made = table.group_by("start").aggregate(folds)

@@ -8,7 +8,7 @@ The counts of all tasks decide whether SQL's rows are used, and the stream time 
 expired. So the rows wait in files until all are folded.
 
 Invariant: an attempt writes files of its own, and Spark returns the rows of one attempt.
-Turned down: Parquet by Spark (which has to be read twice, shuffled and sorted anew: a third of the JVM's time where
+Turned down: Parquet by Spark (which has to be read twice, shuffled and sorted again: a third of the JVM's time where
 there are nearly as many rows as records).
 """
 

@@ -91,7 +91,7 @@ class Aggregation:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The fields that it reads."""
+        """The fields that the fold reads."""
         return tuple(dict.fromkeys([*fields_of(self.where), *([] if self.field is None else [self.field])]))
 
     @property
@@ -101,7 +101,7 @@ class Aggregation:
 
     @property
     def mixed(self) -> bool:
-        """Whether it adds floats among which there may be integers, which Python adds without rounding."""
+        """Whether the fold adds floats among which there may be integers, which Python adds without rounding."""
         typed = self.parts is not None and self.field is not None and self.parts[self.field].kind == "float"
         return self.number == "float64" and self.fold == "sum" and self.values != "float64" and not typed
 

@@ -73,7 +73,7 @@ class Reporter:
             self._say(done=False)
 
     def end(self) -> None:
-        """Report that it is done."""
+        """Report that the work is done."""
         self._say(done=True)
 
     def _say(self, *, done: bool) -> None:

@@ -35,7 +35,7 @@ class Brokers:
     """The leaders when a broker was paused, which it assumes until it learns."""
 
     def leader(self, where: Where) -> Leadership:
-        """Return who leads a partition, or coordinates a group or a transactional id."""
+        """Return the leader of a partition, or the coordinator of a group or a transactional id."""
         found = self._leaders.get(where)
         if found is None:
             name = where if isinstance(where, str) else f"{where.topic}-{where.partition}"
@@ -75,7 +75,7 @@ class Brokers:
         return told
 
     def led_by(self, broker: int) -> list[Where]:
-        """Return everything that a broker leads, of what was requested so far."""
+        """Return the partitions, groups and ids that a broker leads, of those requested before."""
         return [where for where, leadership in self._leaders.items() if leadership.broker == broker]
 
     def fail_over(self, broker: int) -> None:

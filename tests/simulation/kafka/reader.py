@@ -62,7 +62,7 @@ class SimulatedReader(MemoryReader):
         return batches, count
 
     def _is_news(self, partition: TopicPartition, reading: Reading) -> bool:
-        """Whether there are records or an error: only then the plan is asked."""
+        """Whether there are records or an error. Without either, the fault plan is not consulted."""
         stored, at = self._state.partition(partition), reading.at.offset
         end = stored.stable_end if self._committed_only else stored.end
         return reading.told_end != max(at, end) or not stored.start <= at <= stored.end

@@ -31,7 +31,7 @@ class _Batch(NamedTuple):
     timestamps: Int64s
     headers: Sequence[Headers | None] | None
     since: float
-    """When they were taken."""
+    """The time at which the records were taken."""
 
 
 class SimulatedWriter:
