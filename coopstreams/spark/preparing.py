@@ -18,7 +18,6 @@ from coopstreams.commit.record import Committed
 from coopstreams.common.config import Config
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.kafka.log import KafkaLog
-from coopstreams.log.kafka.offsets import KafkaOffsets
 from coopstreams.spark import plan as planning
 from coopstreams.spark.history.history import History, KafkaHistory, TableHistory, cut_of
 from coopstreams.spark.outbox import announce, cluster_of
@@ -125,20 +124,14 @@ def make_plan(
         )
     if options.snapshots is not None:
         Storage(options.snapshots)  # fails now if its driver is missing, instead of in the tasks
-    with (
-        closing(cluster_of(config)) as cluster,
-        closing(KafkaOffsets(config.client, config["application.id"])) as offsets,
-    ):
+    with closing(cluster_of(config)) as cluster:
         topology = as_it_runs(built, cluster.partitions(), config)
         planning.check(topology)
         chosen, known = _histories(topology, histories, options.until)
         resolved = (prepare_topics if create else check_topics)(cluster, topology, config)
         check_unused(cluster, config, topology, resolved.partitions)
         cut, globally = (
-            {
-                topic: cut_of(cluster, offsets, topic, history, resolved.partitions[topic])
-                for topic, history in each.items()
-            }
+            {topic: cut_of(cluster, topic, history, resolved.partitions[topic]) for topic, history in each.items()}
             for each in (chosen, known)
         )
         ids = ids_of(cluster, topology)

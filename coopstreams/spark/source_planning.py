@@ -15,7 +15,6 @@ from coopstreams.admin.rebuild import RebuildScope, logged, to_rebuild
 from coopstreams.commit.record import Segment
 from coopstreams.common.config import Config
 from coopstreams.log.kafka.log import KafkaLog
-from coopstreams.log.kafka.offsets import KafkaOffsets
 from coopstreams.spark import plan as planning
 from coopstreams.spark.committed import Rebuild, Stands, aligned, end_of
 from coopstreams.spark.committed_positions import check_stopped, committed, unread
@@ -61,10 +60,7 @@ def begin_rebuild(
                 "Rebuild its state from the changelogs instead of the source."
             )
     check_stopped(config)
-    with (
-        closing(cluster_of(config)) as cluster,
-        closing(KafkaOffsets(config.client, config["application.id"])) as offsets,
-    ):
+    with closing(cluster_of(config)) as cluster:
         topology = as_it_runs(built, cluster.partitions(), config)
         planning.check(topology)
         resolved = (check_topics if dry_run else prepare_topics)(cluster, topology, config)
@@ -79,7 +75,7 @@ def begin_rebuild(
             )
         if not incomplete:
             _check_whole(cut)
-        _check_read(cluster, offsets, stages, cut, rebuild.committed)
+        _check_read(cluster, stages, cut, rebuild.committed)
         tables = {table.topic: resolved.partitions[table.topic] for table in topology.global_tables}
         plan = Plan(
             # Named differently from a backfill, whose runs keep the application from starting until they are published.
@@ -91,9 +87,7 @@ def begin_rebuild(
             partitions=dict(resolved.partitions),
             seed=not dry_run,
             snapshots=None if dry_run or config["snapshots.dir"] is None else absolute(config["snapshots.dir"]),
-            global_tables={
-                topic: cut_of(cluster, offsets, topic, KafkaHistory(), count) for topic, count in tables.items()
-            },
+            global_tables={topic: cut_of(cluster, topic, KafkaHistory(), count) for topic, count in tables.items()},
             rebuild=rebuild,
             ids=ids_of(cluster, topology),
         )
@@ -220,9 +214,7 @@ def _check_whole(cut: Mapping[str, Mapping[int, tuple[int, int]]]) -> None:
         )
 
 
-def _check_read(
-    cluster: KafkaLog, offsets: KafkaOffsets, stages: Iterable[Stage], cut: Mapping[str, object], committed: Stands
-) -> None:
+def _check_read(cluster: KafkaLog, stages: Iterable[Stage], cut: Mapping[str, object], committed: Stands) -> None:
     """Check that the sub-topologies have read all records forwarded to them.
 
     These follow from committed records, so they must be in the state of the reader.
@@ -237,7 +229,8 @@ def _check_read(
     ]:
         if place.topic not in known or place.partition >= known[place.topic]:
             continue
-        count = unread(cluster, place, committed[place.topic][place.partition], offsets.stable(place))
+        end = cluster.stable_offsets([place])[place]
+        count = unread(cluster, place, committed[place.topic][place.partition], end)
         if count:
             raise ConfigError(
                 f"{place} has {count} records that the application has written to itself and not read: they would be "

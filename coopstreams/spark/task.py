@@ -33,7 +33,7 @@ from coopstreams.common.host import Timed
 from coopstreams.log.kafka.native import native_parts, native_tables
 from coopstreams.log.log import Position, RecordBatch
 from coopstreams.spark.changelog_rows import record_of, visible
-from coopstreams.spark.history.global_tables import Cut, read_rows, tables_of
+from coopstreams.spark.history.global_tables import Cut, read_rows
 from coopstreams.spark.history.rows import BEGIN, END, RESULTS, batch, columns_of, headers_column, runs_of
 from coopstreams.spark.outbox import Outbox, Seeds, partitions_of
 from coopstreams.spark.placing import PlacedOutput
@@ -57,6 +57,7 @@ from coopstreams.topology.compile.operator_time import OperatorTimes
 from coopstreams.topology.compile.outputs import ANY_PARTITION, Output
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.failures import Failure
+from coopstreams.topology.graph.fingerprint import global_tables_of
 from coopstreams.topology.keys import KeyRange, offset_hash, partition_of
 from coopstreams.topology.naming import changelog_topic, internal_topic
 from coopstreams.topology.stores import StoreSpec
@@ -198,7 +199,9 @@ class TaskAttempt:
         on_failure = handler(
             self.id, work.config, tally.failure, self._dead_letter, self._sayings, fates, topics=topics
         )
-        rows = read_rows(work.config.client, tables_of(topology, program.subtopology), work.global_tables, on_failure)
+        rows = read_rows(
+            work.config.client, global_tables_of(topology, program.subtopology), work.global_tables, on_failure
+        )
         for each in rows.values():
             closing.callback(each.close)
         progress = Progress.beginning(self.id.key_range, dict.fromkeys(self._topics, Position(0)))

@@ -7,10 +7,9 @@ offsets first.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import closing
 
 from coopstreams.common.config import Config
-from coopstreams.log.kafka.offsets import KafkaOffsets
+from coopstreams.group.admin import GroupAdmin
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.naming import backfill_runs
@@ -28,10 +27,9 @@ def check_published(config: Config, counts: Mapping[str, int], sources: Mapping[
     runs = backfill_runs(application, counts)
     if not runs:
         return
-    with closing(KafkaOffsets(config.client, application, timeout_s=config["connect.timeout.ms"] / 1000)) as offsets:
-        if offsets.committed(
-            [TopicPartition(topic, number) for topic, count in sources.items() for number in range(count)]
-        ):
+    read = [TopicPartition(topic, number) for topic, count in sources.items() for number in range(count)]
+    with GroupAdmin(config.client, application, timeout_s=config["connect.timeout.ms"] / 1000) as group:
+        if any(group.committed(read).values()):
             return
     raise ConfigError(
         f'run {runs[-1]} of a backfill of "{application}" is not published: an application that starts now would '

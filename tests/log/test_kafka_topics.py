@@ -20,5 +20,7 @@ def test_the_controller_says_whether_a_topic_is_missing(kafka: Kafka) -> None:
     assert not log._exists(none)
     with pytest.raises(UnknownTopicError, match=none):
         log.end_offset(TopicPartition(none, 0))
+    with pytest.raises(UnknownTopicError, match=none):
+        log.stable_offsets([TopicPartition(none, 0)])
     assert none not in kafka.topics()
     log.close()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 from confluent_kafka import Producer
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from coopstreams.log.kafka.offsets import KafkaOffsets
+from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.spark.history.kafka_source import KafkaSource, read_options, write_options
 from coopstreams.topology.columns import TopicPartition
 from tests.broker.reading import read_topic
@@ -87,9 +87,9 @@ def test_a_cut_in_an_open_transaction_is_an_error_after_a_while(kafka: Kafka, sp
         producer.begin_transaction()
         producer.produce(topic, b"open", b"k", 0)
         producer.flush(90)
-        offsets = KafkaOffsets({"bootstrap.servers": kafka.bootstrap}, "nobody")
-        assert offsets.stable(TopicPartition(topic, 0)) == 5
-        offsets.close()
+        with closing(KafkaLog({"bootstrap.servers": kafka.bootstrap})) as log:
+            at = TopicPartition(topic, 0)
+            assert log.stable_offsets([at]) == {at: 5}
         assert read(spark, kafka, topic, 0, 5).count() == 4
         with pytest.raises(PySparkException, match="a transaction is open there"):
             read(spark, kafka, topic, 0, 6, patience_s=1.0).count()

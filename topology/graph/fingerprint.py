@@ -50,13 +50,13 @@ def _fingerprint(topology: Structure, part: SubTopology, partitions: int | None)
     drawn = {
         "nodes": [_node(node, number_of) for node in part.nodes],
         "stores": [said(store) for store in part.stores],
-        "global": [said(table) for table in _looked_into(topology, part)],
+        "global": [said(table) for table in global_tables_of(topology, part)],
         "partitions": partitions,
     }
     return xxh64_hexdigest(orjson.dumps(drawn, option=orjson.OPT_SORT_KEYS))
 
 
-def _looked_into(topology: Structure, part: SubTopology) -> list[GlobalTable]:
+def global_tables_of(topology: Structure, part: SubTopology) -> list[GlobalTable]:
     """Return the global tables that the nodes look up."""
     names = {node.store.name for node in part.nodes if isinstance(node, StreamGlobalJoin)}
     names |= {name for node in part.nodes if isinstance(node, Processing) for name in node.store_names}

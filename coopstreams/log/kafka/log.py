@@ -1,9 +1,9 @@
 """A Kafka cluster as a `Log`: readers, writers, topics, offsets.
 
 Invariant: `end_offset` is requested each time, from the leader of the highest epoch that enough brokers know
-(`group.leadership`). A read_uncommitted consumer requests the other offsets: a read_committed one would get the last
-stable offset instead, and `AdminClient.list_offsets` answers FENCED_LEADER_EPOCH for ever after a broker's restart
-(measured).
+(`group.leadership`). A read_uncommitted consumer requests the other offsets: a read_committed one gets the last
+stable offset (`stable_offsets`), and `AdminClient.list_offsets` answers FENCED_LEADER_EPOCH for ever after a broker's
+restart (measured).
 """
 
 from __future__ import annotations
@@ -197,6 +197,12 @@ class KafkaLog:
                 self._wait_for_end(patience, what, missing[0], told)
         return found
 
+    def stable_offsets(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return the last stable offset of each of these partitions: no transaction is open below it."""
+        settings = consumer_settings(self._settings, committed_only=True)
+        with contextlib.closing(make_client(Consumer, settings, self._errors)) as consumer:
+            return {partition: self._watermarks(partition, consumer)[1] for partition in partitions}
+
     def offset_at(self, partition: TopicPartition, timestamp_ms: int) -> int:
         """Return the first offset of a record that is not older than this; the true high watermark if there is none."""
         where = KafkaPartition(*partition, timestamp_ms)
@@ -289,10 +295,11 @@ class KafkaLog:
         found = self._ask(lambda seconds: self._consumer.list_topics(timeout=seconds), "asking for the topics").topics
         return {name: len(topic.partitions) for name, topic in found.items() if topic.error is None}
 
-    def _watermarks(self, partition: TopicPartition) -> tuple[int, int]:
+    def _watermarks(self, partition: TopicPartition, other: Consumer | None = None) -> tuple[int, int]:
+        """Return the offsets between which a partition lies, as this log's consumer sees it, or another."""
         where = KafkaPartition(*partition)
         return self._ask(
-            lambda seconds: self._consumer.get_watermark_offsets(where, seconds, cached=False),
+            lambda seconds: (other or self._consumer).get_watermark_offsets(where, seconds, cached=False),
             f"asking for the offsets of {partition}",
             partition,
         )

@@ -18,18 +18,9 @@ from coopstreams.state.global_table import GlobalRows
 from coopstreams.state.global_updates import rows_of
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.failures import OnFailure
-from coopstreams.topology.graph.join_nodes import StreamGlobalJoin
-from coopstreams.topology.graph.nodes import GlobalTable, Processing, SubTopology
-from coopstreams.topology.graph.topology import Topology
+from coopstreams.topology.graph.nodes import GlobalTable
 
 Cut = Mapping[str, Mapping[int, tuple[int, int]]]
-
-
-def tables_of(topology: Topology, subtopology: SubTopology) -> list[GlobalTable]:
-    """Return the global tables that a sub-topology reads."""
-    stores = {node.store.name for node in subtopology.nodes if isinstance(node, StreamGlobalJoin)}
-    stores |= {name for node in subtopology.nodes if isinstance(node, Processing) for name in node.store_names}
-    return [table for table in topology.global_tables if table.store.name in stores]
 
 
 def read_rows(

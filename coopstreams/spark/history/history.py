@@ -15,7 +15,6 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 
 from coopstreams.log.kafka.log import KafkaLog
-from coopstreams.log.kafka.offsets import KafkaOffsets
 from coopstreams.spark.history.jvm_source import jvm_frame
 from coopstreams.spark.history.kafka_source import KafkaSource, read_options
 from coopstreams.spark.history.rows import HISTORY, ddl
@@ -72,9 +71,7 @@ class TableHistory:
 History = KafkaHistory | TableHistory
 
 
-def cut_of(
-    cluster: KafkaLog, offsets: KafkaOffsets, topic: str, history: History, partitions: int
-) -> dict[int, tuple[int, int]]:
+def cut_of(cluster: KafkaLog, topic: str, history: History, partitions: int) -> dict[int, tuple[int, int]]:
     """Return the offsets [start, end) of each partition that the backfill covers.
 
     Raises:
@@ -85,7 +82,7 @@ def cut_of(
         return {number: (0, history.continues_at.get(number, 0)) for number in range(partitions)}
     places = [TopicPartition(topic, number) for number in range(partitions)]
     starts = {place: cluster.start_offset(place) for place in places}
-    ends = {place: offsets.stable(place) for place in places}
+    ends = cluster.stable_offsets(places)
     if isinstance(history.until, datetime):
         until_ms = int(history.until.timestamp() * 1000)
         ends = {place: min(cluster.offset_at(place, until_ms), end) for place, end in ends.items()}
