@@ -76,7 +76,7 @@ def timed(of: type, method: str, seconds: list[float]) -> None:
 
 
 def work(bootstrap: str, source: str, name: str, groups: int, threads: int, seconds: float) -> None:
-    """Run so many applications in this process; print the durations of their commits, after a warm-up."""
+    """Run this many applications in this process; print the durations of their commits, after a warm-up."""
     tune_memory()
     found: dict[str, list[float]] = defaultdict(list)
     for part, (of, method) in PARTS.items():

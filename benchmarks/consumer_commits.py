@@ -49,7 +49,7 @@ def fill(log: KafkaLog, topic: str, records: int) -> None:
 
 
 def read(consumer: CooperativeConsumer, count: int) -> list[ConsumerRecord]:
-    """Consume so many records."""
+    """Consume this many records."""
     records: list[ConsumerRecord] = []
     while len(records) < count:
         records += consumer.consume(count - len(records), 1.0)
@@ -86,7 +86,7 @@ def measure(broker: KafkaBroker, folder: Path, ranges: int, commits: int) -> tup
 
 
 def value_bytes(ranges: int) -> int:
-    """The size of an individual commit with so many ranges."""
+    """The size of an individual commit with this many ranges."""
     return len(encode_value(CommitValue("orders-consumer-" + "0" * 32 + "-commit", (segment_of(ranges),))))
 
 

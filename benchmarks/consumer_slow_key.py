@@ -34,7 +34,7 @@ FAST_MS = 0.2
 
 
 def fill(bootstrap: str, topic: str, records: int) -> None:
-    """Write the input: each key has as many records."""
+    """Write the input, with the same number of records for each key."""
     make_topics(bootstrap, topic)
     write(bootstrap, topic, ((b"key-%d" % (number % KEYS), b"%d" % number) for number in range(records)))
 

@@ -240,7 +240,7 @@ class Counting:
             time.sleep(0.1)
 
     def window(self, seconds: float, load: int, took: Sequence[int]) -> Window:
-        """Measure for so long. `load`: its process; `took`: its answers."""
+        """Measure for `seconds`. `load`: its process; `took`: its answers."""
         processes = self.process.pid, load
         began, first, before = time.perf_counter(), self.at(), sum(took)
         cpu = [cpu_of(process) for process in processes]

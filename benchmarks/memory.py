@@ -89,7 +89,7 @@ def produce(producer: Producer, topic: str, key: int, leaves: bool) -> None:
 
 
 def with_keys(bootstrap: str, keys: int, state: Path) -> Table:
-    """Count so many keys; return the table."""
+    """Count this many keys; return the table."""
     name = f"keys-{keys}"
     table = Table("records", "s", "resident MB", "anonymous MB", "state on disk MB", title=f"{keys:,} keys")
     with started(bootstrap, "count", name, state) as process:

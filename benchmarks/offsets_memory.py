@@ -53,7 +53,7 @@ def records(entries: int, topics: int, cuts: int) -> Iterator[tuple[bytes, bytes
 
 
 def filled(entries: int, topics: int, cuts: int) -> CommitView:
-    """Return a view that has read so many entries."""
+    """Return a view that has read this many entries."""
     view = CommitView("accounting")
     for key, value in records(entries, topics, cuts):
         view.apply(key, value)

@@ -120,7 +120,7 @@ def cpu_s() -> float:
         try:
             fields = each.read_text().rpartition(")")[2].split()
         except OSError:
-            continue  # it has ended meanwhile; its parent has its time
+            continue  # the process has ended; its time is in its parent's
         pid = int(each.parent.name)
         children[int(fields[1])].append(pid)
         spent[pid] = sum(map(int, fields[11:15]))

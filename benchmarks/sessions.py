@@ -40,7 +40,7 @@ Click = tuple[bytes, int]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Clicks of so many users; sessions are kept for the gap and so much longer."""
+    """Clicks of `keys` users; sessions are kept for the gap and `grace_ms`."""
 
     keys: int
     grace_ms: int = 0

@@ -358,7 +358,7 @@ class Rocks:
 
 
 class _Column:
-    """The column family of a family, from the family's making to its end."""
+    """A RocksDB column family that holds one of our families, until that is dropped."""
 
     __slots__ = ("dropped", "name", "rdict")
 

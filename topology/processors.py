@@ -255,7 +255,7 @@ async def awaited(function: Callable[..., Any], visit: Visit, rows: Mapping[str,
 
 
 def called(function: Callable[..., Any], visit: Visit, rows: Mapping[str, Row]) -> list[Effect]:
-    """Call any other function of `process_async` once, on a thread or in a process; return the recorded effects."""
+    """Call a plain function of `process_async` once, on a thread or in a process; return the recorded effects."""
     record, context = visit.begun(rows)
     try:
         function(record, context)

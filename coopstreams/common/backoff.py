@@ -11,7 +11,7 @@ from dataclasses import dataclass
 FIRST_S = 0.5
 MOST_S = 10.0
 FORGOTTEN_AFTER_S = 60.0
-"""After so long without a death, the next one counts as the first again."""
+"""After this long without a death, the next one counts as the first again."""
 
 
 @dataclass(slots=True)

@@ -125,7 +125,7 @@ class Host(Protocol):
         ...
 
     def sleep(self, seconds: float) -> None:
-        """Block for so long."""
+        """Block for this long."""
 
     def called(self) -> str:
         """Return the host name."""
@@ -170,7 +170,7 @@ class System:
         return int(time.time() * 1000)
 
     def sleep(self, seconds: float) -> None:
-        """Block for so long."""
+        """Block for this long."""
         time.sleep(seconds)
 
     def called(self) -> str:

@@ -216,7 +216,7 @@ class Security:
             self._need("sasl.oauthbearer.client.secret")
         if self.mechanism == MSK_IAM and not self.tls:
             raise ConfigError(f"sasl.mechanism {MSK_IAM} needs security.protocol SASL_SSL")
-        _ = self._token_source  # loads it
+        _ = self._token_source  # raises the errors of its settings
         if self.tls:
             self._context()
 

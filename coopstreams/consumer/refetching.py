@@ -23,7 +23,7 @@ from coopstreams.topology.columns import Columns, TopicPartition, joined
 from coopstreams.topology.errors import LogError
 
 JUMP = 5000
-"""Reading so many records takes about as long as seeking: a few milliseconds."""
+"""Reading this many records takes about as long as seeking: a few milliseconds."""
 
 
 @dataclass(slots=True)

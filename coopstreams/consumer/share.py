@@ -146,7 +146,7 @@ class Share:
         return segments
 
     def stand_before(self) -> None:
-        """Set in `progress` the segments of a commit that has no more records than the last one."""
+        """Set the segments in `progress` for a commit without records beyond the last commit."""
         self.progress.stand(self.at, self.inflight.passed_by(self.progress.staged_segments(self.at)))
 
     def _forget_waiting(self) -> None:

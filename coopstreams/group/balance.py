@@ -72,7 +72,7 @@ def _slot_counts(layout: Layout, held: _Held) -> list[int]:
 
 
 def _stays(layout: Layout, held: _Held, partition: int, slots: int) -> int:
-    """Return how many hashes could stay in place if the partition had so many slots.
+    """Return how many hashes could stay in place if the partition had this many slots.
 
     A partition in which nothing would change counts a little more (`_CALM`).
     """

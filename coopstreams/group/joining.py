@@ -21,14 +21,14 @@ class Timings:
     """Time limits of a membership. Units: ms."""
 
     session: int = 10_000
-    """Without heartbeats for so long, a member is out.
+    """Without heartbeats for this long, a member is out.
 
     A C call that keeps the GIL for longer costs the membership, but nothing else. The group waits no longer for a
     member to join again (Kafka's rebalance time-out): a join runs on the same thread as the heartbeats and waits for no
     record, and a member that dies inside one would hold up all the others.
     """
     heartbeat: int = 400
-    """Interval of heartbeats. A rebalance takes about one of them a round."""
+    """Interval of heartbeats. Each round of a rebalance takes about one interval."""
     connect: int = 60_000
     """How long to look for the brokers at start."""
     request: int = 30_000

@@ -381,7 +381,7 @@ class CommitGate:
             return clear
 
     def leave(self) -> None:
-        """End a commit."""
+        """End a commit that `enter` began."""
         with self._changed:
             self._committing -= 1
             self._changed.notify_all()

@@ -199,9 +199,9 @@ class Transactions:
     async def _producers(
         self, partitions: Iterable[TopicPartition], give_up: float, *, everywhere: bool
     ) -> PartitionAnswers:
-        """Return the open transactions in these partitions, once all that exist have answered.
+        """Return the open transactions in these partitions, once the leaders of all existing partitions have answered.
 
-        `everywhere` False: of those that answer at once.
+        `everywhere` False: only from leaders that answer at once.
         """
         left, found = set(partitions) - self._unseen, PartitionAnswers({}, {})
         reasons: Mapping[TopicPartition, object] = {}

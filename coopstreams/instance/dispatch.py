@@ -134,7 +134,7 @@ class Dispatcher:
         self._reader.wake()
 
     def silent_s(self, source: TopicPartition) -> float | None:
-        """Return for how long a partition has been silent; None: it is not, or its time needs records. Any thread."""
+        """Return for how long a partition has been silent; None: it is not, or records alone move time. Any thread."""
         partition = self._partitions.get(source)
         since = partition.silence.since if partition is not None and partition.silence is not None else None
         return None if since is None else self._host.now() - since

@@ -458,7 +458,7 @@ class Instance:
         return "" if since is None else f"; its first record has waited {self._host.now() - since:.0f} s for a call"
 
     def silent_s(self, source: TopicPartition) -> float | None:
-        """Return for how long a partition has been silent; None: it is not, or its time needs records. Any thread."""
+        """Return for how long a partition has been silent; None: it is not, or records alone move time. Any thread."""
         return self._dispatcher.silent_s(source)
 
     def _known_threads(self, cluster: Cluster) -> list[int]:

@@ -20,7 +20,7 @@ from coopstreams.topology.columns import TopicPartition
 QUIET_S = 1.5
 """How long the end offset of a busy source may stay the same before its replicas are asked."""
 BUSY_S = 60.0
-"""A source without new records for so long is idle."""
+"""A source without new records for this long is idle."""
 
 
 @dataclass(slots=True)

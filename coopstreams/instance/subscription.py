@@ -25,9 +25,9 @@ from coopstreams.topology.graph.topology import Topology
 log = logging.getLogger(__name__)
 
 AGAIN_S = 0.5
-"""Time between two looks while hurrying."""
+"""Time between two looks after `hurry`."""
 HURRY_S = 10.0
-"""How long a hurry lasts."""
+"""How long `hurry` has an effect."""
 
 
 class PatternSubscription:

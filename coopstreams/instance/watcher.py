@@ -47,12 +47,12 @@ COMPARE_EVERY_S = 60.0
 """Time between two comparisons of topic ids."""
 
 STALLED_S = 30.0
-"""A task with waiting records that has not moved for so long is stalled.
+"""A task with waiting records that has not moved for this long is stalled.
 
 The limit is higher if a task may rest for longer: until a commit, or for another source.
 """
 SLOW_S = 3.0
-"""A task that waits for so long reports the reason. It stays live: a leader election takes longer."""
+"""A task that waits for this long reports the reason. It stays live: a leader election takes longer."""
 
 
 @dataclass(slots=True)

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 BATCH = 10_000
 PATIENCE_S = 0.3
-"""A restore that has not moved for so long waits for an open transaction."""
+"""A restore that has not moved for this long waits for an open transaction."""
 COMPARE_S = 1.0
 """Time between two checks whether the changelog of a stuck restore is still the same topic."""
 NO_TIMES: Mapping[str, int] = {}
@@ -308,7 +308,7 @@ class Restoring:
 
     def _missing(self, task: TaskId, spec: StoreSpec, database: Database, bounds: Bounds) -> list[int]:
         """Return the key groups whose checkpoints no restore can continue from: a snapshot may have them."""
-        if self._snapshots is None or spec.source is not None:  # a snapshot ends where a changelog does
+        if self._snapshots is None or spec.source is not None:  # snapshots are of changelogs, not of source topics
             return []
         return lacking(database.checkpoints(spec.name), task.key_range, bounds)
 

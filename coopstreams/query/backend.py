@@ -314,7 +314,7 @@ class Status:
     details: Mapping[str, str | int | float] = field(default_factory=dict)
     totals: Totals = field(default_factory=Totals)
     failures: tuple[FailureStatus, ...] = ()
-    """The latest, in order."""
+    """The latest failures, the oldest first."""
     shares: tuple[ShareStatus, ...] = ()
 
 

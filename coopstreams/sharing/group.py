@@ -23,9 +23,9 @@ from coopstreams.topology.graph.nodes import Structure
 log = logging.getLogger(__name__)
 
 SLOW_S = 3.0
-"""A thread that has records and has finished none for so long reports it."""
+"""A thread that has records and has finished none for this long reports it."""
 STALLED_S = 30.0
-"""After so long the instance is not live."""
+"""After this long the instance is not live."""
 
 
 def share_group(application: str) -> str:

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 POLL_S = 0.5
 """Time-out of a poll. Short, because a record's lock is timed from the beginning of the poll."""
 LOOK_S = 0.5
-"""Time between two checks of a thread that may not work, or waits for calls."""
+"""Pause between two checks of whether a thread may work again, or its calls have ended."""
 ACKNOWLEDGE_S = 30.0
 """How long the broker may take to answer an acknowledgement."""
 LOCK_PART = 0.8

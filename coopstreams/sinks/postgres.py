@@ -243,7 +243,7 @@ class PostgresSession:
             raise FencedError(f"another process has taken over {self._partition}")
 
     def _write(self, wanted: Sequence[tuple[SinkRecord, _Statement, Sequence[Any]]]) -> None:
-        """Write records in order, each run with the same statement at once."""
+        """Write records in order; consecutive records with the same statement are written together."""
         with self._connection.cursor() as cursor:
             for statement, alike in groupby(wanted, key=lambda each: each[1]):
                 if statement[0]:

@@ -288,7 +288,7 @@ class TaskAttempt:
             yield from self._forward()
 
     def _time(self) -> int:
-        """Return the place of the record being processed: its time in the task's processing order."""
+        """Return the current record's time in the task's processing order."""
         at, (offsets, times) = self._task.program.where(), self._at_hand
         return self._now if at is None else times[bisect_left(offsets, at.offset)]
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from coopstreams.topology.keys import key_group, key_hash
 
 EVERY = 61
-"""One record in so many is sampled. A prime, so that keys in a cycle are all sampled in time."""
+"""One record in this many is sampled. A prime, so that keys in a cycle are all sampled in time."""
 HALF_LIFE_S = 20.0
 MOST = 4
 """The most groups that are reported."""
@@ -23,7 +23,7 @@ TIMES_EVEN = 4
 """A hot group has at least this multiple of an even share."""
 LEAST_SAMPLES = 8.0
 MOST_HALVINGS = 500.0
-"""After so many half-lives the weights are scaled down: a float can hold twice as many."""
+"""After this many half-lives the weights are scaled down: a float can hold twice as many."""
 
 
 class Heat:

@@ -185,7 +185,7 @@ class SourceQueues:
             if any(source.waiting for source in self._sources.values()):
                 self.waits_until = (
                     chosen.waited_for_until if chosen.at_end else None
-                )  # records that the log still has do not depend on time
+                )  # with records left in the log, it waits for these
             return None
         return self._take(name, chosen, limit, most, ties=best[1] < limit_order)
 

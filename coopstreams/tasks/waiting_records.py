@@ -40,7 +40,7 @@ class Taken:
 
 @dataclass(slots=True, eq=False)
 class WaitingRecord:
-    """A record that has not passed. `waits_for`: the number of its calls that have not ended."""
+    """A record that waits for calls, or for its turn. `waits_for`: the number of its calls that have not ended."""
 
     taken: Taken
     row: int
@@ -81,7 +81,7 @@ class SourceInFlight:
     partition_times: Sequence[int]
     """Which of the operator times are the partition's stream time."""
     waiting: dict[int, WaitingRecord] = field(default_factory=dict)
-    """The records that have not passed, in the order of their offsets."""
+    """The records that wait for calls, or for their turn, in the order of their offsets."""
     segments: tuple[Segment, ...] | None = None
     """The segments of `now`; None: not computed yet."""
 

@@ -132,7 +132,7 @@ class Workers:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return so many different free ports."""
+    """Return this many different free ports."""
     found: dict[int, None] = {}
     while len(found) < count:
         found[free_port()] = None

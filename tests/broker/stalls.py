@@ -56,7 +56,7 @@ def waits(orders: Iterable[Record], counts: Iterable[Record]) -> list[Stall]:
     for record in counts:
         came.setdefault(
             (record.key or b"", int.from_bytes(record.value or b"", "big")), record
-        )  # the first of repeated ones
+        )  # repeated counts: the first one
     seen: Counter[bytes] = Counter()
     found = []
     for order in orders:

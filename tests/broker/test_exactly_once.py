@@ -94,7 +94,7 @@ def test_kills_and_stops_neither_lose_nor_double_a_record(kafka: Kafka, workers:
 def test_a_process_that_was_killed_and_is_started_again_waits_for_no_session_time_out(
     kafka: Kafka, workers: MakeWorkers
 ) -> None:
-    """Otherwise the group would keep its membership and key ranges for a session time-out of twenty minutes."""
+    """The group would keep the killed member, with its key ranges, for the session time-out: here twenty minutes."""
     topics, seed = topics_for(kafka, 2), seed_of_run()
     feeder = Feeder(kafka.bootstrap, topics, seed, orders=3000, a_second=1000)
     chaos = Chaos(

@@ -42,7 +42,7 @@ def instances(kafka: Kafka, topology: Topology, folder: Path, number: int, **set
 def test_ranges_and_instances_do_not_change_the_result(
     kafka: Kafka, tmp_path: Path, ranges: int, number: int, guarantee: str, partitions: int
 ) -> None:
-    """Run the program over the input, and compare everything that can be seen with the fold of one thread."""
+    """Run the program over the input, and compare all outputs with those of a single thread."""
     topics = topics_for(kafka, partitions)
     topology = law_topology(topics)
     records = law.law_input(seed=ranges * 100 + number * 10 + partitions, orders=ORDERS, partitions=partitions)

@@ -54,7 +54,7 @@ class Run:
         )
 
     def write(self, records: int, seconds: float = 0.0) -> None:
-        """Write records of 200 keys, spread over so many seconds."""
+        """Write records of 200 keys, spread over this many seconds."""
         producer = Producer({"bootstrap.servers": self.kafka.bootstrap, "linger.ms": 5})
         for number in range(records):
             name = f"key-{random.randrange(200)}"

@@ -192,7 +192,7 @@ def test_state_of_records_whose_time_lies_ahead_is_written(kafka: Kafka, tmp_pat
 def test_results_of_which_each_fits_arrive_where_the_batches_of_the_client_do_not(
     kafka: Kafka, tmp_path: Path, guarantee: str
 ) -> None:
-    """A topic, and the changelog of a store, whose limits allow two records at once."""
+    """The size limits of the topic and of the changelog allow two records at once."""
     source, sink, dead = kafka.topic("in"), kafka.topic("out", max_message_bytes="2000"), kafka.topic("dead")
     builder = StreamsBuilder(kafka.unique("batches"))
     stream = builder.stream(source, key=serdes.text, value=serdes.raw)
@@ -224,7 +224,7 @@ def test_results_of_which_each_fits_arrive_where_the_batches_of_the_client_do_no
 def test_what_the_settings_of_a_topic_do_not_explain_ends_the_instance_with_the_offset_it_comes_from(
     kafka: Kafka, tmp_path: Path, guarantee: str
 ) -> None:
-    """Only the client knows the compressed size of a record."""
+    """The compressed size is unknown here: only the client computes it."""
     source, sink, dead = kafka.topic("in"), kafka.topic("out", max_message_bytes="2000"), kafka.topic("dead")
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
     producer.produce(source, random.Random(7).randbytes(5000), "key", 0)

@@ -66,7 +66,7 @@ def test_a_state_folder_that_is_none(kafka: Kafka, tmp_path: Path) -> None:
 
 
 def test_no_broker(tmp_path: Path) -> None:
-    """The start fails by itself: `run` would wait."""
+    """`start` fails after the time limit; `run` would wait."""
     builder = StreamsBuilder("nobody")
     builder.stream("in", key=serdes.text, value=serdes.raw).to("out")
     address = f"127.0.0.1:{free_port()}"
@@ -77,7 +77,7 @@ def test_no_broker(tmp_path: Path) -> None:
 
 
 def test_a_broker_that_speaks_something_else(tmp_path: Path, kafka: Kafka) -> None:
-    """A plain broker, and an application with TLS."""
+    """The broker has no TLS, the application requires it."""
     builder = StreamsBuilder("tls")
     builder.stream("in", key=serdes.text, value=serdes.raw).to("out")
     settings = kafka.config(tmp_path, security_protocol="SSL", connect_timeout_ms=3000)

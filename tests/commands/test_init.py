@@ -119,7 +119,7 @@ def test_the_unit_starts_what_the_container_starts(folder: Path) -> None:
 
 @pytest.mark.broker
 def test_it_runs_as_its_readme_says(folder: Path, kafka: Kafka) -> None:
-    """With its own settings and, as in a container, an environment."""
+    """The application runs with its own settings, and with environment variables, as in a container."""
     name = kafka.unique("orders")
     lines, counts, servers = f"{name}-lines", f"{name}-counts", ("--bootstrap-servers", kafka.bootstrap)
     program = (folder / "app.py").read_text()

@@ -110,7 +110,7 @@ class World:
         self.rebalance(rng)
 
     def started(self, *, newer: bool) -> Follower:
-        """Return the empty knowledge of the log with which a process starts. `newer`: it is of a later version."""
+        """Return the follower of a starting process, which has read nothing. `newer`: it has a later version."""
         process = Follower(cast(Log, self.log if newer else self.log_of_today), GROUP)
         if newer:
             self.upgraded.add(process)

@@ -249,8 +249,8 @@ commits = st.lists(st.tuples(st.sampled_from([WHOLE, LEFT, RIGHT, *KeyRange.spli
 def test_no_commit_of_before_speaks_after_a_reset(
     before: Sequence[tuple[KeyRange, int]], mirrored: int | None, offset: int, stalled: KeyRange, expired: bool
 ) -> None:
-    """Nor does that of an opener that read all of them, stalled, and claims its range only now, even if the plain
-    offset has expired.
+    """An opener that read them, stalled, and claims its range only now: its commit does not count either, even if the
+    plain offset has expired.
     """
     view = CommitView("g")
     for term, (key_range, position) in enumerate(before, 1):

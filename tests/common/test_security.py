@@ -242,7 +242,7 @@ def test_only_the_given_authority_is_trusted(identity: Path) -> None:
 
 @pytest.mark.parametrize("password", ["wrong", ""])
 def test_a_client_certificate_needs_its_password(identity: Path, password: str) -> None:
-    """Without one, OpenSSL would ask on the terminal."""
+    """Without the password, OpenSSL would ask for it on the terminal."""
     files = {name: str(identity / file) for name, file in IDENTITY.items()}
     context({**files, "ssl.key.password": "pw"})
     with pytest.raises(ConfigError, match=r"ssl.certificate.location = .*cert\.pem"):

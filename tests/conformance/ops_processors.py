@@ -130,7 +130,7 @@ class PunctuateTick(Step):
         self.punctuation = context.schedule(ms(self.op["interval_ms"]), self.op["type"], self.tick)
 
     def process(self, record: AnyRecord) -> None:
-        """Advance stream time by the record; punctuations do the rest."""
+        """Do nothing: the record advances stream time, and so causes punctuations."""
 
     def tick(self, now_ms: int) -> None:
         self.fired += 1

@@ -73,7 +73,7 @@ def is_changed(case: Case) -> bool:
 def test_what_is_explained_differs_in_the_stream_time_of_the_processor_and_in_nothing_else(
     ranges: int, level: Level
 ) -> None:
-    """There it is the largest timestamp that its own sub-topology has taken in."""
+    """Here, as in production, it is the largest timestamp that the processor's sub-topology has received."""
     (case,) = [case for case in CASES if run(case, ranges=ranges, level=level).explained is not None]
     times = accumulate((given["timestamp_ms"] for given in case["inputs"]), max)
     outputs = [{**row, "value": next(times)} if row["topic"] == "st" else row for row in case["expected"]["outputs"]]

@@ -100,6 +100,6 @@ def members(keys: Sequence[bytes], plan: Plan | None = None, **settings: Any) ->
 
 
 def keys_of(key_range: KeyRange, count: int) -> list[bytes]:
-    """Return so many keys of a key range."""
+    """Return this many keys of a key range."""
     found = (key for number in range(10_000) if key_hash(key := b"key-%d" % number) in key_range)
     return [next(found) for _ in range(count)]

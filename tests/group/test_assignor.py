@@ -361,7 +361,7 @@ def test_when_one_of_n_sharers_leaves_its_share_and_at_most_a_third_more_moves(
 def test_a_member_keeps_the_cells_that_it_holds_completely_up_to_its_quota(
     threads: dict[str, int], owners: list[list[str]], ranges: int
 ) -> None:
-    """Also cells that are not neighbours. `owners`: of each partition, cut into as many ranges."""
+    """The cells need not be neighbours. `owners`: those of each partition, one for each of its ranges."""
     held: dict[str, dict[int, list[KeyRange]]] = {name: {} for name in threads}
     for partition, names in enumerate(owners):
         for name, piece in zip(names, KeyRange.split(len(names)), strict=True):

@@ -161,9 +161,7 @@ def test_another_version_is_told_apart_from_a_stranger() -> None:
 
 
 def test_what_a_member_of_the_version_before_holds_is_understood_and_its_leader_is_not_obeyed() -> None:
-    """It does not announce its topology; as a leader it assigned tasks by its own, regardless of the others'
-    topologies.
-    """
+    """Members of version 1 do not announce their topology, and as leaders assign the tasks of their own."""
     old = b"CS1" + zlib.compress(
         b'{"process":"p","host":"h","threads":2,"tasks":[[0,1,0,127]],"target":[[0,1,0,127]],"nonce":3}'
     )

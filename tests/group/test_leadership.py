@@ -157,7 +157,7 @@ def test_whoever_is_asked_leads_in_the_epoch_of_the_last_acknowledged_record_or_
 
 @given(st.integers(1, 5), st.data())
 def test_those_that_live_are_enough(brokers: int, data: st.DataObject) -> None:
-    """If all brokers that are not offline have answered, and records can be acknowledged, no other answer is needed."""
+    """If all brokers that are not offline have answered, and records can be acknowledged, no other need answer."""
     min_isr = data.draw(st.integers(1, brokers))
     living = data.draw(
         st.sets(st.integers(0, brokers - 1), min_size=max(min_isr, brokers - min_isr + 1 if min_isr > 1 else 1))
@@ -177,8 +177,8 @@ OLD, NEW = BrokerView(1, 4, frozenset({1, 2, 3})), BrokerView(2, 5, frozenset({1
     [
         ({1: OLD}, 2, None),
         ({1: OLD, 3: NEW}, 2, (2, 5)),
-        ({1: OLD, 3: OLD}, 2, (1, 4)),  # one of two that take a record answers
-        ({1: OLD, 3: OLD}, 1, None),  # but with 1, that may be broker 2 alone
+        ({1: OLD, 3: OLD}, 2, (1, 4)),  # each acknowledged record is on one of them
+        ({1: OLD, 3: OLD}, 1, None),  # with 1, it may be on broker 2 alone
         ({2: NEW, 3: NEW}, 1, (2, 5)),
         ({3: NEW}, 1, None),  # broker 2 leads, and may be behind another epoch
         ({2: NEW}, 3, (2, 5)),

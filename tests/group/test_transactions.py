@@ -163,7 +163,7 @@ def test_the_coordinator_is_looked_for_once_and_again_when_it_has_moved(
 def test_no_marker_is_written_while_the_brokers_do_not_agree_who_coordinates(
     kafka: Brokers, producers: Producers, transactions: Transactions
 ) -> None:
-    """Broker 1 was paused, and reports an old state."""
+    """Broker 1 was paused, and reports an outdated state."""
     transactions.settle(ID, [OUT], PATIENCE_S)
     kafka.named = {2: 2}
     producers.open = {OUT: 100}

@@ -46,7 +46,7 @@ Stand = Mapping[str, Mapping[KeyRange, int]]
 
 
 def cluster(records: int, partitions: int = 1) -> MemoryLog:
-    """Return a topic and a changelog with as many records; each value is its offset."""
+    """Return a topic, and a changelog with this many records; each value is its offset."""
     log = MemoryLog()
     log.create_topics([TopicSpec("people", partitions), TopicSpec("counts-log", 2)])
     writer = log.writer()

@@ -123,7 +123,7 @@ def stored_key(store: str, key: Key) -> bytes:
 
 
 def tasks(ranges: int, partitions: Sequence[int] = range(PARTITIONS)) -> list[TaskId]:
-    """Return the tasks of these partitions, each cut into as many ranges."""
+    """Return the tasks of these partitions, each cut into `ranges` key ranges."""
     return [TaskId(0, partition, piece) for partition in partitions for piece in KeyRange.split(ranges)]
 
 

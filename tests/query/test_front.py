@@ -193,7 +193,7 @@ def test_heads_that_are_wrong_or_long_are_answered_alike(both: tuple[Cluster, Cl
 
 
 def test_a_connection_is_used_again_after_any_answer(both: tuple[Cluster, Cluster]) -> None:
-    """As a permanent tunnel, it would keep later requests for keys from the front."""
+    """A connection that stayed a tunnel would keep later requests for keys from the front."""
     node = both[0]["a"]
     taken: list[int] = []
     of = KeyAnswers.of

@@ -132,7 +132,7 @@ class Counted(Answer):
     def _lack(self, key: Key) -> str:
         if self.exactly_once:
             return self._short(key)
-        # an observed session may be merged: with one of processed, uncommitted records that come again
+        # a session may have been merged with one of uncommitted records, which are processed again
         told, last = [value for value in self.told[key] if value is not None], self.expected[key][-1]
         enough = last is None or (told and serdes.int64.decode(told[-1]) >= serdes.int64.decode(last))
         return "" if enough else f"{_shown(told[-1]) if told else 'nothing'} was told, it is {_shown(last)}"

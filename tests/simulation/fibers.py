@@ -32,11 +32,11 @@ EPOCH_MS = 1_700_000_000_000
 LEAST_S = 1e-9
 """The shortest wait: one that rounding makes zero would never end."""
 MOST_TURNS = 100_000
-"""After so many turns, the simulated program does not end."""
+"""After this many turns, the simulated program does not end."""
 
 
 MOST_LOOKS = 10_000
-"""After so many polls in one turn, a thread will never wait."""
+"""After this many polls in one turn, a thread will never wait."""
 
 
 class StuckError(AssertionError):
@@ -154,7 +154,7 @@ class Scheduler:
         heapq.heappush(self._timers, (seconds, next(self._numbers), None, 0, then))
 
     def wait(self, timeout: float | None, among: set[Fiber] | None = None) -> bool:
-        """Block the calling fiber until it is woken, or for so long; return whether it was woken."""
+        """Block the calling fiber until it is woken, or for this long; return whether it was woken."""
         if self._closed:
             raise GreenletExit
         fiber = getcurrent()
@@ -182,7 +182,7 @@ class Scheduler:
         waiting.clear()
 
     def stall(self, fiber: Fiber, seconds: float) -> None:
-        """Give a thread no turn for so long, whether or not it is ready."""
+        """Give a thread no turn for this long, whether or not it is ready."""
         fiber.stalled = True
         self.at(self.now + seconds, lambda: self._end_stall(fiber))
 

@@ -21,7 +21,7 @@ from tests.simulation.world import World
 STEPS = 30
 CONSUMERS = "consumers"
 EVERY = 8
-"""One of so many seeds has a group of consumers besides its program."""
+"""One of this many seeds has a group of consumers besides its program."""
 T = TypeVar("T")
 
 
@@ -73,7 +73,7 @@ _MADE = [(where, name, _once(getattr(where, name), about)) for where, name, abou
 def play(
     history: History, only: Collection[int] | None = None, steps: int = STEPS
 ) -> tuple[Stage[Any], ViolationError | None]:
-    """Return the stage of a history of so many steps at its end, and its violation. `only`: see `Stage.run`."""
+    """Return the stage of a history of this many steps at its end, and its violation. `only`: see `Stage.run`."""
     gc.disable()  # otherwise each garbage collection would traverse all modules
     gc.collect()
     gc.freeze()

@@ -186,7 +186,7 @@ class Changelogs:
     def _forbidden(
         self, who: str, changelog: TopicPartition, key: bytes, row: Told | None, last: int, *, decided: bool
     ) -> Iterator[str]:
-        """Yield why a row of a key cannot be an answer after row number `last`; else note it."""
+        """Yield the violation if the row must not be answered for the key after row `last`; otherwise note the row."""
         if row is None and last < 0:
             return  # in the answering instance's view, the key has not been written yet
         had, answered = self._rows[changelog][key], self._answered[changelog]

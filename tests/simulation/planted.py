@@ -430,6 +430,6 @@ PLANTED: dict[str, Planted] = {
 }
 """The planted bugs by name."""
 WITHIN = 30
-"""A change of the product changes the schedule, and so the history, of a seed. So one of so many seeds must find the
+"""A change of the product changes the schedule, and so the history, of a seed. So one of this many seeds must find the
 bug.
 """

@@ -114,7 +114,7 @@ def behind_its_commit() -> AbstractContextManager[Any]:
     reached = PendingCalls.reached
 
     def untold(self: PendingCalls) -> Iterator[Any]:
-        deque(reached(self), 0)  # the sources note it, but the program does not
+        deque(reached(self), 0)  # the sources advance, but the program is not informed
         return iter(())
 
     return patch.object(PendingCalls, "reached", untold)

@@ -52,7 +52,7 @@ class Service:
         self._last: dict[tuple[str, bytes], str] = {}
         """The last record written of each key of a topic."""
         self._before: dict[str, str] = {}
-        """The record before each one that is not the first of its key in its topic."""
+        """By record, the earlier record of the same topic and key, if there is one."""
         self._answered: set[str] = set()
         self._asked: dict[tuple[str, str], str] = {}
         """The call under way of each process and key."""

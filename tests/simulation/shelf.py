@@ -155,7 +155,7 @@ class Shelf:
 
 
 class SlowStorage(Storage):
-    """The storage that a history has."""
+    """A history's storage, whose reads are delayed or fail."""
 
     def read(self, name: str) -> bytes | None:
         if name.endswith(snapshot.CURRENT):  # manifests are read under a lock, which must be held for a moment only

@@ -131,7 +131,7 @@ class Stage(ABC, Generic[P]):
         return []
 
     def run(self, steps: int, only: Collection[int] | None = None) -> None:
-        """Cause so many events, then let everything end.
+        """Cause this many events, then let everything end.
 
         Each step has a random generator of its own, so that others can be left out. `only`: the steps that are taken,
         by number from 1 on; 0: requests meet faults from the beginning. None: all.
@@ -261,7 +261,7 @@ class Stage(ABC, Generic[P]):
             self._let_go_on(process)
         if not self.living:
             self.start(0)
-        # last records come when others are done: joins emit once a second the unmatched ones
+        # write the last records after the others are processed: joins emit unmatched ones once a second
         self._let(20.0 if self.stalls is None else 20.0 + self.stalls.left_s)
         self.produce(5)
         give_up = self.scheduler.now + CALM_S

@@ -48,7 +48,7 @@ OUT = TopicPartition("out", 0)
 SHELVES = 0.25
 """The share of histories with snapshots."""
 DECIDED_S = 16.0
-"""After so long without a process, its late requests have arrived, and its transactions have timed out."""
+"""After this long without a process, its late requests have arrived, and its transactions have timed out."""
 EVENTS = (
     "produce",
     "produce",
@@ -70,7 +70,7 @@ EVENTS = (
 )
 """Events, each as often as its weight."""
 STATES = 8
-"""Databases are checked every so many steps."""
+"""Steps between two checks of the databases."""
 
 
 @cache

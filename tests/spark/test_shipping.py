@@ -34,7 +34,7 @@ def texts(topology: Topology) -> list[str]:
 @pytest.mark.parametrize("count", [1, pytest.param(None, id="all", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", DONE)
 def test_a_shipped_topology_generates_the_same_code(family: str, count: int | None) -> None:
-    """`count`: how many cases of the family."""
+    """`count`: the number of cases of the family."""
     cases: list[Case] = [case for case in CASES if case["family"] == family]
     assert cases
     for case in cases[:count]:

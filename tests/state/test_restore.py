@@ -317,7 +317,7 @@ def test_windows_that_a_task_will_need_again_have_not_expired_by_what_an_owner_b
 
 
 def test_windows_of_a_range_that_had_observed_nothing_have_not_expired_by_those_of_another_one() -> None:
-    """Its checkpoint lacks the windows that it has: its task had no record yet when it was restored."""
+    """The range was restored before its task had a record: its checkpoint names no observed window, but it has some."""
     database, (first, second) = Database(Memory(), [WINDOWS]), KeyRange.split(2)
     slow, fast = (
         next(key for key in (b"a", b"b", b"c", b"d", b"e") if key_hash(key) in half) for half in (first, second)

@@ -37,7 +37,7 @@ QUARTERS = KeyRange.split(4)
 
 
 def processed(log: list[Record], positions: Mapping[KeyRange, int]) -> Rows:
-    """Return the table of tasks at these positions: written without a restore."""
+    """Return the expected table of tasks at these positions, computed from the log."""
     rows: Rows = {}
     for offset, key, value in log:
         if key is None or not any(key_hash(key) in part and offset < position for part, position in positions.items()):

@@ -36,7 +36,7 @@ def test_a_dropped_family_leaves_its_column_family_to_the_next(tmp_path: Path) -
 
 
 def test_a_family_that_has_files_takes_them_along(tmp_path: Path) -> None:
-    """Otherwise its rows would stay on the disk until a compaction."""
+    """If the files stayed, the rows would occupy the disk until a compaction."""
     engine = Rocks(tmp_path)
     engine.create("large")
     engine.write([Change("large", [b"%06d" % n for n in range(1000)], [b"v"] * 1000)])
@@ -133,7 +133,7 @@ def test_a_family_whose_name_an_older_column_family_has_gets_one_of_its_own(tmp_
 def test_families_have_what_was_written_to_them_since_they_were_made(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, str]]
 ) -> None:
-    """In any column family, and after any restart."""
+    """Each family has its own rows in whichever column family, and after any restart."""
     folder = tmp_path_factory.mktemp("families")
     engine, model, numbers = Rocks(folder), dict[str, dict[bytes, bytes]](), itertools.count()
     for what, family in [*steps, ("open", "")]:

@@ -86,7 +86,7 @@ def test_a_lookup_reads_one_run_of_each_segment_and_then_what_it_knows(keys: int
 
 
 def test_a_key_without_sessions_is_looked_for_once() -> None:
-    """Until a segment has expired; then a store forgets the expired keys."""
+    """A store remembers that it found no session of a key, until a segment expires."""
     engine = Counting()
     state = new_state(engine)
     for minute in range(0, 10, 2):
@@ -185,7 +185,7 @@ def _visible(
 def test_windows_of_a_key_are_found_whoever_has_changed_them(
     operations: list[tuple[str, bytes, int, int]], cache_bytes: int
 ) -> None:
-    """By `put`, or by `load` and `touch` as in an aggregation, beside a processor that fetches."""
+    """Windows are changed by `put`, or by `load` and `touch` as in an aggregation, while a processor fetches."""
     engine = Memory()
     state = new_state(engine, WINDOWS, cache_bytes)
     live: dict[tuple[bytes, int], int] = {}

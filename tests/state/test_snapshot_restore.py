@@ -74,7 +74,7 @@ def ended(download: SnapshotDownload, downloads: Downloads) -> SnapshotDownload:
 
 
 class RestoringFromSnapshot:
-    """A database that is restored where a snapshot is published."""
+    """A database that is restored from a published snapshot and the changelog."""
 
     def __init__(
         self, url: str, engine: Engine, folder: Path, spec: StoreSpec = SPEC, changelog: Changelog = CHANGELOG

@@ -118,7 +118,7 @@ def test_who_takes_over_from_one_that_was_ahead_misses_no_pair_of_what_is_left_t
 
 
 def test_a_record_without_a_match_goes_when_a_sibling_has_come_further_before_it() -> None:
-    """The sibling opens the gate for a time that the record's own task learns of later."""
+    """The sibling opens the gate up to a time that the record's own task reaches later."""
     halves = KeyRange.split(2)
     mine, other = (next(key for key in KEYS if key_hash(key) in half) for half in halves)
     engine = Engine(joined(), {"left": 1, "right": 1, "out": 1}, processing_guarantee=EXACTLY, buffer=1)

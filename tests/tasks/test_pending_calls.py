@@ -202,7 +202,7 @@ def test_records_that_need_no_call_do_not_pile_up_behind_one_that_waits(monkeypa
 
 @pytest.mark.parametrize("each", [10, 100], ids=lambda each: f"1-of-{each}")
 def test_records_that_pass_one_that_is_stuck_are_let_go(each: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many: no record and no step is held, and intake continues. Every n-th record has the stuck key."""
+    """Any number of records pass: none is held in memory, and intake continues. Every n-th record has the stuck key."""
     monkeypatch.setattr("coopstreams.tasks.pending_calls.MOST_RECORDS", 40)
     monkeypatch.setattr("coopstreams.tasks.pending_calls.SPARE_BYTES", 10_000)
     gate = Gate(stuck=0)

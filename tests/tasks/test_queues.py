@@ -212,8 +212,9 @@ owned = st.lists(st.tuples(st.integers(0, 50), st.booleans()), max_size=30)
 def test_no_source_tells_a_time_to_which_another_has_not_come(
     left: list[tuple[int, bool]], right: list[tuple[int, bool]], random: Random
 ) -> None:
-    """Part of the records are siblings'. A task gets the time that they have reached when it gets there, and at the end
-    at the latest. Each step has the stream time of all records below its position.
+    """Some records are siblings': their times take effect at their place in the queue, or at its end.
+
+    Each step has the stream time of all records below its position.
     """
     mine = {TABLE: [own for _, own in left], STREAM: [own for _, own in right]}
     logs = {TABLE: log_of([time for time, _ in left]), STREAM: log_of([time for time, _ in right])}

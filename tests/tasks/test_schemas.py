@@ -200,7 +200,7 @@ def test_credentials_are_not_shown_and_not_taken_from_the_url() -> None:
 
 
 def test_the_client_keeps_what_the_law_of_the_registry_says() -> None:
-    """On confluent-kafka's own registry in memory, with the client for real ones."""
+    """Uses confluent-kafka's registry in memory, through the client for real registries."""
     client = RegistryClient("mock://law", (("url", "mock://law"),), registers=True)
     text = text_of(TOTAL)
     assert client.latest("a-value") is None

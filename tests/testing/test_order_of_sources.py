@@ -82,7 +82,7 @@ records = st.lists(st.tuples(st.sampled_from(KEYS), st.integers(0, 30)), max_siz
 def test_driver_and_instance_take_records_of_two_sources_in_the_same_order(
     ranges: int, left: list[tuple[bytes, int]], right: list[tuple[bytes, int]], seed: int
 ) -> None:
-    """The order of stream time; among equals, the first source first."""
+    """The order is that of stream time; with equal times, the first source is first."""
     random = Random(seed)
     logs = {
         topic: [

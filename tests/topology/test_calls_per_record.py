@@ -59,7 +59,7 @@ def counted(call: Callable[[], object]) -> Counter[str]:
 
 
 def columns(records: int, amount: int = 50, first: int = 0) -> Columns:
-    """Return records with as many different keys, within one window."""
+    """Return this many records of different keys, within one window."""
     numbers = range(first, first + records)
     values = [b'{"user":"u%d","amount":%d,"n":%d}' % (number, amount, number) for number in numbers]
     times = [1000] * records
@@ -118,7 +118,7 @@ def filtered(task: Task, records: int) -> Counter[str]:
 
 
 def committed(task: Task, records: int) -> Counter[str]:
-    """Commit as many rows."""
+    """Commit the rows of this many records."""
     task.process(columns(records))
     return task.commit()
 

@@ -181,7 +181,7 @@ def materialize(graph: Graph, name: str) -> None:
         assert node.store is not None  # until the graph is cut
         graph.needed_stores.add(node.store.name)
     elif isinstance(node, Suppress):
-        ask_for_old_values(graph, name, force=True)  # a row that is held below is as before its held update
+        ask_for_old_values(graph, name, force=True)  # look-ups get the old value until the update is emitted
         materialize(graph, node.parents[0])
     elif _looks_through(node):
         for parent in node.parents:

@@ -19,7 +19,7 @@ SWEEPS = 12
 LANE = 10.0
 """The width of an edge that passes a rank."""
 _STRAIGHT = 4.0
-"""How much more weight a lane than a vertex has to be straight below its neighbour."""
+"""The weight of lanes, relative to vertices, when vertices are placed straight below their neighbours."""
 
 Vertex: TypeAlias = str
 Edge: TypeAlias = tuple[Vertex, Vertex]

@@ -269,7 +269,7 @@ def reads_step_key(step: Node) -> bool:
 
 
 def reads_argument(function: Callable[..., Any], position: int, arguments: int = 2) -> bool:
-    """Return False only if the function, given so many arguments, provably never reads this one.
+    """Return False only if the function, given this many arguments, provably never reads this one.
 
     An example is `lambda _, value: value.name`. The caller may then pass None instead of deserialising the argument.
     Only plain Python functions and conditions on fields can prove it.

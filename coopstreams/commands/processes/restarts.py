@@ -43,7 +43,7 @@ def exit_status(error: CoopStreamsError) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Restart the worker after so many seconds. `said` is a sentence for the log."""
+    """Restart the worker after this many seconds. `said` is a sentence for the log."""
 
     rest_s: float
     said: str

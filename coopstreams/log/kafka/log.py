@@ -45,7 +45,7 @@ LOOK_S = 1.0
 GLANCE_S = 3.0
 """How long, at most, to wait for a leader's end offset before the leader is looked up again."""
 SILENT_S = 20.0
-"""A client without an answer for so long is replaced when a request runs out of time."""
+"""A client without an answer for this long is replaced when a request runs out of time."""
 NEW_FOR_S = 30.0
 """How long a topic that this log created may be unknown to one of the brokers."""
 SOME = 3
@@ -296,7 +296,7 @@ class KafkaLog:
         return {name: len(topic.partitions) for name, topic in found.items() if topic.error is None}
 
     def _watermarks(self, partition: TopicPartition, other: Consumer | None = None) -> tuple[int, int]:
-        """Return the offsets between which a partition lies, as this log's consumer sees it, or another."""
+        """Return the start and end offset of a partition, as this log's consumer sees them, or as `other` does."""
         where = KafkaPartition(*partition)
         return self._ask(
             lambda seconds: (other or self._consumer).get_watermark_offsets(where, seconds, cached=False),

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 60.0
 OVER_S = 2 * EVERY_S
-"""After so long without trouble an outage is over, even without a request.
+"""After this long without trouble an outage is over, even without a request.
 
 Clients that cannot connect report more often than that.
 """

@@ -64,7 +64,7 @@ class Client:
         return answer
 
     def wait(self, ready: Callable[[], bool], seconds: float) -> bool:
-        """Return whether it is ready, now or within so many seconds. Due work of the cluster is done meanwhile."""
+        """Return whether the condition holds within this many seconds. Due work of the cluster is done meanwhile."""
         cluster, give_up = self.cluster, self._machine.now() + seconds
         signal = self._machine.signal()
         with cluster.woken(signal.set):

@@ -326,7 +326,7 @@ class Cluster:
 
 
 class _State(MemoryState):
-    """The state machine, with the cluster between a decision and its markers."""
+    """The state machine; the cluster delays the markers of a transaction's end."""
 
     def __init__(self, cluster: Cluster, check_fence: CheckFence, waiting: dict[int, Wake]) -> None:
         ids = count(1)

@@ -79,7 +79,7 @@ class Stale:
 
 @dataclass(frozen=True, slots=True)
 class Torn:
-    """A fetch returns at most so many records of that partition, and does not report the end yet."""
+    """A fetch returns at most this many records of that partition, and does not report the end yet."""
 
     records: int
 
@@ -157,7 +157,7 @@ class Chance:
     rng: Random
     rates: Mapping[Kind, Sequence[tuple[float, Fault]]]
     until: int | None = None
-    """Requests with faults: after so many there are none, so that the run ends."""
+    """Requests with faults: after this many there are none, so that the run ends."""
     asked: int = field(default=0)
 
     def fault(self, call: Call) -> Fault | None:
