@@ -7,7 +7,8 @@
 //! which notes the errors for Python to ask for.
 //!
 //! Invariant: handle, queue and messages are used only under the lock of `open`, which `on_destroy` takes before
-//! librdkafka frees anything. No message outlives the call that received it.
+//! librdkafka frees anything. No message outlives the call that received it. `wake` alone uses the queue under a lock of
+//! its own, because the other one is held by the call that waits; the queue is in it as long as it is alive.
 //! Turned down: reading each partition's own queue, which needs no repeated forwarding. Then the limits hold for each
 //! partition, which is 256 MiB each.
 
@@ -30,7 +31,14 @@ const MOST_ERRORS: usize = 100;
 pub struct Consumer {
     handle: Opaque,
     open: Mutex<Open>,
+    waking: Mutex<Waking>,
     errors: Mutex<Vec<Error>>,
+}
+
+/// What ends a wait. The queue is that of `Open`, or null.
+struct Waking {
+    queue: Opaque,
+    asked: bool,
 }
 
 /// What `error_cb` of a client is called with: code, text, and whether the client is unusable.
@@ -74,6 +82,10 @@ pub unsafe fn note_made(functions: &Functions, handle: Opaque, conf: Opaque) {
             destroyed: false,
             queue: nothing(),
         }),
+        waking: Mutex::new(Waking {
+            queue: nothing(),
+            asked: false,
+        }),
         errors: Mutex::default(),
     });
     let opaque = Arc::into_raw(Arc::clone(&made)).cast_mut().cast();
@@ -99,7 +111,7 @@ unsafe extern "C" fn on_destroy(_: Opaque, consumer: Opaque) -> c_int {
             alive.remove(&(consumer.handle as usize));
         }
         let mut open = consumer.locked();
-        open.release();
+        consumer.drop_queue(&mut open);
         open.destroyed = true;
     });
     NO_ERROR
@@ -169,6 +181,7 @@ impl Consumer {
         if open.queue.is_null() {
             // SAFETY: the handle is alive under this lock.
             open.queue = unsafe { (functions.queue_new)(self.handle) };
+            locked(&self.waking).queue = open.queue;
         }
         for (topic, partition) in partitions {
             // SAFETY: handle and queue are alive under this lock; the reference to the partition's queue is given back.
@@ -184,8 +197,23 @@ impl Consumer {
         Ok(())
     }
 
+    /// Ends the wait of the call of `receive` that runs, or of the next one. Any thread.
+    pub fn wake(&self) {
+        let mut waking = locked(&self.waking);
+        waking.asked = true;
+        if let Some(functions) = functions().filter(|_| !waking.queue.is_null()) {
+            // SAFETY: the queue is alive while it is in `waking`, whose lock is held.
+            unsafe { (functions.queue_yield)(waking.queue) };
+        }
+    }
+
+    /// Whether `wake` was called since the last question.
+    pub fn was_woken(&self) -> bool {
+        std::mem::take(&mut locked(&self.waking).asked)
+    }
+
     /// Hands messages to `receive` as they come, until there are none, until there are `most`, or until it returns
-    /// false. Waits for the first one only. A message is alive until `receive` was called with all of its batch; the flag
+    /// false. Waits for the first one only, and not if it was woken. A message is alive until `receive` was called with all of its batch; the flag
     /// is true for the first one of a batch.
     pub fn receive(
         &self,
@@ -205,7 +233,8 @@ impl Consumer {
             // SAFETY: the queue is alive under this lock, which is held until the messages are freed.
             let mut batch = unsafe { Batch::of(functions, open.queue, left.min(AT_ONCE), 0) };
             if batch.count == 0 {
-                if timeout_ms <= 0 {
+                // Looked at behind the call above, which ends the effect of a yield on the queue.
+                if timeout_ms <= 0 || locked(&self.waking).asked {
                     break;
                 }
                 // SAFETY: as above.
@@ -225,18 +254,17 @@ impl Consumer {
 
     /// Drops what was fetched and the queue: before the client is closed, so that it waits for nothing.
     pub fn release(&self) {
-        self.locked().release();
+        self.drop_queue(&mut self.locked());
     }
-}
 
-impl Open {
-    fn release(&mut self) {
-        if let Some(functions) = functions().filter(|_| !self.destroyed && !self.queue.is_null()) {
+    fn drop_queue(&self, open: &mut Open) {
+        locked(&self.waking).queue = nothing();
+        if let Some(functions) = functions().filter(|_| !open.destroyed && !open.queue.is_null()) {
             // SAFETY: the client is not destroyed while the lock around this is held, so its queue is alive. What is
             // still forwarded to it is dropped by librdkafka.
-            unsafe { (functions.queue_destroy)(self.queue) };
+            unsafe { (functions.queue_destroy)(open.queue) };
         }
-        self.queue = nothing();
+        open.queue = nothing();
     }
 }
 

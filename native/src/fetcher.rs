@@ -7,6 +7,7 @@
 //! Invariant: a fetch that fails after records were taken is the last one: none is left out silently.
 //! Invariant: no lock of ours is held while the interpreter's is waited for.
 
+use crate::client::locked;
 use crate::consumer::{Consumer, Error, Gone, take_made};
 use crate::librdkafka::name_of;
 use crate::pile::{Pile, Row};
@@ -32,6 +33,8 @@ const SPARES: usize = 4;
 pub struct Fetcher {
     state: Mutex<State>,
     owner: Mutex<Option<Py<PyAny>>>,
+    /// The consumer of the state, for `wake`: the state is locked by the call that waits.
+    waiting: Mutex<Option<Arc<Consumer>>>,
 }
 
 #[derive(Default)]
@@ -79,6 +82,7 @@ impl Fetcher {
         Self {
             state: Mutex::default(),
             owner: Mutex::default(),
+            waiting: Mutex::default(),
         }
     }
 
@@ -87,6 +91,7 @@ impl Fetcher {
         self.disconnect(py);
         let made = take_made();
         let found = made.is_some();
+        *locked(&self.waiting) = made.clone();
         py.detach(|| self.locked().consumer = made);
         if found {
             *self.owner.lock().unwrap_or_else(PoisonError::into_inner) = Some(consumer);
@@ -96,6 +101,7 @@ impl Fetcher {
 
     /// Let go of the consumer, which may be closed then. What it has fetched of partitions that are held is kept.
     fn disconnect(&self, py: Python<'_>) {
+        locked(&self.waiting).take();
         py.detach(|| {
             if let Some(consumer) = self.locked().consumer.take() {
                 consumer.release();
@@ -103,6 +109,13 @@ impl Fetcher {
         });
         let owner = self.owner.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(owner);
+    }
+
+    /// End the wait of the fetch that runs, or of the next one. Any thread.
+    fn wake(&self) {
+        if let Some(consumer) = locked(&self.waiting).as_ref() {
+            consumer.wake();
+        }
     }
 
     /// Read a partition from this offset; return its id.
@@ -309,7 +322,8 @@ impl State {
             // Rounded up: a wait of less than a millisecond would be none, again and again.
             let wait_ms = c_int::try_from(wait.as_micros().div_ceil(1000)).unwrap_or(c_int::MAX);
             let came = self.receive_once(most, wait_ms, &mut kept)?;
-            if came || Instant::now() >= until {
+            let woken = self.consumer.as_ref().is_some_and(|consumer| consumer.was_woken());
+            if came || woken || Instant::now() >= until {
                 return Ok(kept);
             }
         }

@@ -153,6 +153,7 @@ functions! {
     queue_of_partition = b"rd_kafka_queue_get_partition": fn(Opaque, *const c_char, i32) -> Opaque;
     queue_forward = b"rd_kafka_queue_forward": fn(Opaque, Opaque);
     queue_destroy = b"rd_kafka_queue_destroy": fn(Opaque);
+    queue_yield = b"rd_kafka_queue_yield": fn(Opaque);
     consume_batch = b"rd_kafka_consume_batch_queue": fn(Opaque, c_int, *mut *mut Message, usize) -> isize;
     message_destroy = b"rd_kafka_message_destroy": fn(*mut Message);
     message_timestamp = b"rd_kafka_message_timestamp": fn(*const Message, *mut c_int) -> i64;

@@ -16,6 +16,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, cimpl
 
 from coopstreams.log.kafka import native
+from coopstreams.log.kafka import reader as kafka_reader
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.kafka.native import (
     PLUGINS,
@@ -27,6 +28,7 @@ from coopstreams.log.kafka.native import (
     fetcher_of,
     with_plugin,
 )
+from coopstreams.log.log import Position
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, DeliveryError
 from tests.conftest import Kafka, needs_native
@@ -236,6 +238,37 @@ def test_closing_a_consumer_waits_for_a_thread_that_fetches() -> None:
     for thread in threads:
         thread.join()
     assert told == ["the consumer is closed"] * 3
+
+
+@needs_native
+def test_only_a_client_that_is_there_is_woken() -> None:
+    consumer, native, _ = lone()
+    native.wake()
+    native.expect([native.start("t", 0, 0)])
+    assert native.fetch(10, 600_000) == ([], []), "it was woken before it waited"
+    consumer.close()
+    native.wake()
+    native.disconnect()
+    native.wake()
+
+
+@needs_native
+def test_nothing_but_wake_ends_the_wait_of_a_fetch(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SETTING, "1")
+    monkeypatch.setattr(kafka_reader, "LOOK_S", 600)
+    log = KafkaLog(kafka.settings)
+    reader = log.reader()
+    reader.assign({TopicPartition(kafka.topic("wake"), 0): Position(0)})
+    while not reader.fetch(10, 0.1):  # the end of the partition
+        pass
+    for pause_s in (0.0, 0.0, 0.001, 0.01, 0.1, 0.1):
+        waiting = threading.Thread(target=reader.fetch, args=(10, 600))
+        waiting.start()
+        time.sleep(pause_s)
+        reader.wake()
+        waiting.join()
+    reader.close()
+    log.close()
 
 
 @needs_native

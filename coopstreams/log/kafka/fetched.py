@@ -63,6 +63,9 @@ class Fetched(NamedTuple):
 class FetchBuffer(Protocol):
     """The fetched records and events of the partitions that are read."""
 
+    attentive: bool
+    """Whether `wake` ends a wait: librdkafka's `consume` waits for a message."""
+
     def connect(self, consumer: Consumer) -> None:
         """Read by this client, which the thread has just made; buffered records stay.
 
@@ -72,6 +75,9 @@ class FetchBuffer(Protocol):
 
     def disconnect(self) -> None:
         """Release the client, which may then be closed. Idempotent."""
+
+    def wake(self) -> None:
+        """End the wait of the fetch that runs, or of the next one, if the buffer is `attentive`. Any thread."""
 
     def start(self, partition: TopicPartition, offset: int) -> None:
         """Read a partition from this offset; drop its buffered records. A partition that is new here is not held."""

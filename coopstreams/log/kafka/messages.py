@@ -72,6 +72,8 @@ class MessagePart:
 class MessageBuffer:
     """The fetch buffer in pure Python."""
 
+    attentive = False
+
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
         self._readings: dict[TopicPartition, _Messages] = {}
@@ -84,6 +86,9 @@ class MessageBuffer:
 
     def disconnect(self) -> None:
         """Do nothing: no reference to the client is kept."""
+
+    def wake(self) -> None:
+        """Do nothing: only a message ends a wait."""
 
     def start(self, partition: TopicPartition, offset: int) -> None:
         """Read a partition from this offset."""

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 SETTING = "COOPSTREAMS_NATIVE"
 PLUGINS = "plugin.library.paths"
-INTERFACE = 8
+INTERFACE = 9
 """The calls of the extension that this version knows; `native/src/lib.rs` has the same number."""
 LIBRDKAFKA = 2
 """The major version of librdkafka whose structs the extension knows."""
@@ -94,6 +94,9 @@ class Fetcher(Protocol):
 
     def disconnect(self) -> None:
         """Release the consumer, which may then be closed."""
+
+    def wake(self) -> None:
+        """End the wait of the fetch that runs, or of the next one. Any thread."""
 
     def start(self, topic: str, partition: int, offset: int) -> int:
         """Read a partition from this offset; return its id."""

@@ -63,6 +63,8 @@ class NativePart:
 class NativeBuffer:
     """The fetch buffer of the native data plane."""
 
+    attentive = True
+
     def __init__(self, consumer: Consumer, fetcher: Fetcher, on_error: Callable[[KafkaError], None]) -> None:
         self._consumer = consumer
         self._fetcher = fetcher
@@ -83,6 +85,10 @@ class NativeBuffer:
     def disconnect(self) -> None:
         """Release the client."""
         self._fetcher.disconnect()
+
+    def wake(self) -> None:
+        """End the wait of the fetch that runs, or of the next one. Any thread."""
+        self._fetcher.wake()
 
     def start(self, partition: TopicPartition, offset: int) -> None:
         """Read a partition from this offset."""

@@ -46,7 +46,9 @@ MOST_AT_ONCE = 1_000_000
 METADATA_TIMEOUT_S = 2.0
 """How long an unknown topic is looked for before it is an error: not all brokers may know a new one yet."""
 WAKE_S = 0.05
-"""How often a waiting fetch checks for `wake`: only a message ends a wait of librdkafka."""
+"""How often a waiting fetch checks for `wake`, if the buffer is not attentive."""
+LOOK_S = 0.5
+"""How often a waiting fetch looks for events of the client."""
 SILENCE_S = 15.0
 """How long a topic may be silent before it is looked up: librdkafka does not report a deleted topic."""
 
@@ -146,7 +148,7 @@ class KafkaReader:
             self._look_after_silent_topics()
             self._raise_failure()
             left = 0.0 if self._awake else max(deadline - time.monotonic(), 0.0)
-            runs = self._fetch(max_records, min(left, WAKE_S))
+            runs = self._fetch(max_records, min(left, LOOK_S if self._buffer.attentive else WAKE_S))
             if runs:
                 return runs  # a failure in the same batch is raised by the next fetch, so no record is lost
             if left == 0.0:
@@ -157,6 +159,7 @@ class KafkaReader:
     def wake(self) -> None:
         """End the wait of the fetch that runs, or of the next one."""
         self._awake = True
+        self._buffer.wake()
 
     def close(self) -> None:
         """Close the consumer."""
@@ -294,7 +297,7 @@ class KafkaReader:
         for part in fetched.parts:
             runs += self._runs(self._readings[part.partition], part)
         if held and not runs:
-            time.sleep(timeout_s)
+            time.sleep(min(timeout_s, WAKE_S))
         return runs
 
     def _runs(self, reading: _Reading, part: Part) -> list[RecordBatch]:
