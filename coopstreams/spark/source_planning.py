@@ -220,16 +220,14 @@ def _check_read(cluster: KafkaLog, stages: Iterable[Stage], cut: Mapping[str, ob
     These follow from committed records, so they must be in the state of the reader.
     """
     known = cluster.partitions()
-    for place in [
+    places = [
         TopicPartition(topic, at)
         for stage in stages
         for topic in stage.topics
         for at in _partitions(stage)
-        if topic not in cut
-    ]:
-        if place.topic not in known or place.partition >= known[place.topic]:
-            continue
-        end = cluster.stable_offsets([place])[place]
+        if topic not in cut and at < known.get(topic, 0)
+    ]
+    for place, end in cluster.stable_offsets(places).items():
         count = unread(cluster, place, committed[place.topic][place.partition], end)
         if count:
             raise ConfigError(

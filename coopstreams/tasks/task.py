@@ -81,17 +81,13 @@ def store_times(subtopology: SubTopology, progress: Progress) -> dict[str, int]:
     No window of the stores starts later. Below a filter, that is not the stream time of the partition.
     """
     lowest, operators = [progress.lowest(source) for source in progress.partitions], operators_of(subtopology)
-    times = [(at.stream_time, dict(at.operator_times)) for at in lowest]
+
+    def time(at: Segment, operator: int | None) -> int:
+        return at.stream_time if operator is None else dict(at.operator_times).get(operator, NO_STREAM_TIME)
+
     return {
-        store.name: max(
-            (
-                of_operators.get(operator, NO_STREAM_TIME) if operator else stream_time
-                for stream_time, of_operators in times
-            ),
-            default=NO_STREAM_TIME,
-        )
+        store.name: max((time(at, operators.get(store.name)) for at in lowest), default=NO_STREAM_TIME)
         for store in subtopology.stores
-        for operator in (operators.get(store.name),)
     }
 
 
