@@ -213,8 +213,8 @@ impl Consumer {
     }
 
     /// Hands messages to `receive` as they come, until there are none, until there are `most`, or until it returns
-    /// false. Waits for the first one only, and not if it was woken. A message is alive until `receive` was called with all of its batch; the flag
-    /// is true for the first one of a batch.
+    /// false. Waits for the first one only, and not if it was woken. A message is alive until `receive` was called with all
+    /// of its batch; the flag is true for the first one of a batch.
     pub fn receive(
         &self,
         most: usize,
