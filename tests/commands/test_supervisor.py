@@ -100,6 +100,15 @@ def test_a_worker_that_fails_is_started_again_and_the_others_run_on_until_it_fai
     ]
 
 
+def test_a_reason_with_a_zero_character_is_passed_on_without_it(tmp_path: Path) -> None:
+    """Errors quote records, and an environment variable cannot have this character."""
+    rests: list[str] = []
+    code = FAILS.replace("the record at offset 7", r"no number: 7\0")
+    workers = Supervisor(beside(tmp_path, code), [0, 1], 10, most_restarts=1, rests=lambda *told: rests.append(told[2]))
+    assert workers.run() == 1
+    assert rests == [r"ended with status 1: ProcessingError: no number: 7\0"]
+
+
 @pytest.mark.parametrize(("code", "status"), [("", 1), ("import os; os.kill(os.getpid(), 9)", 128 + 9), ("1 / 0", 1)])
 def test_whatever_the_end_of_a_worker_is_called_too_many_end_all(tmp_path: Path, code: str, status: int) -> None:
     assert Supervisor(beside(tmp_path, code), [0, 1], 10, most_restarts=1).run() == status

@@ -167,10 +167,11 @@ class Supervisor:
 def _read(words: int) -> str:
     """Return the reason that an ended worker wrote, and close the pipe.
 
-    A child process that it left behind may still keep the other end open.
+    A child process that it left behind may still keep the other end open. The reason becomes an environment variable,
+    and these have no zero characters; an error that quotes a record may have some.
     """
     said = b""
     with suppress(BlockingIOError):
         said = os.read(words, 4 * MOST_WORDS)
     os.close(words)
-    return said.decode(errors="replace")[:MOST_WORDS]
+    return said.decode(errors="replace").replace("\0", r"\0")[:MOST_WORDS]
