@@ -20,7 +20,7 @@ from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.spark import plan as planning
 from coopstreams.spark.history.history import History, KafkaHistory, TableHistory, cut_of
-from coopstreams.spark.outbox import announce, cluster_of
+from coopstreams.spark.outbox import announce, cluster_of, marks_topic
 from coopstreams.spark.plan import Connector, Outputs, Plan
 from coopstreams.spark.table_outputs import absolute
 from coopstreams.spark.unchanged import ids_of
@@ -65,12 +65,32 @@ class Options:
 
 
 def begin(topology: Topology, config: Config, histories: Mapping[str, History], options: Options) -> Plan:
-    """Return the plan of a new run, stored in its folder and announced in Kafka, so that no other run can begin."""
+    """Return the plan of a new run, stored in its folder and announced in Kafka, so that no other run can begin.
+
+    Raises:
+        ConfigError: see `make_plan`; or another run has begun meanwhile, and this one is given up.
+    """
     plan = make_plan(topology, config, histories, options)
     Storage(options.work).write(f"{plan.run}/plan.json", plan.to_json())
     if plan.seed:
         announce(config, plan.run, plan.tasks)
+        _check_alone(config, plan)
     return plan
+
+
+def _check_alone(config: Config, plan: Plan) -> None:
+    """Give a run up, which has just been announced, if another one has been since `check_unused` looked for some.
+
+    Of two that look at once, both are given up.
+    """
+    with closing(cluster_of(config)) as cluster:
+        others = [run for run in backfill_runs(plan.application, cluster.partitions()) if run != plan.run]
+        if others:
+            cluster.delete_topics([marks_topic(plan.application, plan.run)])
+            raise ConfigError(
+                f'run {others[-1]} of "{plan.application}" has begun at the same time as this one, which is given up. '
+                f"Go on with it (--resume {others[-1]}); or, if it was given up as well, try again."
+            )
 
 
 def load_plan(work: str, run: str, topology: Topology, config: Config, *, rebuild: bool = False) -> Plan:
@@ -197,7 +217,7 @@ def check_unused(cluster: KafkaLog, config: Config, topology: Topology, partitio
     """Check that the application has never run; otherwise its state and progress would mix with the backfill's.
 
     Raises:
-        ConfigError: it has run, or another backfill has begun; the message has the evidence and the cure.
+        ConfigError: it runs or has run, or another backfill has begun; the message has the evidence and the cure.
     """
     known = cluster.partitions()
     if begun := backfill_runs(topology.application_id, known):
@@ -220,13 +240,15 @@ def check_unused(cluster: KafkaLog, config: Config, topology: Topology, partitio
         for number in range(count if topic in known else 0)
     ]
     with GroupAdmin(config.client, config["application.id"]) as group:
-        committed = group.committed(places)
+        members, committed = group.describe().members, group.committed(places)
     for place, found in committed.items():
         if found is not None and Committed.parse(*found).term != BACKFILLED:
             raise ConfigError(
                 f"the group has committed offset {found[0]} of {place}: the application has run, or was reset. Give "
                 "the program another application id: the individual commits under this one stay valid"
             )
+    if members:  # one that has just started, or has no tasks, has committed nothing
+        raise ConfigError(f'"{topology.application_id}" runs, it has {len(members)} members: stop all instances')
 
 
 def oldest_ms(topology: Topology, config: Config, plan: Plan) -> tuple[tuple[str, int], ...]:

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
+from confluent_kafka import Consumer
 from typer.testing import CliRunner
 
 from coopstreams.commands.cli import app
 from coopstreams.common.config import Config
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import TopicSpec
-from coopstreams.spark import Options
+from coopstreams.spark import Options, preparing
 from coopstreams.spark.outbox import marks_topic
 from coopstreams.spark.plan import Plan
-from coopstreams.spark.preparing import begin
+from coopstreams.spark.preparing import begin, make_plan
 from coopstreams.spark.publishing import publish
 from coopstreams.spark.running import Backfilled, taken_up
 from coopstreams.topology.errors import ConfigError, SnapshotError
+from coopstreams.topology.naming import backfill_runs
 from tests.broker.counting import Counting, await_table, failure_of
+from tests.broker.waiting import eventually
 from tests.conftest import Kafka
 
 pytestmark = pytest.mark.broker
@@ -60,6 +65,38 @@ def test_neither_another_run_nor_the_application_begins_behind_one_that_is_not_p
     cluster.delete_topics([counting.changelog, marks_topic(plan.application, plan.run)])
     with counting.app(tmp_path / "state") as running:
         await_table(running, written)
+
+
+def test_no_run_begins_while_the_group_has_members(kafka: Kafka, tmp_path: Path) -> None:
+    """An application that has just started, or has no tasks yet, has committed nothing."""
+    counting = Counting.make(kafka)
+    settings = {"bootstrap.servers": kafka.bootstrap, "group.id": counting.application, "enable.auto.commit": False}
+    with closing(Consumer(settings)) as member:
+        member.subscribe([counting.source])
+        eventually(lambda: not member.poll(0.1) and bool(member.assignment()), 60, lambda: "it has joined no group")
+        with pytest.raises(ConfigError, match="it has 1 members: stop all instances"):
+            begun(counting, tmp_path / "work")
+
+
+def test_of_two_runs_that_begin_at_once_no_two_go_on(
+    kafka: Kafka, cluster: KafkaLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counting = Counting.make(kafka)
+    counting.write(["a", "b", "a"])
+    others: list[Plan] = []
+
+    def slow(*arguments: Any) -> Plan:
+        """Make a plan; before it is stored and announced, another one is."""
+        monkeypatch.setattr(preparing, "make_plan", make_plan)
+        plan = make_plan(*arguments)
+        others.append(begun(counting, tmp_path / "elsewhere"))
+        return plan
+
+    monkeypatch.setattr(preparing, "make_plan", slow)
+    with pytest.raises(ConfigError) as refused:
+        begun(counting, tmp_path / "work")
+    assert f"run {others[0].run} " in str(refused.value)
+    assert backfill_runs(counting.application, cluster.partitions()) == [others[0].run]
 
 
 def test_a_reset_gives_a_run_up_and_another_can_begin(kafka: Kafka, tmp_path: Path) -> None:
