@@ -15,6 +15,7 @@ import sys
 import termios
 import threading
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,6 +23,7 @@ import pytest
 from rich.console import Console
 
 from coopstreams.commands.terminal.processes import WorkerProcess, processes_table
+from coopstreams.commands.terminal.screen import Screen
 from coopstreams.dev.process import wait_until
 from tests.broker.processes import alive
 
@@ -240,3 +242,9 @@ def test_a_process_that_is_started_again_says_when_and_why_and_how_often() -> No
     rows = shown(ended, WorkerProcess(1, 101, "", report(task("0_0[0..255]")), restarts=1), width=160)
     assert re.search(r"again in 4 s: ended with status 1: LogError: gone( +-){5}$", rows[3])
     assert re.search(r"running, 1 restart +0_0", rows[4])
+
+
+def test_the_last_report_of_a_process_that_is_killed_may_be_cut_off() -> None:
+    process = WorkerProcess(0, 1)
+    Screen._reports(BytesIO(b'{"state": "running"}\n{"state": "run'), process)
+    assert process.report == {"state": "running"}

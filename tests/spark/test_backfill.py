@@ -197,6 +197,16 @@ def test_a_table_without_partitions_gets_those_of_a_producer_and_loses_no_record
     assert {row.partition for row in found if row.key is None} == {0, 1, 2}
 
 
+def test_a_table_whose_order_is_not_total_is_numbered_in_the_same_way_each_time(spark: SparkSession) -> None:
+    """Spark may send rows in another order to a task that is tried again, or to a run that is resumed."""
+    rows = [(key, f"{number}".encode(), 1000) for number in range(20) for key in (None, b"key")]
+    first, again = (
+        table_frame(TableHistory(spark.createDataFrame(sent, "key binary, value binary, timestamp bigint")), "in", 2)
+        for sent in (rows, rows[::-1])
+    )
+    assert first.collect() == again.collect()
+
+
 def test_a_table_that_is_no_history_is_refused(spark: SparkSession) -> None:
     rows = spark.createDataFrame([("k", b"v", 1)], "key string, value binary, timestamp bigint")
     with pytest.raises(ConfigError, match='"key" must be binary, it is string'):

@@ -76,3 +76,15 @@ def test_a_report_that_cannot_be_written_is_a_warning_and_the_task_goes_on(
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
         "0_0 continues, but cannot report its progress"
     ]
+
+
+def test_a_report_that_is_read_while_it_is_written_does_not_end_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A storage may show a part of a name, as HDFS does."""
+    seen: list[TaskProgress] = []
+    Reporter(str(tmp_path), "task", "1", "0_1", [(0, 9)]).end()
+    (tmp_path / "task-2").write_bytes((tmp_path / "task-1").read_bytes()[:-5])
+    with caplog.at_level(logging.WARNING), ProgressWatcher(str(tmp_path), seen.extend):
+        pass
+    assert "how far the tasks are cannot be told" in caplog.text

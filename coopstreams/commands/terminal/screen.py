@@ -129,6 +129,8 @@ class Screen:
     def _reports(stream: IO[bytes], process: WorkerProcess) -> None:
         with stream:
             for line in stream:
+                if not line.endswith(b"\n"):
+                    return  # the worker was killed while it wrote
                 process.report = orjson.loads(line)
                 if process.word == "starting":
                     process.word = ""

@@ -121,8 +121,14 @@ FRAMES = {"python": kafka_frame, "jvm": jvm_frame}
 
 
 def table_frame(history: TableHistory, topic: str, partitions: int) -> DataFrame:
-    """Return the records of a table as those of a topic."""
-    return _placed(partitioned(history, partitions), topic, partitions, history.order_by)
+    """Return the records of a table as those of a topic, in the same order each time.
+
+    The rows themselves decide where `order_by` leaves an order open. A record without a key belongs to the key range of
+    its number: if a task that is tried again numbered two of them otherwise, one would be lost and the other doubled.
+    """
+    rows = partitioned(history, partitions)
+    ties = [name for name in ("key", "timestamp", "value", "headers") if name in rows.columns]
+    return _placed(rows, topic, partitions, (*history.order_by, *ties))
 
 
 def numbered_frame(history: TableHistory, partitions: int) -> DataFrame | None:

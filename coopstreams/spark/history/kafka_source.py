@@ -6,7 +6,9 @@
         HISTORY rows; their offsets are ignored
 
 Reading stops exactly at the given offsets and fails if a record below them is gone; only committed records are read.
-Writing is one transaction for each Spark partition; a later attempt takes over its transactional id.
+Writing is one transaction for each Spark partition; a later attempt takes over its transactional id. It does not know
+whether an earlier one has committed: if an executor is lost before Spark has heard of its commit, rows are written
+twice.
 
 Invariant: without `split`, a Spark partition is one topic partition in offset order.
 Turned down: the JVM connector (jars that must match the exact versions of Spark and Scala, no exact end by partition

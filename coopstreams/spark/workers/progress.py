@@ -125,7 +125,7 @@ class ProgressWatcher:
             return
         try:
             self._tell(self._reports())
-        except SnapshotError as error:
+        except (SnapshotError, msgspec.DecodeError) as error:  # not all storages write a name as a whole
             log.warning("how far the tasks are cannot be told: %s", error)
         except Exception as error:  # `tell` belongs to the user: raise its error where the block ends
             log.debug("the progress of the tasks is no longer reported", exc_info=True)
