@@ -51,10 +51,13 @@ class CoopStreams:
     when an error ends a stream thread, and answers with a `StreamThreadExceptionResponse`; without it this instance
     ends. The methods of `restore_listener` are called while stores are restored, by the threads that restore them.
 
+    It runs once: to try again after an error, make another one.
+
     Raises (`run`):
         ConfigError, TopologyError: before any connection, or when the topics do not fit the topology.
         LogError: Kafka cannot be reached, or refused a request.
         ProcessingError: a record failed and its handler says `fail`.
+        RuntimeError: it has run before.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class CoopStreams:
 
     def run(self) -> None:
         """Run until `stop`, Ctrl-C or SIGTERM; then drain, commit and leave the group."""
+        self._check_new()
         before = _on_signals(self.stop)
         try:
             self._run()
@@ -179,6 +183,7 @@ class CoopStreams:
                 self._instance.pause(paused)
 
     async def __aenter__(self) -> Self:
+        self._check_new()
         self._block = block = _Block()
         try:
             await asyncio.to_thread(self.__enter__)
@@ -213,6 +218,7 @@ class CoopStreams:
             )
 
     def __enter__(self) -> Self:
+        self._check_new()
         self._thread = threading.Thread(
             target=self._run_quietly, name=f"coopstreams-{self.config['application.id']}", daemon=True
         )
@@ -230,6 +236,13 @@ class CoopStreams:
             self._thread.join()
         if self._error is not None and error is None:
             raise self._error
+
+    def _check_new(self) -> None:
+        if self.state is not StreamsState.CREATED:
+            raise RuntimeError(
+                f'this instance of "{self.config["application.id"]}" has run before, it is {self.state.value}: make '
+                "another CoopStreams"
+            )
 
     def _run_quietly(self) -> None:
         try:
