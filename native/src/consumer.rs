@@ -16,7 +16,7 @@ use crate::client::{NAME, locked};
 use crate::librdkafka::{FATAL, Functions, Message, NO_ERROR, OnError, Opaque, functions, nothing};
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::panic::catch_unwind;
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -26,6 +26,8 @@ const AT_ONCE: usize = 512;
 
 /// How many errors are noted between two questions; no more of them say anything new.
 const MOST_ERRORS: usize = 100;
+
+const FETCH_WAIT: &CStr = c"fetch.wait.max.ms";
 
 /// What is known of one consumer.
 pub struct Consumer {
@@ -153,19 +155,45 @@ impl Consumer {
 
     /// Whether `on_error` is the callback of the client, as its configuration prints it.
     fn has_our_callback(&self) -> bool {
+        let ours = on_error as OnError as *const ();
+        self.setting(c"error_cb").is_some_and(|it| it == format!("{ours:p}"))
+    }
+
+    /// How long a broker may keep a fetch for which it has no record.
+    pub fn fetch_wait_ms(&self) -> Option<c_int> {
+        self.setting(FETCH_WAIT)?.parse().ok()
+    }
+
+    /// Sets how long a broker may keep the next fetches. Returns false if librdkafka refuses.
+    ///
+    /// rdkafka.h calls the configuration of a client read-only. This one number is read each time that a fetch is sent, and
+    /// a fetch that is sent with the number before it is right, too. A librdkafka that copies it at the start would go on
+    /// with that one.
+    pub fn set_fetch_wait(&self, ms: c_int) -> Result<bool, Gone> {
         let open = self.locked();
-        let Some(functions) = functions().filter(|_| !open.destroyed) else {
-            return false;
+        let functions = functions().filter(|_| !open.destroyed).ok_or(Gone)?;
+        let ms = CString::new(ms.to_string()).map_err(|_| Gone)?;
+        // SAFETY: the handle is alive under this lock, its configuration is as long, and no text of an error is asked for.
+        let set = unsafe {
+            let conf = (functions.conf_of)(self.handle);
+            (functions.conf_set)(conf, FETCH_WAIT.as_ptr(), ms.as_ptr(), null_mut(), 0)
         };
+        Ok(set == NO_ERROR)
+    }
+
+    /// A setting of the client as text; None: it is destroyed, or the text is long.
+    fn setting(&self, name: &CStr) -> Option<String> {
+        let open = self.locked();
+        let functions = functions().filter(|_| !open.destroyed)?;
         let mut room = [0_u8; 64];
         let mut size = room.len();
         // SAFETY: the handle is alive under this lock, its configuration is as long, and no more than `size` is written.
         let got = unsafe {
             let conf = (functions.conf_of)(self.handle);
-            (functions.conf_get)(conf, c"error_cb".as_ptr(), room.as_mut_ptr().cast(), &raw mut size)
+            (functions.conf_get)(conf, name.as_ptr(), room.as_mut_ptr().cast(), &raw mut size)
         };
-        let ours = on_error as OnError as *const ();
-        got == NO_ERROR && CStr::from_bytes_until_nul(&room).is_ok_and(|it| it.to_string_lossy() == format!("{ours:p}"))
+        let text = CStr::from_bytes_until_nul(&room).ok()?;
+        (got == NO_ERROR).then(|| text.to_string_lossy().into_owned())
     }
 
     /// The errors that were noted since the last call.

@@ -9,7 +9,8 @@
 
 use crate::client::locked;
 use crate::consumer::{Consumer, Error, Gone, take_made};
-use crate::librdkafka::name_of;
+use crate::librdkafka::{PARTITION_EOF, name_of};
+use crate::pace::Pace;
 use crate::pile::{Pile, Row};
 use crate::router::Router;
 use pyo3::exceptions::{PyKeyError, PyRuntimeError};
@@ -46,6 +47,8 @@ struct State {
     spares: Vec<Pile>,
     /// When queues are forwarded again, and how long it is until then the next time; None: something came of each.
     look: Option<(Instant, Duration)>,
+    /// None: the consumer's fetches stay as they are.
+    pace: Option<Pace>,
     /// Whether records were taken from their piles and no objects were made of them: there is no memory, say.
     lost: bool,
 }
@@ -59,6 +62,8 @@ struct Reading {
     held: bool,
     /// Whether it is assigned, and nothing has come since.
     expected: bool,
+    /// Whether the last thing that came is its end.
+    ended: bool,
     router: Option<Py<Router>>,
     pile: Pile,
 }
@@ -92,7 +97,11 @@ impl Fetcher {
         let made = take_made();
         let found = made.is_some();
         *locked(&self.waiting) = made.clone();
-        py.detach(|| self.locked().consumer = made);
+        py.detach(|| {
+            let mut state = self.locked();
+            state.pace = made.as_ref().and_then(|it| it.fetch_wait_ms()).map(Pace::new);
+            state.consumer = made;
+        });
         if found {
             *self.owner.lock().unwrap_or_else(PoisonError::into_inner) = Some(consumer);
         }
@@ -135,6 +144,7 @@ impl Fetcher {
                 next: offset,
                 held: false,
                 expected: false,
+                ended: false,
                 router: None,
                 pile: Pile::default(),
             });
@@ -173,8 +183,11 @@ impl Fetcher {
             for id in ids {
                 if let Some(Some(reading)) = state.readings.get_mut(id) {
                     reading.expected = true;
+                    reading.ended = false;
                 }
             }
+            let wait_ms = state.pace.as_mut().and_then(|it| it.on_assignment(Instant::now()));
+            state.set_fetch_wait(wait_ms)?;
             state.look = Some((Instant::now() + FIRST_LOOK, FIRST_LOOK));
             state.forward()
         })
@@ -313,12 +326,31 @@ impl State {
         Ok(wait)
     }
 
+    /// Has fetches kept for as long as suits what has come so far.
+    fn look_after_pace(&mut self) -> Result<(), Gone> {
+        let readings = &self.readings;
+        let ended = || readings.iter().flatten().all(|reading| reading.ended);
+        let wait_ms = self.pace.as_mut().and_then(|it| it.look(Instant::now(), ended));
+        self.set_fetch_wait(wait_ms)
+    }
+
+    fn set_fetch_wait(&mut self, wait_ms: Option<c_int>) -> Result<(), Gone> {
+        let Some(wait_ms) = wait_ms else {
+            return Ok(());
+        };
+        if !self.consumer.as_ref().ok_or(Gone)?.set_fetch_wait(wait_ms)? {
+            self.pace = None;
+        }
+        Ok(())
+    }
+
     /// Moves messages to the piles of their partitions; returns the partitions that are held, of which something came.
     fn receive(&mut self, most: usize, timeout_ms: c_int) -> Result<Ids, Gone> {
         let until = Instant::now() + Duration::from_millis(u64::try_from(timeout_ms).unwrap_or(0));
         let mut kept = Ids::new();
         loop {
             let wait = self.look_after_expected(until)?;
+            self.look_after_pace()?;
             // Rounded up: a wait of less than a millisecond would be none, again and again.
             let wait_ms = c_int::try_from(wait.as_micros().div_ceil(1000)).unwrap_or(c_int::MAX);
             let came = self.receive_once(most, wait_ms, &mut kept)?;
@@ -339,7 +371,7 @@ impl State {
         consumer.receive(most, wait_ms, |functions, message, first| {
             came = true;
             // SAFETY: the message is alive until this returns, and has a topic, which is alive as long.
-            let (topic, partition) = unsafe { ((*message).topic, (*message).partition) };
+            let (topic, partition, error) = unsafe { ((*message).topic, (*message).partition, (*message).error) };
             let id = match last {
                 Some((same, number, id)) if !first && same == topic && number == partition => id,
                 _ => {
@@ -354,6 +386,7 @@ impl State {
                 return true;
             };
             reading.expected = false;
+            reading.ended = error == PARTITION_EOF;
             if reading.pile.is_empty()
                 && let Some(spare) = spares.pop()
             {

@@ -16,6 +16,7 @@ mod front_connection;
 mod front_request;
 mod librdkafka;
 mod numbers;
+mod pace;
 mod parts;
 mod pile;
 mod router;

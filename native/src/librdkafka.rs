@@ -131,6 +131,7 @@ functions! {
     version = b"rd_kafka_version": fn() -> c_int;
     conf_new = b"rd_kafka_conf_new": fn() -> Opaque;
     conf_get = b"rd_kafka_conf_get": fn(Opaque, *const c_char, *mut c_char, *mut usize) -> c_int;
+    conf_set = b"rd_kafka_conf_set": fn(Opaque, *const c_char, *const c_char, *mut c_char, usize) -> c_int;
     conf_destroy = b"rd_kafka_conf_destroy": fn(Opaque);
     conf_of = b"rd_kafka_conf": fn(Opaque) -> Opaque;
     conf_set_error_cb = b"rd_kafka_conf_set_error_cb": fn(Opaque, OnError);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import sys
 import threading
@@ -28,11 +29,11 @@ from coopstreams.log.kafka.native import (
     fetcher_of,
     with_plugin,
 )
-from coopstreams.log.log import Position
+from coopstreams.log.log import Position, RecordBatch
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, DeliveryError
 from tests.conftest import Kafka, needs_native
-from tests.log.reading import PATIENCE_S, read_all, values
+from tests.log.reading import PATIENCE_S, fetch_until, fill, read_all, records, values
 
 MODULE = "coopstreams_native.coopstreams_native"
 
@@ -267,6 +268,39 @@ def test_nothing_but_wake_ends_the_wait_of_a_fetch(kafka: Kafka, monkeypatch: py
         time.sleep(pause_s)
         reader.wake()
         waiting.join()
+    reader.close()
+    log.close()
+
+
+@needs_native
+@pytest.mark.broker
+def test_a_consumer_that_has_read_everything_asks_less_often(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten times a second at most, and hundreds of times if ends are awaited; what is written comes in both cases."""
+    monkeypatch.setenv(SETTING, "1")
+    totals = [0]
+
+    def count(statistics: str) -> None:
+        brokers = json.loads(statistics)["brokers"].values()
+        totals.append(sum(broker["req"].get("Fetch", 0) for broker in brokers))
+
+    often = {"consumer.statistics.interval.ms": 500, "consumer.stats_cb": count, "consumer.fetch.wait.max.ms": 1}
+    log = KafkaLog(kafka.settings | often)
+    first, second = (TopicPartition(kafka.topic("idle", partitions=2), partition) for partition in (0, 1))
+    reader = log.reader()
+    reader.assign({first: Position(0)})
+    fetch_until(reader, lambda _: len(totals) > 3 and totals[-1] - totals[-2] < 10)
+    fill(log, first, ["a"])
+    fetch_until(reader, lambda batches: values(records(batches)) == ["a"])
+    fetch_until(reader, lambda _: totals[-1] - totals[-2] < 10)
+
+    def asks_often(_: list[RecordBatch]) -> bool:
+        reader.assign({first: Position(1)})
+        reader.assign({first: Position(1), second: Position(0)})
+        return totals[-1] - totals[-2] > 20
+
+    fetch_until(reader, asks_often)
+    fill(log, second, ["b"])
+    fetch_until(reader, lambda batches: values(records(batches)) == ["b"])
     reader.close()
     log.close()
 

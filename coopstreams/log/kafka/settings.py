@@ -49,7 +49,9 @@ _DEFAULTS: dict[Kind, dict[str, Any]] = {
         "queued.min.messages": 200_000,
         "queued.max.messages.kbytes": 262_144,
         "fetch.message.max.bytes": 8 << 20,
-        "fetch.wait.max.ms": 10,  # a partition that is assigned or sought waits for the running fetch
+        # A partition that is assigned or sought waits for the running fetch, and its end is reported by an empty one.
+        # Once all partitions have ended, native fetches are longer (native/src/pace.rs).
+        "fetch.wait.max.ms": 10,
         "fetch.error.backoff.ms": 100,
         "topic.metadata.propagation.max.ms": 10_000,
     },
