@@ -35,8 +35,10 @@ _TIMES = (
 """Limits, so that a suspended process does not block its successor; and durable commits."""
 _DEFAULTS = {"connect_timeout": 5, "tcp_user_timeout": 30_000, "keepalives_idle": 15}
 """Connection parameters, unless the DSN sets them."""
-_OF_THE_RECORD = ("22", "23", "42", "44", "P0")
-"""Classes of errors that come from the content of a row: data, constraints, types, views, triggers."""
+_OF_THE_RECORD = ("22", "23", "42", "44", "54", "P0")
+"""Classes of errors that come from the content of a row: data, constraints, types, views, limits (a key too long for an
+index), triggers. A server that takes no writes any more says class 54, too, but it has refused the position before.
+"""
 _OF_THE_TABLE = ("42501", "42P01")
 """No privilege, no table: opening the next session raises it."""
 

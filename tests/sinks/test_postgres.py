@@ -83,6 +83,15 @@ def test_each_bad_row_is_refused_with_its_reason_and_the_others_are_written(post
 
 
 @pytest.mark.slow
+def test_a_row_beyond_a_limit_of_the_server_is_refused_and_the_others_are_written(postgres: PostgresServer) -> None:
+    name = table(postgres, "guest text PRIMARY KEY, nights int")
+    long = "".join(f"{n:x}" for n in range(5000))  # even compressed, longer than a row of an index
+    said = applied(PostgresSink(postgres.dsn, name, key="guest"), ("ada", {"nights": 1}), (long, {}), ("bob", {}))
+    assert [text.partition(",")[0] for text in said] == ["1: index row requires 15648 bytes"]
+    assert postgres.run(f"SELECT guest FROM {name} ORDER BY guest") == [("ada",), ("bob",)]
+
+
+@pytest.mark.slow
 def test_what_cannot_work_is_said_when_a_partition_is_opened(postgres: PostgresServer) -> None:
     def said(sink: PostgresSink) -> str:
         with pytest.raises(ConfigError) as error:
