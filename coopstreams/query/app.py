@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -79,6 +80,8 @@ class QueryApp:
         routes = [Route(path, self._endpoint(path, answer), methods=["GET"]) for path, answer in paths.items()]
         changes = self.changes().items()
         routes += [Route(path, self._endpoint(path, answer), methods=["POST"]) for path, answer in changes]
+        for route in routes:  # Starlette's `path` would end at a line end in a key
+            route.path_regex = re.compile(route.path_regex.pattern, re.DOTALL)
         return Starlette(routes=routes, lifespan=self._lifespan, exception_handlers={HTTPException: self._no_route})
 
     def answers(self) -> dict[str, Answer]:

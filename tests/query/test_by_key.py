@@ -25,6 +25,7 @@ COUNTS = {f"word-{i}": (i, 1000 + i) for i in range(200)} | {
     "..": (3, 3),
     ".": (4, 4),
     "grüße ✓": (5, 5),
+    "two\nlines\n": (6, 6),
 }
 DATA: Data = {
     "counts": COUNTS,
@@ -72,7 +73,7 @@ def as_forwarded(cluster: Cluster, to: Node) -> dict[str, str]:
     return {FORWARDED: "1", APPLICATION: to.application, TARGET: to.name, GENERATION: str(cluster.generation)}
 
 
-@pytest.mark.parametrize("key", [*itertools.islice(COUNTS, 20), "", "a/b c?&#%+", "..", ".", "grüße ✓"])
+@pytest.mark.parametrize("key", [*itertools.islice(COUNTS, 20), "", "a/b c?&#%+", "..", ".", "grüße ✓", "two\nlines\n"])
 def test_every_instance_answers_for_every_key(cluster: Cluster, key: str) -> None:
     owner, task = cluster.owner("counts", key), cluster.task("counts", key)
     value, timestamp = COUNTS[key]
