@@ -29,6 +29,9 @@ LONGEST_PAUSE_S = 1.0
 LATEST_MS = (1 << 63) - 1
 """The last timestamp there is."""
 
+_AS_JSON = ("json", "avro", "protobuf")
+"""The beginnings of the names of serdes whose keys are given as JSON: see `formats`."""
+
 T = TypeVar("T")
 
 NoAnswer: TypeAlias = httpx.TransportError | httpx.InvalidURL
@@ -235,7 +238,7 @@ class Requests:
     def _texts(self, store: str, keys: Sequence[Any]) -> Steps[list[str]]:
         """Return keys in the form that the server parses; for a str that depends on the serde of the store's keys."""
         serde = (yield from self._key_serde(store)) if any(isinstance(key, str) for key in keys) else ""
-        return [_text(key, serde.startswith("json")) for key in keys]
+        return [_text(key, serde.startswith(_AS_JSON)) for key in keys]
 
     def _key_serde(self, store: str) -> Steps[str]:
         if store not in self._key_serdes:
@@ -249,7 +252,8 @@ def _text(key: Any, as_json: bool) -> str:
         return "base64:" + base64.b64encode(key).decode()
     if isinstance(key, str):
         return orjson.dumps(key).decode() if as_json else key
-    return repr(key) if isinstance(key, int | float) else orjson.dumps(key).decode()
+    number = isinstance(key, int | float) and not isinstance(key, bool)
+    return repr(key) if number else orjson.dumps(key).decode()
 
 
 def _query(asked: Mapping[str, str]) -> str:

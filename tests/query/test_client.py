@@ -8,11 +8,13 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Self, TypeAlias
+from urllib.parse import quote
 
+import httpx
 import pytest
 
 from coopstreams.query.client import AsyncQueryClient, QueryClient
-from coopstreams.query.requests import EntryFound, WindowFound
+from coopstreams.query.requests import EntryFound, Requests, WindowFound
 from coopstreams.topology.errors import QueryError
 from tests.query.cluster import HOUR, LIMITS, Cluster, Data
 
@@ -91,6 +93,26 @@ def test_values_are_found_by_python_keys(queries: QueryClient, cluster: Cluster)
         None,
         None,
     ]
+
+
+@pytest.mark.parametrize(
+    ("serde", "key", "text"),
+    [
+        ("text", "7", "7"),
+        ("json", "7", '"7"'),
+        ('avro("string")', "7", '"7"'),
+        ("json", 7, "7"),
+        ("json", True, "true"),
+        ("raw", b"7", "base64:Nw=="),
+    ],
+)
+def test_a_key_is_sent_in_the_form_that_its_serde_is_read_in(serde: str, key: Any, text: str) -> None:
+    steps = Requests("http://here", 1.0, None).get("points", key)
+    url = next(steps)
+    if isinstance(key, str):
+        assert url == "http://here/v1/stores?local=true"
+        url = steps.send(httpx.Response(200, json={"stores": [{"name": "points", "key": serde}]}))
+    assert url == f"http://here/v1/stores/points/keys/{quote(text, safe='')}"
 
 
 def test_a_key_that_is_not_there_is_none(queries: QueryClient) -> None:
