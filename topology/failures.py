@@ -19,9 +19,10 @@ Phase = Literal["deserialization", "processing", "production"]
 class Failure:
     """A record that a node could not process.
 
-    Shape: `key`, `value`, `headers`, `timestamp` and `offset` are those of the source record, as read. While the record
-    cache is forwarded (`flush`) there is no source record: `offset` and `value` are None, `key` and `timestamp` are the
-    table entry's, and `source` is the partition processed last.
+    Shape: `key`, `value`, `headers`, `timestamp` and `offset` are those of the source record, as read. `timestamp` is
+    what `timestamp=` extracted, Kafka's own if it could not, -1 if there is none. While the record cache is forwarded
+    (`flush`) there is no source record: `offset` and `value` are None, `key` and `timestamp` are the table entry's, and
+    `source` is the partition processed last.
     """
 
     phase: Phase

@@ -31,7 +31,8 @@ class DeadLetter:
 
     Shape: `headers` are the failed record's own; `why` has the texts of the others: `exception`, `message`, `phase`,
     `node`, `topic`, `partition`, `task`, `offset`, `stacktrace`. It is empty if another program wrote the record.
-    Units: ms since the epoch.
+    Units: ms since the epoch; negative: the failed record had none, or, in letters of earlier versions, its extractor
+    failed.
     """
 
     at: TopicPartition
@@ -165,4 +166,6 @@ def _place(record: ConsumerRecord) -> TopicPartition:
 def _write(producer: Any, letter: DeadLetter, source: TopicPartition, to: str | None) -> None:
     where = {"topic": to} if to is not None else {"topic": source.topic, "partition": source.partition}
     headers: list[Any] = letter.headers
-    producer.produce(**where, key=letter.key, value=letter.value, headers=headers, timestamp=max(1, letter.timestamp))
+    # A record of 1970 would be deleted by its topic's retention. librdkafka takes 0 for "now".
+    timestamp = 0 if letter.timestamp < 0 else max(1, letter.timestamp)
+    producer.produce(**where, key=letter.key, value=letter.value, headers=headers, timestamp=timestamp)

@@ -107,7 +107,8 @@ def _table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
 def _row(letter: DeadLetter) -> tuple[str, ...]:
     source = f"{letter.source}@{letter.why.get('offset', '?')}"
     error = f"{letter.why.get('exception', '')}: {letter.why.get('message', '')}"
-    when = f"{datetime.fromtimestamp(letter.timestamp / 1000, UTC):%Y-%m-%d %H:%M:%S}"
+    at = datetime.fromtimestamp(letter.timestamp / 1000, UTC)
+    when = "unknown" if letter.timestamp < 0 else f"{at:%Y-%m-%d %H:%M:%S}"
     return f"{letter.at}@{letter.offset}", when, source, error, _shown(letter.key), _shown(letter.value)
 
 

@@ -57,7 +57,8 @@ from coopstreams.tasks.tries import Tries
 from coopstreams.tasks.unpublished import check_published
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.operator_time import OperatorTimeColumns
-from coopstreams.topology.compile.program import Program, TimestampColumn
+from coopstreams.topology.compile.program import Program
+from coopstreams.topology.compile.timestamps import TimestampColumn
 from coopstreams.topology.errors import UnknownTopicError
 from coopstreams.topology.graph.nodes import Sink, SubTopology
 from coopstreams.topology.graph.partitions import ResolvedTopics

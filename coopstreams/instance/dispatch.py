@@ -25,7 +25,7 @@ from coopstreams.tasks.task import Task
 from coopstreams.tasks.thread import StreamThread
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.compile.operator_time import OperatorTimeColumns
-from coopstreams.topology.compile.program import TimestampColumn
+from coopstreams.topology.compile.timestamps import TimestampColumn
 
 FETCH_RECORDS = 10_000
 HELD_WAIT_S = 0.01

@@ -21,7 +21,7 @@ from coopstreams.log.log import NO_STREAM_TIME, RecordBatch
 from coopstreams.log.time_marks import marks_in
 from coopstreams.topology.columns import NO_RECORDS, Columns, Headers, Int64s, TopicPartition, joined
 from coopstreams.topology.compile.operator_time import OperatorTimeColumns, before_and_after
-from coopstreams.topology.compile.program import TimestampColumn
+from coopstreams.topology.compile.timestamps import TimestampColumn
 from coopstreams.topology.keys import GROUPS, HASH_BITS, KeyRange, key_hashes, without_suffix
 
 _GROUP_SHIFT = HASH_BITS - (GROUPS - 1).bit_length()

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from coopstreams.topology.columns import Columns, Headers, Int64s, TopicPartition
 from coopstreams.topology.compile.operator_time import OperatorTimeColumns
-from coopstreams.topology.compile.program import TimestampColumn
+from coopstreams.topology.compile.timestamps import TimestampColumn
 from coopstreams.topology.errors import FencedError
 from coopstreams.topology.keys import KeyRange
 

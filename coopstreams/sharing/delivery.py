@@ -15,7 +15,7 @@ from coopstreams.calling.lanes import Call
 from coopstreams.log.kafka.share import AcquiredRecord
 from coopstreams.log.log import NO_STREAM_TIME
 from coopstreams.topology.columns import Columns, TopicPartition
-from coopstreams.topology.compile.program import TimestampColumn
+from coopstreams.topology.compile.timestamps import TimestampColumn
 
 
 class Deliverer(Protocol):
@@ -92,5 +92,5 @@ def columns_of(
     )
     if extract is not None:
         columns.timestamps = extract(source, columns, NO_STREAM_TIME)
-    columns.stream_times = list(accumulate(columns.timestamps, max))
+    columns.stream_times = list(accumulate(columns.timestamps, max, initial=NO_STREAM_TIME))[1:]
     return columns

@@ -26,7 +26,8 @@ from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.tally import Tallies, Tally
 from coopstreams.tasks.tries import TriedLaterError
 from coopstreams.topology.columns import Headers, TopicPartition
-from coopstreams.topology.compile.program import BoundProgram, Program, TimestampColumn
+from coopstreams.topology.compile.program import BoundProgram, Program
+from coopstreams.topology.compile.timestamps import TimestampColumn
 from coopstreams.topology.errors import DeliveryError, ProcessingError
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.graph.nodes import Sink

@@ -434,5 +434,5 @@ class TaskAttempt:
         letters: Any = self._dead_letters[topic]
         letters.keys.append(failure.key)
         letters.values.append(failure.value)
-        letters.timestamps.append(max(0, failure.timestamp))
+        letters.timestamps.append(failure.timestamp)
         letters.give_headers(headers)

@@ -32,6 +32,7 @@ from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.operator_time import operators_of
 from coopstreams.topology.compile.outputs import Output
 from coopstreams.topology.compile.program import BoundProgram, Part, Program
+from coopstreams.topology.compile.timestamps import as_written
 from coopstreams.topology.failures import Failure, OnFailure
 from coopstreams.topology.graph.nodes import Sink, SubTopology
 from coopstreams.topology.keys import KeyRange
@@ -329,7 +330,7 @@ class Task:
                 at,
                 records.keys[0],
                 records.values[0],
-                records.timestamps[0],
+                as_written(records.timestamps[0]),
                 headers,
             )
         )

@@ -479,7 +479,7 @@ class TopologyTestDriver:
         self._writer.append(topic, [key], [value], [timestamp], partitions=[at], headers=[headers])
 
     def _dead_letter(self, failure: Failure, headers: Headers, topic: str) -> None:
-        self._forward(topic, failure.key, failure.value, max(0, failure.timestamp), headers)
+        self._forward(topic, failure.key, failure.value, failure.timestamp, headers)
 
     def _commit(self, task: Task) -> None:
         checkpoints = {}

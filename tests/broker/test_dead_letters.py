@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -14,10 +15,11 @@ from typer.testing import CliRunner, Result
 
 from coopstreams import CoopStreams, StreamsBuilder, serdes
 from coopstreams.commands.cli import app
+from coopstreams.log.kafka.native import SETTING
 from coopstreams.topology.errors import UnknownTopicError
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
-from tests.conftest import PATIENT, Kafka
+from tests.conftest import PATIENT, Kafka, needs_native
 
 pytestmark = pytest.mark.broker
 
@@ -90,6 +92,39 @@ def test_what_failed_goes_back_once_and_is_processed_when_the_cause_is_gone(
     for record in written:
         assert record.headers == {"trace": record.value}
         assert record.partition == places[record.key]
+
+
+@pytest.mark.parametrize("native", ["0", pytest.param("1", marks=needs_native)])
+def test_letters_have_the_timestamps_of_their_records_and_a_replay_writes_no_time_of_1970(
+    kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, native: str
+) -> None:
+    monkeypatch.setenv(SETTING, native)
+    source, dead, again = kafka.topic("in"), kafka.topic("dead"), kafka.topic("again")
+    builder = StreamsBuilder(kafka.unique("times"))
+    builder.stream(source, key=serdes.raw, value=serdes.json, timestamp=lambda record: record.value["at"]).to(
+        kafka.topic("out")
+    )
+    settings = kafka.config(
+        tmp_path,
+        deserialization_exception_handler="dead-letter",
+        processing_exception_handler="dead-letter",
+        errors_dead_letter_queue_topic_name=dead,
+    )
+    kafka.write(source, [(b"a", b"no JSON"), (b"b", b"{}"), (b"c", None)], timestamp=1_700_000_000_000)
+    with CoopStreams(builder.build(), settings | PATIENT):
+        eventually(lambda: len(read_topic(kafka.bootstrap, dead)) == 3, 60, lambda: "three letters")
+    letters = read_topic(kafka.bootstrap, dead)
+    assert [letter.timestamp for letter in letters] == [1_700_000_000_000] * 3
+    assert "2023-11-14 22:13:20" in dlq(kafka, "show", dead).output
+
+    # The letters of earlier versions had -2.
+    kafka.write(dead, [(b"d", b"no JSON")], timestamp=-2, headers=[*letters[0].headers.items()])
+    assert "unknown" in dlq(kafka, "show", dead).output
+    began = time.time_ns() // 1_000_000
+    assert dlq(kafka, "replay", dead, "--to", again).output.splitlines()[-1] == "4 written, 0 left alone"
+    times = {record.key: record.timestamp for record in read_topic(kafka.bootstrap, again)}
+    assert began <= times.pop(b"d") <= time.time_ns() // 1_000_000
+    assert times == dict.fromkeys([b"a", b"b", b"c"], 1_700_000_000_000)
 
 
 def test_a_topic_may_be_empty_or_unknown_and_letters_may_go_elsewhere(kafka: Kafka) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from coopstreams.topology.columns import Columns, Headers, TopicPartition
 from coopstreams.topology.compile.calls import Results, Wanted
@@ -27,6 +27,7 @@ from coopstreams.topology.compile.operator_time import (
 from coopstreams.topology.compile.outputs import Output
 from coopstreams.topology.compile.processing import Children, EffectsWork, Work
 from coopstreams.topology.compile.punctuations import PunctuationQueue
+from coopstreams.topology.compile.timestamps import TimestampColumn, as_written
 from coopstreams.topology.failures import Failure, OnFailure, Phase
 from coopstreams.topology.graph.nodes import AsyncProcessing, Processing, SubTopology
 from coopstreams.topology.keys import KeyRange
@@ -34,17 +35,6 @@ from coopstreams.topology.naming import check_name
 from coopstreams.topology.processors import PunctuationType, RecordMetadata
 from coopstreams.topology.sinks import Applied
 from coopstreams.topology.stores import Entry, TableStore
-
-TimestampColumn: TypeAlias = Callable[[TopicPartition, Columns, int], list[int]]
-"""`(partition, records, stream time before them) -> timestamps`: the timestamps that a source's extractor takes from
-its records.
-
-A reader calls it on ALL records of the partition before it hashes, routes or drops any, and computes the stream times
-from the result: `accumulate(timestamps, max, initial=before)`. So stream time is that of the extracted timestamps for
-any key ranges. `records.stream_times` is ignored. It never raises. A negative timestamp does not advance stream time
-and stays in the column: the task that owns the record drops and counts it (-1), or gives the extractor's error to its
-failure handler (-2).
-"""
 
 
 class Part(NamedTuple):
@@ -387,7 +377,7 @@ class BoundProgram:
                 columns.offsets[i],
                 columns.keys[i],
                 columns.values[i],
-                columns.timestamps[i],
+                as_written(columns.timestamps[i]),
                 headers,
             )
         self._hand_over(failure)

@@ -4,28 +4,51 @@ A reader applies the source's column to all records of a partition before it cut
 with it every window, is the same for any number of ranges. The cost: each process that reads the partition extracts the
 timestamps of all its records.
 
-Invariant: a column never raises and has one timestamp for each record: `DROPPED` or `FAILED` if there is none.
+Invariant: a column never raises and has one timestamp for each record. If the extractor gave none, it is negative:
+`DROPPED`, or `failed(written)`, which keeps Kafka's own for the failure; `as_written` reads it.
 Turned down: extracting in the task (siblings would disagree about stream time), and dropping the record in the reader
-(it would not be counted, and a failure would belong to no task).
+(it would not be counted, and a failure would belong to no task), a column of its own for Kafka's timestamps (every
+batch would carry it for the few records that fail).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import repeat
 from operator import index
-from typing import Any
+from typing import Any, TypeAlias
 
 from coopstreams.topology.columns import Columns, TopicPartition
-from coopstreams.topology.compile.program import TimestampColumn
 from coopstreams.topology.errors import ProcessingError
 from coopstreams.topology.graph.nodes import Function, Source
 from coopstreams.topology.records import TimestampedRecord
 
+TimestampColumn: TypeAlias = Callable[[TopicPartition, Columns, int], list[int]]
+"""`(partition, records, stream time before them) -> timestamps`: the timestamps that a source's extractor takes from
+its records.
+
+A reader calls it on ALL records of the partition before it hashes, routes or drops any, and computes the stream times
+from the result: `accumulate(timestamps, max, initial=before)`. So stream time is that of the extracted timestamps for
+any key ranges. `records.stream_times` is ignored. It never raises. A negative timestamp does not advance stream time
+and stays in the column: the task that owns the record drops and counts it (`DROPPED`), or gives the extractor's error
+to its failure handler (any other).
+"""
+
 DROPPED = -1
 """The extractor returned None or a negative number."""
 
-FAILED = -2
-"""The extractor raised, or the record could not be deserialised; the task that owns the record reports the error."""
+
+def failed(written: int) -> int:
+    """Return the column's value for a record whose extractor raised, or that could not be deserialised.
+
+    Shape: -2 or less; `written` is Kafka's timestamp, -1: none.
+    """
+    return -3 - max(-1, written)
+
+
+def as_written(timestamp: int) -> int:
+    """Return the timestamp of a record, or Kafka's own if it is `failed`; -1: none."""
+    return timestamp if timestamp >= DROPPED else -3 - timestamp
 
 
 def timestamp_column(source: Source) -> TimestampColumn:
@@ -51,7 +74,7 @@ def timestamp_column(source: Source) -> TimestampColumn:
                 )
                 timestamp = _checked(function(record))
             except Exception:  # noqa: BLE001 the task that owns the record reports it
-                timestamp = FAILED
+                timestamp = failed(written)
             timestamps.append(timestamp)
             if timestamp > stream_time:
                 stream_time = timestamp
@@ -61,18 +84,25 @@ def timestamp_column(source: Source) -> TimestampColumn:
 
 
 def extraction_error(source: Source, at: TopicPartition, columns: Columns, i: int) -> Exception:
-    """Return the error of a record whose timestamp is `FAILED`, by extracting it once more.
-
-    Kafka's own timestamp is lost by then: the extractor is given -1.
-    """
+    """Return the error of a record whose timestamp is `failed`, by extracting it once more."""
     key, value = columns.keys[i], columns.values[i]
+    written, stream_time = as_written(columns.timestamps[i]), columns.stream_times[i]
     headers = None if columns.headers is None else columns.headers[i]
     try:
         key_object = None if key is None else source.key.deserialize(key)
         value_object = None if value is None else source.value.deserialize(value)
         _checked(
             _extractor(source)(
-                TimestampedRecord(key_object, value_object, -1, at.topic, at.partition, columns.offsets[i], -1, headers)
+                TimestampedRecord(
+                    key_object,
+                    value_object,
+                    written,
+                    at.topic,
+                    at.partition,
+                    columns.offsets[i],
+                    stream_time,
+                    headers,
+                )
             )
         )
     except Exception as error:  # noqa: BLE001 the error is the answer

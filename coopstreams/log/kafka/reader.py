@@ -34,7 +34,7 @@ from coopstreams.log.kafka.settings import ClientErrors, consumer_settings, logg
 from coopstreams.log.log import Position, RecordBatch
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.operator_time import OperatorTimeColumns
-from coopstreams.topology.compile.program import TimestampColumn
+from coopstreams.topology.compile.timestamps import TimestampColumn
 from coopstreams.topology.errors import LogError
 from coopstreams.topology.keys import KeyRange
 

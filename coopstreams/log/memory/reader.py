@@ -10,7 +10,7 @@ from coopstreams.log.log import Position, RecordBatch
 from coopstreams.log.memory.state import MemoryState
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.operator_time import OperatorTimeColumns
-from coopstreams.topology.compile.program import TimestampColumn
+from coopstreams.topology.compile.timestamps import TimestampColumn
 from coopstreams.topology.errors import LogError, OffsetOutOfRangeError
 from coopstreams.topology.keys import KeyRange
 

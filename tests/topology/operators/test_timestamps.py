@@ -86,6 +86,35 @@ def test_an_extractor_that_raises_fails_its_record_in_the_task_that_owns_it() ->
         )
 
 
+@pytest.mark.parametrize("written", [-1, 0, 1, 1_700_000_000_000])
+@pytest.mark.parametrize("ranges", [1, 4])
+def test_a_failure_and_its_dead_letter_have_kafkas_timestamp_if_none_could_be_extracted(
+    ranges: int, written: int
+) -> None:
+    settings = {
+        "deserialization.exception.handler": "dead-letter",
+        "processing.exception.handler": "dead-letter",
+        "errors.dead.letter.queue.topic.name": "dead",
+    }
+    with TopologyTestDriver(copying(lambda record: record.value["at"]), ranges, config=settings) as driver:
+        for value in (b"no JSON", b"{}", None):
+            driver.input("in", serdes.text, serdes.raw).send("a", value, written)
+        assert [failure.timestamp for failure in driver.failures] == [written] * 3
+        assert [letter.timestamp for letter in driver.output("dead").records()] == [written] * 3
+
+
+def test_the_error_of_a_record_is_found_again_with_all_that_the_extractor_was_given() -> None:
+    def refuse(record: TimestampedRecord[str, int]) -> int:
+        if record.value == 0:
+            raise ValueError(f"{record.timestamp} after {record.stream_time}")
+        return record.timestamp
+
+    with TopologyTestDriver(copying(refuse), config={"processing.exception.handler": "continue"}) as driver:
+        driver.input("in", serdes.text, serdes.json).send("a", 1, 20)
+        driver.input("in", serdes.text, serdes.json).send("a", 0, 7)
+        assert [str(failure.error) for failure in driver.failures] == ["7 after 20"]
+
+
 def test_a_record_that_cannot_be_read_fails_in_deserialization() -> None:
     with (
         TopologyTestDriver(copying(lambda record: record.value)) as driver,
