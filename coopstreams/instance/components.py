@@ -36,6 +36,7 @@ from coopstreams.opening.globals import Globals
 from coopstreams.opening.opener import Opener
 from coopstreams.opening.restoring import Restoring
 from coopstreams.opening.sinks import SinkOpenings
+from coopstreams.query.placing import Misplaced, Placing
 from coopstreams.sharing.group import check_share_group
 from coopstreams.state.directory import Databases, StateDirectory
 from coopstreams.state.engines import check_store_types
@@ -100,6 +101,7 @@ class Components:
     sayings: Sayings
     outlasting: Outlasting
     tries: Tries = field(default_factory=Tries, init=False)
+    misplaced: Misplaced = field(default_factory=Misplaced, init=False)
     deployed: Deployed
     restrictions: Restrictions = field(init=False)
     tracing: Callable[[TaskId], RecordSpans] | None = field(init=False)
@@ -417,6 +419,7 @@ class Components:
             host=self.host,
             spans=None if self.tracing is None else self.tracing(opened.id),
             exactly_once=self.config.exactly_once,
+            placing=Placing(self.subtopology(opened.id.subtopology), self.topics.partitions, self.misplaced),
         )
 
     def partitions(self, topic: str) -> int:

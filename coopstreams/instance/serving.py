@@ -83,7 +83,7 @@ class Serving:
             for subtopology in instance.components.topology.subtopologies
             for store in subtopology.stores
         }
-        self._stores: tuple[object, dict[str, StoreInfo]] = (None, {})
+        self._stores: tuple[object, object, dict[str, StoreInfo]] = (None, None, {})
 
     @property
     def application(self) -> str:
@@ -97,10 +97,12 @@ class Serving:
 
     def stores(self) -> Mapping[str, StoreInfo]:
         """Return every store of the topology."""
-        topology, topics = self._components.topology, self._components.topics
-        if self._stores[0] is not topics:
-            self._stores = (topics, stores_of(topology, topics.tasks, topics.partitions))
-        return self._stores[1]
+        topics, misplaced = self._components.topics, self._components.misplaced.topics
+        known, then, stores = self._stores
+        if known is not topics or then is not misplaced:
+            stores = stores_of(self._components.topology, topics.tasks, topics.partitions, misplaced)
+            self._stores = (topics, misplaced, stores)
+        return stores
 
     def placement(self) -> Placement:
         """Return the owners of all tasks by the last assignment."""
@@ -160,6 +162,7 @@ class Serving:
             if task not in paused
         ]
         slow += [Reason("calls-pause", f"task {task}: {why}", task) for task, why in paused.items()]
+        slow += [Reason("partitioner", message) for message in self._components.misplaced.topics.values()]
         if self._instance.paused:
             slow.append(Reason("paused", "processing is paused until it is resumed; tasks are kept, queries answered"))
         if self._instance.assigned is None or not self._instance.member.sure(self._instance.member.epoch):

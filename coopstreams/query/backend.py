@@ -57,6 +57,8 @@ class StoreInfo:
     history: History | None = None
     headers: bool = False
     """Whether its rows have headers, in front of their values."""
+    misplaced: tuple[str, ...] = ()
+    """The topics above it of which this instance saw records in other partitions than murmur2 gives their keys."""
 
 
 @dataclass(frozen=True, slots=True)

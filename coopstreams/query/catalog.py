@@ -5,7 +5,8 @@ Turned down: querying the buffers of operators (suppress, joins with a grace per
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from coopstreams.query.backend import History, Kind, StoreInfo
@@ -19,10 +20,18 @@ from coopstreams.topology.versions import Histories
 _KINDS: Mapping[StoreKind, Kind] = {"key_value": "key_value", "window": "window", "session": "session"}
 
 
-def stores_of(topology: Topology, tasks: Sequence[int], partitions: Mapping[str, int]) -> dict[str, StoreInfo]:
-    """Return the stores by name. `tasks` are the partitions of each sub-topology, `partitions` those of each topic."""
+def stores_of(
+    topology: Topology, tasks: Sequence[int], partitions: Mapping[str, int], misplaced: Collection[str] = ()
+) -> dict[str, StoreInfo]:
+    """Return the stores by name. `tasks` are the partitions of each sub-topology, `partitions` those of each topic.
+
+    `misplaced`: topics whose records are in other partitions than those that murmur2 gives their keys.
+    """
     found = {
-        spec.name: _store(subtopology, spec, tasks[subtopology.id])
+        spec.name: replace(
+            _store(subtopology, spec, tasks[subtopology.id]),
+            misplaced=tuple(topic for topic in subtopology.topics if topic in misplaced),
+        )
         for subtopology in topology.subtopologies
         for spec in subtopology.stores
         if spec.kind in _KINDS

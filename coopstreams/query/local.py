@@ -221,7 +221,7 @@ def point_of(store: StoreInfo, wanted: Lookup, about: About, row: Row | None) ->
     """
     fields, found = _fields_of(store, wanted, about, row)
     if found is None:
-        raise key_not_found(store.name, wanted[0], {"store": store.name} | fields)
+        raise key_not_found(store.name, wanted[0], {"store": store.name} | fields, store.misplaced)
     return to_json({"store": store.name} | fields | found, _where(store, wanted[0]))
 
 

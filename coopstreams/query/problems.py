@@ -18,7 +18,7 @@ Invariant: `retryable` means that the same request may succeed later without any
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -41,9 +41,15 @@ def unknown_store(name: str, names: list[str]) -> QueryError:
     )
 
 
-def key_not_found(store: str, key: str, details: Mapping[str, Any]) -> QueryError:
-    """Return the owner's answer that it has no such key."""
-    return QueryError("KEY_NOT_FOUND", f'store {store} has no key "{key}"', status=404, details=details)
+def key_not_found(store: str, key: str, details: Mapping[str, Any], misplaced: Sequence[str] = ()) -> QueryError:
+    """Return the owner's answer that it has no such key. `misplaced`: see `StoreInfo`."""
+    message = f'store {store} has no key "{key}"'
+    if misplaced:
+        message += (
+            f" in the partition that murmur2 gives it. It may be in another one: producers of {', '.join(misplaced)} "
+            "choose partitions in another way (partitioner=murmur2_random is right). A query by range finds it"
+        )
+    return QueryError("KEY_NOT_FOUND", message, status=404, details=details)
 
 
 def forgotten(store: str, key: str, last: int, oldest: int) -> QueryError:

@@ -22,6 +22,7 @@ from coopstreams.commit.progress import Progress
 from coopstreams.commit.record import Segment
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.log.log import NO_STREAM_TIME, Position, RecordBatch
+from coopstreams.query.placing import Placing
 from coopstreams.state.checkpoints import NEVER_TRUE
 from coopstreams.state.task_state import ChangelogBatch, TaskState
 from coopstreams.tasks.heat import Heat
@@ -132,6 +133,7 @@ class Task:
         host: Host = SYSTEM,
         spans: RecordSpans | None = None,
         exactly_once: bool = True,
+        placing: Placing | None = None,
     ) -> None:
         """`by_key`: records may pass others that wait for calls, where the order of each key suffices. `exactly_once`:
         the state is that of the positions; otherwise it may include later records.
@@ -186,6 +188,7 @@ class Task:
         self._latency = latency
         self.tally = tally
         self.heat = Heat(len(opened.id.key_range.groups.numbers))
+        self._placing = placing
         self._on_failure = on_failure
         self.applying: Applying | None = None
         """Applies its records to its external sink; None: it has none."""
@@ -220,6 +223,8 @@ class Task:
                     self._spans.process(self.program, step.source, columns, taken=self.calls is not None)
                 self.processed += len(columns)
                 self.heat.look(columns.keys, now)
+                if self._placing is not None:
+                    self._placing.look(step.source, columns.keys)
                 if first_ms < 0:
                     first_ms = columns.timestamps[0]
             if self.calls is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import timedelta
 from typing import Any
 
@@ -19,7 +20,7 @@ from tests.durations import ms
 TEXT: dict[str, Any] = {"key": serdes.text, "value": serdes.text}
 
 
-def stores() -> dict[str, StoreInfo]:
+def stores(misplaced: Collection[str] = ()) -> dict[str, StoreInfo]:
     builder = StreamsBuilder("app")
     clicks = builder.stream("clicks", key=serdes.text, value=serdes.text)
     prices = builder.table("prices", key=serdes.text, value=serdes.int64, store="prices", history=timedelta(hours=1))
@@ -37,7 +38,7 @@ def stores() -> dict[str, StoreInfo]:
         "remember", Ignore, "left", "right", stores=[versioned_store("past", history=ms(5), **TEXT)], by_key=False
     )
     topology = processor.build()
-    return stores_of(topology, [4] * len(topology.subtopologies), {"clicks": 4, "prices": 4, "names": 3})
+    return stores_of(topology, [4] * len(topology.subtopologies), {"clicks": 4, "prices": 4, "names": 3}, misplaced)
 
 
 class Ignore(Processor[str, str, str, str]):
@@ -60,6 +61,15 @@ def test_each_kind_of_store_is_known_by_what_can_be_asked_of_it() -> None:
     assert known["ever"].row_key == windowed_by(serdes.text, UnlimitedWindows())
     assert (known["ever"].kind, known["ever"].window_ms) == ("window", None)
     assert (known["visits"].kind, known["visits"].row_key) == ("session", session_windowed(serdes.text))
+
+
+def test_stores_know_the_topics_above_them_whose_records_are_in_other_partitions() -> None:
+    known = stores({"prices", "lefts"})
+    assert {name: store.misplaced for name, store in known.items() if name in ("counts", "past", "names")} == {
+        "counts": ("prices",),
+        "past": ("lefts",),
+        "names": (),
+    }
 
 
 def test_what_waits_to_be_forwarded_is_not_shown() -> None:
