@@ -21,7 +21,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from coopstreams.state import layout
@@ -29,6 +29,7 @@ from coopstreams.state.checkpoints import NO_TOPIC, NOTHING_OBSERVED, Checkpoint
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Change
 from coopstreams.state.layout import GROUP_SHIFT, PREFIXES
+from coopstreams.state.manifest import cut
 from coopstreams.topology.columns import Columns
 from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.keys import GROUPS, KeyGroups, KeyRange, key_hashes
@@ -71,7 +72,7 @@ class Bounds:
     """A changelog partition as it is now, which decides from what state a restore may continue.
 
     Shape: `log_start` and `target` are offsets: the first offset in the log, and the end to reach. `topic_id` was asked
-    for before them.
+    for before them. `begins` is the stream time at which the task that continues begins, if it is known.
     Units: `asked_ms` is the wall clock before any of these was asked for: state at the target is true since then.
     `trusted_ms`: see the function.
     """
@@ -81,6 +82,7 @@ class Bounds:
     topic_id: str
     asked_ms: int
     trusted_ms: int = TRUSTED_MS
+    begins: int | None = None
 
     def refusal(self, at: Checkpoint) -> str:
         """Return why a restore cannot continue from a checkpoint; empty if it can."""
@@ -98,6 +100,11 @@ class Bounds:
             return f"its checkpoint {at.offset} is below the log start {self.log_start}"
         if at.offset > self.target:
             return f"its checkpoint {at.offset} is above the log end {self.target}: has the changelog lost records?"
+        if self.begins is not None and at.observed > self.begins:
+            return (
+                f"windows had expired there by stream time {at.observed}, and its task begins at {self.begins}: the "
+                "owner before ended without a commit"
+            )
         if at.true_ms < self.asked_ms - self.trusted_ms:
             return "it is older than the changelog keeps tombstones"
         if at.true_ms > self.asked_ms + min(AHEAD_MS, self.trusted_ms // 10):
@@ -145,7 +152,7 @@ class Restore:
 
     Shape: `stops` are the ranges that end before the target, with their ends. `times` are the stream times at which the
     tasks of ranges begin: under at-least-once a changelog may be ahead of them, and a task that repeats records needs
-    windows that had expired for the writer.
+    windows that had expired for the writer. For a snapshot they are not known.
     """
 
     def __init__(
@@ -343,20 +350,34 @@ class Restore:
             yield Change(layout.segment_family(self.spec.name, segment), of_segment, [keep[key] for key in of_segment])
 
     def _checkpoints(self, groups: Sequence[int]) -> Iterator[Checkpoint]:
-        """Yield the checkpoints of groups, in runs.
-
-        A run observes the smallest window start of its groups that are known to have windows, but no later one than the
-        stream time at which any of its groups begins: the others may have some of before.
-        """
+        """Yield the checkpoints of groups, in runs."""
         for offset, alike in groupby(
             sorted(groups, key=lambda group: (self._need[group], group)), key=self._need.__getitem__
         ):
             for run in _runs(list(alike)):
-                seen = [self._seen[group] for group in run if self._seen[group] != NOTHING_OBSERVED]
-                observed = min(*seen, *(self._times[group] for group in run)) if seen else NOTHING_OBSERVED
                 at_end = all(offset >= self._stops[group] for group in run)
                 true_ms = self.bounds.asked_ms if at_end else min(self._true_ms[group] for group in run)
-                yield Checkpoint(run[0], run[-1], offset, observed, true_ms, self.bounds.topic_id)
+                yield from self._observing(
+                    Checkpoint(run[0], run[-1], offset, true_ms=true_ms, topic_id=self.bounds.topic_id)
+                )
+
+    def _observing(self, run: Checkpoint) -> Iterator[Checkpoint]:
+        """Yield a run with what its groups have observed.
+
+        For tasks that is the smallest window start of the groups with windows, but no later one than the stream time at
+        which any of the groups begins: the others may have some of before. For a snapshot it is the largest one of each
+        slice: windows that had expired by then are missing there.
+        """
+        seen, times = (each[run.first : run.last + 1] for each in (self._seen, self._times))
+        starts = [start for start in seen if start != NOTHING_OBSERVED]
+        if not starts:
+            yield run
+        elif _NEVER not in times:
+            yield replace(run, observed=min(*starts, *times))
+        else:
+            for part in cut([run]):
+                of_part = max(seen[part.first - run.first : part.last + 1 - run.first])
+                yield replace(part, observed=min(starts) if of_part == NOTHING_OBSERVED else of_part)
 
     def _admit(self, groups: Sequence[int]) -> None:
         """Set what these groups need from their checkpoints; empty those from which the restore cannot continue."""

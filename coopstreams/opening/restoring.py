@@ -325,6 +325,7 @@ class Restoring:
     ) -> None:
         """Begin the download of a store; the changelog restore follows it."""
         assert self._snapshots is not None
+        bounds = replace(bounds, begins=wanted.stream_time)
         download = SnapshotDownload(
             self._downloads, self._snapshots, database, spec, changelog.partition, known, groups, bounds
         )

@@ -383,6 +383,13 @@ PLANTED: dict[str, Planted] = {
     "windows that expire beside others": Planted(
         times.observed_by_restored, 50_056_099, "filtered windows that are emitted at their close", oracle="progress"
     ),
+    "windows that a snapshot lacks": Planted(
+        times.expired_in_a_snapshot,
+        80_057_822,
+        "merged windows that are emitted at their close",
+        AT_LEAST_ONCE,
+        oracle="progress",
+    ),
     "operator times that nobody keeps": Planted(
         times.no_operator_times, 0, "filtered windows that are emitted at their close", oracle="results"
     ),

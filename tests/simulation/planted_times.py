@@ -84,9 +84,15 @@ def observed_by_restored() -> AbstractContextManager[Any]:
     def unbounded(self: Restore, groups: Sequence[int]) -> Iterator[Checkpoint]:
         for one in checkpoints(self, groups):
             known = [group for group in one.groups.numbers if self._seen[group] != NOTHING_OBSERVED]
-            yield replace(one, observed=min(map(self._observed, known), default=NOTHING_OBSERVED))
+            expired = (min(self._seen[group], self._times[group]) for group in known)
+            yield replace(one, observed=min(expired, default=NOTHING_OBSERVED))
 
     return patch.object(Restore, "_checkpoints", unbounded)
+
+
+def expired_in_a_snapshot() -> AbstractContextManager[Any]:
+    """A snapshot lacks the windows that have expired by what its changelog has seen of their key groups."""
+    return patch.object(Restore, "_observed", lambda self, group, _: min(self._seen[group], self._times[group]))
 
 
 def gate_of_siblings() -> AbstractContextManager[Any]:

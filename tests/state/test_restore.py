@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -314,6 +315,22 @@ def test_windows_that_a_task_will_need_again_have_not_expired_by_what_an_owner_b
         {int.from_bytes(key[-8:], "big") // SIZE for key in stored(each, WINDOWS.name)} for each in (whole, behind)
     ]
     assert found == [set(range(6, 10)), set(range(2, 10))]
+
+
+def test_a_checkpoint_tells_by_which_time_windows_of_a_snapshot_are_missing() -> None:
+    """A snapshot is made without the times of tasks: one of them may begin before what its changelog has seen."""
+    database = Database(Memory(), [WINDOWS])
+    slow, fast = (next(key for key in (b"a", b"b", b"c", b"d") if key_hash(key) in half) for half in KeyRange.split(2))
+    log = window_log([*((fast, window) for window in range(1, 100)), (slow, 50)])
+    feed(Restore(database, WINDOWS, [WHOLE], bounds(100)), log, 100)
+    by_group = database.checkpoints(WINDOWS.name).by_group()
+    of_fast, of_slow = (by_group[key_hash(key) >> layout.GROUP_SHIFT] for key in (fast, slow))
+    assert of_fast is not None
+    assert of_slow is not None
+    assert (of_fast.observed, of_slow.observed) == (99 * SIZE, 50 * SIZE)
+    begins = replace(bounds(100), begins=50 * SIZE)
+    assert "its task begins at 3000000" in begins.refusal(of_fast)
+    assert begins.refusal(of_slow) == bounds(100).refusal(of_fast) == ""
 
 
 def test_windows_of_a_range_that_had_observed_nothing_have_not_expired_by_those_of_another_one() -> None:
