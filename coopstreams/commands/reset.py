@@ -108,6 +108,6 @@ def _print(application: str, plan: Reset, offsets: dict[TopicPartition, int], fo
         typer.echo(f"delete folder {folder}")
     for topic in plan.left:
         typer.echo(
-            f"stays: topic {topic}, which is not in this topology. If an older version of it left it behind, delete it "
-            "yourself"
+            f"stays: topic {topic}, which is not in this topology. It is of an application whose id begins with "
+            f"{application}-, or an older version of {application} left it behind: only then, delete it yourself"
         )

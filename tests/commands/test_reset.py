@@ -100,6 +100,7 @@ def test_an_application_that_is_reset_counts_everything_again_and_nothing_twice(
         [*planned, *(f"delete topic {topic}" for topic in ours), f"delete folder {folder}"]
     )
     assert f"stays: topic {counting.application}-older-changelog" in said[6]
+    assert f"It is of an application whose id begins with {counting.application}-, or" in said[6]
     assert counting.reset(typed="n\n").exit_code == 1
     assert len(counting.internal) == 4
 
