@@ -96,6 +96,8 @@ def test_the_manifests_fit_each_other_the_settings_and_the_paths(folder: Path) -
     assert service["spec"]["selector"] == stateful["spec"]["template"]["metadata"]["labels"]
     assert stateful["spec"]["serviceName"] == service["metadata"]["name"] == "orders"
     assert scaler["spec"]["scaleTargetRef"]["name"] == stateful["metadata"]["name"]
+    assert service["spec"]["publishNotReadyAddresses"], "the others could not ask a pod that restores a task"
+    assert not stateful["spec"]["template"]["spec"]["enableServiceLinks"], "unknown settings are refused"
     paths = description(RequestLimits())["paths"]
     probes = ("livenessProbe", "readinessProbe", "startupProbe")
     assert all(container[probe]["httpGet"]["path"] in paths for probe in probes)
