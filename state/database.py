@@ -138,9 +138,9 @@ class Database:
         """Whether there is neither a key nor a checkpoint."""
         return all(engine_stores.is_empty() for engine_stores in self._engine_stores)
 
-    def count(self, store: str) -> int:
-        """Return the approximate number of keys of a store."""
-        return self._of[store].count(store)
+    def count(self, store: str, groups: frozenset[int]) -> int:
+        """Return the number of rows of some key groups of a store; an estimate if they are more than a thousand."""
+        return self._of[store].count(store, groups)
 
     def close(self) -> None:
         """Close the engines. Idempotent."""

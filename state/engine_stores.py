@@ -28,6 +28,8 @@ _SHAPE = b"shape/"
 _BATCH = 10_000
 FEW = 4
 """The most rows of a key group, on average, for which a scan reads all with one iterator and sorts them."""
+COUNTED = 1000
+"""The most rows that are counted one by one."""
 
 
 class EngineStores:
@@ -198,10 +200,21 @@ class EngineStores:
                 self._has_keys(family, ALL_GROUPS) for family in families
             )
 
-    def count(self, store: str) -> int:
-        """Return the approximate number of keys of a store."""
+    def count(self, store: str, groups: frozenset[int]) -> int:
+        """Return the number of rows of some key groups; if it is over `COUNTED`, their share of the engine's estimate.
+
+        RocksDB's estimate takes each write of a row that is not compacted yet for a row.
+        """
+        if not groups:
+            return 0
+        low, high = layout.group_bounds(KeyGroups(min(groups), max(groups)))
         with self._lock:
-            return sum(self._engine.count(family) for family in self._families(store))
+            families = self._families(store)
+            rows = [self._engine.scan(family, low, high) for family in families]
+            estimate = sum(self._engine.count(family) for family in families)
+            kept = sum(run.last - run.first + 1 for run in self._checkpoints[store])
+        counted = sum(key[0] in groups for key, _ in islice(chain.from_iterable(rows), COUNTED + 1))
+        return counted if counted <= COUNTED else max(counted, estimate * len(groups) // max(kept, len(groups)))
 
     def close(self) -> None:
         """Close the engine. Idempotent."""

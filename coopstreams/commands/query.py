@@ -49,7 +49,7 @@ def query(
 
     Of a versioned store the latest value, what it was with --as-of, or all versions of a time with --from and --to.
     Times are milliseconds since the epoch. While a task moves it asks again, for 30 seconds at most. Exit status 1: the
-    key has no value, or the query failed.
+    key has no value, which standard error says, or the query failed.
     """
     need_http("coopstreams query")
     from coopstreams.query.requests import LATEST_MS
@@ -85,6 +85,9 @@ def query(
             if one is not None:
                 _print(asdict(one))
         if not any(found):
+            what = f"no {kind}s of" if kind in ("window", "session") else "no versions of" if timed else "no"
+            when = f" as of {as_of}" if as_of is not None else " of these times" if timed else ""
+            typer.echo(f'store {store} has {what} key "{key}"{when}', err=True)
             raise typer.Exit(1)
 
 

@@ -20,6 +20,7 @@ from coopstreams.tasks.topics import reset_of_topic
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.offset_resets import EARLIEST
+from coopstreams.topology.graph.topology import Topology
 
 
 def reset(
@@ -60,10 +61,7 @@ def reset(
         folders = instance_folders(state_dir, application) if state_dir else []
         _print(application, plan, offsets, folders)
         where = "on every other host" if state_dir else "on every host"
-        typer.echo(
-            f"yours to do, {where} before the next start: delete "
-            f"{(state_dir or Path(settings['state.dir'])) / application}"
-        )
+        typer.echo(_local_state(running, (state_dir or Path(settings["state.dir"])) / application, where))
         if dry_run:
             return
         check_stopped(coordinator)
@@ -95,6 +93,17 @@ def _time_ms(to: str) -> int | None:
     if moment.tzinfo is None:
         raise ConfigError(f"--to {to}: in which time zone? Add Z for UTC, or an offset as +01:00")
     return round(moment.timestamp() * 1000)
+
+
+def _local_state(topology: Topology, folder: Path, where: str) -> str:
+    """Return what is to be done with local state that the command does not delete."""
+    stores = [store for subtopology in topology.subtopologies for store in subtopology.stores]
+    if unlogged := [store.name for store in stores if not store.logged and store.source is None]:
+        return (
+            f"yours to do, {where} before the next start: delete {folder}, which has the rows of "
+            f"{', '.join(unlogged)}: without a changelog the next start would go on from them"
+        )
+    return f"stays: {folder}, {where}; it needs no care: the next start does not go on from state of deleted topics"
 
 
 def _print(application: str, plan: Reset, offsets: dict[TopicPartition, int], folders: Sequence[Path]) -> None:

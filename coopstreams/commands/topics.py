@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from coopstreams.commands.settings import Brokers, ConfigFile, cluster, connection
+from coopstreams.commands.settings import Brokers, ConfigFile, cluster, connection, flags
 from coopstreams.common.host import SYSTEM
 from coopstreams.log.log import TopicSpec
 from coopstreams.topology.errors import UnknownTopicError
@@ -24,13 +24,20 @@ app = typer.Typer(help="Make topics, and write lines to them: for a first try.",
 def create(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="The topics.")],
     partitions: Annotated[int, typer.Option(min=1, metavar="N", help="Partitions of each.")] = 1,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="A setting of each, as cleanup.policy=compact; may be repeated."
+        ),
+    ] = None,
     bootstrap_servers: Brokers = None,
     config: ConfigFile = None,
 ) -> None:
     """Create topics; those that exist stay as they are."""
+    settings = flags(set_, {})
     with cluster(connection(bootstrap_servers, config)) as log:
         there = log.partitions(names)
-        log.create_topics([TopicSpec(name, partitions) for name in names if name not in there])
+        log.create_topics([TopicSpec(name, partitions, settings) for name in names if name not in there])
     for name in names:
         typer.echo(f"{name}: {f'is there, {there[name]}' if name in there else f'created, {partitions}'} partitions")
 

@@ -52,6 +52,19 @@ def test_a_file_has_what_both_commands_need(url: str, own: Files, tmp_path: Path
     assert "running" in run("status", url, "--config", config).stdout
 
 
+def test_a_key_that_is_not_there_is_said(url: str, own: Files, tmp_path: Path) -> None:
+    config = settings(tmp_path, own, read=READ)
+    for store, words, said in (
+        ("counts", (), 'store counts has no key "nobody"\n'),
+        ("hours", (), 'store hours has no windows of key "nobody"\n'),
+        ("visits", ("--to", "5"), 'store visits has no sessions of key "nobody" of these times\n'),
+        ("prices", ("--from", "1"), 'store prices has no versions of key "nobody" of these times\n'),
+        ("prices", ("--as-of", "1"), 'store prices has no key "nobody" as of 1\n'),
+    ):
+        done = run("query", url, store, "nobody", *words, "--config", config)
+        assert (done.exit_code, done.stdout, done.stderr) == (1, "", said)
+
+
 def test_the_environment_may_have_the_token(url: str, own: Files, tmp_path: Path) -> None:
     config = settings(tmp_path, own)
     assert run("query", url, "counts", "be", "--config", config, COOPSTREAMS_HTTP_TOKEN_READ=READ).exit_code == 0

@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 
 from coopstreams.commands.cli import app
 from coopstreams.commands.init import project_of
+from coopstreams.commands.settings import cluster
 from coopstreams.common.config import Config, settings_of
 from coopstreams.query.asked import RequestLimits
 from coopstreams.query.openapi import description
@@ -130,8 +131,10 @@ def test_it_runs_as_its_readme_says(folder: Path, kafka: Kafka) -> None:
     (folder / "on_kafka.py").write_text(program)
     assert isinstance(run("topics", "write", lines, *servers, input_="x").exception, UnknownTopicError)
     assert f"{lines}: created, 2 partitions" in run("topics", "create", lines, "--partitions", "2", *servers).stdout
-    again = run("topics", "create", lines, counts, *servers).stdout.splitlines()
+    again = run("topics", "create", lines, counts, "--set", "cleanup.policy=compact", *servers).stdout.splitlines()
     assert again == [f"{lines}: is there, 2 partitions", f"{counts}: created, 1 partitions"]
+    with cluster(kafka.settings) as brokers:
+        assert brokers.topic_config(counts)["cleanup.policy"] == "compact"
     assert "2 records written" in run("topics", "write", lines, *servers, input_="to be or\nnot to Be\n").stdout
     environment = os.environ | {
         "COOPSTREAMS_BOOTSTRAP_SERVERS": kafka.bootstrap,

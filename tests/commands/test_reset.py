@@ -101,6 +101,7 @@ def test_an_application_that_is_reset_counts_everything_again_and_nothing_twice(
     )
     assert f"stays: topic {counting.application}-older-changelog" in said[6]
     assert f"It is of an application whose id begins with {counting.application}-, or" in said[6]
+    assert said[7].startswith(f"stays: {folder.parent}, on every other host; it needs no care")
     assert counting.reset(typed="n\n").exit_code == 1
     assert len(counting.internal) == 4
 
@@ -123,6 +124,16 @@ def test_an_application_that_is_reset_counts_everything_again_and_nothing_twice(
     with counting.app() as running:
         await_running([running])
         await_table(running, counting.write(["last"], now_ms))
+
+
+@pytest.mark.broker
+def test_rows_without_a_changelog_are_yours_to_delete(kafka: Kafka, tmp_path: Path) -> None:
+    counting = WordCount.make(kafka, tmp_path)
+    program = (tmp_path / "app.py").read_text().replace('"counts"', 'Materialized("counts", logged=False)')
+    (tmp_path / "app.py").write_text(f"from coopstreams import Materialized\n{program}")
+    [*_, last] = counting.reset("--dry-run").stdout.splitlines()
+    assert last.startswith("yours to do, on every host before the next start: delete coopstreams-state/")
+    assert "the rows of counts: without a changelog" in last
 
 
 @pytest.mark.broker
