@@ -64,7 +64,10 @@ class _Client:
 
 
 class QueryClient(_Client):
-    """Queries over HTTP. Keys are given as Python values; bytes for raw keys. Any thread may use it."""
+    """Queries over HTTP. Any thread may use it.
+
+    Keys are given as Python values; bytes for raw keys. Values come as their JSON: of a dataclass a dict.
+    """
 
     def get(self, store: str, key: Any) -> Found | None:
         """Return the value of a key, or None if there is none.

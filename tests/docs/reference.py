@@ -6,6 +6,7 @@ python -m tests.docs.reference prints them, for docs/operating.md and docs/consu
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from prometheus_client.metrics import MetricWrapperBase
 
@@ -23,6 +24,7 @@ SETTING = ("setting", "default", "meaning")
 POLICY = ("level", "setting", "default", "meaning")
 METRIC = ("metric", "kind", "labels", "meaning")
 PATH = ("`GET`", "answer")
+PARAMETER = ("parameter", "of", "meaning")
 TOPIC = ("topic", "partitions", "settings")
 
 
@@ -67,6 +69,17 @@ def paths() -> list[list[str]]:
     ]
 
 
+def parameters() -> list[list[str]]:
+    """Return a row for each parameter of the read-only paths; one that means the same on several is in one row."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for path, operations in description(RequestLimits())["paths"].items():
+        for parameter in operations.get("get", {}).get("parameters", ()):
+            if parameter["in"] == "query":
+                place = path.removeprefix("/v1/stores/{store}/")
+                found.setdefault((parameter["name"], _meaning(parameter)), []).append(f"`{place}`")
+    return [[f"`{name}`", ", ".join(places), meaning] for (name, meaning), places in found.items()]
+
+
 def topics() -> list[list[str]]:
     """Return a row for each kind of topic that coopstreams makes."""
     day = ADDITIONAL_RETENTION_MS
@@ -101,6 +114,14 @@ def _default(value: object) -> str:
     return "" if value is None else f"`{value!r}`" if value == "" else f"`{value}`"
 
 
+def _meaning(parameter: dict[str, Any]) -> str:
+    schema = parameter["schema"]
+    if "default" in schema:
+        bounds = f"{schema['minimum']} to {schema['maximum']}, and {schema['default']} if none is given."
+        return f"{parameter['description']} {bounds}"
+    return " ".join([parameter["description"], *([schema["description"]] if "description" in schema else [])])
+
+
 def _config(config: dict[str, str]) -> str:
     return ", ".join(f"`{name}={value}`" for name, value in config.items())
 
@@ -112,6 +133,7 @@ if __name__ == "__main__":
         (POLICY, policies()),
         (METRIC, metrics()),
         (PATH, paths()),
+        (PARAMETER, parameters()),
         (TOPIC, topics()),
     ):
         print(markdown(heading, rows), end="\n\n")

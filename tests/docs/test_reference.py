@@ -50,9 +50,10 @@ OPERATORS = [
         (reference.SETTING, reference.settings()),
         (reference.METRIC, reference.metrics()),
         (reference.PATH, reference.paths()),
+        (reference.PARAMETER, reference.parameters()),
         (reference.TOPIC, reference.topics()),
     ],
-    ids=["settings", "metrics", "paths", "topics"],
+    ids=["settings", "metrics", "paths", "parameters", "topics"],
 )
 def test_a_table_of_the_operating_page_is_that_of_the_code(heading: Sequence[str], rows: list[list[str]]) -> None:
     assert table_headed(OPERATING, *heading) == rows, f"paste this:\n{reference.markdown(heading, rows)}"

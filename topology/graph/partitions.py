@@ -114,8 +114,8 @@ def check_names(topology: Topology) -> None:
     generated = [topic.name for topic in topology.internal_topics if _GENERATED.search(topic.name)]
     if generated:
         raise TopologyError(
-            f"internal topics with generated names: {', '.join(generated)}. Give store= to the aggregation or table, "
-            "name= to the repartition, grouping or join they come from, or set "
+            f"internal topics with generated names: {', '.join(generated)}. Give store= to the aggregation, table or "
+            "join of two streams, name= to the repartition, grouping, suppress or join they come from, or set "
             "ensure.explicit.internal.resource.naming=false"
         )
 
