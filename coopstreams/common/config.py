@@ -118,6 +118,12 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
         1,
         "Least number of key ranges a partition is split into; more when threads outnumber partitions.",
     ),
+    "ranges.before.windows": (
+        boolean,
+        False,
+        "Whether partitions are split, too, whose records go through a repartition topic into windows or other state "
+        "that expires. Ranges that read a backlog at different speeds make each other's records late there.",
+    ),
     "processing.guarantee": (one_of(AT_LEAST_ONCE, EXACTLY_ONCE), AT_LEAST_ONCE, "at_least_once or exactly_once_v2."),
     "commit.interval.ms": (
         integer(1),

@@ -1,7 +1,8 @@
-"""Applies the cluster's policy to this application: it may forbid key ranges of a partition, and commits out of order.
+"""What keeps sub-topologies of this application from being cut by key range, and records from passing each other.
 
-    accept.range.fetch=false        a sub-topology that reads the topic runs with whole partitions
+    accept.range.fetch=false        the cluster's policy: a sub-topology that reads the topic runs with whole partitions
     accept.individual.commit=false  all do; and where records wait for calls, none passes another
+    ranges.before.windows=false     the application's setting: one does that feeds windows through a repartition topic
 
 Each member announces which of its sub-topologies may be cut, and the group cuts what all members allow
 (`group.versions`). So members that see a change at different times agree on the stricter policy in between, and the
@@ -25,6 +26,7 @@ from coopstreams.log.log import Log
 from coopstreams.tasks.events import PolicyChanged
 from coopstreams.tasks.resolved_topology import ResolvedTopology
 from coopstreams.topology.errors import LogError, UnknownTopicError
+from coopstreams.topology.graph.nodes import SubTopology
 
 log = logging.getLogger(__name__)
 
@@ -92,16 +94,28 @@ class Restrictions:
 
 
 def restricted(resolved: ResolvedTopology, policy: Policy) -> dict[int, str]:
-    """Return the sub-topologies that the policy keeps from being cut by key range, each with the reason in words."""
+    """Return the sub-topologies that are kept from being cut by key range, each with the reason in words."""
     return {
-        part.id: f"sub-topology {part.id} runs with whole partitions: {reason} (`coopstreams policy get`)"
+        part.id: f"sub-topology {part.id} runs with whole partitions: {reason}"
         for part in resolved.topology.subtopologies
-        if part.divisible and (reason := policy.forbids_ranges(part.topics))
+        if part.divisible and (reason := _reason(part, resolved, policy))
     }
 
 
+def _reason(part: SubTopology, resolved: ResolvedTopology, policy: Policy) -> str:
+    if forbidden := policy.forbids_ranges(part.topics):
+        return f"{forbidden} (`coopstreams policy get`)"
+    if stores := resolved.before_windows.get(part.id):
+        return (
+            f"its records go through a topic into {', '.join(sorted(stores))}, where those of the key range that reads "
+            "a backlog more slowly would be late (ranges.before.windows=true allows it: give the windows as much grace "
+            "as ranges can be apart)"
+        )
+    return ""
+
+
 def announced(resolved: ResolvedTopology, policy: Policy) -> tuple[Runs, ...]:
-    """Return the sub-topologies that a member announces, and whether the policy lets each be cut by key range."""
+    """Return the sub-topologies that a member announces, and whether each may be cut by key range."""
     whole = restricted(resolved, policy)
     return tuple(
         runs._replace(divisible=runs.divisible and number not in whole)

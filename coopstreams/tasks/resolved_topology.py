@@ -7,7 +7,7 @@ compiled.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from coopstreams.common.config import Config
 from coopstreams.group.members import Runs
@@ -18,6 +18,7 @@ from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.compile.program import Program
 from coopstreams.topology.graph.fingerprint import fingerprints
+from coopstreams.topology.graph.lateness import before_windows
 from coopstreams.topology.graph.partitions import ResolvedTopics
 from coopstreams.topology.graph.patterns import matched
 from coopstreams.topology.graph.topology import Topology
@@ -32,7 +33,9 @@ class ResolvedTopology:
     topics: ResolvedTopics
     programs: Mapping[int, Program]
     announced: tuple[Runs, ...]
-    """The sub-topologies as this member announces them to the group."""
+    """The sub-topologies as this member announces them to the group, if nothing restricts them."""
+    before_windows: Mapping[int, frozenset[str]] = field(default_factory=dict)
+    """The sub-topologies that `ranges.before.windows` keeps from being cut, with the stores that they feed."""
 
     def sources(self, task: TaskId) -> tuple[TopicPartition, ...]:
         """Return the source partitions of a task: one of each source topic with enough partitions.
@@ -77,4 +80,5 @@ def resolve_topology(cluster: Log, built: Topology, config: Config, known: Colle
     )
     wrapper, reader = config["processor.wrapper"], native_parts()
     programs = {part.id: compile_subtopology(topology, part, wrapper, reader) for part in parts}
-    return ResolvedTopology(topology, topics, programs, announced)
+    feeding = {} if config["ranges.before.windows"] else before_windows(parts)
+    return ResolvedTopology(topology, topics, programs, announced, feeding)

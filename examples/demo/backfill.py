@@ -105,6 +105,7 @@ class BackfillDemo:
                 "state.dir": str(self._folder / "state"),
                 "commit.interval.ms": 200,
                 "ranges.per.partition": 4,
+                "ranges.before.windows": True,
             }
             app = closing.enter_context(CoopStreams(self._topology, live))
             url = str(app.url)

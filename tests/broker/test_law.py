@@ -4,13 +4,15 @@ instances.
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from coopstreams import CoopStreams, Topology, serdes
+from coopstreams import CoopStreams, StreamsBuilder, TimeWindows, Topology, serdes
 from coopstreams.query.client import QueryClient
 from coopstreams.topology.errors import QueryError
 from tests.broker import law
@@ -52,6 +54,7 @@ def test_ranges_and_instances_do_not_change_the_result(
 
     settings = {
         "ranges_per_partition": ranges,
+        "ranges_before_windows": True,
         "processing_guarantee": guarantee,
         "statestore_cache_max_bytes": 0,
     }
@@ -83,6 +86,36 @@ def test_ranges_and_instances_do_not_change_the_result(
 
     eventually(lambda: by_changelogs() == expected.tables, 60, lambda: difference(by_changelogs(), expected.tables))
     check_outputs(kafka, topics, expected)
+
+
+@pytest.mark.broker
+def test_a_backlog_loses_nothing_behind_a_repartition_topic(kafka: Kafka, tmp_path: Path) -> None:
+    """Windows without grace count new keys of twenty hours in order, which four threads could share."""
+    source, hour = kafka.topic("sales"), 3_600_000
+    times = [law.BEGIN_MS + number * 20 * hour // ORDERS for number in range(ORDERS)]
+    kafka.write(source, [(b"%d" % (number % 50), b"%d" % (number % 3), at) for number, at in enumerate(times)])
+    builder = StreamsBuilder(kafka.unique("backlog"))
+    sales = builder.stream(source, key=serdes.text, value=serdes.text).group_by(lambda _, kind: kind, key=serdes.text)
+    sales.windowed_by(TimeWindows(hours=1, grace=timedelta(0))).count(store="hours", retention=timedelta(days=3650))
+    expected = Counter((str(number % 3), at // hour * hour) for number, at in enumerate(times))
+    seen: dict[tuple[str, int], int] = {}
+
+    settings = kafka.config(tmp_path, num_stream_threads=4, statestore_cache_max_bytes=0)
+    with CoopStreams(builder.build(), settings) as app, QueryClient(str(app.url), deadline_s=60) as client:
+
+        def complete() -> bool:
+            for found in client.range("hours", page=5000):
+                assert found.window is not None
+                seen[found.key, found.window[0]] = found.value
+            return sum(seen.values()) == ORDERS
+
+        eventually(complete, 60, lambda: f"{sum(seen.values())} of {ORDERS}\n{client.status()}")
+        assert seen == expected
+        status = app.status()
+        assert status is not None
+        (told,) = status["reasons"]
+        assert told["code"] == "not-shared"
+        assert "ranges.before.windows=true allows it" in told["message"]
 
 
 def check_outputs(kafka: Kafka, topics: Topics, expected: law.Tables) -> None:

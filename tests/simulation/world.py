@@ -146,6 +146,7 @@ class World(Stage[Process]):
                 "default.dsl.store": "tests.simulation.disk:Disk",
                 "num.stream.threads": self.hosts.threads,
                 "ranges.per.partition": self.hosts.ranges,
+                "ranges.before.windows": True,  # tasks that share a partition are what is asked about
                 "processing.guarantee": "exactly_once_v2" if self.exactly_once else "at_least_once",
                 "http.listen": "",
                 **({} if self.shelf is None else {"snapshots.dir": self.shelf.url}),
