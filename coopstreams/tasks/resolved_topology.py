@@ -18,9 +18,9 @@ from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.compile.program import Program
 from coopstreams.topology.graph.fingerprint import fingerprints
-from coopstreams.topology.graph.lateness import before_windows
 from coopstreams.topology.graph.partitions import ResolvedTopics
 from coopstreams.topology.graph.patterns import matched
+from coopstreams.topology.graph.subtopologies import before_windows
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.task_id import TaskId
 

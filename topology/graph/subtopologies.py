@@ -213,3 +213,32 @@ def _copartitioned(nodes: list[Node]) -> Iterable[tuple[str, tuple[str, ...]]]:
         elif isinstance(node, Aggregate | TableSource) and node.store is not None and len(topics) > 1:
             yield f'table at "{", ".join(topics)} → {node.store.name}"', topics
     yield from shared_state(nodes, above)
+
+
+def before_windows(subtopologies: Iterable[SubTopology]) -> Mapping[int, frozenset[str]]:
+    """Return the sub-topologies that write, through others or not, to one with windows or other rows that expire.
+
+    If their partitions were cut by key range, tasks would read them at different speeds, in a backlog by hours of
+    records. The one that is ahead would move the stream time of the windows, and records of the others would be late.
+
+    Shape: by number, with the names of the stores.
+    """
+    parts = list(subtopologies)
+    written = {part.id: {node.topic for node in part.nodes if isinstance(node, Sink)} for part in parts}
+    readers = {
+        part.id: [reader for reader in parts if not written[part.id].isdisjoint(reader.topics)] for part in parts
+    }
+    found: dict[int, frozenset[str]] = {part.id: frozenset() for part in parts}
+    before: dict[int, frozenset[str]] = {}
+    while before != found:  # a sub-topology may write to one that comes earlier
+        before = dict(found)
+        for part in parts:
+            below = (_expiring(reader) | before[reader.id] for reader in readers[part.id])
+            found[part.id] = frozenset().union(*below)
+    return {number: stores for number, stores in found.items() if stores}
+
+
+def _expiring(part: SubTopology) -> frozenset[str]:
+    """Return the stores whose rows expire in stream time."""
+    limits = {spec.name: (spec.retention_ms, spec.ttl_ms, spec.history_ms) for spec in part.stores}
+    return frozenset(name for name, times in limits.items() if any(time is not None for time in times))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from coopstreams import JoinWindows, Materialized, StreamsBuilder, TimeWindows, serdes
-from coopstreams.topology.graph.lateness import before_windows
+from coopstreams.topology.graph.subtopologies import before_windows
 
 HOURS = TimeWindows(milliseconds=3_600_000, grace=timedelta(0))
 
