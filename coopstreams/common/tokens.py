@@ -1,8 +1,8 @@
 """Tokens for OAUTHBEARER: their sources, and renewal for the group's client.
 
-    callback a user's function, `oauth_cb`: as librdkafka calls it oidc OpenID Connect's client credentials grant:
-    librdkafka has its own; this is for the group's client msk_iam a request that is signed with the credentials of AWS
-    (`pip install 'coopstreams[msk]'`)
+    callback    a user's function, `oauth_cb`: as librdkafka calls it
+    oidc        OpenID Connect's client credentials grant: librdkafka has its own; this is for the group's client
+    msk_iam     a request that is signed with the credentials of AWS (`pip install 'coopstreams[msk]'`)
 
 Invariant: heartbeats never wait for an identity provider once there was a token: a thread renews it before its end.
 Source: RFC 6749 section 4.4; KIP-255 (tokens are renewed after four fifths of their life); KIP-768.

@@ -1,9 +1,12 @@
 """Compares two versions of a topology: whether stores, repartition topics and positions are compatible. Pure.
 
-    keeps the new version continues with it new it is new, and so are its sources: it misses none of their records
-    starts empty it is new, but its sources were read before: it misses their records up to now orphaned the new version
-    does not read it lost the new version needs it, but looks for it under another name mixed rows or records of two
-    meanings would be in one store or topic cannot be read the serde of the new version cannot read its bytes
+    keeps           the new version continues with it
+    new             it is new, and so are its sources: it misses none of their records
+    starts empty    it is new, but its sources were read before: it misses their records up to now
+    orphaned        the new version does not read it
+    lost            the new version needs it, but looks for it under another name
+    mixed           rows or records of two meanings would be in one store or topic
+    cannot be read  the serde of the new version cannot read its bytes
 
 The last three give wrong results without an error, so `run` refuses to start.
 
