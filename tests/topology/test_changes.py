@@ -293,6 +293,19 @@ def test_another_application_id_is_another_application() -> None:
     assert (found.what, found.verdict) == ("application", EMPTY)
 
 
+def test_a_program_with_nothing_of_the_one_before_is_another_one_under_its_id() -> None:
+    def foreign(b: StreamsBuilder) -> None:
+        text(b, "elsewhere").group_by_key().count(store="theirs")
+
+    found = {(change.what, change.name): change for change in changes(of(counts()), of(foreign))}
+    assert found["application", "app"].verdict is MIXED
+    assert "an id of its own" in found["application", "app"].cure
+    for related in (both(counts("more"), foreign), both(counts(), looking), counts("theirs")):
+        assert ("application", "app") not in {
+            (change.what, change.name) for change in changes(of(counts()), of(related))
+        }
+
+
 def test_an_old_changelog_is_not_taken_for_the_state_of_a_store_that_was_left_out() -> None:
     found = changes(of(counts()), of(both(counts(), counts("more"))))
     weighed_ = {change.name: change for change in weighed(found, lambda change: change.topic == "app-more-changelog")}

@@ -68,6 +68,7 @@ def changes(old: Outline, new: Outline) -> list[TopologyChange]:
         return [_another_application(old, new)]
     renamed = _renamed(old, new)
     return [
+        *([] if _share_anything(old, new) else [_another_program(new)]),
         *(_kept_store(old, new, store) for store in old.stores.values() if store.name in new.stores),
         *(_gone_store(store, renamed) for store in old.stores.values() if store.name not in new.stores),
         *(
@@ -136,6 +137,22 @@ def _another_application(old: Outline, new: Outline) -> TopologyChange:
         f"the group and the internal topics of {old.application_id} are not its own: it begins at auto.offset.reset, "
         "without state",
         f'to go on, keep the application id: StreamsBuilder("{old.application_id}")',
+    )
+
+
+def _share_anything(old: Outline, new: Outline) -> bool:
+    common = (old.stores.keys() & new.stores, old.repartitions.keys() & new.repartitions, old.sinks & new.sinks)
+    return any(common) or old.meets(old.sources, new, new.sources)
+
+
+def _another_program(new: Outline) -> TopologyChange:
+    return TopologyChange(
+        "application",
+        new.application_id,
+        Verdict.MIXED,
+        "another program has run under this id, with none of these stores, sources and sinks: two programs in one "
+        "group would take each other's place, and all that the other one has would be left to nobody",
+        "give this program an id of its own",
     )
 
 
