@@ -16,7 +16,7 @@ from rich.console import Console
 from coopstreams.commands.ending import run_command
 from coopstreams.commands.processes.restarts import MOST_RESTARTS
 from coopstreams.commands.processes.supervisor import Supervisor
-from coopstreams.commands.processes.worker import end_with_supervisor, past
+from coopstreams.commands.processes.worker import end_with_supervisor, past, say_running
 from coopstreams.commands.settings import (
     Brokers,
     Pairs,
@@ -97,7 +97,7 @@ def run(
     if processes > 1:
         command = partial(worker_command, target, config, typed, checked, verbose=verbose)
         raise typer.Exit(_supervise(processes, max_restarts, checked, command, verbose=verbose))
-    app = CoopStreams(topology, checked)
+    app = CoopStreams(topology, checked, on_state=say_running(os.environ))
     drain_by(app.stop)
     app.details.update(past(os.environ))
     if end_with_supervisor(os.environ, lambda: end("the supervisor is gone")):

@@ -178,7 +178,7 @@ def test_a_record_that_nothing_processes_ends_all_processes_when_one_has_met_it_
 def test_settings_that_no_worker_can_start_with_end_all_at_once(program: Program) -> None:
     running = program.run("--processes", "2", "--set", "default.dsl.store=no.such:Engine")
     assert running.wait(120) == 2
-    assert "the others would end in the same way" in program.said()
+    assert "it has not run yet, and cannot before this is mended" in program.said()
     assert "starting it again" not in program.said()
 
 
@@ -206,6 +206,25 @@ def test_a_worker_that_crashes_is_started_again(program: Program) -> None:
     running.terminate()
     assert running.wait(120) == 0, program.said()
     assert program.found().exactly_once
+
+
+def test_a_worker_whose_secret_is_away_when_it_is_started_again_comes_back_with_it(program: Program) -> None:
+    secret = program.folder / "secret"
+    secret.write_text("0")
+    running = program.run("--processes", "2", max_task_idle_ms=f"${{file:{secret}}}")
+    eventually(lambda: [each["state"] for each in program.instances()] == ["running"] * 2, 120, program.said)
+    secret.unlink()
+    os.kill(int(Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()[1]), signal.SIGKILL)
+    eventually(
+        lambda: "ended with status 2: ConfigError: max.task.idle.ms = ${file:" in program.said(), 60, program.said
+    )
+    secret.write_text("0")
+    eventually(lambda: any("restarts" in told for told in program.details()), 120, program.said)
+    program.write(1000)
+    program.await_outputs()
+    running.terminate()
+    assert running.wait(120) == 0, program.said()
+    assert program.found().exactly_once, "the other one took its tasks, and gave them back"
 
 
 @pytest.mark.slow

@@ -121,6 +121,46 @@ def test_what_would_end_every_worker_ends_all_at_once(tmp_path: Path, status: in
     assert not any(alive(pid) for pid in started(tmp_path, 0))
 
 
+RUNS_ONCE = """
+import os, pathlib, sys
+from coopstreams.commands.processes.worker import past, say_running, say_why
+from coopstreams.tasks.lifecycle import StreamsState
+from coopstreams.topology.errors import ConfigError
+if not past(os.environ):
+    say_running(os.environ)(StreamsState.RUNNING, StreamsState.REBALANCING)
+    os.kill(os.getpid(), 9)
+if not pathlib.Path(sys.argv[1]).exists():
+    say_why(ConfigError("the file cannot be read"), os.environ)
+    raise SystemExit(2)
+"""
+
+
+def test_a_worker_that_ran_and_is_refused_when_started_again_ends_no_other_and_runs_when_it_may(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mended = tmp_path / "mended"
+
+    def command(number: int) -> Sequence[str]:
+        code = f"{RUNS_ONCE if number else ''}\n{LIVES.replace('argv[1]', 'argv[2]').replace('argv[2]}', 'argv[3]}')}"
+        return [sys.executable, "-c", code, str(mended), str(tmp_path), str(number)]
+
+    statuses: list[int] = []
+    with running(Supervisor(command, [0, 1], 10, most_restarts=2), statuses):
+        refused = "worker 1 ended with status 2: ConfigError: the file cannot be read; starting it again in "
+        assert wait_until(lambda: sum(refused in record.message for record in caplog.records) > 3, 120)
+        assert not started(tmp_path, 1)
+        mended.touch()
+        assert wait_until(lambda: bool(started(tmp_path, 1)), 120)
+        assert len(started(tmp_path, 0)) == 1, "the other one ran all along"
+    assert statuses == [0]
+    assert caplog.records[0].message == "worker 1 was killed by SIGKILL; starting it again"
+    assert caplog.records[2].message == f"{refused}0.02 s (3 ends in a row; the others go on)"
+
+
+def test_all_end_when_none_is_left_that_may_start(tmp_path: Path) -> None:
+    assert Supervisor(lambda _: [sys.executable, "-c", RUNS_ONCE, "-"], [0, 1], 10, most_restarts=3).run() == WRONG
+
+
 def test_a_worker_knows_how_often_it_was_started_again_and_why(tmp_path: Path) -> None:
     tells = (
         f"import os, pathlib; from coopstreams.commands.processes.worker import past; pathlib.Path({str(tmp_path)!r}, "

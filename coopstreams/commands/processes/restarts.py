@@ -2,14 +2,18 @@
 
     0               it drained, because another process asked it to         restarted
     below 0         a signal killed it                                      restarted
-    WRONG, STOPPED  each worker would end so, now or later                  the run ends
+    STOPPED         each worker ends so                                     the run ends
+    WRONG           it has never run: somebody must mend something first    the run ends
+                    it has run before                                       restarted
     any other       an error                                                restarted
 
 The first restart is at once, the next ones after 1, 2, 4, ... 60 s; after ten minutes without an end the count begins
 again. A worker that ends more than `most` times in a row ends the run: a record that cannot be processed would
-otherwise kill one worker after the other for ever.
+otherwise kill one worker after the other for ever. A worker that is refused at a restart (its port is taken, the file
+of a secret is being replaced, the program is already the next version) kills none: while others go on, it may be
+refused any number of times.
 
-Invariant: the ends of one worker do not count for the others, except WRONG and STOPPED.
+Invariant: the ends of one worker do not count for the others, except STOPPED and the WRONG of a first start.
 Turned down: one count for all workers (a machine that stands still for a moment may kill all of them at once).
 """
 
@@ -67,22 +71,38 @@ class Restarts:
         self._worker = worker
         self._most = most
         self._back_off = BackOff(FIRST_REST_S, MOST_REST_S, FORGOTTEN_AFTER_S)
+        self._has_run = False
+        self._last_status = 0
 
-    def ended(self, status: int, why: str, now: float) -> Verdict:
-        """Note an end; return the decision. `status`: as in `Popen.returncode`. `why`: the worker's reason, if any."""
+    @property
+    def refused(self) -> bool:
+        """Whether its last end was WRONG."""
+        return self._last_status == WRONG
+
+    def ended(self, status: int, why: str, now: float, *, ran: bool, others: bool) -> Verdict:
+        """Note an end; return the decision.
+
+        `status`: as in `Popen.returncode`. `why`: the worker's reason, if any. `ran`: the process had its tasks open.
+        `others`: another worker runs, or is about to be restarted after an end that was not WRONG.
+        """
         rest_s = self._back_off.died(now)
+        self._last_status, self._has_run = status, self._has_run or ran
         told = f"worker {self._worker} {describe_end(status, why)}"
-        if status in (WRONG, STOPPED):
-            return Over(status, f"{told}; the others would end in the same way, so all are stopped")
+        if status == STOPPED:
+            return Over(status, f"{told}; the others end in the same way, so all are stopped")
+        if status == WRONG and not self._has_run:
+            return Over(status, f"{told}; it has not run yet, and cannot before this is mended, so all are stopped")
         row = self._back_off.in_a_row
-        if row > self._most:
+        spared = status == WRONG and not ran and others and self._most > 0
+        if row > self._most and not spared:
             times = f"; it has ended {row} times in a row" if row > 1 else ""
             return Over(
                 128 - status if status < 0 else status or FAILED,
                 f"{told}{times}; all are stopped (--max-restarts {self._most})",
             )
         again = f"starting it again in {rest_s:g} s" if rest_s else "starting it again"
-        counted = f" ({row} ends in a row; more than {self._most} stop all)" if row > 1 else ""
+        bound = "the others go on" if spared else f"more than {self._most} stop all"
+        counted = f" ({row} ends in a row; {bound})" if row > 1 else ""
         return Again(rest_s, f"{told}; {again}{counted}")
 
 

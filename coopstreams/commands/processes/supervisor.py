@@ -4,7 +4,8 @@ A worker that ends by a signal, by an error or because another process asked it 
 the others continue its tasks meanwhile. `restarts.py` decides on the back-off, and when all end instead.
 
 The supervisor passes a worker's environment the supervisor's process id, the number of restarts, the reason of the last
-end, and the file descriptor of a pipe to which the worker writes a sentence when it ends.
+end, and the file descriptor of a pipe. To it the worker writes `RAN` when it has its tasks open for the first time, and
+a sentence when it ends.
 
 Invariant: no worker outlives its supervisor's `run`; a worker that does not drain in time is killed, and the log says
 so.
@@ -29,7 +30,8 @@ log = logging.getLogger(__name__)
 SUPERVISOR = "_COOPSTREAMS_SUPERVISED"
 """Environment variable of a worker: the process id of its supervisor."""
 LAST_WORDS = "_COOPSTREAMS_LAST_WORDS"
-"""Environment variable of a worker: the file descriptor for the reason of its end."""
+"""Environment variable of a worker: the file descriptor for `RAN` and the reason of its end."""
+RAN = b"\n"
 RESTARTS = "_COOPSTREAMS_RESTARTS"
 """Environment variable of a worker: how often it was restarted."""
 LAST_END = "_COOPSTREAMS_LAST_END"
@@ -62,7 +64,7 @@ class _Worker:
     process: subprocess.Popen[bytes] | None = None
     """The running process; None: it is about to be started."""
     words: int = -1
-    """The supervisor's end of the pipe for the reason of its end."""
+    """The supervisor's end of the pipe for `RAN` and the reason of its end."""
     starts: int = 0
     last_end: str = ""
     start_at: float = -math.inf
@@ -117,11 +119,13 @@ class Supervisor:
         if status is None or self._stopping:
             return None
         worker.process = None
-        return self._ended(worker, status, _read(worker.words))
+        said = _read(worker.words)
+        return self._ended(worker, status, said.removeprefix(RAN.decode()), ran=said.startswith(RAN.decode()))
 
-    def _ended(self, worker: _Worker, status: int, why: str) -> Over | None:
+    def _ended(self, worker: _Worker, status: int, why: str, *, ran: bool) -> Over | None:
         now = time.monotonic()
-        verdict = worker.ends.ended(status, why, now)
+        others = any(_goes_on(other) for other in self._workers if other is not worker)
+        verdict = worker.ends.ended(status, why, now, ran=ran, others=others)
         if isinstance(verdict, Over):
             return verdict
         worker.last_end, worker.start_at = describe_end(status, why), now + verdict.rest_s
@@ -142,7 +146,7 @@ class Supervisor:
             os.set_blocking(worker.words, False)
         except OSError as error:  # memory or processes are exhausted, perhaps for a moment only
             os.close(worker.words)
-            return self._ended(worker, FAILED, f"it cannot be started: {error}")
+            return self._ended(worker, FAILED, f"it cannot be started: {error}", ran=False)
         finally:
             os.close(theirs)
         return None
@@ -164,8 +168,15 @@ class Supervisor:
                 os.close(worker.words)
 
 
+def _goes_on(worker: _Worker) -> bool:
+    """Return whether a worker runs, or is to be restarted after an end that says nothing against it."""
+    if worker.process is None:
+        return not worker.ends.refused
+    return worker.process.poll() is None
+
+
 def _read(words: int) -> str:
-    """Return the reason that an ended worker wrote, and close the pipe.
+    """Return what an ended worker wrote, and close the pipe.
 
     A child process that it left behind may still keep the other end open. The reason becomes an environment variable,
     and these have no zero characters; an error that quotes a record may have some.
