@@ -25,6 +25,7 @@ from coopstreams.state.engine import Change, Rows
 from coopstreams.state.layout import GROUP_SHIFT, PREFIXES, TIMESTAMP
 from coopstreams.topology.errors import SerdeError, StateError
 from coopstreams.topology.keys import KeyGroups, key_hash
+from coopstreams.topology.serde import reason, within
 from coopstreams.topology.stores import Entry, StoreSpec
 
 ENTRY_BYTES = 200
@@ -95,6 +96,7 @@ class Table:
         self._average: float = 0.0
         self._decode = spec.value.decode
         self._encode = spec.value.encode
+        self._read_back = self._decode if any(serde.read_back for serde in within(spec.value)) else None
         self._open()
 
     def load(self, key: bytes) -> Entry:
@@ -149,7 +151,8 @@ class Table:
     def freeze(self) -> ChangelogBatch | None:
         """Serialise the dirty entries, which are then clean, and return them for the changelog; None if there are none.
 
-        A key that was added and deleted since the last commit is left out.
+        A key that was added and deleted since the last commit is left out. Rows are read back if their serde asks for
+        it: one that cannot be read would stop each later start.
 
         Raises:
             SerdeError: a value cannot be serialised. The task's interval is void: `discard`.
@@ -242,8 +245,9 @@ class Table:
             value = self._decode(stored)
         except Exception as error:
             raise SerdeError(
-                f'store "{self.spec.name}": the value of key {at[1:]!r} is not of serde {self.spec.value}: {error}. '
-                "Go back to the serde it was written with, or start the application under another application.id."
+                f'store "{self.spec.name}": the value of key {at[1:]!r} is not of serde {self.spec.value}: '
+                f"{reason(error)}. If it was written with another serde or type, go back to that, or start the "
+                "application under another application.id."
             ) from error
         return PlacedEntry(at, value, TIMESTAMP.unpack_from(data)[0], stored)
 
@@ -252,7 +256,7 @@ class Table:
 
         One pass does all the work on an entry, because fetching it into the CPU cache costs more than the work.
         """
-        encode, pack = self._encode, TIMESTAMP.pack
+        encode, read_back, pack = self._encode, self._read_back, TIMESTAMP.pack
         places, rows, values, timestamps = columns = _Columns([], [], [], [])
         add_place, add_row = places.append, rows.append
         add_value, add_timestamp = values.append, timestamps.append
@@ -264,6 +268,8 @@ class Table:
                 if value is not None:
                     row = pack(entry.timestamp) + encode(value)
                     stored = row[8:]  # a copy: orjson's bytes hold 4 KiB however short they are (seen in 3.13)
+                    if read_back is not None:
+                        read_back(stored)
                 elif entry.stored is None:
                     continue  # added and deleted since the last commit
                 entry.stored = stored
@@ -276,7 +282,10 @@ class Table:
         return columns
 
     def _unwritable(self, key: bytes, error: Exception) -> SerdeError:
-        return SerdeError(f'store "{self.spec.name}": the value of key {key!r} does not become bytes: {error}')
+        return SerdeError(
+            f'store "{self.spec.name}": the value of key {key!r} cannot be written with serde {self.spec.value}: '
+            f"{reason(error)}. It was not committed: mend the value or its type, and start again."
+        )
 
     def _check_groups(self, dirty: list[PlacedEntry]) -> None:
         first, last = self._groups

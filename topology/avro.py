@@ -99,7 +99,15 @@ def _avro(text: str, type_: Any) -> SchemaSerde[Any]:
     )
     decoder = msgspec.json.Decoder(Any if type_ is None else type_)
     shown = name if type_ is None else f"{name} as {type_.__name__}"
-    return SchemaSerde(f"avro({shown})", codec.encode, codec.decode, codec, decoder.decode, check_key=codec.check_key)
+    return SchemaSerde(
+        f"avro({shown})",
+        codec.encode,
+        codec.decode,
+        codec,
+        decoder.decode,
+        check_key=codec.check_key,
+        read_back=type_ is not None,  # the schema may allow what the class does not
+    )
 
 
 def _has_map(schema: Any) -> bool:

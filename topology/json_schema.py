@@ -18,7 +18,7 @@ import orjson
 from coopstreams.topology.compatibility.json_schema import why_unreadable
 from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.schemas import Codec, Schema, SchemaSerde
-from coopstreams.topology.serde import Serde
+from coopstreams.topology.serde import Serde, check_nulls
 
 T = TypeVar("T")
 
@@ -71,7 +71,10 @@ def _of_schema(text: str) -> SchemaSerde[Any]:
         return value
 
     def write(value: Any) -> bytes:
-        return orjson.dumps(checked(value), option=orjson.OPT_SORT_KEYS)
+        data = orjson.dumps(checked(value), option=orjson.OPT_SORT_KEYS)
+        if data.find(b"null") >= 0:
+            check_nulls(value, data, orjson.loads)
+        return data
 
     def read(data: bytes) -> Any:
         return checked(orjson.loads(data))
@@ -95,9 +98,12 @@ def _of_class(type_: Any) -> SchemaSerde[Any]:
     def write(value: Any) -> bytes:
         if not isinstance(value, outer):
             raise TypeError(f"expected {type_.__name__}, got {type(value).__name__}")
-        return encoder.encode(value)
+        data = encoder.encode(value)
+        if data.find(b"null") >= 0:
+            check_nulls(value, data, decoder.decode)
+        return data
 
-    return _serde(name, text, write, decoder.decode, (_of_class, (type_,)))
+    return _serde(name, text, write, decoder.decode, (_of_class, (type_,)), read_back=True)
 
 
 def _serde(
@@ -106,6 +112,8 @@ def _serde(
     write: Callable[[Any], bytes],
     read: Callable[[bytes], Any],
     remade: tuple[Any, ...],
+    *,
+    read_back: bool = False,
 ) -> SchemaSerde[Any]:
     def unreadable(written: str) -> str:
         return why_unreadable(orjson.loads(text), orjson.loads(written))
@@ -125,4 +133,12 @@ def _serde(
             )
 
     shown = name if len(name) < 60 else f"{name[:60]}..."
-    return SchemaSerde(f"json_schema({shown})", codec.encode, codec.decode, codec, read, check_key=check_key)
+    return SchemaSerde(
+        f"json_schema({shown})",
+        codec.encode,
+        codec.decode,
+        codec,
+        read,
+        check_key=check_key,
+        read_back=read_back,
+    )

@@ -1,10 +1,22 @@
-"""`Serde`: a name, and the functions by which values become bytes and come back. `serdes` has those built in."""
+"""`Serde`: a name, and the functions by which values become bytes and come back. `serdes` has those built in.
+
+Encoders of JSON write NaN and infinities as `null`, and any value into a field of a class. Rows of stores are read back
+(`read_back`), because one that cannot be read stops each later start. Records of topics are read back where they
+contain `null` (`check_nulls`): the rest costs a search.
+
+Turned down: reading back each record of a topic, which costs as much as reading it again. One that cannot be read is a
+failure that a handler decides about.
+"""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
+
+import msgspec
 
 from coopstreams.topology.errors import SerdeError
 
@@ -12,6 +24,7 @@ T = TypeVar("T")
 
 SHOWN_BYTES = 60
 """How many bytes, or characters of a value's text, an error message shows."""
+_NULL = re.compile("Expected `(.+)`, got `null`")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -32,6 +45,8 @@ class Serde(Generic[T]):
     """Raises a `SerdeError` if `encode` writes other bytes for a key than those read from a topic: stores and
     partitioners compare bytes, so it would be another key. None: no check is needed.
     """
+    read_back: bool = field(default=False, kw_only=True)
+    """Whether `encode` may write what `decode` does not read. Stores then decode each row before it is committed."""
 
     def serialize(self, value: T) -> bytes:
         """Return the bytes of a value.
@@ -42,7 +57,7 @@ class Serde(Generic[T]):
         try:
             data = self.encode(value)
         except Exception as error:
-            raise SerdeError(f"serde {self.name} cannot write {_shown(value)}: {_reason(error)}") from error
+            raise SerdeError(f"serde {self.name} cannot write {_shown(value)}: {reason(error)}") from error
         if not isinstance(data, bytes):
             raise SerdeError(f"serde {self.name} wrote {type(data).__name__} instead of bytes for {_shown(value)}")
         return data
@@ -57,7 +72,7 @@ class Serde(Generic[T]):
             return self.decode(data)
         except Exception as error:
             more = f"... ({len(data)} bytes)" if len(data) > SHOWN_BYTES else ""
-            raise SerdeError(f"serde {self.name} cannot read {data[:SHOWN_BYTES]!r}{more}: {_reason(error)}") from error
+            raise SerdeError(f"serde {self.name} cannot read {data[:SHOWN_BYTES]!r}{more}: {reason(error)}") from error
 
     def __str__(self) -> str:
         return self.name
@@ -73,10 +88,50 @@ def within(serde: Serde[Any]) -> Iterator[Serde[Any]]:
         yield from within(part)
 
 
+def reason(error: Exception) -> str:
+    """Return the text of an error of `encode` or `decode`; if JSON does not fit a class, also the likely cure."""
+    text = str(error.__cause__ or error) or type(error).__name__
+    if "missing required field" in text:
+        return f"{text}: if the type got the field later, give it a default"
+    if found := _NULL.search(text):
+        return f"{text}: if it may be null, its type is `{found[1]} | None`"
+    return text
+
+
+def check_nulls(value: Any, data: bytes, decode: Callable[[bytes], Any]) -> None:
+    """Check JSON that contains `null`, which was written for a value.
+
+    Raises:
+        ValueError: a `null` is a NaN or an infinity, or the type does not allow it.
+    """
+    unread: Exception | None = None
+    try:
+        if decode(data) == value:
+            return
+    except Exception as error:  # noqa: BLE001 it is raised below, unless there is a better one
+        unread = error
+    number = next(_no_numbers(msgspec.to_builtins(value), "$"), None)
+    if number is not None:
+        raise ValueError(
+            f"{number}, which JSON cannot write (it would be null): do not produce it, or make it None, in a class "
+            "with the type `float | None`"
+        )
+    if unread is not None:
+        raise unread
+
+
 def _shown(value: object) -> str:
     text = repr(value)
     return f"the {type(value).__name__} {text if len(text) <= SHOWN_BYTES else text[:SHOWN_BYTES] + '...'}"
 
 
-def _reason(error: Exception) -> str:
-    return str(error.__cause__ or error) or type(error).__name__
+def _no_numbers(value: Any, place: str) -> Iterator[str]:
+    """Yield places and values of NaN and infinities."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield f"{place} is {value}"
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _no_numbers(inner, f"{place}.{name}")
+    elif isinstance(value, list | tuple):
+        for number, inner in enumerate(value):
+            yield from _no_numbers(inner, f"{place}[{number}]")

@@ -57,7 +57,7 @@ def dead_letter_topics(topology: Structure, config: Config) -> tuple[str, ...]:
 
 def describe_failure(task: TaskId | None, failure: Failure) -> str:
     """Return a sentence that names task, node, topic, partition and offset of a failure. No task: a global table."""
-    at = f"offset {failure.offset}" if failure.offset is not None else "from the record cache"
+    at = f"offset {failure.offset}" if failure.offset is not None else f"key {failure.key!r}, from the record cache,"
     did = {
         "deserialization": "cannot be read",
         "processing": "made a function raise",

@@ -122,8 +122,13 @@ class TopologyTestDriver:
     def __enter__(self) -> TopologyTestDriver:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
+        """Serialise the rows that were not committed, if the test has not failed: one may not fit its serde. Close."""
+        try:
+            for task in () if failed else self._all_tasks():
+                task.state.changes()
+        finally:
+            self.close()
 
     def close(self) -> None:
         """Close tasks, stores and log. State is lost, except in `state_dir`."""
@@ -488,11 +493,7 @@ class TopologyTestDriver:
         finally:
             self._collect()
         for batch in batches:
-            changelog = TopicPartition(
-                internal_topic(self.topology.application_id, changelog_topic(batch.store)), task.id.partition
-            )
-            self._writer.append(
-                changelog.topic, batch.keys, batch.values, batch.timestamps, partitions=changelog.partition
-            )
-            checkpoints[batch.store] = self._writer.delivered_to(changelog)
+            topic, at = internal_topic(self.topology.application_id, changelog_topic(batch.store)), task.id.partition
+            self._writer.append(topic, batch.keys, batch.values, batch.timestamps, partitions=at)
+            checkpoints[batch.store] = self._writer.delivered_to(TopicPartition(topic, at))
         task.commit(checkpoints)

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,9 +15,11 @@ from coopstreams.state.engine import Engine
 from coopstreams.state.memory import Memory
 from coopstreams.state.table import Table
 from coopstreams.state.task_state import TaskState
+from coopstreams.topology.dsl.attach_joins import values_of
 from coopstreams.topology.errors import SerdeError, StateError
+from coopstreams.topology.kept_headers import Headed, with_headers
 from coopstreams.topology.keys import ALL_GROUPS, WHOLE, KeyRange, key_group, key_hash
-from coopstreams.topology.serdes import Serde, int64, json, text
+from coopstreams.topology.serdes import Serde, avro, int64, json, json_schema, text
 from coopstreams.topology.stores import Entry, StoreSpec, TableStore
 from tests.state.conftest import NewEngine
 from tests.state.rows import put
@@ -109,7 +114,7 @@ def test_a_value_that_does_not_become_bytes_names_store_and_key() -> None:
     state = new_state(Memory())
     put(state.stores["counts"], b"a", "no number")
     assert state.full is False  # it fails only at the commit
-    with pytest.raises(SerdeError, match=r'store "counts": the value of key b\'a\' does not become bytes'):
+    with pytest.raises(SerdeError, match=r'store "counts": the value of key b\'a\' cannot be written'):
         state.changes()
 
 
@@ -118,8 +123,85 @@ def test_a_serde_that_writes_something_else_than_bytes_is_found_out() -> None:
         Memory(), StoreSpec("odd", "key_value", text, Serde("odd", lambda value: value, lambda data: data))
     )
     put(state.stores["odd"], b"a", "text")
-    with pytest.raises(SerdeError, match=r'store "odd": the value of key b\'a\' does not become bytes'):
+    with pytest.raises(SerdeError, match=r'store "odd": the value of key b\'a\' cannot be written'):
         state.changes()
+
+
+@dataclass
+class Last:
+    orders: int
+    coupon: str
+    ratio: float = 0.0
+
+
+@dataclass
+class Longer:
+    orders: int
+    city: str
+
+
+LASTS = json(Last)
+GOOD = Last(1, "ten", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (Last(1, None), r"at `\$.coupon`: if it may be null, its type is `str \| None`"),  # type: ignore[arg-type]
+        (Last("1", "ten"), r"Expected `int`, got `str` - at `\$.orders`"),  # type: ignore[arg-type]
+        (Last(1, "ten", math.nan), r"\$.ratio is nan, which JSON cannot write.*`float \| None`"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("spec", "row_of"),
+    [
+        (StoreSpec("lasts", "key_value", text, LASTS), lambda last: last),
+        (StoreSpec("lasts", "key_value", text, values_of(LASTS)), lambda last: [GOOD, last]),
+        (StoreSpec("lasts", "key_value", text, with_headers(LASTS)), lambda last: Headed(last, [])),
+        (StoreSpec("lasts", "key_value", text, json_schema(Last)), lambda last: last),
+    ],
+)
+def test_a_row_that_cannot_be_read_back_is_not_committed(
+    spec: StoreSpec, row_of: Callable[[Last], Any], bad: Last, why: str
+) -> None:
+    engine = Memory()
+    state = new_state(engine, spec)
+    put(state.stores["lasts"], b"ann", row_of(GOOD))
+    state.changes()
+    state.commit({})
+    put(state.stores["lasts"], b"ann", row_of(bad))
+    with pytest.raises(SerdeError, match=rf'store "lasts": the value of key b.ann. cannot be written .*{why}'):
+        state.changes()
+    state.discard()
+    state.commit({})
+    assert new_state(engine, spec).stores["lasts"].load(b"ann").value == row_of(GOOD)
+
+
+def test_a_schema_may_allow_what_the_class_does_not() -> None:
+    fields = [{"name": "orders", "type": "long"}, {"name": "coupon", "type": ["null", "string"]}]
+    serde = avro({"type": "record", "name": "Last", "fields": [*fields, {"name": "ratio", "type": "double"}]}, Last)
+    state = new_state(Memory(), StoreSpec("lasts", "key_value", text, serde))
+    put(state.stores["lasts"], b"ann", Last(1, None))  # type: ignore[arg-type]
+    with pytest.raises(SerdeError, match=r"its type is `str \| None`"):
+        state.changes()
+
+
+@pytest.mark.parametrize(
+    ("serde", "cure"),
+    [
+        (json(Longer), r"missing required field `city`: if the type got the field later, give it a default"),
+        (json(dict[str, int]), "If it was written with another serde or type, go back to that"),
+    ],
+)
+def test_a_row_of_an_earlier_type_says_what_may_have_changed(serde: Serde[Any], cure: str) -> None:
+    engine = Memory()
+    state = new_state(engine, StoreSpec("lasts", "key_value", text, LASTS))
+    put(state.stores["lasts"], b"ann", GOOD)
+    state.changes()
+    state.commit({})
+    later = new_state(engine, StoreSpec("lasts", "key_value", text, serde))
+    with pytest.raises(SerdeError, match=f'store "lasts": the value of key b.ann. is not of serde json.*{cure}'):
+        later.stores["lasts"].load(b"ann")
 
 
 def test_bytes_that_are_no_value_name_store_key_and_cure() -> None:

@@ -1,5 +1,6 @@
 """The test driver: topics, time, stores, handlers."""
 
+import math
 import re
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from coopstreams.testing import OutputRecord, Row, TopologyTestDriver
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
-from coopstreams.topology.errors import ConfigError, ProcessingError, TopologyError
+from coopstreams.topology.errors import ConfigError, ProcessingError, SerdeError, TopologyError
 from coopstreams.topology.graph.topology import Topology
 from tests.durations import ms
 
@@ -140,6 +141,27 @@ def test_a_topic_that_is_written_with_two_serdes_is_read_with_one_that_the_test_
         with pytest.raises(TopologyError, match='output\\("out", value='):
             driver.outputs()
         assert [record.key for record in driver.output("out", value=serdes.raw).records()] == ["a", "a"]
+
+
+def end_with_nan(failed: type[Exception] | None, *, caching: bool = False) -> None:
+    """End a test that has left a NaN in a row."""
+    builder = StreamsBuilder("app")
+    builder.stream("in", key=serdes.text, value=serdes.float64).group_by_key().aggregate(
+        float, lambda _, value, total: total + value, value=serdes.json(float), store="sums"
+    )
+    driver = TopologyTestDriver(builder.build(), caching=caching)
+    driver.input("in").send("ann", math.nan)
+    driver.__exit__(failed)
+
+
+@pytest.mark.parametrize("caching", [False, True])
+def test_a_row_that_cannot_be_read_back_fails_the_test_at_its_end(caching: bool) -> None:
+    with pytest.raises(SerdeError, match=r'"sums": the value of key b.ann. cannot be written .* \$ is nan'):
+        end_with_nan(None, caching=caching)
+
+
+def test_a_test_that_has_failed_says_nothing_of_its_rows() -> None:
+    end_with_nan(AssertionError)
 
 
 def test_a_record_that_fails_stops_the_send_and_says_where() -> None:

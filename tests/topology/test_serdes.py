@@ -1,6 +1,7 @@
 """Values become bytes and come back; invalid ones are an error with the reason."""
 
 import copy
+import math
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ PLAIN = st.recursive(
 class Flight:
     carrier: str
     delay: float | None
+
+
+NAMELESS = Flight(None, None)  # type: ignore[arg-type]
 
 
 class Airline(msgspec.Struct, frozen=True):
@@ -89,6 +93,8 @@ def test_a_dataclass_comes_back(carrier: str, delay: float | None) -> None:
         (float, 1),
         (datetime, datetime(2013, 1, 1)),
         (Any, {"anything": [1, "a"]}),
+        (Row, {"name": "null"}),
+        (list[float | None], [None, 1.0]),
     ],
 )
 def test_typed_json_comes_back(type_: Any, value: Any) -> None:
@@ -130,6 +136,16 @@ def test_a_windowed_key_prints_as_in_kafka_streams() -> None:
         (serdes.json(list[int]), {1, 2}, "got set"),
         (serdes.json(int | str), 1.5, "got float"),
         (serdes.windowed(serdes.text, 1000), Windowed("a", 0, 5000), "is not 1000 ms long"),
+        (serdes.json, math.nan, r"\$ is nan, which JSON cannot write"),
+        (serdes.json, {"a": [None, (-math.inf,)]}, r"\$\.a\[1\]\[0\] is -inf, which JSON cannot write"),
+        (serdes.json(Flight), Flight("DL", math.nan), r"\$\.delay is nan, which .* the type `float \| None`"),
+        (serdes.json(tuple[str, float]), ("a", math.inf), r"\$\[1\] is inf, which JSON cannot write"),
+        (serdes.json(Any), {"a": math.nan}, r"\$\.a is nan, which JSON cannot write"),
+        (serdes.json(Flight), NAMELESS, r"at `\$\.carrier`: if it may be null, its type is `str \| None`"),
+        (serdes.json(list[Airline]), [Airline("DL"), None], r"at `\$\[1\]`: .* its type is `object \| None`"),
+        (serdes.json_schema(Flight), NAMELESS, r"its type is `str \| None`"),
+        (serdes.json_schema(Flight), Flight("DL", math.inf), r"\$\.delay is inf, which JSON cannot write"),
+        (serdes.json_schema({"title": "any"}), {"a": math.nan}, r"\$\.a is nan, which JSON cannot write"),
     ],
 )
 def test_a_value_that_does_not_fit_is_an_error(serde: Serde[Any], value: Any, message: str) -> None:
@@ -145,6 +161,8 @@ def test_a_value_that_does_not_fit_is_an_error(serde: Serde[Any], value: Any, me
         (serdes.float64, b"123456789", "serde float64 cannot read"),
         (serdes.json, b"{", "serde json cannot read b'{'"),
         (serdes.json(Flight), b'{"carrier": 1, "delay": null}', r"Expected `str`, got `int` - at `\$.carrier`"),
+        (serdes.json(Flight), b'{"carrier": "DL"}', "required field `delay`: if the type got .* give it a default"),
+        (serdes.json(Flight), b'{"carrier": null, "delay": 1}', r"if it may be null, its type is `str \| None`"),
         (serdes.windowed(serdes.text, 1000), b"short", "cannot read b'short'"),
     ],
 )

@@ -22,7 +22,7 @@ from typing import Any
 
 from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.failures import Phase
-from coopstreams.topology.graph.nodes import Node
+from coopstreams.topology.graph.nodes import Node, Sink
 from coopstreams.topology.processors import ProcessorWrapper
 from coopstreams.topology.serdes import Serde, raw
 from coopstreams.topology.stores import StoreSpec
@@ -459,7 +459,8 @@ class Function:
     def _encoded(self, part: str, value: str, serde: Serde[Any], node: Node, dense: bool) -> str:
         name = self.fresh(f"{part}_bytes")
         encode, whole = self.unit.constant(f"encode_{part}", serde.encode), self.unit.constant(f"{part}_serde", serde)
-        with self.guard("production", node.name, f"unwritable({whole}, {value}, error)"):
+        topic = node.topic if isinstance(node, Sink) else None
+        with self.guard("production", node.name, f"unwritable({whole}, {value}, error, {topic!r})"):
             self.line(
                 f"{name} = {encode}({value})" if dense else f"{name} = None if {value} is None else {encode}({value})"
             )
@@ -486,10 +487,12 @@ def unreadable(serde: Serde[Any], data: bytes, error: Exception) -> Exception:
     return error
 
 
-def unwritable(serde: Serde[Any], value: object, error: Exception) -> Exception:
-    """Return the `SerdeError` that shows the value, instead of the encoder's own error."""
+def unwritable(serde: Serde[Any], value: object, error: Exception, topic: str | None) -> Exception:
+    """Return the `SerdeError` that shows the value, and names the topic, instead of the encoder's own error."""
     try:
         serde.serialize(value)
     except SerdeError as better:
+        if topic is not None:
+            better.args = (f'topic "{topic}": {better}',)
         return better
     return error
