@@ -52,6 +52,8 @@ class Delivery:
     """How often the failure handler has answered `Retry` to the record in this process."""
     again_at: float | None = None
     """When the record is processed again; None: it does not wait for a retry."""
+    mark: bool = False
+    """Whether it is a time mark, which is acknowledged and never processed."""
 
     @property
     def source(self) -> TopicPartition:

@@ -194,9 +194,10 @@ class ShareThread:
             if mine := [delivery for delivery in deliveries if delivery.record.topic in work.topics]:
                 work.took(mine)
         for source, those in _by_partition(deliveries):
-            marks = {index for index, _ in time_marks.marks_in(columns_of(source, those))}
-            self._done += (delivery for index, delivery in enumerate(those) if index in marks)
-            self._begin(source, [delivery for index, delivery in enumerate(those) if index not in marks])
+            for index, _ in time_marks.marks_in(columns_of(source, those)):
+                those[index].mark = True
+            self._done += (delivery for delivery in those if delivery.mark)
+            self._begin(source, [delivery for delivery in those if not delivery.mark])
 
     def _begin(self, source: TopicPartition, deliveries: Sequence[Delivery]) -> None:
         self.works[source.topic].begin(source, deliveries)
@@ -297,8 +298,8 @@ class ShareThread:
             if self._in_vain.again(self._host.now()) or hopeless:
                 raise error
         log.warning("share thread %d: records are processed again: %s", self.number, error)
-        self._ready += self._done
-        self._done = []
+        self._ready += (delivery for delivery in self._done if not delivery.mark)
+        self._done = [delivery for delivery in self._done if delivery.mark]
         self._writer.abort()
         if isinstance(error, RefusedError):
             self._refusals.expect()

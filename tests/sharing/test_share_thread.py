@@ -221,14 +221,15 @@ def test_calls_under_way_end_and_the_rest_is_released_when_it_stops() -> None:
     assert all(each.holder is None for each in group.dealt.values() if not each.over)
 
 
-def test_time_marks_of_others_are_no_records() -> None:
+def test_time_marks_of_others_are_no_records_even_if_the_log_does_not_take_the_results_beside_them() -> None:
     group = ShareGroup()
     group.write("in", *encoded(1))
     group.dealt["in", 0, 1] = type(group.dealt["in", 0, 0])((None, None, 5, time_marks.headers_of(3)))
-    made = Instance(mapping(lambda value: value), group)
+    made = Instance(mapping(lambda value: value + 1), group, flushes=[False])
     with running(made):
-        until(lambda: settled(group))
-    assert [value for value, _ in made.read("out")] == encoded(1)
+        until(lambda: settled(group) or not made.events.empty())
+    assert made.events.empty()
+    assert [value for value, _ in made.read("out")] == encoded(2)
 
 
 def test_it_takes_no_records_while_it_may_not_and_says_why() -> None:
