@@ -33,6 +33,7 @@ from coopstreams.state.manifest import cut
 from coopstreams.topology.columns import Columns
 from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.keys import GROUPS, KeyGroups, KeyRange, key_hashes
+from coopstreams.topology.schemas import registry_is_away
 from coopstreams.topology.stores import StoreSpec
 
 log = logging.getLogger(__name__)
@@ -241,6 +242,7 @@ class Restore:
 
         Raises:
             StateError: nothing of it was written.
+            SerdeError: likewise, because the schema registry is away: feed it again later.
         """
         keep = self._windows(columns) if self.spec.kind in layout.SEGMENTED else self._entries(columns)
         moved = [group for group in range(GROUPS) if self._need[group] < min(next_offset, self._stops[group])]
@@ -288,22 +290,26 @@ class Restore:
         ):
             group = hash_ >> GROUP_SHIFT
             if need[group] <= offset < stops[group] and key is not None:
-                if as_row is not None and value is not None:
+                if as_row is not None:
                     try:
-                        value = as_row(value)
-                    except SerdeError:
+                        value = as_row(key, value)
+                    except SerdeError as error:
+                        if registry_is_away(error):
+                            raise
                         # the task's failure handler dropped it; otherwise the task's position would be below it
                         continue
                 keep[PREFIXES[group] + key] = None if value is None else pack(timestamp) + value
         return keep
 
-    def _row(self, value: bytes) -> bytes | None:
-        """Return the store's value for a value of its source topic; None if that deserialises to null.
+    def _row(self, key: bytes, value: bytes | None) -> bytes | None:
+        """Return the store's value for a record of its source topic; None if that deserialises to null.
 
         Raises:
-            SerdeError: the value cannot be deserialised.
+            SerdeError: the value cannot be deserialised, or the key is refused.
         """
-        read = self.spec.value.deserialize(value)
+        if self.spec.key.check_key is not None:
+            self.spec.key.check_key(key)
+        read = None if value is None else self.spec.value.deserialize(value)
         return None if read is None else self.spec.value.encode(read)
 
     def _windows(self, columns: Columns) -> dict[bytes, bytes | None]:

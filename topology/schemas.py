@@ -32,6 +32,11 @@ class RegistryUnavailableError(SerdeError):
     """The schema registry does not answer, so bytes cannot be read yet: the same call may succeed later."""
 
 
+def registry_is_away(error: BaseException | None) -> bool:
+    """Whether a record cannot be read, or written, because the schema registry does not answer."""
+    return error is not None and (isinstance(error, RegistryUnavailableError) or registry_is_away(error.__cause__))
+
+
 Kind = Literal["AVRO", "PROTOBUF", "JSON"]
 
 

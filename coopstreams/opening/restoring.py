@@ -30,7 +30,7 @@ from coopstreams.state.snapshot_download import DownloadProgress, Downloads, Sna
 from coopstreams.state.snapshot_restore import Changelog, Snapshots
 from coopstreams.tasks.lifecycle import RestoreListener
 from coopstreams.topology.columns import TopicPartition, joined
-from coopstreams.topology.errors import OffsetOutOfRangeError
+from coopstreams.topology.errors import LogError, OffsetOutOfRangeError, SerdeError
 from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.task_id import TaskId
@@ -197,6 +197,7 @@ class Restoring:
 
         Raises:
             StateError: a database does not take the slices of a snapshot.
+            LogError: the brokers do not answer, or the schema registry does not.
         """
         self._changelogs.forget()
         if self._snapshot_restores:
@@ -216,7 +217,11 @@ class Restoring:
             batches = list(slots)
             columns = joined(batch.columns for batch in batches)
             before = job.restore.position
-            job.restore.feed(columns, batches[-1].next_offset)
+            try:
+                job.restore.feed(columns, batches[-1].next_offset)
+            except SerdeError as error:
+                self._place()  # what was fetched is read again
+                raise LogError(f"{changelog} cannot be restored yet: {error}", retryable=True) from error
             if job.restore.position > before:
                 job.moved_at = self._host.now()
             progress = job.restore.progress()

@@ -26,7 +26,7 @@ from coopstreams.topology.columns import Headers
 from coopstreams.topology.errors import ProcessingError
 from coopstreams.topology.failures import Failure, OnFailure
 from coopstreams.topology.graph.nodes import Structure
-from coopstreams.topology.schemas import RegistryUnavailableError
+from coopstreams.topology.schemas import registry_is_away
 from coopstreams.topology.task_id import TaskId
 
 Answer: TypeAlias = Literal["continue", "dead-letter"]
@@ -127,7 +127,7 @@ def handler(
         message = describe_failure(task, failure)
         if task is not None and tries is not None:
             failure = replace(failure, attempt=tries.attempt(task, failure))
-        if task is not None and tries is not None and _unavailable(failure.error):
+        if task is not None and tries is not None and registry_is_away(failure.error):
             raise TriedLaterError(message, task, UNAVAILABLE_PAUSE_S)  # the record may be good: no handler is asked
         own = topics.get(failure.node) if failure.phase == "processing" else None
         answer = _answer(config, failure, message) if own is None else "dead-letter"
@@ -181,11 +181,6 @@ def _answer(config: Config, failure: Failure, message: str) -> Literal["fail"] |
             f"{message}. {name} answered dead-letter, but errors.dead.letter.queue.topic.name is not set: name it"
         )
     return answer  # type: ignore[no-any-return]
-
-
-def _unavailable(error: BaseException | None) -> bool:
-    """Whether a record cannot be read, or written, because the schema registry does not answer."""
-    return error is not None and (isinstance(error, RegistryUnavailableError) or _unavailable(error.__cause__))
 
 
 def _shortened(text: str) -> str:

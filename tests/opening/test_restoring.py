@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -26,8 +27,10 @@ from coopstreams.state.rocks import Rocks
 from coopstreams.state.snapshot_restore import Snapshots
 from coopstreams.tasks.lifecycle import RestoreListener
 from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import LogError
 from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
-from coopstreams.topology.serdes import text
+from coopstreams.topology.schemas import RegistryUnavailableError
+from coopstreams.topology.serdes import Serde, text
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.task_id import TaskId
 from tests.state.sqlite_engine import Sqlite
@@ -160,6 +163,26 @@ def test_a_task_with_parts_at_several_positions_gets_each_as_it_stood() -> None:
     assert run(reading) == [TaskId(0, 0, WHOLE)]
     assert rows(database, "table", WHOLE) == fold(90, one) | fold(31, two)
     reading.close()
+
+
+def test_while_the_registry_is_away_no_row_of_the_source_topic_is_left_out() -> None:
+    away = [1]
+
+    def decode(data: bytes) -> str:
+        if away and data == b"50":
+            away.pop()
+            raise RegistryUnavailableError("no answer")
+        return data.decode()
+
+    spec = replace(TABLE, value=Serde("registered", str.encode, decode))
+    log, database = cluster(100), Database(Memory(), [spec])
+    reading, task = restoring(log), TaskId(0, 0, WHOLE)
+    reading.add(task, [spec], database, {"table": {WHOLE: 60}})
+    with pytest.raises(LogError, match="no answer") as error:
+        run(reading)
+    assert error.value.retryable
+    assert run(reading) == [task]
+    assert rows(database, "table", WHOLE) == fold(60, WHOLE)
 
 
 def test_a_task_that_has_no_partition_of_the_source_topic_has_nothing_to_restore_from_it() -> None:

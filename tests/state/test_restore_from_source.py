@@ -76,6 +76,18 @@ def with_offsets(records: list[tuple[int, bytes | None, bytes | None]]) -> tuple
     return log, offset + 1
 
 
+def test_a_key_that_the_task_refused_is_refused_again() -> None:
+    def check(key: bytes | None) -> None:
+        if key == b"bad":
+            raise SerdeError("it has another schema id")
+
+    spec = replace(SPEC, key=replace(text, check_key=check))
+    database = Database(Memory(), [spec])
+    log: list[Record] = [(0, b"bad", b"1"), (1, b"good", b"2"), (2, b"bad", None)]
+    feed(Restore(database, spec, [WHOLE], bounds(2), stops={WHOLE: 2}), log, 3)
+    assert stored(database, "people").keys() == {b"good"}
+
+
 @settings(max_examples=200, deadline=None)
 @given(LOG, st.lists(st.lists(st.integers(0, 60), min_size=4, max_size=4), min_size=1, max_size=4))
 def test_each_range_holds_what_its_task_had_read(
