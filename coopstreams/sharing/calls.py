@@ -15,6 +15,7 @@ from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.compile.program import Program
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.graph.nodes import AsyncMap
+from coopstreams.topology.schemas import registry_is_away
 
 
 class DeliveryCalls:
@@ -24,7 +25,9 @@ class DeliveryCalls:
         """`tell` is called on another thread when calls have ended."""
         self._nodes = {node.name: node for node in program.subtopology.nodes if isinstance(node, AsyncMap)}
         self._lanes = {name: Lane(node.calling, self._ended, host) for name, node in self._nodes.items()}
-        self._ahead = ahead.bind({}, _leave_to_the_program, caching=False)
+        self._ahead = ahead.bind({}, self._leave_to_the_program, caching=False)
+        self._unread: dict[int | None, Exception] = {}
+        """Why records were not read ahead, by offset: the schema registry was away."""
         self._topics = frozenset(ahead.subtopology.topics)
         self._tell = tell
         self._done: deque[DeliveryCall] = deque()
@@ -47,7 +50,11 @@ class DeliveryCalls:
         of_nodes: dict[str, list[DeliveryCall]] = {}
         if source.topic in self._topics:
             self._ahead.wanted.clear()
+            self._unread.clear()
             self._ahead.process(source, columns)
+            for delivery in deliveries if self._unread else ():
+                if (error := self._unread.get(delivery.record.offset)) is not None:
+                    delivery.calls = [_failed(node, error) for node in self._nodes.values()]
             for row, name, key, value in self._ahead.wanted:
                 node, delivery = self._nodes[name], deliveries[row]
                 arguments = (key, value) if node.with_key else (value,)
@@ -55,7 +62,7 @@ class DeliveryCalls:
                 delivery.calls.append(call)
                 of_nodes.setdefault(name, []).append(call)
         for delivery in deliveries:
-            delivery.waits_for = len(delivery.calls)
+            delivery.waits_for = sum(call.error is None for call in delivery.calls)
         for name, calls in of_nodes.items():
             self._lanes[name].begin(calls)
 
@@ -87,10 +94,18 @@ class DeliveryCalls:
             lane.cancel()
         self._done.clear()
 
+    def _leave_to_the_program(self, failure: Failure) -> None:
+        """Drop a record that fails above the call: the program fails it again, and reports it."""
+        if registry_is_away(failure.error):
+            self._unread[failure.offset] = failure.error
+
     def _ended(self, calls: Collection[DeliveryCall]) -> None:
         self._done.extend(calls)
         self._tell()
 
 
-def _leave_to_the_program(_failure: Failure) -> None:
-    """Drop a record that fails above the call: the program fails it again, and reports it."""
+def _failed(node: AsyncMap, error: Exception) -> DeliveryCall:
+    """Return a call that was not made. Should the program come to it, it fails as it did ahead of it."""
+    call = DeliveryCall(node.mapper, (), None, node.name, None)
+    call.error = error
+    return call

@@ -36,8 +36,9 @@ from coopstreams.tasks.turns import Turns
 from coopstreams.tasks.waiting_records import NodeCall, SourceInFlight, Taken, WaitingRecord, bytes_of
 from coopstreams.topology.columns import NO_RECORDS, Columns, TopicPartition, joined
 from coopstreams.topology.compile.program import BoundProgram, Program
-from coopstreams.topology.failures import Failure
+from coopstreams.topology.failures import Failure, OnFailure
 from coopstreams.topology.graph.nodes import Asynchronous, AsyncMap
+from coopstreams.topology.schemas import registry_is_away
 from coopstreams.topology.stores import TableStore
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class PendingCalls:
         bound: BoundProgram,
         stores: Mapping[str, TableStore],
         progress: Progress,
+        on_failure: OnFailure,
         host: Host,
         *,
         by_key: bool,
@@ -71,7 +73,7 @@ class PendingCalls:
         self._mappers = {name: node for name, node in nodes.items() if isinstance(node, AsyncMap)}
         self._lanes = {name: Lane(node.calling, self._tell_of, host) for name, node in nodes.items()}
         self._turns = Turns(program.subtopology, stores)
-        self._ahead = ahead.bind({}, _leave_to_the_program, caching=False)
+        self._ahead = ahead.bind({}, partial(_leave_to_the_program, on_failure), caching=False)
         self._topics = frozenset(ahead.subtopology.topics)
         self._results = bound.results
         self._host = host
@@ -408,5 +410,10 @@ def _gathered(records: Iterable[WaitingRecord]) -> Columns:
     )
 
 
-def _leave_to_the_program(_failure: Failure) -> None:
-    """Drop a record that fails above the call: the program fails it again, and reports it."""
+def _leave_to_the_program(on_failure: OnFailure, failure: Failure) -> None:
+    """Drop a record that fails above the call: the program fails it again, and reports it.
+
+    Not while the schema registry is away: the program may find it back, and there would be no call.
+    """
+    if registry_is_away(failure.error):
+        on_failure(failure)

@@ -177,6 +177,7 @@ class Task:
                 self.program,
                 opened.state.stores,
                 self.progress,
+                on_failure,
                 host,
                 by_key=by_key,
                 spans=spans,

@@ -19,6 +19,8 @@ from coopstreams.tasks.queues import STEP_S
 from coopstreams.topology.errors import ProcessingError
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.graph.topology import Topology
+from coopstreams.topology.schemas import RegistryUnavailableError
+from coopstreams.topology.serdes import Serde
 from tests.sharing.dealing import MOST_DELIVERIES, Instance, Member, ShareGroup, running, until
 
 
@@ -230,6 +232,31 @@ def test_time_marks_of_others_are_no_records_even_if_the_log_does_not_take_the_r
         until(lambda: settled(group) or not made.events.empty())
     assert made.events.empty()
     assert [value for value, _ in made.read("out")] == encoded(2)
+
+
+def test_a_record_is_tried_again_if_the_registry_was_away_when_its_calls_were_looked_for() -> None:
+    group = ShareGroup()
+    group.write("in", *encoded(1, 2))
+    away = [1]
+
+    def decode(data: bytes) -> int:
+        if away:
+            away.pop()
+            raise RegistryUnavailableError("no answer")
+        return serdes.int64.decode(data)
+
+    async def same(value: int) -> int:
+        return value
+
+    builder = StreamsBuilder("app")
+    value = Serde("registered", serdes.int64.encode, decode)
+    stream = builder.stream("in", key=serdes.raw, value=value, order="none")
+    stream.map_values_async(same, value=serdes.int64, order="none").to("out")
+    made = Instance(builder.build(), group, processing_exception_handler="continue")
+    with running(made):
+        until(lambda: settled(group))
+    assert results(made) == Counter([1, 2])
+    assert made.members.status()[0].redelivered == 0
 
 
 def test_it_takes_no_records_while_it_may_not_and_says_why() -> None:

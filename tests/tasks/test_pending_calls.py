@@ -12,7 +12,7 @@ import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from coopstreams.tasks.events import Failed
+from coopstreams.tasks.events import Aborted, Failed
 from coopstreams.topology import serdes
 from coopstreams.topology.calls import CallOrder, Retry
 from coopstreams.topology.compile.compile import compile_subtopology
@@ -22,7 +22,8 @@ from coopstreams.topology.errors import ProcessingError
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.keys import WHOLE, KeyRange
-from coopstreams.topology.serdes import Windowed
+from coopstreams.topology.schemas import RegistryUnavailableError
+from coopstreams.topology.serdes import Serde, Windowed
 from coopstreams.topology.suppressed import until_window_closes
 from coopstreams.topology.windows import SessionWindows, TimeWindows
 from tests.durations import ms
@@ -365,6 +366,38 @@ def test_functions_above_that_change_their_mind_are_an_error_and_nothing_is_mixe
     made.stop()
     assert sum(task.tally.failed.values()) == 1
     assert [int(value or b"") for value in made.read("out").values] == [0, 1, 3, 4]
+
+
+def test_a_record_is_tried_again_if_the_registry_was_away_when_its_calls_were_looked_for() -> None:
+    away = [1]
+
+    def decode(data: bytes) -> int:
+        if away:
+            away.pop()
+            raise RegistryUnavailableError("no answer")
+        return int(data)
+
+    async def same(value: int) -> int:
+        return value
+
+    builder = StreamsBuilder("app")
+    read = builder.stream("in", key=serdes.text, value=Serde("registered", lambda value: b"%d" % value, decode))
+    read.map_values_async(same, value=serdes.json).to("out")
+    made = Engine(builder.build(), TOPICS, processing_exception_handler="continue")
+    made.open(WHOLE)
+    made.write("in", [(b"k", b"%d" % number, number) for number in range(2)])
+    made.start()
+    until(lambda: not made.events.empty(), made)
+    event = made.events.get()
+    assert isinstance(event, Aborted)
+    assert event.held is not None
+    assert "no answer" in event.held.why
+    made.take(event)
+    task = made.open(WHOLE)
+    until(done(made, 2), made)
+    made.stop()
+    assert sum(task.tally.failed.values()) == 0
+    assert list(made.read("out").values) == [b"0", b"1"]
 
 
 def test_a_record_may_need_several_calls_and_a_topic_none() -> None:
