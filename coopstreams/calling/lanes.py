@@ -89,8 +89,10 @@ class Lane(Generic[AnyCall]):
         self._calling = calling
         self._ended = ended
         self._processes = calling.executor == "process"
-        self._most = min(calling.max_in_flight, MOST_PROCESSES) if self._processes else calling.max_in_flight
-        self._threads = None if calling.coroutine else WorkerPool("call", min(self._most, MOST_THREADS))
+        # Not more attempts than threads: the time-out of one that waits for a thread would run.
+        places = calling.max_in_flight if calling.coroutine else MOST_PROCESSES if self._processes else MOST_THREADS
+        self._most = min(calling.max_in_flight, places)
+        self._threads = None if calling.coroutine else WorkerPool("call", self._most)
         self.retried = 0
         """How often the function was called again because it had failed; for a batch once, not once for each record."""
         self._by_key, self._chain_of_all = calling.order == "key", b"" if calling.order == "partition" else None
@@ -251,16 +253,16 @@ class Lane(Generic[AnyCall]):
         while True:
             admission = "free" if breaker is None else await self._admission(breaker, attempt)
             error: Exception | None = None
+            attempt.late = False
             try:
-                if timeout_s is not None:
-                    attempt.until, attempt.late = self._loop.time() + timeout_s, False
-                    self._watch(timeout_s)
+                if not self._processes:
+                    self._begun(attempt)
                 if self._calling.together:
-                    for call, value in zip(calls, await self._together(calls), strict=True):
+                    for call, value in zip(calls, await self._together(attempt), strict=True):
                         call.value, call.error = value, None
                 else:
                     (call,) = calls
-                    call.value, call.error = await self._answer(call.function, call.arguments), None
+                    call.value, call.error = await self._answer(attempt, call.function, call.arguments), None
             except Exception as raised:  # noqa: BLE001 the records' failure: their task reports it
                 error = raised
             except BaseException as raised:  # else the call would not end, or the loop would
@@ -300,26 +302,36 @@ class Lane(Generic[AnyCall]):
         await until
         attempt.rests = False
 
-    async def _together(self, calls: Sequence[AnyCall]) -> Sequence[Any]:
+    def _begun(self, attempt: _Attempt[AnyCall]) -> None:
+        """Count the time-out of an attempt from now on: its function begins."""
+        if (timeout_s := self._calling.timeout_s) is not None:
+            attempt.until = self._loop.time() + timeout_s
+            self._watch(timeout_s)
+
+    async def _together(self, attempt: _Attempt[AnyCall]) -> Sequence[Any]:
         """Return the function's result for a batch: a value for each call."""
+        calls = attempt.calls
         columns = [list(column) for column in zip(*(call.arguments for call in calls), strict=True)]
         function = calls[0].function
         if self._calling.arrow:
             function = partial(arrow.awaited if self._calling.coroutine else arrow.called, function)
-        values = await self._answer(function, columns)
+        values = await self._answer(attempt, function, columns)
         if not isinstance(values, Sequence) or len(values) != len(calls):
             got = f"{len(values)} of them" if isinstance(values, Sequence) else f"a {type(values).__name__}"
             raise ProcessingError(f"for {len(calls)} values the function must return a list of as many, not {got}")
         return values
 
-    def _answer(self, function: Callable[..., Any], arguments: Sequence[Any]) -> Awaitable[Any]:
+    def _answer(
+        self, attempt: _Attempt[AnyCall], function: Callable[..., Any], arguments: Sequence[Any]
+    ) -> Awaitable[Any]:
         """Return an awaitable of the function's result."""
         if self._threads is None:
             return function(*arguments)  # type: ignore[no-any-return]  # it is a coroutine function
         answer: asyncio.Future[Any] = self._loop.create_future()
         if self._processes:
             call = ProcessCall(function, arguments)
-            function, arguments = call.make, ()
+            begun = partial(self._loop.call_soon_threadsafe, self._begun, attempt)  # there are places for all lanes
+            function, arguments = call.make, (begun,)
             answer.add_done_callback(lambda answer: call.abandon() if answer.cancelled() else None)
         self._threads.put(self, partial(self._on_thread, function, arguments, answer))
         return answer

@@ -1,7 +1,7 @@
 """Runs functions that compute in processes of their own: threads of one Python process compute one at a time.
 
     call = ProcessCall(function, arguments)
-    call.make()      # on a thread that waits
+    call.make(begun) # on a thread that waits
     call.abandon()   # on another thread: the result is no longer needed; ends its process
 
 Invariant: of one Python process, at most `MOST_PROCESSES` are at work. They are started when needed, by `spawn` (a fork
@@ -36,8 +36,8 @@ class ProcessCall:
         self._worker: _Worker | None = None
         self._abandoned = False
 
-    def make(self) -> Any:
-        """Return the function's result. Blocks.
+    def make(self, begun: Callable[[], object]) -> Any:
+        """Return the function's result. Blocks. `begun` is called when there is a process for it.
 
         Raises:
             Exception: the function's error, with its traceback as a note.
@@ -49,6 +49,7 @@ class ProcessCall:
                 if self._abandoned:
                     return None
                 worker = self._worker = _pool.take()
+            begun()
             try:
                 answer = worker.ask(asked)
             finally:

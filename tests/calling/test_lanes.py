@@ -9,13 +9,14 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coopstreams.calling.lanes import Call, Lane
+from coopstreams.calling.lanes import MOST_THREADS, Call, Lane
 from coopstreams.topology.calls import Calling, CallOrder, CircuitBreaker, Retry, batching, calling
 from coopstreams.topology.errors import ProcessingError
 from tests.durations import ms
@@ -44,6 +45,12 @@ def ended(calls: list[Call], **options: Any) -> list[Call]:
 
 def one(function: Callable[..., Any], **options: Any) -> Call:
     return ended([Call(function, (7,), b"k")], **options)[0]
+
+
+def test_a_call_that_waits_for_a_thread_is_not_late() -> None:
+    function = partial(time.sleep, 1.0)
+    calls = [Call(function, (), None) for _ in range(MOST_THREADS + 1)]
+    assert {call.error for call in ended(calls, order="none", timeout=timedelta(seconds=1.8))} == {None}
 
 
 @settings(max_examples=30, deadline=None)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -40,6 +42,11 @@ def sometimes(value: int) -> int:
     return value * 2
 
 
+def naps(value: int) -> int:
+    time.sleep(1)
+    return value
+
+
 async def awaited(value: int) -> int:
     return value
 
@@ -67,6 +74,15 @@ def test_a_call_that_takes_too_long_is_ended_with_its_process() -> None:
     made = [Call(here, (number,), None) for number in range(2 * MOST_PROCESSES)]
     ended(made, executor="process")
     assert all(each.error is None for each in made), "no place is taken by it, and no call meets its process"
+
+
+def test_a_call_that_waits_for_a_process_which_calls_of_other_tasks_have_is_not_late() -> None:
+    ended([Call(here, (number,), None) for number in range(MOST_PROCESSES)], executor="process")  # they are started
+    made = [[Call(naps, (number,), None) for number in range(MOST_PROCESSES)] for _ in range(4)]
+    with ThreadPoolExecutor(len(made)) as tasks:
+        how = calling("f", naps, executor="process", timeout=ms(2500))
+        list(tasks.map(partial(made_by, how), made))
+    assert {call.error for calls in made for call in calls} == {None}
 
 
 @pytest.mark.parametrize(
