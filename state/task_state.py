@@ -13,7 +13,7 @@ Turned down: writing the database during the interval (an abort would have to wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -114,9 +114,9 @@ class TaskState:
             StateError: nothing was written. The task cannot be used any more: open it again from the log.
         """
         changes = [change for table in self._tables.values() for change in table.frozen]
-        moved = {
-            name: at for name, at in self._checkpoints(checkpoints, positions).items() if at != self._stands.get(name)
-        }
+        stands = self._checkpoints(checkpoints, positions)
+        stands |= self._observed(stands)
+        moved = {name: at for name, at in stands.items() if at != self._stands.get(name)}
         if changes or moved:
             self._database.write(
                 changes, {name: [replace(run, true_ms=true_ms) for run in at] for name, at in moved.items()}
@@ -163,6 +163,20 @@ class TaskState:
         return whole | {
             name: [Checkpoint(*layout.groups_of(part), at, topic_id=self.topic_ids[name]) for part, at in parts.items()]
             for name, parts in positions.items()
+        }
+
+    def _observed(self, told: Collection[str]) -> dict[str, list[Checkpoint]]:
+        """Return the checkpoints of the other window stores, with what these have observed since.
+
+        A segment is dropped once it has expired for all key groups, also for those without records.
+        """
+        return {
+            name: [
+                replace(run, observed=max(run.observed, table.observed), true_ms=NEVER_TRUE)
+                for run in self._database.checkpoints(name).within(self._groups)
+            ]
+            for name, table in self._tables.items()
+            if table.spec.kind in layout.SEGMENTED and name not in told
         }
 
     def _topic_id(self, store: str) -> str:

@@ -8,9 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from coopstreams import JoinWindows, StreamsBuilder, TimeWindows, serdes
+from coopstreams.state import layout
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.graph.topology import Topology
-from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
+from coopstreams.topology.keys import ALL_GROUPS, WHOLE, KeyRange, key_hash
 from tests.durations import ms
 from tests.tasks.engine import EXACTLY, Engine
 
@@ -134,6 +135,23 @@ def test_who_takes_over_from_one_that_was_ahead_emits_each_window_of_both_once(*
     assert sorted((key[: -len(WINDOW)], value, time) for key, value, time in rows if key) == sorted(
         [(behind, b"1", 0), (ahead, b"1", 0), (ahead, b"1", 60_000)]
     )
+
+
+def test_windows_that_have_expired_are_dropped_though_a_sibling_on_another_thread_has_no_records() -> None:
+    builder = StreamsBuilder("app")
+    grouped = builder.stream("in", key=serdes.raw, value=serdes.raw).group_by_key()
+    grouped.windowed_by(TimeWindows(seconds=60, grace=0)).count(store="counts").to_stream().to("out")
+    engine = Engine(builder.build(), {"in": 1, "out": 1}, threads=2, processing_guarantee=EXACTLY)
+    engine.start()
+    for number, half in enumerate(KeyRange.split(2)):
+        engine.open(half, thread=number)
+    engine.write("in", [(key, b"", 0) for key in KEYS])  # both halves
+    for minute in range(1, 100):
+        engine.write("in", [(RARE, b"", minute * 60_000)])
+        engine.settle()
+    engine.stop()
+    families = [family for family, _ in engine.databases[0].rows("counts", ALL_GROUPS)]
+    assert families == [layout.segment_family("counts", minute) for minute in (98, 99)]
 
 
 def expected(topology: Topology) -> Counter[tuple[bytes | None, bytes | None]]:
