@@ -31,7 +31,8 @@ MOST_QUEUED = 4 * CHUNK
 QUEUED_BYTES = 200
 """The memory of a queued row without its key, which the buffer shares."""
 
-_EVER = 1 << 62
+_EVER = 1 << 63
+"""Behind the last timestamp there is."""
 
 
 class ExpiringEntry(PlacedEntry):

@@ -162,6 +162,16 @@ def restored(engine: Engine, records: list[tuple[bytes, int | None, int]]) -> Da
     return database
 
 
+def test_rows_expire_up_to_the_last_moment_there_is() -> None:
+    last = (1 << 63) - 1
+    tables = Tables(Memory())
+    for number, timestamp in enumerate((5, last - TTL, last - TTL + 1, last)):
+        tables.change(KEYS[number], 1, timestamp)
+    table = tables.of(KEYS[0])
+    assert [(key, at) for key, _, at in table.expired(last)] == [(KEYS[0], 5 + TTL), (KEYS[1], last)]
+    assert table.expired(last) == []
+
+
 def test_restored_rows_expire(new_engine: NewEngine) -> None:
     database = restored(new_engine(), [(b"a", 1, 5), (b"b", 2, 7), (b"a", 3, 20), (b"c", 4, 8), (b"c", None, 9)])
     table: Any = TaskState(database, [SPEC], WHOLE, 1 << 30).stores["rows"]
