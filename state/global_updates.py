@@ -89,7 +89,7 @@ class _Drafts(GlobalRows):
 
     def load(self, key: bytes) -> Entry:
         """Return the entry of a key, which may be changed."""
-        return self._changed.get(key) or _copy(self._rows.load(key))
+        return self._changed.get(key) or self._copy(self._rows.load(key))
 
     def touch(self, key: bytes, entry: Entry) -> None:
         """Keep a changed entry."""
@@ -98,7 +98,7 @@ class _Drafts(GlobalRows):
 
     def scan(self, start: bytes | None, end: bytes | None) -> Iterator[tuple[bytes, Entry]]:
         """Yield the entries with start <= key < end in key order."""
-        rows = {key: _copy(entry) for key, entry in self._rows.scan(start, end)}
+        rows = {key: self._copy(entry) for key, entry in self._rows.scan(start, end)}
         rows |= {
             key: entry
             for key, entry in self._changed.items()
@@ -123,6 +123,11 @@ class _Drafts(GlobalRows):
     def forget(self) -> None:
         """Drop the changes."""
         self._changed.clear()
+
+    def _copy(self, entry: Entry) -> Entry:
+        """Return an entry with a value of its own, which the processor may change in place, and fail."""
+        value = None if entry.stored is None else self.spec.value.deserialize(entry.stored)
+        return Entry(value, entry.timestamp, entry.stored)
 
 
 class _Around:
@@ -165,7 +170,3 @@ class _Around:
     def task_time(self) -> int:
         """Return the largest timestamp of the records that were applied."""
         return self._stream_time
-
-
-def _copy(entry: Entry) -> Entry:
-    return Entry(entry.value, entry.timestamp, entry.stored)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from coopstreams import KeyValueStore, Processor, Record, TopologyBuilder, key_value_store
@@ -9,7 +11,7 @@ from coopstreams.state.global_table import GlobalRows
 from coopstreams.state.global_updates import rows_of
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.failures import Failure
-from coopstreams.topology.serdes import text
+from coopstreams.topology.serdes import json, text
 
 WORDS = TopicPartition("words", 0)
 
@@ -45,7 +47,7 @@ def read(rows: GlobalRows, *values: tuple[bytes, bytes]) -> list[Failure]:
     return failures
 
 
-def kept(rows: GlobalRows) -> dict[bytes, str]:
+def kept(rows: GlobalRows) -> dict[bytes, Any]:
     return {key: entry.value for key, entry in rows.scan(None, None)}
 
 
@@ -53,6 +55,24 @@ def test_what_the_processor_puts_and_deletes_is_published(rows: GlobalRows) -> N
     assert read(rows, (b"a", b"1"), (b"b", b"2"), (b"a", b"3"), (b"c", b"forget b")) == []
     assert kept(rows) == {b"a": "3", b"c": "forget b"}
     assert rows.load(b"b").value is None
+
+
+def test_what_a_record_that_fails_has_changed_in_place_is_not_published() -> None:
+    class Counted(Processor[str, Any, str, str]):
+        def process(self, record: Record[str, Any]) -> None:
+            rows: KeyValueStore[str, Any] = self.context.store("kept")
+            row = rows.get(record.key) or {"n": 0}
+            row["n"] += 1
+            if record.value == "fails":
+                raise ValueError(record.value)
+            rows.put(record.key, row)
+
+    builder = TopologyBuilder("app").add_source("in", "in", key=text, value=text)
+    builder.add_global_store(key_value_store("kept", key=text, value=json), WORDS.topic, "keeps", Counted)
+    (table,) = builder.add_sink("out", "out", "in", key=text, value=text).build().global_tables
+    rows = rows_of(table, lambda: 0)
+    assert len(read(rows, (b"a", b'"counts"'), (b"a", b'"fails"'))) == 1
+    assert kept(rows) == {b"a": {"n": 1}}
 
 
 def test_nothing_of_a_record_that_fails_is_published(rows: GlobalRows) -> None:
