@@ -301,6 +301,8 @@ class EngineStores:
                 written.decode(),
                 shape,
             )
+            # First the checkpoint: else an earlier version, started again, would go on with what is left.
+            self._engine.write([Change(_META, [_checkpoint_key(spec.name)], [None])])
             for family in {
                 layout.family_of(spec.name),
                 layout.expiry_family(spec.name),

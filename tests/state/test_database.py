@@ -163,6 +163,28 @@ def test_a_store_of_another_shape_is_emptied_and_restored_from_the_beginning(
     assert Database(engine, [COUNTS, changed]).checkpoint("counts", ALL_GROUPS) == 5
 
 
+def test_a_store_that_is_emptied_only_in_part_is_restored_by_the_version_before(
+    new_engine: NewEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = new_engine()
+    database = Database(engine, [WINDOWS])
+    put_windows(database, b"k", range(3), Checkpoint(0, 255, 6, 2 * MINUTE))
+    drop, dropped = engine.drop, list[str]()
+
+    def full(family: str) -> None:
+        if dropped:
+            raise StateError("no space left on device")
+        dropped.append(family)
+        drop(family)
+
+    monkeypatch.setattr(engine, "drop", full)
+    with pytest.raises(StateError, match="no space"):
+        Database(engine, [StoreSpec("windows", "window", text, int64, window_ms=60_000, retention_ms=2_400_000)])
+    again = Database(engine, [WINDOWS])
+    assert len(keys_of(again, "windows")) < 3
+    assert again.checkpoint("windows", ALL_GROUPS) is None
+
+
 def test_a_closed_database_says_so(new_engine: NewEngine) -> None:
     database = Database(new_engine(), [COUNTS])
     database.close()
