@@ -39,10 +39,10 @@ class WorkerPool:
     def put(self, owner: object, job: Job) -> None:
         """Add a job, after the others of its owner."""
         with self._lock:
-            self._jobs.setdefault(owner, deque()).append(job)
             if self._working < self._most:
+                self._start(self._work, self._name)  # first: if the system has no thread, the job is not taken
                 self._working += 1
-                self._start(self._work, self._name)
+            self._jobs.setdefault(owner, deque()).append(job)
 
     def _work(self) -> None:
         while True:
