@@ -107,8 +107,8 @@ class Certificates:
         stamps = self._files.stamps()
         if stamps == self._stamps:
             return False
-        self._stamps = stamps
         self._files.client()  # a context in use would keep a certificate whose key does not fit
         for context in (self.server, self.client):
             self._files.into(context)
+        self._stamps = stamps  # last: files that could not be read are read again, though they may never change
         return True

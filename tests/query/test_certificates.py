@@ -103,6 +103,24 @@ def test_a_half_written_renewal_leaves_the_old_certificate_and_is_read_when_it_i
         assert shown(cluster["a"].url, office) != before
 
 
+def test_a_renewal_that_cannot_be_read_for_a_moment_is_read_later(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = office.files()
+    certificates = Certificates(files, clients_show=False)
+    office.write(files, issue(office.root, "node", HOSTS))
+
+    def denied(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ssl.SSLContext, "load_cert_chain", denied)
+        with pytest.raises(ConfigError, match="Permission denied"):
+            certificates.renew()
+    assert certificates.renew()
+    assert not certificates.renew()
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"nothing", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"]
 )
