@@ -93,6 +93,10 @@ class Database:
         """
         return self._of[store].windows_of(store, key, first, last, reverse=reverse)
 
+    def latest_ms(self, store: str) -> int:
+        """Return a time behind which a window or session store has none; less than 0: it is empty."""
+        return self._of[store].latest_ms(store)
+
     def write(self, changes: Sequence[Change], checkpoints: Mapping[str, Sequence[Checkpoint]]) -> None:
         """Write the changes of some stores and their new checkpoints, then drop the segments that have expired.
 

@@ -132,6 +132,11 @@ class EngineStores:
         size = len(place) + suffix  # rows of longer keys may be in between
         return ((at[1:], value) for at, value in chain.from_iterable(rows) if len(at) == size)
 
+    def latest_ms(self, store: str) -> int:
+        """Return a time behind which a store has no window and no session."""
+        with self._lock:
+            return (max(self._segments[store], default=-1) + 1) * layout.segment_ms(self.specs[store]) - 1
+
     def write(self, changes: Sequence[Change], checkpoints: Mapping[str, Sequence[Checkpoint]]) -> None:
         """Write the changes of some stores and their new checkpoints, then drop the segments that have expired.
 

@@ -133,6 +133,10 @@ class KeyRangeView:
         found = (Session(*_times(row), *layout.unpack(data)) for row, data in rows)
         return islice((session for session in found if session.start <= to_ms), limit)
 
+    def latest_ms(self) -> int:
+        """Return a time behind which there is no window and no session; less than 0: there is none."""
+        return min(self._database.latest_ms(self.spec.name), _LATEST)
+
     def approximate_count(self) -> int:
         """Return the number of entries; an estimate if they are more than a thousand."""
         return self._database.count(self.spec.name, self._groups)

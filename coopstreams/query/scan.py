@@ -15,7 +15,7 @@ from itertools import chain
 
 from coopstreams.query.backend import Kind
 from coopstreams.query.pages import Query
-from coopstreams.state.layout import SESSION_BYTES, START_BYTES
+from coopstreams.state.layout import SESSION_BYTES, START_BYTES, TIMESTAMP
 from coopstreams.state.views import GlobalView, KeyRangeView, StoredRow
 from coopstreams.topology.stores import session_key, window_key
 
@@ -63,9 +63,12 @@ def _timed_rows(view: KeyRangeView, query: Query, times: int) -> Iterator[Stored
 
 def _stragglers(view: KeyRangeView, query: Query, last: bytes, bound: bytes) -> Iterator[StoredRow]:
     """Yield the rows above the bound whose keys are within it: those of keys that are a prefix of the last key."""
+    if (latest_ms := view.latest_ms()) < 0:
+        return
+    latest = TIMESTAMP.pack(latest_ms)
     for length in range(len(last)):
-        key = last[:length]
-        if _within(query, key):
+        # A row of this key lies above the bound if its time does above what follows the key: seldom, in a text never.
+        if last[length : length + START_BYTES] < latest and _within(query, key := last[:length]):
             yield from (row for row in _rows_of(view, key) if row.key > bound)
 
 

@@ -19,6 +19,7 @@ from coopstreams.query.local import LocalReader
 from coopstreams.query.pages import Query
 from coopstreams.query.scan import rows
 from coopstreams.state.database import Database
+from coopstreams.state.engine import Rows
 from coopstreams.state.memory import Memory
 from coopstreams.state.task_state import TaskState
 from coopstreams.state.views import KeyRangeView
@@ -202,6 +203,25 @@ def test_bounds_on_keys_hold_for_windows_of_keys_that_continue_each_other(
         wanted = wanted[(after or 0) + 1 :]
     query = Query(first=first, last=last, prefix=prefix, reverse=reverse, limit=100, after=cursor)
     assert [row.key for row in rows(KeyRangeView(database, spec, [WHOLE]), "window", 0, query)] == wanted
+
+
+def test_the_length_of_a_bound_costs_a_scan_of_windows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = StoreSpec("w", "window", serdes.raw, serdes.raw, window_ms=1, retention_ms=2**40)
+    database = Database(Memory(), [spec])
+    state = TaskState(database, [spec], WHOLE, 1 << 20)
+    put(state.stores["w"], window_key(b"k", 1_700_000_000_000), b"v", 1)
+    state.changes()
+    state.commit({"w": 1})
+    read, windows_of = list[bytes](), database.windows_of
+
+    def counted(store: str, key: bytes, *times: int, **how: Any) -> Rows:
+        read.append(key)
+        return windows_of(store, key, *times, **how)
+
+    monkeypatch.setattr(database, "windows_of", counted)
+    found = rows(KeyRangeView(database, spec, [WHOLE]), "window", 0, Query(last=b"k" * 100_000, limit=10))
+    assert [row.key for row in found] == [window_key(b"k", 1_700_000_000_000)]
+    assert read == []
 
 
 def test_local_gives_only_what_the_instance_has_itself(cluster: Cluster) -> None:
