@@ -62,6 +62,9 @@ _FILES_BYTES = "rocksdb.total-sst-files-size"
 _DAMAGED = "DAMAGED"
 """The name of the file that marks a folder as damaged."""
 
+_LOCKED = ("IO error: While lock file", "IO error: lock hold by current process")
+"""The beginnings of the errors of a folder that another database has open."""
+
 _MOST_SPARE = 4
 """The emptied column families that are kept for the next families."""
 
@@ -346,7 +349,7 @@ class Rocks:
                 with suppress(OSError):
                     (self._folder / _DAMAGED).write_text(text)
             return self._damaged(text)
-        if "LOCK" in text:
+        if text.startswith(_LOCKED):
             return StateLockedError(
                 f'"{self._folder}" is in use: stop the other process, or give this one another instance number or '
                 f"state.dir ({text})"

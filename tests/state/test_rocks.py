@@ -13,6 +13,7 @@ from rocksdict import Rdict
 from coopstreams.state import rocks
 from coopstreams.state.engine import Change
 from coopstreams.state.rocks import Rocks
+from coopstreams.topology.errors import StateError, StateLockedError
 
 FAMILIES = ("a/1", "a/2", "b/1", "b/1+1")
 
@@ -152,6 +153,18 @@ def test_families_have_what_was_written_to_them_since_they_were_made(
             engine = Rocks(folder)
         assert {name: dict(engine.scan(name, b"", None)) for name in engine.families()} == model
     engine.close()
+
+
+def test_only_a_folder_that_is_in_use_is_called_so(tmp_path: Path) -> None:
+    first = Rocks(tmp_path)
+    with pytest.raises(StateLockedError, match="is in use"):
+        Rocks(tmp_path)
+    first.close()
+    (tmp_path / "LOCK").unlink()
+    (tmp_path / "LOCK").mkdir()
+    with pytest.raises(StateError, match=r"cannot be opened.*Is a directory") as error:
+        Rocks(tmp_path)
+    assert not isinstance(error.value, StateLockedError)
 
 
 def test_filter_and_index_of_a_file_are_in_parts_that_the_cache_can_keep(tmp_path: Path) -> None:
