@@ -24,6 +24,8 @@ from coopstreams.topology.versions import versions_within
 
 CHECK_EVERY = 256
 """Rows between two looks at the clock."""
+MOST_BYTES = 16 << 20
+"""The bytes of entries at which a part of a range query ends: the instance that merges the parts has them in memory."""
 
 Lookup: TypeAlias = tuple[str, bytes, KeyLocation]
 """A key as the request gave it, its bytes, and its location."""
@@ -284,9 +286,10 @@ def _scan(view: OpenView, store: StoreInfo, query: Query) -> Iterator[tuple[byte
 
 
 def _collected(store: StoreInfo, query: Query, timeout_s: float, covers: list[Cover], found: _Rows) -> PartialPage:
-    """Return the first `limit` entries of these rows."""
+    """Return the first `limit` entries of these rows, or fewer if they are large."""
     deadline = time.monotonic() + timeout_s
     entries: list[Entry] = []
+    size = 0
     for number, (stored, partition, row) in enumerate(found, 1):
         if number % CHECK_EVERY == 0 and time.monotonic() > deadline:
             raise timed_out(
@@ -296,9 +299,10 @@ def _collected(store: StoreInfo, query: Query, timeout_s: float, covers: list[Co
         entry = shown(store, row, partition)
         if entry is None:
             continue
-        if len(entries) == query.limit:
+        if len(entries) == query.limit or size >= MOST_BYTES:
             return PartialPage(covers, entries, True)
         entries.append((stored, partition, entry))
+        size += len(stored) + len(entry)
     return PartialPage(covers, entries, False)
 
 

@@ -66,7 +66,7 @@ def _paths(limits: RequestLimits) -> Schema:
     limit = _query(
         "limit",
         {**_WHOLE, "minimum": 1, "maximum": limits.max_entries, "default": limits.entries},
-        "Most entries in an answer.",
+        "Most entries in an answer; large ones come in shorter pages.",
     )
     return {
         "/v1/stores": _get("stores", "All stores of the topology", "Stores", local),

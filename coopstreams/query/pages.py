@@ -1,7 +1,8 @@
 """Pages of a range query: the part of one instance, and the merge of all parts into one ordered page.
 
 Order: the bytes of the stored keys, as Kafka Streams orders; equal keys of two partitions by partition. Every part
-holds its first `limit` entries after the cursor, so the first `limit` entries of all parts together are the page.
+holds its first `limit` entries after the cursor, or fewer if they are large. So the first `limit` entries of all parts
+together are the page, up to the first end of a part that has more.
 
 Invariant: following the cursors returns every key that exists the whole time exactly once.
 Turned down: offsets as cursors (an entry that is added or deleted between two pages shifts all others).
@@ -13,7 +14,7 @@ import base64
 import binascii
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import merge
-from itertools import islice
+from itertools import islice, takewhile
 from typing import TypeAlias, TypeVar
 
 import msgspec
@@ -81,8 +82,12 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def page_of(parts: Sequence[PartialPage], query: Query) -> Page:
-    """Return the first `limit` entries of all parts."""
-    entries = list(islice(in_order((part.entries for part in parts), query.reverse), query.limit))
+    """Return the first `limit` entries of all parts, none of them behind the end of a part that has more."""
+    found = in_order((part.entries for part in parts), query.reverse)
+    if ends := [_order(part.entries[-1]) for part in parts if part.more]:
+        end = max(ends) if query.reverse else min(ends)
+        found = takewhile(lambda entry: _order(entry) >= end if query.reverse else _order(entry) <= end, found)
+    entries = list(islice(found, query.limit))
     more = any(part.more for part in parts) or sum(len(part.entries) for part in parts) > len(entries)
     covers = sorted(
         (cover for part in parts for cover in part.covers), key=lambda cover: (cover.partition, cover.start)
