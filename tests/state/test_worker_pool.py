@@ -19,10 +19,10 @@ def test_a_thread_that_cannot_be_started_takes_no_place_and_no_job() -> None:
         start_daemon(job, name)
 
     done: list[int] = []
-    ended = threading.Event()
+    ended, owner = threading.Event(), object()
     pool = WorkerPool("jobs", 1, start)
     with pytest.raises(RuntimeError, match="can't start new thread"):
-        pool.put(owner := object(), lambda: done.append(1))
+        pool.put(owner, lambda: done.append(1))
     pool.put(owner, lambda: done.append(2))
     pool.put(owner, ended.set)
     assert ended.wait(60)
