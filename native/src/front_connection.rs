@@ -76,7 +76,7 @@ impl Connection<'_> {
         loop {
             match read(&self.bytes) {
                 Request::Partial => {
-                    if !self.more(deadline).await? {
+                    if !self.more(&mut deadline).await? {
                         return Ok(());
                     }
                     continue;
@@ -115,8 +115,9 @@ impl Connection<'_> {
         }
     }
 
-    /// Read on until a line ends; return whether one did before the deadline, or before the front drains.
-    async fn more(&mut self, mut deadline: Instant) -> io::Result<bool> {
+    /// Read on until a line ends; return whether one did before the deadline, or before the front drains. The first byte of
+    /// a request begins the time for its head.
+    async fn more(&mut self, deadline: &mut Instant) -> io::Result<bool> {
         loop {
             let before = self.bytes.len();
             self.bytes.reserve(HEAD);
@@ -126,11 +127,11 @@ impl Connection<'_> {
                         return Ok(false);
                     }
                 }
-                () = sleep_until(deadline) => return Ok(false),
+                () = sleep_until(*deadline) => return Ok(false),
                 _ = self.phase.wait_for(|&phase| phase >= Phase::Draining) => return Ok(false),
             }
             if before == 0 {
-                deadline = deadline.max(Instant::now() + self.limits.ask);
+                *deadline = (*deadline).max(Instant::now() + self.limits.ask);
             }
             if self.bytes[before..].contains(&b'\n') || self.bytes.len() > CHUNK {
                 return Ok(true);

@@ -14,6 +14,7 @@ from contextlib import suppress
 import httpx
 import pytest
 
+from coopstreams.query.serving import front
 from tests.query.cluster import LIMITS, Cluster
 
 MOST = 8
@@ -70,6 +71,26 @@ def test_a_second_request_that_never_ends_is_closed_too(cluster: Cluster) -> Non
     with answered(cluster, b"GET /health/live HTTP/1.1\r\nhost: a\r\n\r\n") as client:
         client.sendall(b"GET /health/live HTT")
         receive_all(client)
+
+
+def test_a_request_that_begins_just_before_a_connection_has_been_idle_for_too_long_has_its_own_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(front, "IDLE_S", 1.0)
+    with Cluster(1) as cluster:
+        in_time = False
+        while not in_time:
+            with answered(cluster, b"GET /health/live HTTP/1.1\r\nhost: a\r\n\r\n") as client:
+                while not client.recv(4096).endswith(b"}"):
+                    pass
+                began = time.monotonic()
+                time.sleep(0.8)
+                with suppress(OSError):
+                    client.sendall(b"GET /health/live HTTP/1.1\r\n")
+                    if in_time := time.monotonic() - began < 1.0:  # else this machine was paused
+                        time.sleep(0.4)
+                        client.sendall(b"host: a\r\n\r\n")
+                        assert client.recv(1) == b"H"
 
 
 def test_a_body_that_never_ends_is_not_waited_for(cluster: Cluster) -> None:
