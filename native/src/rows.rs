@@ -156,7 +156,8 @@ impl Rows {
             let (size, advance, grace) = (windows.size, windows.advance, windows.grace);
             let mut start = windows.first(timestamp);
             while let Some(begin) = start {
-                if begin.saturating_add(size).saturating_add(grace) <= now {
+                let closes = begin.checked_add(size).and_then(|end| end.checked_add(grace));
+                if closes.is_some_and(|closes| closes <= now) {
                     late += 1;
                 } else {
                     at.start = Some(begin);

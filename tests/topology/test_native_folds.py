@@ -20,6 +20,7 @@ from coopstreams.log.kafka.native import native_parts, native_tables
 from coopstreams.state.database import Database
 from coopstreams.state.memory import Memory
 from coopstreams.state.task_state import NO_TABLES, ChangelogBatch, TaskState
+from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import Columns, Headers, TopicPartition
 from coopstreams.topology.compile.compile import compile_subtopology
@@ -261,6 +262,16 @@ def test_other_aggregations_stay_live_objects(other: str) -> None:
     streams[1].to("in-any-case")
     for part in builder.build().subtopologies:
         assert "s" not in native_tables(part, CONFIG, caching=True)
+
+
+def test_a_window_that_ends_behind_the_last_moment_there_is_is_never_closed() -> None:
+    builder = StreamsBuilder("app")
+    stream = builder.stream("in", key=serdes.text, value=INT)
+    stream.group_by_key().windowed_by(TimeWindows(seconds=5)).count(store="s").to_stream().to("out")
+    with TopologyTestDriver(builder.build()) as driver:
+        for key in ("a", "b"):
+            driver.input("in").send(key, 1, (1 << 63) - 1)
+        assert [record.value for record in driver.outputs()] == [1, 1]
 
 
 FLOATS = (0.0, -0.0, 0.1, 0.2, 0.3, 1e16, -1e16, 1e308, float(1 << 62), 5e-324)
