@@ -161,6 +161,25 @@ def test_all_end_when_none_is_left_that_may_start(tmp_path: Path) -> None:
     assert Supervisor(lambda _: [sys.executable, "-c", RUNS_ONCE, "-"], [0, 1], 10, most_restarts=3).run() == WRONG
 
 
+def test_children_of_a_worker_that_was_killed_end_with_it(tmp_path: Path) -> None:
+    """A forked child, as multiprocessing makes, keeps the lock of the state folder: no other worker could start."""
+    code = f"""
+import fcntl, os, pathlib, time
+folder = pathlib.Path({str(tmp_path)!r})
+lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)
+fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+(folder / f"1-{{os.getpid()}}").touch()
+if len([*folder.glob("1-*")]) == 1:
+    if os.fork():
+        os.kill(os.getpid(), 9)
+time.sleep(600)
+"""
+    statuses: list[int] = []
+    with running(Supervisor(beside(tmp_path, code), [0, 1], drain_s=10, most_restarts=2), statuses):
+        assert wait_until(lambda: len(started(tmp_path, 1)) == 2 or bool(statuses), 60)
+    assert statuses == [0]
+
+
 def test_a_worker_knows_how_often_it_was_started_again_and_why(tmp_path: Path) -> None:
     tells = (
         f"import os, pathlib; from coopstreams.commands.processes.worker import past; pathlib.Path({str(tmp_path)!r}, "

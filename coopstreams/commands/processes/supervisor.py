@@ -8,7 +8,7 @@ end, and the file descriptor of a pipe. To it the worker writes `RAN` when it ha
 a sentence when it ends.
 
 Invariant: no worker outlives its supervisor's `run`; a worker that does not drain in time is killed, and the log says
-so.
+so. No child of a worker outlives it: a forked one keeps the lock of the state folder.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,7 +43,9 @@ MOST_WORDS = 2000
 """The most characters of that reason, to fit into a pipe's buffer and into a log line."""
 
 Spawn: TypeAlias = Callable[[int, Sequence[str], Mapping[str, str], Sequence[int]], "subprocess.Popen[bytes]"]
-"""Starts a worker, given its number, its command line, its environment and the file descriptors that it inherits."""
+"""Starts a worker, in a session of its own, given its number, its command line, its environment and the file
+descriptors that it inherits.
+"""
 Rests: TypeAlias = Callable[[int, float, str], None]
 """Called when a worker waits for its restart: its number, the seconds, and how it ended."""
 
@@ -118,6 +121,7 @@ class Supervisor:
         status = worker.process.poll()
         if status is None or self._stopping:
             return None
+        _end_children(worker.process)
         worker.process = None
         said = _read(worker.words)
         return self._ended(worker, status, said.removeprefix(RAN.decode()), ran=said.startswith(RAN.decode()))
@@ -163,6 +167,7 @@ class Supervisor:
                 log.error("worker %d did not drain within %.0f s; killing it", number, self._drain_s)
                 process.kill()
                 process.wait()
+            _end_children(process)
         for worker in self._workers:
             if worker.process is not None:
                 os.close(worker.words)
@@ -173,6 +178,12 @@ def _goes_on(worker: _Worker) -> bool:
     if worker.process is None:
         return not worker.ends.refused
     return worker.process.poll() is None
+
+
+def _end_children(ended: subprocess.Popen[bytes]) -> None:
+    """Kill the processes that an ended worker has left behind in its session."""
+    with suppress(ProcessLookupError, PermissionError):  # there are none
+        os.killpg(ended.pid, signal.SIGKILL)
 
 
 def _read(words: int) -> str:
