@@ -23,6 +23,7 @@ from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.spark import plan as planning
 from coopstreams.spark.outbox import cluster_of, marks_topic
+from coopstreams.spark.plan import Plan
 from coopstreams.spark.preparing import BACKFILLED, as_planned
 from coopstreams.spark.running import Backfilled
 from coopstreams.spark.unchanged import check_topics
@@ -51,7 +52,7 @@ def publish(done: Backfilled, topology: Topology, settings: Config | Mapping[str
     with closing(cluster_of(config)) as cluster, GroupAdmin(config.client, config["application.id"]) as group:
         check_topics(cluster, done.plan)
         goes_on = _positions(done, cluster)
-        _check_unused(group, goes_on)
+        _check_unused(group, goes_on, done.plan)
         # The snapshot comes before the offsets. The broker refuses offsets while the group has members; once they are
         # set, an application may start, and its changelogs grow beyond the end of the snapshot.
         manifest = _manifest(done, running, cluster)
@@ -80,12 +81,16 @@ def _positions(done: Backfilled, cluster: KafkaLog) -> dict[TopicPartition, Comm
     }
 
 
-def _check_unused(group: GroupAdmin, goes_on: Mapping[TopicPartition, Committed]) -> None:
+def _check_unused(group: GroupAdmin, goes_on: Mapping[TopicPartition, Committed], plan: Plan) -> None:
     for place, found in group.committed(goes_on).items():
         if found is not None and Committed.parse(*found).term != BACKFILLED:
+            left = f"to delete the topic {marks_topic(plan.application, plan.run)}"
+            if plan.snapshots is not None:
+                left += f", and `coopstreams snapshots publish {plan.snapshots} {plan.application} {plan.run}`"
             raise GroupError(
-                f"the group has committed offset {found[0]} of {place}: the application has run since the backfill "
-                "began, which is of no use now"
+                f"the group has committed offset {found[0]} of {place}: the application has run. If run {plan.run} was "
+                f"being published, which ended behind its offsets, nothing is left to do but {left}. If not, it ran "
+                "beside the backfill, which is of no use now"
             )
 
 

@@ -21,7 +21,7 @@ from coopstreams.spark.plan import Plan
 from coopstreams.spark.preparing import begin, make_plan
 from coopstreams.spark.publishing import publish
 from coopstreams.spark.running import Backfilled, taken_up
-from coopstreams.topology.errors import ConfigError, SnapshotError
+from coopstreams.topology.errors import ConfigError, GroupError, SnapshotError
 from coopstreams.topology.naming import backfill_runs
 from tests.broker.counting import Counting, await_table, failure_of
 from tests.broker.waiting import eventually
@@ -116,6 +116,27 @@ def test_a_reset_gives_a_run_up_and_another_can_begin(kafka: Kafka, tmp_path: Pa
         taken_up(counting.topology, config_of(counting), str(tmp_path / "work"), plan.run)
     with pytest.raises(ConfigError, match="deleted, or made anew"):
         publish(Backfilled(plan, (), str(tmp_path / "work")), counting.topology, config_of(counting))
+
+
+def test_what_is_left_of_a_publication_that_died_behind_its_offsets_is_told(
+    kafka: Kafka, cluster: KafkaLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counting = Counting.make(kafka)
+    plan = begun(counting, tmp_path / "work")
+    done = Backfilled(plan, (), str(tmp_path / "work"))
+
+    def die(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as dying:
+        dying.setattr(KafkaLog, "delete_topics", die)
+        with pytest.raises(KeyboardInterrupt):
+            publish(done, counting.topology, config_of(counting))
+    with counting.app(tmp_path / "state") as running:
+        await_table(running, counting.write(["a", "b", "a"]))
+    marks = marks_topic(plan.application, plan.run)
+    with pytest.raises(GroupError, match=f"nothing is left to do but to delete the topic {marks}"):
+        publish(done, counting.topology, config_of(counting))
 
 
 def test_a_run_does_not_go_on_with_another_source_of_the_same_name(
