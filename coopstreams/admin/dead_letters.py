@@ -4,7 +4,8 @@ A dead letter is the record that failed, as it was read, with headers that say w
 it, without these headers, to the partition that it came from, and commits its position in the same transaction, for the
 group `<topic>-replay`. So no letter is written back twice, even if a replay is interrupted or two run at once.
 
-Invariant: a replay ends. It does not read letters written after it began: the replayed records may have caused them.
+Invariant: a replay ends. It does not read letters written after it began, because the replayed records may have caused
+them, nor those of transactions that were open then.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from typing import Any
 
 from coopstreams.consumer.consumer import CooperativeConsumer
 from coopstreams.consumer.share import ConsumerRecord
+from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.kafka.producer import transactional_producer
-from coopstreams.log.log import NO_STREAM_TIME, Log, Position
+from coopstreams.log.log import NO_STREAM_TIME, Position
 from coopstreams.topology.columns import Headers, TopicPartition
 from coopstreams.topology.errors import MembershipLostError, UnknownTopicError
 
@@ -63,7 +65,7 @@ def dead_letter(
     return DeadLetter(at, offset, timestamp, key, value, own, why)
 
 
-def letters(log: Log, topic: str) -> Iterator[DeadLetter]:
+def letters(log: KafkaLog, topic: str) -> Iterator[DeadLetter]:
     """Yield the records that a topic holds now, partition after partition.
 
     Raises:
@@ -90,8 +92,8 @@ def letters(log: Log, topic: str) -> Iterator[DeadLetter]:
         reader.close()
 
 
-def ends_of(log: Log, topic: str) -> dict[TopicPartition, int]:
-    """Return where the partitions of a topic end.
+def ends_of(log: KafkaLog, topic: str) -> dict[TopicPartition, int]:
+    """Return the last stable offset of each partition of a topic: what is above it may belong to open transactions.
 
     Raises:
         UnknownTopicError: there is no such topic.
@@ -99,7 +101,7 @@ def ends_of(log: Log, topic: str) -> dict[TopicPartition, int]:
     count = log.partitions([topic]).get(topic)
     if count is None:
         raise UnknownTopicError(f'there is no topic "{topic}"; name the one of errors.dead.letter.queue.topic.name')
-    return {at: log.end_offset(at) for at in (TopicPartition(topic, number) for number in range(count))}
+    return log.stable_offsets([TopicPartition(topic, number) for number in range(count)])
 
 
 @dataclass(slots=True)
@@ -111,7 +113,7 @@ class Replayed:
 
 
 def replay(
-    log: Log,
+    log: KafkaLog,
     settings: Mapping[str, Any],
     topic: str,
     wanted: Callable[[DeadLetter], bool],

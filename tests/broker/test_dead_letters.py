@@ -143,3 +143,32 @@ def test_a_topic_may_be_empty_or_unknown_and_letters_may_go_elsewhere(kafka: Kaf
     assert [(r.key, r.value, r.headers) for r in read_topic(kafka.bootstrap, elsewhere)] == [(b"k", b"v", {})]
     with pytest.raises(UnknownTopicError, match="there is no topic"):
         dlq(kafka, "show", "nowhere")
+
+
+def test_letters_of_an_open_transaction_are_not_waited_for(kafka: Kafka) -> None:
+    """A transaction that hangs would have no end; the next replay finds what was committed meanwhile."""
+    dead, to = kafka.topic("dead"), kafka.topic("to")
+    headers: list[tuple[str, str | bytes | None]] = [
+        ("__coopstreams.errors.topic", to.encode()),
+        ("__coopstreams.errors.partition", b"0"),
+    ]
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": kafka.unique("dead")})
+    producer.init_transactions(60)
+    for value in (b"committed", b"open"):
+        producer.begin_transaction()
+        producer.produce(dead, value, b"k", headers=headers)
+        producer.flush(60)
+        if value == b"committed":
+            producer.commit_transaction(60)
+    said: list[str] = []
+    commands = threading.Thread(
+        target=lambda: said.extend((dlq(kafka, "show", dead).output, dlq(kafka, "replay", dead).output)), daemon=True
+    )
+    commands.start()
+    commands.join(30)
+    assert len(said) == 2, "a command waits for the transaction"
+    assert "1 dead letters" in said[0]
+    assert "1 written, 0 left alone" in said[1]
+    producer.commit_transaction(60)
+    assert "1 written, 0 left alone" in dlq(kafka, "replay", dead).output
+    assert [record.value for record in read_topic(kafka.bootstrap, to)] == [b"committed", b"open"]
