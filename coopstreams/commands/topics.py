@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from contextlib import closing
-from itertools import islice
 from typing import Annotated
 
 import typer
@@ -14,7 +13,6 @@ from coopstreams.common.host import SYSTEM
 from coopstreams.log.log import TopicSpec
 from coopstreams.topology.errors import UnknownTopicError
 
-AT_ONCE = 1000
 FLUSH_S = 60.0
 
 app = typer.Typer(help="Make topics, and write lines to them: for a first try.", no_args_is_help=True)
@@ -54,9 +52,8 @@ def write(
             raise UnknownTopicError(f'there is no topic "{name}"; make it: coopstreams topics create {name}')
         written = 0
         with closing(log.writer()) as writer:
-            lines = (line.rstrip("\r\n").encode() for line in sys.stdin)
-            while values := list(islice(lines, AT_ONCE)):
-                writer.append(name, [None] * len(values), values, [SYSTEM.wall_ms()] * len(values))
-                written += len(values)
+            for line in sys.stdin.buffer:  # each as it comes: there may be a person, or `tail -f`, at the other end
+                writer.append(name, [None], [line.rstrip(b"\r\n")], [SYSTEM.wall_ms()])
+                written += 1
             writer.flush(FLUSH_S)
     typer.echo(f"{written} records written to {name}")

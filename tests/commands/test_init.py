@@ -23,6 +23,7 @@ from coopstreams.common.config import Config, settings_of
 from coopstreams.query.asked import RequestLimits
 from coopstreams.query.openapi import description
 from coopstreams.topology.errors import ConfigError, UnknownTopicError
+from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
 
@@ -157,3 +158,17 @@ def test_it_runs_as_its_readme_says(folder: Path, kafka: Kafka) -> None:
             assert process.wait(60) == 0, log.read_text()
         finally:
             process.kill()
+
+
+@pytest.mark.broker
+def test_a_line_is_written_when_it_is_typed_as_its_bytes(kafka: Kafka) -> None:
+    topic = kafka.topic("typed")
+    command = [sys.executable, "-m", "coopstreams", "topics", "write", topic, "--bootstrap-servers", kafka.bootstrap]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as typing:
+        assert typing.stdin is not None
+        typing.stdin.write(b"to be \xff\n")
+        typing.stdin.flush()
+        eventually(
+            lambda: [r.value for r in read_topic(kafka.bootstrap, topic)] == [b"to be \xff"], 60, lambda: "no record"
+        )
+        assert typing.communicate(b"or not\n")[0].decode() == f"2 records written to {topic}\n"
