@@ -203,6 +203,7 @@ class KafkaBroker:
             inner_port = self._inner_port()
             settings = self.secured.broker_settings(port, inner_port, controller_port) | settings
         config = self.folder / "server.properties"
+        self._check_ours(config)
         config.write_text(properties_text(broker_settings(self.folder, port, controller_port, settings)))
         if not (self.folder / "log" / "meta.properties").exists():
             self._format(java, classpath, config)
@@ -246,6 +247,13 @@ class KafkaBroker:
 
     def _java_options(self) -> tuple[str, ...]:
         return self.secured.java_options if self.secured is not None else ()
+
+    def _check_ours(self, config: Path) -> None:
+        """Check that settings in this file are from an earlier start, not those of another broker."""
+        if recorded(self.folder) is None and config.exists() and str(self.folder / "log") not in config.read_text():
+            raise DevError(
+                f"{config} is not of coopstreams dev, and would be written over. Use another folder (--data)."
+            )
 
     def _check_kept(self, secured: Secured) -> None:
         """Check that the folder has no data of a broker without security, which has no super user."""

@@ -110,6 +110,14 @@ def test_a_port_in_use_is_an_error_that_names_it(tmp_path: Path) -> None:
             KafkaBroker(tmp_path, port=port, console=Console(quiet=True)).start()
 
 
+def test_settings_of_another_broker_are_not_written_over(broker_of_own: BrokerFactory, tmp_path: Path) -> None:
+    config = tmp_path / "server.properties"
+    config.write_text("log.dirs=/var/lib/kafka\n")
+    with pytest.raises(DevError, match=r"server\.properties is not of coopstreams dev"):
+        broker_of_own(tmp_path)
+    assert config.read_text() == "log.dirs=/var/lib/kafka\n"
+
+
 def test_a_broker_that_ends_at_once_says_why(broker_of_own: BrokerFactory, tmp_path: Path) -> None:
     with pytest.raises(DevError, match=r"num\.io\.threads"):
         broker_of_own(tmp_path, num_io_threads="none")
