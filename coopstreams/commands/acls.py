@@ -13,7 +13,8 @@ from coopstreams.admin.needed_acls import needed, unknown
 from coopstreams.commands.loading import load_topology
 from coopstreams.commands.settings import Brokers, ConfigFile, Pairs, Target, flags
 from coopstreams.common.acls import Acl, adding
-from coopstreams.common.config import Config, settings_of
+from coopstreams.common.config import Config
+from coopstreams.common.given import settings_of
 from coopstreams.common.security import Security
 from coopstreams.tasks.resolved_topology import as_it_runs
 from coopstreams.topology.errors import ConfigError
@@ -35,7 +36,8 @@ def acls(
     """Print the ACLs that an application needs, no others: its topics, group and transactions. Contacts nothing."""
     topology = load_topology(target)
     servers = {"bootstrap.servers": bootstrap_servers}
-    settings = {"bootstrap.servers": "<HOST:PORT>"} | settings_of(config, os.environ, flags(set_, servers))
+    settings = settings_of(config, os.environ, flags(set_, servers))
+    settings.setdefault("bootstrap.servers", "<HOST:PORT>")
     checked = Config.of(settings, topology.application_id)
     who = principal or Security.of(checked.client).login.principal
     if who in ("", "User:ANONYMOUS"):

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from coopstreams.commands.loading import load_topology
-from coopstreams.common.config import Config, http_values, settings_of
+from coopstreams.common.config import Config, http_values
+from coopstreams.common.given import settings_of
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.topology.errors import ConfigError, QueryError
 from coopstreams.topology.graph.topology import Topology

@@ -1,8 +1,8 @@
 """Settings: Kafka's dotted names, checked before anything starts.
 
-A setting comes from a TOML file, then the environment (`COOPSTREAMS_COMMIT_INTERVAL_MS`), then flags; the later one
-wins. Connection and security settings carry librdkafka's names and are given once, for all clients (`security`). Any
-value may refer to a file or an environment variable (`references`).
+They come from a file, the environment and the command line (`given`). Connection and security settings carry
+librdkafka's names and are given once, for all clients (`security`). Any value may refer to a file or an environment
+variable (`references`).
 
 Invariant: a `Config` is complete and consistent, so no code beyond it has defaults.
 Turned down: an object with a class per client (a user copies dotted names from Kafka's documentation).
@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import logging
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
+from coopstreams.common.given import origin
 from coopstreams.common.nearest import did_you_mean
-from coopstreams.common.references import Secret, resolved
+from coopstreams.common.references import Secret, resolve, resolved
 from coopstreams.common.security import Security, is_security
 from coopstreams.common.values import boolean, fraction, integer, one_of, positive_fraction, text
 from coopstreams.topology.errors import ConfigError
@@ -346,13 +345,13 @@ class Config:
         client: dict[str, Any] = {}
         for name, value in resolved(settings).items():
             if name in SETTINGS:
-                values[name] = _read(name, value)
+                values[name] = _read(name, value, origin(settings, name))
             elif name.startswith(_PASSED_ON) or is_security(name):
                 client[name] = value
             else:
                 raise ConfigError(
-                    f'unknown setting "{name}"{did_you_mean(name, SETTINGS)}. Settings of one client carry its '
-                    "prefix: consumer., producer., admin."
+                    f'unknown setting "{name}"{origin(settings, name)}{did_you_mean(name, SETTINGS)}. Settings of one '
+                    "client carry its prefix: consumer., producer., admin."
                 )
         if values["bootstrap.servers"] is None:
             raise ConfigError(
@@ -379,8 +378,8 @@ def http_values(settings: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: an invalid value.
     """
     values = {name: default for name, (_, default, _) in SETTINGS.items() if name.startswith("http.")}
-    given = resolved({name: value for name, value in settings.items() if name in values})
-    return values | {name: _read(name, value) for name, value in given.items()}
+    given = settings.keys() & values.keys()
+    return values | {name: _read(name, resolve(settings, name), origin(settings, name)) for name in given}
 
 
 def check_heartbeat(values: Mapping[str, Any]) -> None:
@@ -456,44 +455,8 @@ def _check_together(values: Mapping[str, Any]) -> None:
         )
 
 
-def _read(name: str, value: Any) -> Any:
+def _read(name: str, value: Any, where_from: str) -> Any:
     try:
         return SETTINGS[name][0](value)
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"{name} = {value!r}: must be {error}") from None
-
-
-def settings_of(file: Path | None, environment: Mapping[str, str], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a TOML file, the environment (`COOPSTREAMS_…`) and flags; the later one wins.
-
-    Shape: TOML tables nest into dotted names: `[commit] interval.ms = 100` is `commit.interval.ms`.
-
-    Raises:
-        ConfigError: the file is missing or not TOML; the message says where.
-    """
-    settings: dict[str, Any] = {}
-    if file is not None:
-        try:
-            settings |= _flat(tomllib.loads(file.read_text(encoding="utf-8")))
-        except OSError as error:
-            raise ConfigError(f"cannot read the configuration file {file}: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{file} is not TOML: {error}") from error
-    prefix = "COOPSTREAMS_"
-    reserved = {"COOPSTREAMS_CACHE", "COOPSTREAMS_NATIVE"}
-    settings |= {
-        name.removeprefix(prefix).lower().replace("_", "."): value
-        for name, value in environment.items()
-        if name.startswith(prefix) and name not in reserved
-    }
-    return settings | {name: value for name, value in flags.items() if value is not None}
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for name, value in table.items():
-        if isinstance(value, Mapping):
-            out |= _flat(value, f"{prefix}{name}.")
-        else:
-            out[prefix + name] = value
-    return out
+        raise ConfigError(f"{name} = {value!r}{where_from}: must be {error}") from None

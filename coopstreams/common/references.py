@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from coopstreams.common.given import origin
 from coopstreams.topology.errors import ConfigError
 
 _REFERENCE = re.compile(r"\$\{(\w+):([^}]*)\}")
@@ -44,25 +45,35 @@ def resolved(settings: Mapping[str, Any], environment: Mapping[str, str] = os.en
     Raises:
         ConfigError: the variable is not set, the file cannot be read, or there is no such kind of reference.
     """
-    return {name: _resolved(name, value, environment) for name, value in settings.items()}
+    return {name: resolve(settings, name, environment) for name in settings}
 
 
-def _resolved(name: str, value: Any, environment: Mapping[str, str]) -> Any:
+def resolve(settings: Mapping[str, Any], name: str, environment: Mapping[str, str] = os.environ) -> Any:
+    """Return one of the settings likewise."""
+    value = settings[name]
     if not isinstance(value, str) or isinstance(value, Secret):
         return value
-    found = _REFERENCE.sub(lambda match: _read(name, match[1], match[2], environment), value)
+
+    def read(match: re.Match[str]) -> str:
+        try:
+            return _read(match[1], match[2], environment)
+        except ValueError as error:
+            raise ConfigError(f"{name} = {match[0]}{origin(settings, name)}: {error}") from None
+
+    found = _REFERENCE.sub(read, value)
     return Secret(found) if is_secret(name) else found
 
 
-def _read(name: str, kind: str, where: str, environment: Mapping[str, str]) -> str:
+def _read(kind: str, where: str, environment: Mapping[str, str]) -> str:
+    """Return what a reference refers to; raise a ValueError that says why there is nothing."""
     if kind == "env":
         if where not in environment:
-            raise ConfigError(f"{name} = ${{env:{where}}}: the environment variable {where} is not set here")
+            raise ValueError(f"the environment variable {where} is not set here")
         return environment[where]
     if kind == "file":
         try:
             return Path(where).expanduser().read_text(encoding="utf-8").rstrip("\r\n")
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is not text"
-            raise ConfigError(f"{name} = ${{file:{where}}}: the file cannot be read: {why}") from None
-    raise ConfigError(f"{name}: a reference is ${{env:NAME}} or ${{file:PATH}}, there is no ${{{kind}:…}}")
+            raise ValueError(f"the file cannot be read: {why}") from None
+    raise ValueError(f"a reference is ${{env:NAME}} or ${{file:PATH}}, there is no ${{{kind}:…}}")

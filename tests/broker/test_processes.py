@@ -211,8 +211,10 @@ def test_a_worker_that_crashes_is_started_again(program: Program) -> None:
 def test_a_worker_whose_secret_is_away_when_it_is_started_again_comes_back_with_it(program: Program) -> None:
     secret = program.folder / "secret"
     secret.write_text("0")
-    running = program.run("--processes", "2", max_task_idle_ms=f"${{file:{secret}}}")
-    eventually(lambda: [each["state"] for each in program.instances()] == ["running"] * 2, 120, program.said)
+    running = program.run("--processes", "2", "--verbose", max_task_idle_ms=f"${{file:{secret}}}")
+    eventually(
+        lambda: len(set(re.findall(r"worker \d: rebalancing -> running", program.said()))) == 2, 120, program.said
+    )
     secret.unlink()
     os.kill(int(Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()[1]), signal.SIGKILL)
     eventually(

@@ -19,7 +19,8 @@ from typer.testing import CliRunner, Result
 from coopstreams.commands.cli import app
 from coopstreams.commands.init import project_of
 from coopstreams.commands.settings import cluster
-from coopstreams.common.config import Config, settings_of
+from coopstreams.common.config import Config
+from coopstreams.common.given import settings_of
 from coopstreams.query.asked import RequestLimits
 from coopstreams.query.openapi import description
 from coopstreams.topology.errors import ConfigError, UnknownTopicError

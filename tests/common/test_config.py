@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from coopstreams.common.config import SETTINGS, Config, settings_of
+from coopstreams.common.config import SETTINGS, Config, http_values
+from coopstreams.common.given import settings_of
 from coopstreams.topology.errors import ConfigError
 
 KAFKA = {"bootstrap.servers": "kafka:9092"}
@@ -97,6 +99,31 @@ def test_what_cannot_be_is_refused_with_the_reason(settings: dict[str, Any], say
     with pytest.raises(ConfigError) as caught:
         Config.of(KAFKA | settings)
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("checked", [Config.of, http_values])
+@pytest.mark.parametrize(("value", "says"), [("x", "must be"), ("${file:/no/such}", "the file cannot be read")])
+def test_an_error_names_where_its_setting_was_given_last(
+    tmp_path: Path, checked: Callable[[Mapping[str, Any]], object], value: str, says: str
+) -> None:
+    file, name, variable = tmp_path / "settings.toml", "http.max.connections", "COOPSTREAMS_HTTP_MAX_CONNECTIONS"
+    file.write_text(f'bootstrap.servers = "kafka:1"\n{name} = "{value}"')
+    shown = value if "$" in value else repr(value)
+    for environment, flags, where in (
+        ({}, {}, str(file)),
+        ({variable: value}, {}, f"the environment variable {variable}"),
+        ({variable: "8"}, {name: value}, "the command line"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            checked(settings_of(file, environment, flags))
+        assert str(caught.value).startswith(f"{name} = {shown} (from {where}): {says}")
+
+
+def test_an_unknown_setting_of_the_environment_is_named_as_it_is_there() -> None:
+    """Kubernetes makes `COOPSTREAMS_PORT` for a Service that is named coopstreams."""
+    given = settings_of(None, {"COOPSTREAMS_PORT": "tcp://10.0.0.1:80"}, KAFKA)
+    with pytest.raises(ConfigError, match=r'unknown setting "port" \(from the environment variable COOPSTREAMS_PORT\)'):
+        Config.of(given)
 
 
 def test_without_brokers_it_says_how_to_name_them_or_start_one() -> None:

@@ -19,7 +19,8 @@ import pytest
 import typer.main
 
 from coopstreams.commands.cli import app
-from coopstreams.common.config import Config, settings_of
+from coopstreams.common.config import Config
+from coopstreams.common.given import settings_of
 from coopstreams.query.asked import RequestLimits
 from coopstreams.query.openapi import description
 from tests.conftest import Kafka
