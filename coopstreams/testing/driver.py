@@ -420,13 +420,14 @@ class TopologyTestDriver:
         while any(
             self._go_on(source)
             for source in sorted(self._at_hand, key=lambda source: self._at_hand[source].stream_time)
+            if source in self._at_hand  # not if one before it has found it done
         ):
             self._fetch()
 
     def _fetch(self) -> None:
         """Give the next record of each partition to its tasks; partitions in the order in which they were written."""
         for source in [
-            source for source in self._at_hand if not any(task.queues.waiting(source) for task in self._tasks[source])
+            source for source, at in self._at_hand.items() if self._silences.over(source, at, self._tasks[source])
         ]:
             del self._at_hand[source]
             self._reader.hold(source, False)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from coopstreams.log.log import RecordBatch, Writer
+from collections.abc import Sequence
+
+from coopstreams.log.log import Position, RecordBatch, Writer
 from coopstreams.log.time_marks import headers_of
 from coopstreams.tasks.silence import Silence
+from coopstreams.tasks.task import Task
 from coopstreams.topology.columns import TopicPartition
 
 
@@ -14,6 +17,8 @@ class Silences:
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
         self._of: dict[TopicPartition, Silence] = {}
+        self._marked: set[TopicPartition] = set()
+        """The partitions of which a time mark was heard last, not a record."""
 
     def listen(self, source: TopicPartition, idle_ms: int | None) -> bool:
         """Listen to a partition; return whether its source has `idle_advance`."""
@@ -27,7 +32,17 @@ class Silences:
         if silence is None:
             return False
         silence.heard(batch, now_ms / 1000)
+        if batch.busy:
+            self._marked.discard(batch.partition)
+        else:
+            self._marked.add(batch.partition)
         return not batch.busy
+
+    def over(self, source: TopicPartition, at: Position, tasks: Sequence[Task]) -> bool:
+        """Return whether a partition's record has been begun, or its time mark has been passed by all of its tasks."""
+        if source in self._marked:
+            return all(task.progress.position(source).offset >= at.offset for task in tasks)
+        return not any(task.queues.waiting(source) for task in tasks)
 
     def advance(self, now_ms: int) -> None:
         """Write the time marks that are due."""

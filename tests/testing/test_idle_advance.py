@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
@@ -16,13 +17,16 @@ from tests.durations import ms
 IDLE = timedelta(seconds=30)
 
 
-def final_counts(idle: timedelta | None = IDLE, *, through: bool = False) -> Topology:
-    """Count in windows of a minute; `through`: behind a repartition topic, which has the marks."""
+Marked = Literal["source", "repartition", "both"]
+
+
+def final_counts(idle: timedelta | None = IDLE, *, marked: Marked = "source") -> Topology:
+    """Count in windows of a minute; `marked`: which topic has the marks."""
     builder = StreamsBuilder("app")
-    if through:
-        stream = builder.stream("in", key=serdes.text, value=serdes.int64).repartition(name="r", idle_advance=idle)
-    else:
-        stream = builder.stream("in", key=serdes.text, value=serdes.int64, idle_advance=idle)
+    of_source = None if marked == "repartition" else idle
+    stream = builder.stream("in", key=serdes.text, value=serdes.int64, idle_advance=of_source)
+    if marked != "source":
+        stream = stream.repartition(name="r", idle_advance=idle)
     windows = stream.filter(lambda _, value: value > 0).group_by_key().windowed_by(TimeWindows(minutes=1))
     windows.count(store="counts").suppress(until_window_closes()).to_stream().to("out")
     return builder.build()
@@ -32,10 +36,10 @@ def closed(driver: TopologyTestDriver) -> list[tuple[str, int]]:
     return sorted((str(record.key), record.value) for record in driver.outputs())
 
 
-@pytest.mark.parametrize("through", [False, True])
+@pytest.mark.parametrize("marked", ["source", "repartition", "both"])
 @pytest.mark.parametrize("ranges", [1, 2, 4])
-def test_windows_close_when_the_silence_has_lasted_as_long_as_they_have_to_go(ranges: int, through: bool) -> None:
-    with TopologyTestDriver(final_counts(through=through), ranges) as driver:
+def test_windows_close_when_the_silence_has_lasted_as_long_as_they_have_to_go(ranges: int, marked: Marked) -> None:
+    with TopologyTestDriver(final_counts(marked=marked), ranges) as driver:
         for number, key in enumerate("abcdef"):
             driver.input("in").send(key, 1, 20_000 + number)
         driver.advance(timedelta(seconds=35))  # stream time is 55 s: the window is open
@@ -98,12 +102,12 @@ happenings = st.lists(
 
 
 @settings(max_examples=30, deadline=None)
-@given(happenings, st.booleans())
+@given(happenings, st.sampled_from(["source", "repartition", "both"]))
 def test_what_comes_out_of_each_key_does_not_depend_on_the_number_of_ranges(
-    some: list[tuple[str, int]], through: bool
+    some: list[tuple[str, int]], marked: Marked
 ) -> None:
     def play(ranges: int) -> tuple[list[tuple[str, int]], int]:
-        with TopologyTestDriver(final_counts(through=through), ranges) as driver:
+        with TopologyTestDriver(final_counts(marked=marked), ranges) as driver:
             for what, time in some:
                 if what == "advance":
                     driver.advance(ms(time))

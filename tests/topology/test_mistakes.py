@@ -10,6 +10,7 @@ from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.join_windows import JoinWindows
+from coopstreams.topology.suppressed import until_time_limit, until_window_closes
 from coopstreams.topology.windows import TimeWindows
 from tests.durations import ms
 from tests.topology.test_subtopologies import built
@@ -34,6 +35,14 @@ def hourly(builder: StreamsBuilder, **more: Any) -> Any:
 def both(builder: StreamsBuilder, *operators: Callable[[Any], Any]) -> None:
     for operator in operators:
         operator(text(builder))
+
+
+MINUTE = timedelta(minutes=1)
+
+
+def closing(grouped: Any) -> None:
+    windows = grouped.windowed_by(TimeWindows(minutes=1)).count(store="n")
+    windows.suppress(until_window_closes(), name="closed").to_stream().to("out")
 
 
 MISTAKES: dict[str, tuple[Callable[[StreamsBuilder], object], str]] = {
@@ -166,6 +175,32 @@ MISTAKES: dict[str, tuple[Callable[[StreamsBuilder], object], str]] = {
         ),
         'KSTREAM-SINK-.* uses the topic "app-n-repartition", which is an internal topic',
     ),
+    "windows that a silence above their topic cannot close": (
+        lambda b: closing(text(b, idle_advance=MINUTE).group_by(lambda k, v: v, key=serdes.text, name="by")),
+        '"closed" waits for the stream time of "app-by-repartition", which idle_advance= of "in" does not advance: .*'
+        r"\.repartition\(idle_advance=\.\.\.\) before the operator",
+    ),
+    "the same, behind an explicit topic and another one": (
+        lambda b: closing(
+            text(b, idle_advance=MINUTE).repartition(name="r").group_by(lambda k, v: v, key=serdes.text, name="by")
+        ),
+        '"closed" waits for the stream time of "app-by-repartition", which idle_advance= of "in"',
+    ),
+    "the same, of a topic whose own silence is said": (
+        lambda b: closing(
+            text(b).repartition(name="r", idle_advance=MINUTE).group_by(lambda k, v: v, key=serdes.text, name="by")
+        ),
+        '"closed" waits for the stream time of "app-by-repartition", which idle_advance= of "app-r-repartition"',
+    ),
+    "records without a match that a silence above their topics cannot end": (
+        lambda b: (
+            text(b, idle_advance=MINUTE)
+            .select_key(lambda k, v: v, key=serdes.text)
+            .left_join(text(b, "other"), max, windows=JoinWindows(seconds=5), value=serdes.text, name="j")
+            .to("out")
+        ),
+        '"j.*" waits for the stream time of "app-j.*-repartition", which idle_advance= of "in" does not advance',
+    ),
     "a source from a changelog": (
         lambda b: (text(b).group_by_key().count(store="n"), text(b, "app-n-changelog")),
         'uses the topic "app-n-changelog", which is an internal topic',
@@ -178,6 +213,31 @@ def test_a_mistake_is_found_while_building(mistake: str) -> None:
     program, message = MISTAKES[mistake]
     with pytest.raises(TopologyError, match=message):
         built(program)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda idle, _, moved: closing(moved.repartition(name="r", idle_advance=MINUTE).group_by_key()),
+        lambda idle, _, moved: moved.left_join(idle, max, windows=JoinWindows(seconds=5), value=serdes.text),
+        lambda idle, _, moved: moved.join(moved, max, windows=JoinWindows(seconds=5), value=serdes.text),
+        lambda idle, _, moved: moved.group_by_key().windowed_by(TimeWindows(minutes=1)).count(),
+        lambda idle, other, _: closing(other.group_by(lambda k, v: v, key=serdes.text)),
+        lambda idle, *_: (
+            idle.to_table()
+            .group_by(lambda k, v: (v, v), key=serdes.text, value=serdes.text)
+            .count()
+            .suppress(until_time_limit(ms(5)))
+        ),
+    ],
+    ids=["its own silence", "one side of a join", "an inner join", "no result waits", "another stream", "a table"],
+)
+def test_a_silence_that_need_not_pass_a_topic_is_no_mistake(program: Any) -> None:
+    def attach(builder: StreamsBuilder) -> None:
+        idle = text(builder, idle_advance=MINUTE)
+        program(idle, text(builder, "other"), idle.select_key(lambda k, v: v, key=serdes.text))
+
+    assert built(attach).subtopologies
 
 
 @pytest.mark.parametrize("application_id", ["", "my app", "a" * 250, None])

@@ -59,7 +59,8 @@ class StreamsBuilder:
         topics never match. `timestamp(record)` returns the event time of a record in milliseconds; None or a negative
         number drops the record. `idle_advance`: when a partition has been silent for so long, its stream time advances
         with the clock, and windows close. To that end the application writes time marks to the topic, which other
-        readers see as records without key and value; `repartition(idle_advance=)` writes them to a topic of its own.
+        readers see as records without key and value; `repartition(idle_advance=)` writes them to a topic of its own. It
+        holds up to the next repartition topic, which needs one of its own for windows behind it.
         `order="none"`: records may be processed in any order, so a share group deals them to all threads of all
         instances, however few partitions there are. Up to a topic, only operators without state can follow.
         `reset`: where a partition of which the group has no position is begun: "earliest", "latest", a timedelta before

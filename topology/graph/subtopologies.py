@@ -37,8 +37,8 @@ from coopstreams.topology.graph.nodes import (
     SubTopology,
     TableSource,
 )
+from coopstreams.topology.graph.order_and_time import check_silences, check_unordered
 from coopstreams.topology.graph.topology import Topology
-from coopstreams.topology.graph.unordered import check_unordered
 from coopstreams.topology.naming import changelog_topic, internal_topic, topology_topic
 from coopstreams.topology.stores import StoreSpec
 
@@ -63,6 +63,7 @@ def cut(graph: Graph) -> Topology:
     check_processors(nodes, {table.store.name: table.store for table in graph.global_tables})
     for part in topology.subtopologies:
         check_unordered(part)
+    check_silences(topology)
     _check_topics(nodes, {topology_topic(graph.application_id), *(topic.name for topic in topology.internal_topics)})
     return topology
 
