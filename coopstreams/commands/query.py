@@ -11,6 +11,7 @@ import typer
 
 from coopstreams.commands.settings import AskingFile, asking
 from coopstreams.common.extra import need_http
+from coopstreams.query.problems import elsewhere
 from coopstreams.topology.errors import QueryError
 
 
@@ -87,7 +88,8 @@ def query(
         if not any(found):
             what = f"no {kind}s of" if kind in ("window", "session") else "no versions of" if timed else "no"
             when = f" as of {as_of}" if as_of is not None else " of these times" if timed else ""
-            typer.echo(f'store {store} has {what} key "{key}"{when}', err=True)
+            where = elsewhere(stores[store].get("misplaced", ()))
+            typer.echo(f'store {store} has {what} key "{key}"{when}{where}', err=True)
             raise typer.Exit(1)
 
 

@@ -285,7 +285,8 @@ def _group_schemas() -> Schema:
         "key": _STRING,
         "value": _STRING,
     }
-    store = _object({**known, "window_ms": _MAYBE_WHOLE, "approximate_entries": _WHOLE})
+    seen = {"approximate_entries": _WHOLE, "misplaced": _list(_STRING)}
+    store = _object({**known, "window_ms": _MAYBE_WHOLE, **seen})
     key = {
         "store": _STRING,
         "key": {},

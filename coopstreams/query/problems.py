@@ -43,13 +43,18 @@ def unknown_store(name: str, names: list[str]) -> QueryError:
 
 def key_not_found(store: str, key: str, details: Mapping[str, Any], misplaced: Sequence[str] = ()) -> QueryError:
     """Return the owner's answer that it has no such key. `misplaced`: see `StoreInfo`."""
-    message = f'store {store} has no key "{key}"'
-    if misplaced:
-        message += (
-            f" in the partition that murmur2 gives it. It may be in another one: producers of {', '.join(misplaced)} "
-            "choose partitions in another way (partitioner=murmur2_random is right). A query by range finds it"
-        )
+    message = f'store {store} has no key "{key}"{elsewhere(misplaced)}'
     return QueryError("KEY_NOT_FOUND", message, status=404, details=details)
+
+
+def elsewhere(misplaced: Sequence[str]) -> str:
+    """Return the end of a sentence that a key was not found, where it may be in another partition."""
+    if not misplaced:
+        return ""
+    return (
+        f" in the partition that murmur2 gives it. It may be in another one: producers of {', '.join(misplaced)} "
+        "choose partitions in another way (partitioner=murmur2_random is right). A query by range finds it"
+    )
 
 
 def forgotten(store: str, key: str, last: int, oldest: int) -> QueryError:

@@ -85,6 +85,7 @@ def store_list(stores: Mapping[str, StoreInfo], sizes: Mapping[str, int], unreac
                 "value": store.value.name,
                 "window_ms": store.window_ms,
                 "approximate_entries": sizes.get(store.name, 0),
+                "misplaced": list(store.misplaced),
             }
             for store in sorted(stores.values(), key=lambda store: store.name)
         ],

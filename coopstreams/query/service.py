@@ -14,6 +14,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -154,8 +155,8 @@ class QueryService:
         return msgspec.msgpack.encode(await self._part(store, query))
 
     async def stores(self, asked: Asked) -> bytes:
-        """Return the JSON of all stores, with sizes summed over the instances that answer."""
-        stores = self.backend.stores()
+        """Return the JSON of all stores; sizes, and what was seen of them, are of all instances that answer."""
+        stores = dict(self.backend.stores())
         sizes = await self._run(self._scans, self._local.sizes)
         unreachable = []
         if asked == "any":
@@ -164,8 +165,12 @@ class QueryService:
                     unreachable.append(instance.id)
                     continue
                 for store in answer["stores"]:
+                    name = store["name"]
                     if store["kind"] != "global":  # this instance has all of it, too
-                        sizes[store["name"]] = sizes.get(store["name"], 0) + store["approximate_entries"]
+                        sizes[name] = sizes.get(name, 0) + store["approximate_entries"]
+                    if name in stores:  # an instance of another version may have others
+                        seen = {*stores[name].misplaced, *store.get("misplaced", ())}
+                        stores[name] = replace(stores[name], misplaced=tuple(sorted(seen)))
         return orjson.dumps(reports.store_list(stores, sizes, unreachable))
 
     async def status(self, asked: Asked) -> bytes:

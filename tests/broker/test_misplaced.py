@@ -8,8 +8,10 @@ from pathlib import Path
 import httpx
 import pytest
 from confluent_kafka import Producer
+from typer.testing import CliRunner
 
 from coopstreams import CoopStreams, StreamsBuilder, serdes
+from coopstreams.commands.cli import app as cli
 from coopstreams.query.client import QueryClient
 from tests.broker.counting import await_running
 from tests.broker.waiting import eventually
@@ -45,3 +47,5 @@ def test_records_of_another_partitioner_are_noticed(
         answer = httpx.get(f"{app.url}/v1/stores/counts/keys/{missing}", trust_env=False, timeout=60).json()
         assert answer["error"] == "KEY_NOT_FOUND"
         assert f"It may be in another one: producers of {topic}" in answer["message"]
+        told = CliRunner().invoke(cli, ["query", str(app.url), "counts", missing])
+        assert (told.exit_code, told.stderr) == (1, answer["message"] + "\n")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -213,6 +213,8 @@ class Node:
         self.now = Health(live=True, ready=True)
         self.told = Placement(0, name, ())
         self.stream_time = -1
+        self.misplaced: dict[str, tuple[str, ...]] = {}
+        """Of some stores, the topics with records in other partitions."""
         self.failures: tuple[FailureStatus, ...] = ()
         self.hot: tuple[tuple[int, float], ...] = ()
         """The hot key groups of each of its tasks."""
@@ -261,7 +263,7 @@ class Node:
         return TOPOLOGY
 
     def stores(self) -> Mapping[str, StoreInfo]:
-        return INFOS
+        return {name: replace(info, misplaced=self.misplaced.get(name, ())) for name, info in INFOS.items()}
 
     def placement(self) -> Placement:
         return self.told

@@ -131,6 +131,19 @@ def test_not_found_comes_from_the_owner_whoever_is_asked(cluster: Cluster, key: 
         )
 
 
+def test_not_found_says_that_records_may_be_in_another_partition(cluster: Cluster) -> None:
+    owner, other = cluster.owner("counts", "nowhere"), cluster.other("counts", "nowhere")
+    owner.misplaced = {"counts": ("orders",)}
+    try:
+        body = ask(other, key_path("counts", "nowhere")).json()
+        stores = {store["name"]: store["misplaced"] for store in ask(other, "/v1/stores").json()["stores"]}
+    finally:
+        owner.misplaced = {}
+    assert body["error"] == "KEY_NOT_FOUND"
+    assert "may be in another one: producers of orders choose partitions in another way" in body["message"]
+    assert (stores["counts"], stores["numbers"]) == (["orders"], [])
+
+
 def test_local_forbids_forwarding_and_says_where_to_go(cluster: Cluster) -> None:
     owner, other = cluster.owner("counts", "word-1"), cluster.other("counts", "word-1")
     assert ask(owner, key_path("counts", "word-1") + "?local=true").status_code == 200

@@ -70,6 +70,7 @@ def test_stores_are_listed_with_the_sizes_of_all_instances(cluster: Cluster) -> 
         "key": "text",
         "value": "int64",
         "window_ms": None,
+        "misplaced": [],
     }
     here = [get(node.url + "/v1/stores?local=true")["stores"] for node in cluster.nodes]
     assert size == sum(store["approximate_entries"] for stores in here for store in stores if store["name"] == "counts")
