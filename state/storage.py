@@ -59,6 +59,11 @@ class Storage:
         self._local = "file" in protocols
         self._folders = not protocols & _BUCKETS
 
+    @property
+    def absent(self) -> bool:
+        """Whether it is a folder of this host that does not exist. The first write would make it."""
+        return self._local and not Path(self._root).is_dir()
+
     def read(self, name: str) -> bytes | None:
         """Return the bytes under a name; None if there is no such name."""
         try:

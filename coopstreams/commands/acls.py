@@ -37,7 +37,7 @@ def acls(
     topology = load_topology(target)
     servers = {"bootstrap.servers": bootstrap_servers}
     settings = settings_of(config, os.environ, flags(set_, servers))
-    settings.setdefault("bootstrap.servers", "<HOST:PORT>")
+    settings.setdefault("bootstrap.servers", "HOST:9092")
     checked = Config.of(settings, topology.application_id)
     who = principal or Security.of(checked.client).login.principal
     if who in ("", "User:ANONYMOUS"):

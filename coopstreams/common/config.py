@@ -21,7 +21,7 @@ from coopstreams.common.given import origin
 from coopstreams.common.nearest import did_you_mean
 from coopstreams.common.references import Secret, resolve, resolved
 from coopstreams.common.security import Security, is_security
-from coopstreams.common.values import boolean, fraction, integer, one_of, positive_fraction, text
+from coopstreams.common.values import boolean, fraction, integer, one_of, positive_fraction, reachable, servers, text
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.offset_resets import EARLIEST, parse_reset
 from coopstreams.topology.graph.optimizing import parse_optimization
@@ -87,7 +87,7 @@ def _registry_url(value: Any) -> str:
 
 
 SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
-    "bootstrap.servers": (text, None, "The Kafka brokers, HOST:PORT separated by commas."),
+    "bootstrap.servers": (servers, None, "The Kafka brokers, HOST:PORT separated by commas."),
     "application.id": (
         text,
         None,
@@ -211,7 +211,7 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
     "errors.dead.letter.queue.topic.name": (text, None, "Where `dead-letter` puts records, with headers that say why."),
     "http.listen": (_listen, "127.0.0.1:0", "HOST:PORT of the query server; port 0 takes a free one; empty: none."),
     "application.server": (
-        text,
+        reachable,
         None,
         "HOST:PORT or URL under which other instances reach the query server. Default: where it listens.",
     ),

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
+
+_HOST = r"(?:\[[\da-fA-F:.]+(?:%\w+)?\]|[\w.-]+)"
+_SERVER = re.compile(rf"(?:\w+://)?{_HOST}(?::(?P<port>\d+))?")
+_REACHABLE = re.compile(rf"(?:https?://{_HOST}(?::(?P<port>\d+))?(?:/\S*)?|{_HOST}:(?P<plain>\d+))")
 
 
 def integer(low: int, high: int | None = None) -> Callable[[Any], int]:
@@ -62,3 +67,23 @@ def text(value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError("a text that is not empty")
     return value
+
+
+def servers(value: Any) -> str:
+    """Return the addresses of brokers; librdkafka's own reading takes the port of `kafka:port` for 0."""
+    named = [server.strip() for server in text(value).split(",")]
+    if not all(_address(_SERVER, server) for server in named):
+        raise ValueError("HOST:PORT of the brokers, separated by commas")
+    return str(value)
+
+
+def reachable(value: Any) -> str:
+    """Return an address under which others reach a server: HOST:PORT or a URL."""
+    if not _address(_REACHABLE, text(value)):
+        raise ValueError("HOST:PORT, or http(s)://HOST:PORT with or without a path")
+    return str(value)
+
+
+def _address(form: re.Pattern[str], address: str) -> bool:
+    found = form.fullmatch(address)
+    return found is not None and all(0 < int(port) < 65536 for port in found.groups() if port is not None)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from coopstreams.common.security import Security
+from coopstreams.common.values import servers
 from coopstreams.topology.errors import ConfigError
 
 _TRUE, _FALSE = {"true", "t", "1", "yes", "on"}, {"false", "f", "0", "no", "off"}
@@ -38,8 +39,11 @@ def _flag(value: Any) -> bool:
 
 def _servers(value: Any) -> list[str]:
     """Return the servers as host:port. A protocol in front is dropped, which librdkafka ignores as well."""
-    servers = value.split(",") if isinstance(value, str) else list(value)
-    return [server.strip().rpartition("://")[2] for server in servers]
+    listed = value if isinstance(value, str) else ",".join(value)
+    try:
+        return [server.strip().rpartition("://")[2] for server in servers(listed).split(",")]
+    except ValueError as error:
+        raise ValueError(f"{listed!r} must be {error}") from None
 
 
 def _lookup(value: Any) -> str:
@@ -97,7 +101,7 @@ def kafka_python_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
                 f"{name} = {value!r} cannot be given to the group's client. Remove it, and list addresses of the "
                 "wanted family in bootstrap.servers."
             )
-    if not any(arguments.get("bootstrap_servers", ())):
+    if "bootstrap_servers" not in arguments:
         raise ConfigError("bootstrap.servers is missing: HOST:PORT of the brokers, separated by commas")
     security = Security.of(settings)
     return arguments | _idle(arguments) | _socket_options(options) | security.kafka_python() | {"login": security.login}

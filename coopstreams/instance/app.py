@@ -24,6 +24,7 @@ from coopstreams.query.access import Access
 from coopstreams.query.asked import RequestLimits
 from coopstreams.query.problems import moving, unknown_store
 from coopstreams.query.serving.server import QueryServer, url_of
+from coopstreams.state.storage import Storage
 from coopstreams.tasks.lifecycle import (
     Lifecycle,
     RestoreListener,
@@ -31,7 +32,7 @@ from coopstreams.tasks.lifecycle import (
     StreamsState,
     UncaughtExceptionHandler,
 )
-from coopstreams.topology.errors import CoopStreamsError
+from coopstreams.topology.errors import ConfigError, CoopStreamsError, SnapshotError
 from coopstreams.topology.graph.topology import Topology
 
 if TYPE_CHECKING:
@@ -274,6 +275,8 @@ class CoopStreams:
     def _run_instance(self) -> None:
         if self.config["http.listen"]:
             need_http("the query server", ', or turn it off with http.listen=""')
+        if self.config["snapshots.dir"]:
+            _check_snapshots(self.config["snapshots.dir"])
         with Components.build(self.topology, self.config) as components:
             instance = Instance(components, self._lifecycle)
             with self._pausing:
@@ -346,6 +349,20 @@ class _Block:
         if failed and self.entered and self._task is not None:
             self._cancelled = True
             self._task.cancel()
+
+
+def _check_snapshots(url: str) -> None:
+    """Check that snapshots can be read here, before a restore needs one. The storage is not contacted."""
+    try:
+        absent = Storage(url).absent
+    except SnapshotError as error:
+        raise ConfigError(f"snapshots.dir: {error}") from error
+    if absent:
+        log.warning(
+            "snapshots.dir = %s: there is no such folder. State that is not here is restored from its changelogs, "
+            "unless `coopstreams rebuild` publishes a snapshot there",
+            url,
+        )
 
 
 def _on_signals(stop: Any) -> dict[int, Any]:

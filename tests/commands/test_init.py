@@ -104,12 +104,12 @@ def test_the_manifests_fit_each_other_the_settings_and_the_paths(folder: Path) -
     paths = description(RequestLimits())["paths"]
     probes = ("livenessProbe", "readinessProbe", "startupProbe")
     assert all(container[probe]["httpGet"]["path"] in paths for probe in probes)
-    given = {one["name"]: one.get("value", TOKEN) for one in container["env"]}
+    given = {one["name"]: one.get("value", TOKEN).replace("$(POD_NAME)", "orders-0") for one in container["env"]}
     docker = (folder / "Dockerfile").read_text()
     given |= dict(pair.split("=") for line in re.findall(r"^ENV (.*)", docker, re.MULTILINE) for pair in line.split())
     config = Config.of(settings_of(folder / "settings.toml", given, {}), "orders")
     assert config["http.listen"].endswith(f":{container['ports'][0]['containerPort']}")
-    assert config["application.server"] == "$(POD_NAME).orders:8080"
+    assert config["application.server"] == "orders-0.orders:8080"
     assert config["http.token.read"] == (TOKEN,)
     [mount], [claim] = container["volumeMounts"], stateful["spec"]["volumeClaimTemplates"]
     assert (mount["mountPath"], mount["name"]) == (config["state.dir"], claim["metadata"]["name"])

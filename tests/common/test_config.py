@@ -84,6 +84,14 @@ def test_the_commit_interval_follows_the_guarantee_unless_it_is_given(guarantee:
         ({"processing.guarantee": "exactly_once"}, "one of at_least_once, exactly_once_v2"),
         ({"bootstrap.servers": ""}, "a text that is not empty"),
         ({"bootstrap.servers": ["a:1", "b:1"]}, "a text that is not empty"),
+        *(
+            ({"bootstrap.servers": wrong}, "HOST:PORT of the brokers, separated by commas")
+            for wrong in ("localhost:port", "a:1,b:", "a:0", "a:65536", "a b:1", "a:1,", "::1:9092", "$(KAFKA):9092")
+        ),
+        *(
+            ({"application.server": wrong}, "HOST:PORT, or http(s)://HOST:PORT")
+            for wrong in ("http//bad host", "host", "host:http", "host:0", "ftp://host:1", "$(POD).app:80", "http://")
+        ),
         ({"ensure.explicit.internal.resource.naming": "maybe"}, "true or false"),
         ({"http.listen": "8080"}, "HOST:PORT"),
         ({"http.listen": "host:http"}, "HOST:PORT"),
@@ -99,6 +107,24 @@ def test_what_cannot_be_is_refused_with_the_reason(settings: dict[str, Any], say
     with pytest.raises(ConfigError) as caught:
         Config.of(KAFKA | settings)
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *(
+            {"bootstrap.servers": right}
+            for right in ("kafka", "SASL_SSL://kafka_1:9092, b.c:1", "[::1]:9092", "10.0.0.1:1")
+        ),
+        *(
+            {"application.server": right}
+            for right in ("a-0.b:8080", "[fe80::1%eth0]:80", "https://host", "http://h:1/state")
+        ),
+    ],
+)
+def test_an_address_is_taken_as_it_is_given(settings: dict[str, str]) -> None:
+    checked = Config.of(KAFKA | settings)
+    assert {name: checked[name] for name in settings} == settings
 
 
 @pytest.mark.parametrize("checked", [Config.of, http_values])

@@ -96,6 +96,10 @@ def test_security_settings_become_arguments_that_kafka_python_knows() -> None:
     ("settings", "message"),
     [
         ({}, "bootstrap.servers is missing"),
+        (
+            {"bootstrap.servers": "localhost:port"},
+            "bootstrap.servers: 'localhost:port' must be HOST:PORT of the brokers",
+        ),
         ({**SERVERS, "socket.timeout.ms": "soon"}, "socket.timeout.ms: .*soon"),
         (
             {**SERVERS, "socket.keepalive.enable": "perhaps"},
