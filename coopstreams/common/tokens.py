@@ -128,7 +128,9 @@ def msk_iam(servers: str) -> Fetch:
 
 
 class Tokens:
-    """The current token from one source, renewed by a thread of its own until `close`. Any thread."""
+    """The current token from one source, renewed by a thread of its own from the first question until `close`. Any
+    thread.
+    """
 
     def __init__(self, fetch: Fetch) -> None:
         self._fetch = fetch
@@ -137,7 +139,8 @@ class Tokens:
         self._asked = threading.Event()
         """Set after the first answer or failure."""
         self._closed = threading.Event()
-        threading.Thread(target=self._renew, name="tokens", daemon=True).start()
+        self._begun = False
+        self._lock = threading.Lock()
 
     def current(self) -> Token:
         """Return the token; wait for the first one.
@@ -145,6 +148,10 @@ class Tokens:
         Raises:
             TokenError: there is none that is still valid.
         """
+        with self._lock:
+            if not self._begun:  # a connection that is never made asks for no token
+                self._begun = True
+                threading.Thread(target=self._renew, name="tokens", daemon=True).start()
         self._asked.wait(FETCH_TIMEOUT_S)
         token = self._token
         if token is None or float(token[1]) <= time.time():
@@ -160,7 +167,9 @@ class Tokens:
         while not self._closed.wait(rest_s):
             try:
                 token = self._fetch("")
-                rest_s = max(RENEWED_AFTER * (float(token[1]) - time.time()), 0.1)
+                if (left_s := float(token[1]) - time.time()) <= 0:
+                    raise TokenError(f"it ended {-left_s:.0f} s ago by the clock of this host")
+                rest_s = max(RENEWED_AFTER * left_s, 0.1)
                 self._token = token
             except Exception as error:  # noqa: BLE001 a user's function may raise anything, and is asked again
                 self._problem, rest_s = _reason(error), RETRY_S

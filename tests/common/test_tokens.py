@@ -90,6 +90,38 @@ def while_there_is_one(made: Tokens) -> None:
         time.sleep(0.01)
 
 
+def test_a_provider_whose_tokens_have_ended_by_the_clock_here_is_asked_again_after_a_pause() -> None:
+    """A clock that is an hour ahead: the provider was asked ten times a second, without a line in the log."""
+    asked: list[float] = []
+
+    def fetch(_: str) -> Token:
+        asked.append(time.monotonic())
+        return "ended", time.time() - 3000
+
+    made = Tokens(fetch)
+    with pytest.raises(TokenError, match="no token for OAUTHBEARER: it ended 3000 s ago by the clock of this host"):
+        made.current()
+    time.sleep(0.5)
+    made.close()
+    assert len(asked) == 1
+
+
+def test_who_never_connects_asks_for_no_token() -> None:
+    """An instance that is given up before it joins closes no connection."""
+    asked: list[str] = []
+
+    def fetch(config: str) -> Token:
+        asked.append(config)
+        return "token", time.time() + 100
+
+    made = Tokens(fetch)
+    time.sleep(0.1)
+    assert not asked
+    assert made.current()[0] == "token"
+    made.close()
+    assert len(asked) == 1
+
+
 def test_a_token_for_aws_is_a_signed_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """Source: AWS Signature Version 4, with the signature in the query."""
     pytest.importorskip("aws_msk_iam_sasl_signer", reason="`make setup` installs the extra msk")
