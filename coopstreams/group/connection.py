@@ -59,6 +59,8 @@ class Connection:
         self.client = KafkaNetClient(**_client_settings(plain, self._tokens))
         self._net: Any = self.client._net
         self._manager: Any = self.client._manager
+        if self.login.by_token:
+            self._manager._auth_failures = _Forgetful()
         self._wakeup = WakeupNotifier(self._net)
         self._request_ms = request_ms
         self._listings: dict[Any, Any] = {}
@@ -150,8 +152,13 @@ class Connection:
     async def once(self, exchange: Exchange[_T], node: Any, timeout_ms: float = _SLICE_MS) -> _T:
         """Send a request to a node; return its decoded answer, or raise kafka-python's error."""
         # `wait_for` as well: while a connection is being made, kafka-python's own time-out does not run.
-        answer = self._manager.send(exchange.request, node_id=node, request_timeout_ms=timeout_ms)
-        return exchange.read(await self._manager.wait_for(answer, timeout_ms + _MARGIN_MS))
+        try:
+            answer = self._manager.send(exchange.request, node_id=node, request_timeout_ms=timeout_ms)
+            return exchange.read(await self._manager.wait_for(answer, timeout_ms + _MARGIN_MS))
+        except errors.SaslAuthenticationFailedError as error:
+            if not self.login.by_token:
+                raise
+            raise errors.KafkaConnectionError(str(error)) from error  # as without a token: the next may be accepted
 
     async def ask(
         self, exchange: Exchange[_T], node: Node, timeout_ms: int | None = None, moved: Callable[[], None] | None = None
@@ -309,6 +316,16 @@ class Connection:
         connection = self._manager._conns.get(node)
         if connection is not None:
             connection.close(errors.KafkaConnectionError("it does not answer, and is not responsible any more"))
+
+
+class _Forgetful(dict[Any, Any]):
+    """In place of kafka-python's refused logins by broker, to which it never connects again.
+
+    The next login has another token.
+    """
+
+    def __setitem__(self, node: Any, error: Any) -> None:
+        pass
 
 
 class _TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has no types

@@ -411,4 +411,10 @@ class GroupCoordinator:
             self._member.coordinator_dead("it does not answer, or says that it is another")
 
     def _refusal(self, error: errors.KafkaError) -> GroupError | None:
+        if (
+            self._member is not None
+            and self._connection.login.by_token
+            and isinstance(error, errors.SaslAuthenticationFailedError)
+        ):
+            return None  # a later token may be accepted; at the start it is final, as for the other clients
         return requests.refusal(error, self._group, self._instance, self._timings.session, self._connection.login)

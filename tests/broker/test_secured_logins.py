@@ -114,6 +114,27 @@ def test_an_application_outlives_an_identity_provider_that_is_away(secured: Secu
             await_table(app, {"a": 2})
 
 
+def test_an_application_outlives_tokens_that_are_refused_for_a_while(secured: SecuredKafka, tmp_path: Path) -> None:
+    """As when a provider signs with a new key before the brokers have it."""
+    unknown: list[bytes] = []
+
+    def token(_: str) -> tuple[str, float]:
+        ends = time.time() + LIFETIME_S
+        if unknown:
+            return tokens.signed(unknown[0], "tokens", LIFETIME_S), ends
+        return secured.secured.token("tokens", LIFETIME_S), ends
+
+    counting = counted(secured, "tokens")
+    login = secured.without_password() | {"sasl.mechanism": "OAUTHBEARER", "oauth_cb": token}
+    with counting.app(tmp_path, processing_guarantee="exactly_once_v2", login=login) as app:
+        await_table(app, counting.write(["a"]))
+        unknown.append(tokens.new_key())
+        time.sleep(2 * LIFETIME_S)
+        unknown.clear()
+        counting.write(["a"])
+        await_table(app, {"a": 2})
+
+
 def test_a_token_that_the_brokers_do_not_take(secured: SecuredKafka, tmp_path: Path) -> None:
     counting = Counting.make(secured)
 
