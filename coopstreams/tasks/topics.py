@@ -77,10 +77,11 @@ def check_topics(cluster: Log, topology: Topology, config: Config) -> ResolvedTo
         )
     for orphan in resolved.orphans:
         log.warning(
-            "%s looks like an internal topic of this application, which has none of that name: if another version of "
-            "the program left it behind, its rows are not in the new stores. Give stores names that stay, "
-            "or delete the topic.",
+            "%s looks like an internal topic of this application, which has none of that name. It is of an application "
+            "whose id begins with %s-; or another version of this program left it behind: then its rows are not in the "
+            "new stores. Give stores names that stay, or delete the topic.",
             orphan,
+            topology.application_id,
         )
     return resolved
 
