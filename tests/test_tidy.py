@@ -45,6 +45,7 @@ MAY_IMPORT = {
             "coordinator",
             "end_requests",
             "ends",
+            "names",
             "requests",
             "transaction_requests",
             "transactions",
@@ -69,7 +70,7 @@ HOSTED = (
 )
 SPEAKS_WITH_BROKERS = {
     f"coopstreams/group/{name}.py"
-    for name in ("admin", "connection", "coordinator", "ends", "settings", "transactions")
+    for name in ("admin", "connection", "coordinator", "ends", "names", "settings", "transactions")
 }
 SEEN_FROM_OUTSIDE = {
     "coopstreams/consumer/cooperative_fetch.py",

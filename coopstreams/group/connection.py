@@ -27,7 +27,7 @@ from kafka.net.wakeup_notifier import WakeupNotifier
 
 from coopstreams.common.acls import Attempt, Login
 from coopstreams.common.tokens import Token, TokenError, Tokens
-from coopstreams.group import requests
+from coopstreams.group import names, requests
 from coopstreams.group.requests import Exchange
 from coopstreams.log.log import UNKNOWN_FOR_S
 from coopstreams.topology.errors import GroupError, LogError
@@ -353,6 +353,7 @@ def _client_settings(settings: Mapping[str, Any], tokens: Tokens | None) -> dict
     """Return our defaults, overridden by the user's settings."""
     arguments: dict[str, Any] = {
         "client_id": "coopstreams",
+        "proxy_url": f"{names.SCHEME}://",
         "request_timeout_ms": REQUEST_MS,  # kafka-python's 30 s would cost the membership when the coordinator hangs
         "socket_connection_setup_timeout_ms": REQUEST_MS,  # a broker that hangs still takes connections
         "reconnect_backoff_max_ms": 1000,  # kafka-python's 30 s would cost the membership after a short outage

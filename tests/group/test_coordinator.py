@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -275,3 +276,30 @@ def test_open_transactions_are_those_of_all_brokers_that_answer(
     for _ in range(2):
         eventually(lambda: a.member.open_transactions(timeout_ms=200) == {"app-1"})
     assert kafka.asked.count((2, "ListTransactionsRequest")) == asked + 1
+
+
+def test_heartbeats_go_on_while_a_name_server_does_not_answer(
+    kafka: Brokers, app: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kafka.answers[ListTransactionsRequest] = lambda *_: {"transaction_states": []}
+    a = app.start("a", timings=OFTEN)
+    app.complete("a")
+    answers, look_up, hung = threading.Event(), socket.getaddrinfo, list[Any]()
+
+    def hang(*arguments: Any) -> Any:
+        if len(hung) < 2:
+            hung.append(arguments)
+            answers.wait(3)
+        return look_up(*arguments)
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    heard, begun = kafka.count(HeartbeatRequest), time.monotonic()
+    assert a.member.open_transactions(timeout_ms=50) == frozenset(), "no broker of the list is connected"
+    eventually(lambda: kafka.count(HeartbeatRequest) > heard + 10)
+    assert time.monotonic() - begun < 3
+    answers.set()
+
+    def listed() -> bool:
+        return a.member.open_transactions(timeout_ms=100) == frozenset() and kafka.count(ListTransactionsRequest) >= 2
+
+    eventually(listed)

@@ -1,0 +1,58 @@
+"""Looks up the names of brokers for kafka-python, on threads of their own.
+
+kafka-python looks a name up on its I/O thread, which also sends the heartbeats. While a name server does not answer,
+that takes 5 to 30 s a name, as long as a session, although the coordinator is connected.
+
+Invariant: the I/O thread waits `PATIENCE_S` at most. A name that takes longer counts as unknown for this attempt to
+connect; kafka-python makes another one soon, which takes the answer if it has come.
+Turned down: keeping answers (a broker that is replaced may have another address).
+Source: kafka-python 3.0 `KafkaNetSocket`, which chooses a subclass by the scheme of the setting `proxy_url`.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from concurrent.futures import Future
+from typing import Any
+
+from kafka.net.inet import KafkaNetSocket
+
+SCHEME = "names"
+PATIENCE_S = 0.02
+"""How long a lookup is waited for: a name server in the same network answers in a millisecond."""
+
+_Addresses = list[tuple[Any, ...]]
+
+_lock = threading.Lock()
+_lookups: dict[tuple[str, int], Future[_Addresses]] = {}
+"""Lookups whose answers were not taken yet, by host and port."""
+
+
+class Names(KafkaNetSocket):  # type: ignore[misc]  # kafka-python has no types
+    """Sockets without a proxy, whose names are looked up elsewhere."""
+
+    SCHEMES = (SCHEME,)
+
+    def dns_lookup(self, host: str, port: int, raise_error: bool = False) -> _Addresses:  # noqa: ARG002
+        """Return the addresses of a host, as `socket.getaddrinfo`; none if they are not known yet."""
+        with _lock:
+            if (lookup := _lookups.get((host, port))) is None:
+                lookup = _lookups[host, port] = Future()
+                threading.Thread(target=_look_up, args=(lookup, host, port), name="names", daemon=True).start()
+        try:
+            found = lookup.result(PATIENCE_S)
+        except TimeoutError:
+            return []
+        with _lock:
+            if _lookups.get((host, port)) is lookup:
+                del _lookups[host, port]
+        return found
+
+
+def _look_up(lookup: Future[_Addresses], host: str, port: int) -> None:
+    try:
+        found: _Addresses = list(socket.getaddrinfo(host, port, socket.AF_UNSPEC, socket.SOCK_STREAM))
+    except OSError:
+        found = []
+    lookup.set_result(found)
