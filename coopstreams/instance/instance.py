@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 from coopstreams.common.backoff import BackOff
 from coopstreams.common.host import Empty, Inbox
@@ -480,19 +480,21 @@ class Instance:
         return all(self._host.now() - thread.moved_at < limit for thread in self._threads)
 
     def _close(self, *, clean: bool) -> None:
-        """Close everything, in order: stop reading, commit, leave the group, close the reader."""
-        if clean:
-            self._do(self.registry.stop())
+        """Close everything, in order: stop reading, commit, leave the group, close the reader. Each, whatever fails."""
         deadline = self._host.now() + self.components.config["transaction.timeout.ms"] / 1000
+        with ExitStack() as closing:  # calls the last one first
+            for end in (self._dispatcher.close_reader, self.member.close, self.opener.stop, self._watcher.stop):
+                closing.callback(end)
+            closing.callback(self._subscription.stop)
+            closing.callback(self.share.stop, deadline)
+            closing.callback(self._stop_threads, deadline)
+            if clean:
+                self._do(self.registry.stop())
+
+    def _stop_threads(self, deadline: float) -> None:
         for thread in self._threads:
             if not thread.stop(max(0.1, deadline - self._host.now())):
                 log.error(
                     "stream thread %d did not stop in time; its uncommitted records are processed again elsewhere",
                     thread.number,
                 )
-        self.share.stop(deadline)
-        self._subscription.stop()
-        self._watcher.stop()
-        self.opener.stop()
-        self.member.close()
-        self._dispatcher.close_reader()

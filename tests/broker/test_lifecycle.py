@@ -23,6 +23,8 @@ from coopstreams import (
     StreamThreadExceptionResponse,
     serdes,
 )
+from coopstreams.group.admin import GroupAdmin
+from coopstreams.log.kafka.reader import KafkaReader
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ApplicationStoppedError, ProcessingError
 from tests.broker.counting import Counting, await_table, failure_of, metric
@@ -237,3 +239,21 @@ def both_work(apps: list[CoopStreams]) -> bool:
     """Whether each instance has one of the two tasks."""
     told = [app.status() for app in apps]
     return all(status is not None and len(status["tasks"]) == 1 for status in told)
+
+
+def test_an_error_while_it_ends_does_not_leave_a_member_behind(
+    kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member that lives on in a program would keep its partitions, which nobody processes."""
+    counting = Counting.make(kafka)
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("injected")
+
+    app = counting.app(tmp_path).__enter__()
+    await_table(app, counting.write(["a"]))
+    monkeypatch.setattr(KafkaReader, "assign", fail)
+    with pytest.raises(RuntimeError, match="injected"):
+        app.__exit__(None, None, None)
+    with GroupAdmin({"bootstrap.servers": kafka.bootstrap}, counting.application) as admin:
+        assert admin.describe().members == ()
