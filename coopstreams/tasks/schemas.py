@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from coopstreams.common.config import Config
 from coopstreams.log.kafka.schema_registry import registry_of
-from coopstreams.topology.errors import ConfigError, SerdeError
+from coopstreams.topology.errors import ConfigError, LogError, SerdeError
 from coopstreams.topology.graph.nodes import Sink, Source, Structure
 from coopstreams.topology.naming import changelog_topic, internal_topic
 from coopstreams.topology.schemas import IN_MEMORY, Codec, RegistryUnavailableError, SchemaRegistry, SchemaSerde
@@ -91,7 +91,8 @@ def check_schemas(topology: Structure, config: Config) -> None:
     """Check the schemas of an application against those in the registry, and register what it writes.
 
     Raises:
-        ConfigError: a schema does not fit its subject, or the registry does not answer; names the cure.
+        ConfigError: a schema does not fit its subject; names the cure.
+        LogError: retryable: the registry does not answer.
     """
     uses = schema_uses(topology)
     registry = registry_of(config) if uses else IN_MEMORY
@@ -100,7 +101,7 @@ def check_schemas(topology: Structure, config: Config) -> None:
         try:
             _check(use, subject, registry)
         except RegistryUnavailableError as error:
-            raise ConfigError(f'subject "{subject}": {error}') from error
+            raise LogError(f'subject "{subject}": {error}', retryable=True) from error
         except SerdeError as error:
             raise ConfigError(
                 f'subject "{subject}", the schema of the {use.part}s of topic "{use.topic}": {error}. Change the '

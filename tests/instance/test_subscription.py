@@ -11,12 +11,16 @@ import pytest
 
 from coopstreams.common.config import Config
 from coopstreams.instance.subscription import HURRY_S, PatternSubscription
+from coopstreams.log.kafka.schema_registry import registry_of
 from coopstreams.log.log import UNKNOWN_FOR_S, TopicSpec
 from coopstreams.log.memory.log import MemoryLog
+from coopstreams.tasks import schemas
 from coopstreams.tasks.events import Event, Matched
 from coopstreams.tasks.resolved_topology import resolve_topology
+from coopstreams.tasks.schemas import schemas_bound
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
+from coopstreams.topology.schemas import InMemoryRegistry
 from tests.simulation.fibers import Machine, Scheduler
 
 EVERY_S = 300.0
@@ -84,3 +88,31 @@ def test_a_topic_is_gone_only_when_it_was_missing_for_a_while(subscribed: Subscr
     assert len(subscribed.said) == 1, "a broker that has just started may not know it"
     subscribed.scheduler.run(HURRY_S + UNKNOWN_FOR_S + 1)
     assert [topics for _, topics in subscribed.said] == [("orders-eu", "orders-us"), ("orders-eu",)]
+
+
+def test_a_new_topic_is_looked_for_again_while_the_schema_registry_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It ended the instance, with the exit status of wrong settings: the others would have ended, too."""
+    builder, log, said = StreamsBuilder("app"), MemoryLog(), list[Event]()
+    order = {"type": "record", "name": "Order", "fields": [{"name": "amount", "type": "long"}]}
+    builder.stream(re.compile("orders-.*"), key=serdes.text, value=serdes.avro(order)).to("out")
+    built = builder.build()
+    log.create_topics([TopicSpec(name, 1) for name in ("out", "orders-eu")])
+    settings = {"bootstrap.servers": "in-memory", "schema.registry.url": "http://127.0.0.1:9"}
+    config = Config.of({**settings, "metadata.max.age.ms": int(EVERY_S * 1000)}, "app")
+    registry = InMemoryRegistry()
+    monkeypatch.setattr(schemas, "registry_of", lambda _: registry)
+    with schemas_bound(built, config):
+        scheduler = Scheduler(Random(1))
+        machine = Machine(scheduler, "instance")
+        PatternSubscription(log, built, config, resolve_topology(log, built, config), said.append, machine).start()
+        log.create_topics([TopicSpec("orders-us", 1)])
+        monkeypatch.setattr(schemas, "registry_of", registry_of)  # nothing listens there
+        scheduler.run(EVERY_S * 1.5)
+        assert said == []
+        monkeypatch.setattr(schemas, "registry_of", lambda _: registry)
+        scheduler.run(EVERY_S * 2)
+        [matched] = said
+        assert isinstance(matched, Matched)
+        scheduler.close([machine])

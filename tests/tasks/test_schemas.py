@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from coopstreams import Processor, Record, StreamsBuilder, TopologyBuilder, key_value_store, serdes
+from coopstreams.commands.processes.restarts import FAILED, exit_status
 from coopstreams.common.config import Config
 from coopstreams.log.kafka import schema_registry
 from coopstreams.log.kafka.schema_registry import RegistryClient, registry_of
@@ -20,7 +21,7 @@ from coopstreams.tasks.schemas import bind_in_memory, check_schemas, schema_uses
 from coopstreams.tasks.tries import TriedLaterError, Tries
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import ConfigError, QueryError, SerdeError
+from coopstreams.topology.errors import ConfigError, LogError, QueryError, SerdeError
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import WHOLE
@@ -174,9 +175,12 @@ def test_a_registry_that_is_away_at_start_is_an_error_with_its_address() -> None
     topology = totals()
     with (
         schemas_bound(topology, config()),
-        pytest.raises(ConfigError, match=r'"orders-key": the schema registry http://127.0.0.1:9 cannot be reached'),
+        pytest.raises(
+            LogError, match=r'"orders-key": the schema registry http://127.0.0.1:9 cannot be reached'
+        ) as away,
     ):
         check_schemas(topology, config())
+    assert exit_status(away.value) == FAILED, "a process that is started again may find it"
 
 
 def test_a_registry_that_is_away_later_pauses_the_task_whatever_the_handler_says() -> None:
