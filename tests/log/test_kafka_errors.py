@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 from confluent_kafka import KafkaError
 
 from coopstreams.common.acls import Attempt, Login
+from coopstreams.dev import certificates
 from coopstreams.log.kafka.errors import FENCED, FINAL, OUT_OF_RANGE, UNKNOWN, heals, not_delivered, translated
+from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.kafka.patience import ATTEMPT_S, FAILOVER_S, FIRST_ATTEMPT_S, SILENT_S, Patience
-from coopstreams.topology.errors import AccessDeniedError, FencedError, OffsetOutOfRangeError
+from coopstreams.topology.errors import AccessDeniedError, FencedError, LogError, OffsetOutOfRangeError
 
 CODES = sorted(
     {code for name in dir(KafkaError) if isinstance(code := getattr(KafkaError, name), int)} - {KafkaError.NO_ERROR}
@@ -177,3 +181,21 @@ def test_an_error_of_authorisation_names_the_acl_also_of_a_record() -> None:
     for error in (translated(denied, "writing", attempt), not_delivered(denied, "a record", attempt)):
         assert isinstance(error, AccessDeniedError)
         assert "User:me (PLAIN) has no ACL for Write on the topic out. Allow it: kafka-acls.sh" in str(error)
+
+
+def test_a_file_that_is_exchanged_when_a_client_is_replaced_is_no_wrong_setting(tmp_path: Path) -> None:
+    """Settings that are wrong end all processes, and a service manager does not start them again."""
+    authority = tmp_path / "ca.pem"
+    authority.write_bytes(certificates.authority().certificate)
+    settings = {"bootstrap.servers": "127.0.0.1:1", "security.protocol": "SSL", "ssl.ca.location": str(authority)}
+    with closing(KafkaLog(settings, timeout_s=1)) as log, closing(log.writer()) as writer:
+        before = authority.rename(tmp_path / "old.pem")
+        writer._void = True  # as after a fatal error
+        with pytest.raises(LogError, match="the Kafka client refuses its settings") as refused:
+            writer.abort()
+        assert refused.value.retryable
+        before.rename(authority)
+        writer.abort()
+        writer.append("nowhere", [b"k"], [b"v"], [1])
+        with pytest.raises(LogError):
+            writer.flush(0.1)

@@ -11,12 +11,16 @@ broker was down).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from confluent_kafka import KafkaError, KafkaException
 
 from coopstreams.common.acls import NEEDS_NOTHING, Attempt, Login
 from coopstreams.log.kafka.settings import ClientErrors, code_in
 from coopstreams.topology.errors import (
     AccessDeniedError,
+    ConfigError,
     DeliveryError,
     FencedError,
     LogError,
@@ -24,6 +28,8 @@ from coopstreams.topology.errors import (
     RefusedError,
     UnknownTopicError,
 )
+
+T = TypeVar("T")
 
 FENCED = frozenset({
     KafkaError._FENCED,
@@ -226,6 +232,18 @@ def cause_of(error: KafkaError, transaction: str) -> KafkaError:
     """
     code = code_in(transaction) if error.code() in CONSEQUENCES else None
     return KafkaError(code) if code in _NOT_DELIVERED else error
+
+
+def made_again(make: Callable[[], T]) -> T:
+    """Return a client in the place of one with the same settings.
+
+    Raises:
+        LogError: retryable: it cannot be made now. The settings are good, so a file that they name is being exchanged.
+    """
+    try:
+        return make()
+    except ConfigError as error:
+        raise LogError(str(error), retryable=True) from error
 
 
 def unknown_topic(where: str) -> UnknownTopicError:

@@ -25,7 +25,7 @@ from coopstreams.common.references import resolved
 from coopstreams.group.admin import connected
 from coopstreams.group.ends import Ends, EndsAnswer
 from coopstreams.group.transactions import Transactions
-from coopstreams.log.kafka.errors import UNKNOWN, away, error_of, heals, translated, unknown_topic
+from coopstreams.log.kafka.errors import UNKNOWN, away, error_of, heals, made_again, translated, unknown_topic
 from coopstreams.log.kafka.patience import ATTEMPT_S, FAILOVER_S, RETRY_S, Patience
 from coopstreams.log.kafka.reader import KafkaReader
 from coopstreams.log.kafka.settings import (
@@ -365,8 +365,9 @@ class KafkaLog:
         """Replace a client that had no answer for long: it may have lost its brokers (see `KafkaReader._renew`)."""
         with self._lock:
             if not self._closed and time.monotonic() - self._answered_at > SILENT_S:
-                self._consumer.close()
-                self._consumer, self._answered_at = self._new_consumer(), time.monotonic()
+                before, self._consumer = self._consumer, made_again(self._new_consumer)
+                self._answered_at = time.monotonic()
+                before.close()
 
     def _look_again(self) -> None:
         """Refresh the client's metadata: otherwise it asks a dead leader for minutes, until they expire (measured)."""
@@ -437,11 +438,11 @@ class KafkaLog:
             elif (refused := self._refused) is not None or not heals(error, self._errors.login):
                 raise translated(refused or error, what, attempt)
             if patience.over:
-                self._admin = self._new_admin()
+                self._admin = made_again(self._new_admin)
                 raise away(self._settings["bootstrap.servers"], what, self.timeout_s, self._errors)
             patience.rest(f"{error.str()} ({error.name()})")
             if error.code() == KafkaError._TIMED_OUT:
-                self._admin = self._new_admin()  # its requests go to the supposed controller, which may hang
+                self._admin = made_again(self._new_admin)  # its requests go to the supposed controller, which may hang
                 continue
             # A broker that has just started may not have known the controller when the client asked, and the client
             # would not ask again for long.

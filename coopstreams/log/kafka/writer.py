@@ -38,6 +38,7 @@ from coopstreams.log.kafka.errors import (
     away,
     cause_of,
     error_of,
+    made_again,
     not_delivered,
     translated,
     unknown_topic,
@@ -224,7 +225,7 @@ class KafkaWriter:
                 "this writer is closed" if self._closed else "a transaction is open already; commit or abort it first"
             )
         if self._producer is None:
-            self._start()
+            made_again(self._start)
         assert self._producer is not None
         self._errors.transaction = ""
         self._topics.clear()
@@ -292,7 +293,7 @@ class KafkaWriter:
             # If a record was lost, the broker expects its sequence number next: the next transaction would fail, too.
             # A new producer aborts the old one's transaction, however far it got.
             self._discard()
-            self._start()
+            made_again(self._start)
         elif was_open:
             try:
                 self._end(self._producer.abort_transaction, ABORT_TIMEOUT_S, f'aborting a transaction of "{self._id}"')
@@ -300,7 +301,7 @@ class KafkaWriter:
                 self._take_failure()  # the failure of records that the abort purged
             except LogError:
                 self._discard()
-                self._start()
+                made_again(self._start)
 
     def close(self) -> None:
         """Flush records outside of a transaction, abort an open transaction, close. Errors are only logged."""
