@@ -19,8 +19,8 @@ from typing import Any
 from kafka.net.inet import KafkaNetSocket
 
 SCHEME = "names"
-PATIENCE_S = 0.02
-"""How long a lookup is waited for: a name server in the same network answers in a millisecond."""
+PATIENCE_S = 0.2
+"""How long a lookup is waited for: most name servers answer in a tenth of that, and heartbeats can be so late."""
 
 _Addresses = list[tuple[Any, ...]]
 

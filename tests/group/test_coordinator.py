@@ -289,14 +289,13 @@ def test_heartbeats_go_on_while_a_name_server_does_not_answer(
     def hang(*arguments: Any) -> Any:
         if len(hung) < 2:
             hung.append(arguments)
-            answers.wait(3)
+            answers.wait()
         return look_up(*arguments)
 
     monkeypatch.setattr(socket, "getaddrinfo", hang)
-    heard, begun = kafka.count(HeartbeatRequest), time.monotonic()
+    heard = kafka.count(HeartbeatRequest)
     assert a.member.open_transactions(timeout_ms=50) == frozenset(), "no broker of the list is connected"
     eventually(lambda: kafka.count(HeartbeatRequest) > heard + 10)
-    assert time.monotonic() - begun < 3
     answers.set()
 
     def listed() -> bool:
