@@ -30,7 +30,7 @@ from coopstreams.topology.serdes import Serde
 
 BASE64 = "base64:"
 
-_WHOLE = re.compile(r"[+-]?[0-9]+", re.ASCII)
+_WHOLE = re.compile(r"[+-]?[0-9]{1,40}", re.ASCII)
 _OPTIONS = orjson.OPT_NON_STR_KEYS
 
 
@@ -50,7 +50,7 @@ def parse_key(key: Serde[Any], text: str) -> bytes:
     if key == serdes.int64:
         if not _WHOLE.fullmatch(text):
             raise bad_key(key, text, "a whole number such as 42")
-        return _serialised(key, int(text[:40]), text)
+        return _serialised(key, int(text), text)
     if key == serdes.float64:
         try:
             return _serialised(key, float(text), text)

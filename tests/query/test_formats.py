@@ -88,6 +88,7 @@ def test_keys_of_a_serde_of_ones_own_are_given_as_serialised_text_or_base64() ->
         (serdes.int64, "1_000"),
         (serdes.int64, str(2**63)),
         (serdes.int64, "9" * 5000),
+        (serdes.int64, "0" * 40 + "7"),
         (serdes.int64, "base64:AAAAAAAAAAE="),
         (serdes.float64, "a"),
         (serdes.json, "{"),
