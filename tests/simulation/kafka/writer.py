@@ -234,10 +234,11 @@ class SimulatedWriter:
     def _send(self, partition: TopicPartition, timeout_s: float) -> None:
         """Send the records that wait for one partition, as one request."""
         batches, session, state = self._queue.pop(partition), self._session, self._cluster.state
-        if self._id is None and self._client.now() - batches[0].since > self._kept_s:
-            raise DeliveryError(f"records for {partition} have waited for too long", retryable=True)
 
         def effect() -> int:
+            # Asked with each attempt: a process may have stood still since the last one.
+            if session is None and self._client.now() - batches[0].since > self._kept_s:
+                raise DeliveryError(f"records for {partition} have waited for too long", retryable=True)
             topic = state.topics.get(partition.topic)
             if topic is None:
                 raise DeliveryError(f'topic "{partition.topic}" does not exist any more')
