@@ -91,8 +91,14 @@ def observed_by_restored() -> AbstractContextManager[Any]:
 
 
 def expired_in_a_snapshot() -> AbstractContextManager[Any]:
-    """A snapshot lacks the windows that have expired by what its changelog has seen of their key groups."""
-    return patch.object(Restore, "_observed", lambda self, group, _: min(self._seen[group], self._times[group]))
+    """A snapshot tells the smallest window start of its key groups, although windows are missing by the largest one."""
+
+    def smallest(self: Restore, run: Checkpoint) -> Iterator[Checkpoint]:
+        seen, times = (each[run.first : run.last + 1] for each in (self._seen, self._times))
+        starts = [start for start in seen if start != NOTHING_OBSERVED]
+        yield replace(run, observed=min(*starts, *times)) if starts else run
+
+    return patch.object(Restore, "_observing", smallest)
 
 
 def gate_of_siblings() -> AbstractContextManager[Any]:
