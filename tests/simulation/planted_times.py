@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -77,8 +77,12 @@ def begun_with_the_partition() -> AbstractContextManager[Any]:
     return patch.object(tasks_at_work, "operators_of", lambda _: {})
 
 
-def observed_by_restored() -> AbstractContextManager[Any]:
-    """Key groups with no restored window get the observed window start of those restored with them."""
+@contextmanager
+def observed_by_restored() -> Iterator[None]:
+    """Key groups with no restored window get the observed window start of those restored with them.
+
+    The seed was found when tasks did not tell what stores without changes have observed.
+    """
     checkpoints = Restore._checkpoints
 
     def unbounded(self: Restore, groups: Sequence[int]) -> Iterator[Checkpoint]:
@@ -87,7 +91,8 @@ def observed_by_restored() -> AbstractContextManager[Any]:
             expired = (min(self._seen[group], self._times[group]) for group in known)
             yield replace(one, observed=min(expired, default=NOTHING_OBSERVED))
 
-    return patch.object(Restore, "_checkpoints", unbounded)
+    with patch.object(Restore, "_checkpoints", unbounded), patch.object(TaskState, "_observed", lambda *_: {}):
+        yield
 
 
 def expired_in_a_snapshot() -> AbstractContextManager[Any]:
