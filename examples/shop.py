@@ -21,7 +21,10 @@ class Customer:
 
 builder = StreamsBuilder("shop")  # the application id: consumer group, and prefix of internal topics
 orders = builder.stream(
-    "orders", key=serdes.text, value=serdes.json(Order), timestamp=lambda record: record.value.time_ms
+    "orders",
+    key=serdes.text,
+    value=serdes.json(Order),
+    timestamp=lambda record: record.value.time_ms if record.value else None,  # without a value it is dropped
 )
 customers = builder.table("customers", key=serdes.text, value=serdes.json(Customer), store="customers")
 

@@ -236,3 +236,10 @@ def is_coroutine_function(function: Callable[..., Any]) -> bool:
     """Return whether calling it gives a coroutine: `async def`, or an object whose `__call__` is one."""
     call = getattr(type(function), "__call__", None)  # noqa: B004 the method itself is looked at
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return the name of a function for messages, with its file and line if it is written in Python."""
+    name = getattr(function, "__qualname__", repr(function))
+    code = getattr(function, "__code__", None)
+    return name if code is None else f"{name} (line {code.co_firstlineno} of {code.co_filename})"

@@ -47,14 +47,14 @@ class Record(Generic[K, V]):
 
 @dataclass(slots=True)  # not frozen: frozen costs 700 ns a record
 class TimestampedRecord(Generic[K, V]):
-    """The input of a timestamp extractor: `timestamp=lambda record: record.value.time_ms`.
+    """The input of a timestamp extractor: `timestamp=lambda record: record.value.time_ms if record.value else None`.
 
     Units: `timestamp` is the record's own, as written; `stream_time` is the largest of the partition so far (-1: none).
-    Both are in milliseconds. Null keys and values are None, whatever the type parameters are.
+    Both are in milliseconds. An extractor is asked of records without key or value, too.
     """
 
-    key: K
-    value: V
+    key: K | None
+    value: V | None
     timestamp: int
     topic: str
     partition: int

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -17,11 +18,17 @@ from coopstreams import CoopStreams, StreamsBuilder, serdes
 from coopstreams.commands.cli import app
 from coopstreams.log.kafka.native import SETTING
 from coopstreams.topology.errors import UnknownTopicError
+from coopstreams.topology.records import TimestampedRecord
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
 from tests.conftest import PATIENT, Kafka, needs_native
 
 pytestmark = pytest.mark.broker
+
+
+def at_of(record: TimestampedRecord[Any, Any]) -> int:
+    value: Any = record.value
+    return value["at"]  # type: ignore[no-any-return]
 
 
 def dlq(kafka: Kafka, *arguments: str) -> Result:
@@ -101,9 +108,7 @@ def test_letters_have_the_timestamps_of_their_records_and_a_replay_writes_no_tim
     monkeypatch.setenv(SETTING, native)
     source, dead, again = kafka.topic("in"), kafka.topic("dead"), kafka.topic("again")
     builder = StreamsBuilder(kafka.unique("times"))
-    builder.stream(source, key=serdes.raw, value=serdes.json, timestamp=lambda record: record.value["at"]).to(
-        kafka.topic("out")
-    )
+    builder.stream(source, key=serdes.raw, value=serdes.json, timestamp=at_of).to(kafka.topic("out"))
     settings = kafka.config(
         tmp_path,
         deserialization_exception_handler="dead-letter",

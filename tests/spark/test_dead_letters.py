@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
 from coopstreams import StreamsBuilder, serdes
 from coopstreams.spark import Options, backfill
+from coopstreams.topology.records import TimestampedRecord
 from tests.broker.reading import read_topic
 from tests.conftest import Kafka
 
 pytestmark = pytest.mark.broker
+
+
+def at_of(record: TimestampedRecord[Any, Any]) -> int:
+    value: Any = record.value
+    return value["at"]  # type: ignore[no-any-return]
 
 
 def test_a_letter_has_kafkas_timestamp_if_none_could_be_extracted(
@@ -20,7 +27,7 @@ def test_a_letter_has_kafkas_timestamp_if_none_could_be_extracted(
 ) -> None:
     source, out, dead = kafka.topic("in"), kafka.topic("out"), kafka.topic("dead")
     builder = StreamsBuilder(kafka.unique("letters"))
-    builder.stream(source, key=serdes.text, value=serdes.json, timestamp=lambda record: record.value["at"]).to(out)
+    builder.stream(source, key=serdes.text, value=serdes.json, timestamp=at_of).to(out)
     kafka.write(source, [("a", '{"at": 5000}'), ("b", "no JSON"), ("c", "{}")], timestamp=1_700_000_000_000)
     config = {
         "bootstrap.servers": kafka.bootstrap,

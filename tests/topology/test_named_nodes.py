@@ -245,7 +245,11 @@ def test_a_sink_may_choose_the_topic_and_the_partition() -> None:
 def test_a_source_reads_by_pattern_and_takes_timestamps_from_records() -> None:
     builder = TopologyBuilder("app")
     builder.add_source(
-        "lines", re.compile("in-.*"), key=serdes.text, value=serdes.text, timestamp=lambda record: int(record.value)
+        "lines",
+        re.compile("in-.*"),
+        key=serdes.text,
+        value=serdes.text,
+        timestamp=lambda record: int(record.value or 0),
     )
     topology = builder.add_sink("copy", "out", "lines", **TEXT).build()
     with TopologyTestDriver(topology) as driver:

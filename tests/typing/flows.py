@@ -56,7 +56,10 @@ async def swapped(key: str, flight: Flight) -> tuple[int, str]:
 
 builder = StreamsBuilder("types")
 flights = builder.stream(
-    "flights", key=serdes.text, value=serdes.json(Flight), timestamp=lambda record: record.value.time_ms
+    "flights",
+    key=serdes.text,
+    value=serdes.json(Flight),
+    timestamp=lambda record: record.value.time_ms if record.value else None,
 )
 airlines = builder.table("airlines", key=serdes.text, value=serdes.json(Airline))
 assert_type(flights, KStream[str, Flight])
@@ -64,7 +67,7 @@ assert_type(airlines, KTable[str, Airline])
 
 
 def event_time(record: TimestampedRecord[str, Flight]) -> int | None:
-    return record.value.time_ms
+    return record.value.time_ms if record.value else None
 
 
 assert_type(

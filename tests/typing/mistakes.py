@@ -88,7 +88,7 @@ named.add_source(
     "orders",
     key=serdes.text,
     value=serdes.json(Order),
-    timestamp=lambda record: record.value.price,  # type: ignore[attr-defined]
+    timestamp=lambda record: record.value.amount,  # type: ignore[union-attr]
 )
 named.add_source("orders", "orders", key=serdes.text)  # type: ignore[call-arg]
 named.add_processor("p", Order, "orders", by_key=False)  # type: ignore[arg-type]

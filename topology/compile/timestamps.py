@@ -18,6 +18,7 @@ from itertools import repeat
 from operator import index
 from typing import Any, TypeAlias
 
+from coopstreams.topology.calls import name_of
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.errors import ProcessingError
 from coopstreams.topology.graph.nodes import Function, Source
@@ -72,7 +73,7 @@ def timestamp_column(source: Source) -> TimestampColumn:
                     stream_time,
                     header,
                 )
-                timestamp = _checked(function(record))
+                timestamp = _checked(function, function(record))
             except Exception:  # noqa: BLE001 the task that owns the record reports it
                 timestamp = failed(written)
             timestamps.append(timestamp)
@@ -91,20 +92,11 @@ def extraction_error(source: Source, at: TopicPartition, columns: Columns, i: in
     try:
         key_object = None if key is None else source.key.deserialize(key)
         value_object = None if value is None else source.value.deserialize(value)
-        _checked(
-            _extractor(source)(
-                TimestampedRecord(
-                    key_object,
-                    value_object,
-                    written,
-                    at.topic,
-                    at.partition,
-                    columns.offsets[i],
-                    stream_time,
-                    headers,
-                )
-            )
+        offset, function = columns.offsets[i], _extractor(source)
+        record: TimestampedRecord[Any, Any] = TimestampedRecord(
+            key_object, value_object, written, at.topic, at.partition, offset, stream_time, headers
         )
+        _checked(function, function(record))
     except Exception as error:  # noqa: BLE001 the error is the answer
         return error
     return ProcessingError(f'the timestamp extractor of "{at.topic}" failed, and did not when it was called again')
@@ -115,6 +107,14 @@ def _extractor(source: Source) -> Function:
     return source.timestamp
 
 
-def _checked(timestamp: object) -> int:
-    # `index` takes any integer and refuses floats: a float is probably in seconds, and would pass as a date in 1970.
-    return DROPPED if timestamp is None else max(DROPPED, index(timestamp))  # type: ignore[arg-type]
+def _checked(function: Function, timestamp: Any) -> int:
+    if timestamp is None:
+        return DROPPED
+    try:
+        # Any integer, and no float: a float is probably in seconds, and would pass as a date in 1970.
+        return max(DROPPED, index(timestamp))
+    except TypeError:
+        raise ProcessingError(
+            f"timestamp= calls {name_of(function)}, which returned {timestamp!r}. It must return milliseconds since "
+            "the epoch as an int, or None to drop the record: int(seconds * 1000), int(datetime.timestamp() * 1000)"
+        ) from None

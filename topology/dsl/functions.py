@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from coopstreams.topology.calls import is_coroutine_function
+from coopstreams.topology.calls import is_coroutine_function, name_of
 from coopstreams.topology.errors import TopologyError
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -25,7 +25,7 @@ def checked(where: str, function: F, *arguments: str) -> F:
     """
     if is_coroutine_function(function):
         raise TopologyError(
-            f"{_calls(where, arguments)}: {_described(function)} is a coroutine function, and this operator does not "
+            f"{_calls(where, arguments)}: {name_of(function)} is a coroutine function, and this operator does not "
             "await it. Use `def`, or an operator such as map_values_async."
         )
     return checked_async(where, function, *arguments)
@@ -48,7 +48,7 @@ def checked_async(where: str, function: F, *arguments: str) -> F:
         signature.bind(*arguments)
     except TypeError as error:
         raise TopologyError(
-            f"{called}: {_described(function)} takes {signature}. Write "
+            f"{called}: {name_of(function)} takes {signature}. Write "
             f"`{' '.join(['lambda', ', '.join(arguments)]).strip()}: ...`"
         ) from error
     return function
@@ -56,9 +56,3 @@ def checked_async(where: str, function: F, *arguments: str) -> F:
 
 def _calls(where: str, arguments: Sequence[str]) -> str:
     return f"{where} calls {', '.join(arguments).join('()')}"
-
-
-def _described(function: Callable[..., object]) -> str:
-    name = getattr(function, "__qualname__", repr(function))
-    code = getattr(function, "__code__", None)
-    return name if code is None else f"{name} (line {code.co_firstlineno} of {code.co_filename})"

@@ -1,5 +1,6 @@
 """`stream(timestamp=...)`: event time from the record."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -70,7 +71,7 @@ def test_stream_time_is_that_of_the_extracted_timestamps_of_all_key_ranges(range
 
 def test_an_extractor_that_raises_fails_its_record_in_the_task_that_owns_it() -> None:
     def refuse(record: TimestampedRecord[str, int]) -> int:
-        return 1 // record.value
+        return 1 // (record.value or 0)
 
     with TopologyTestDriver(copying(refuse), ranges=2, config={"processing.exception.handler": "continue"}) as driver:
         topic = driver.input("in", serdes.text, serdes.json)
@@ -123,6 +124,13 @@ def test_a_record_that_cannot_be_read_fails_in_deserialization() -> None:
         driver.input("in", serdes.text, serdes.raw).send("a", b"{")
 
 
-def test_seconds_given_for_milliseconds_are_an_error() -> None:
-    with TopologyTestDriver(copying(lambda _: 1.5)) as driver, pytest.raises(ProcessingError, match="float"):
+@pytest.mark.parametrize("returned", [1.5, datetime(2026, 11, 25, tzinfo=UTC), "1764000000000"])
+def test_what_is_no_number_of_milliseconds_is_an_error_that_names_the_function(returned: Any) -> None:
+    def seconds(_: object) -> Any:
+        return returned
+
+    with TopologyTestDriver(copying(seconds)) as driver, pytest.raises(ProcessingError) as raised:
         driver.input("in", serdes.text, serdes.json).send("a", 1)
+    line = seconds.__code__.co_firstlineno
+    assert f"seconds (line {line} of {__file__}), which returned {returned!r}. It must" in str(raised.value)
+    assert "milliseconds since the epoch as an int" in str(raised.value)
