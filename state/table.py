@@ -79,6 +79,7 @@ class Table:
 
     Raises:
         SerdeError: a value cannot be serialised, or bytes of the database cannot be deserialised; names the store.
+        StateError: a key belongs to another task.
     """
 
     def __init__(self, database: Database, spec: StoreSpec, groups: KeyGroups) -> None:
@@ -90,6 +91,7 @@ class Table:
         """The frozen changes of the interval, which the next commit writes to the database."""
         self._database = database
         self._groups = groups
+        self._first, self._last = groups
         self._suffix = layout.suffix_bytes(spec)
         self._dirty: dict[bytes, Entry] = {}
         self._latest: list[bytes] = []
@@ -156,12 +158,10 @@ class Table:
 
         Raises:
             SerdeError: a value cannot be serialised. The task's interval is void: `discard`.
-            StateError: a key belongs to another task's range.
         """
         if not self._dirty:
             return None
         dirty = sorted(cast("Iterable[PlacedEntry]", self._dirty.values()), key=_AT)
-        self._check_groups(dirty)
         self._dirty.clear()
         places, rows, values, timestamps = self._serialised(dirty)
         if not places:
@@ -225,7 +225,15 @@ class Table:
         del self.entries[key]
 
     def _database_key(self, key: bytes) -> bytes:
-        return PREFIXES[key_hash(key[: -self._suffix] if self._suffix else key) >> GROUP_SHIFT] + key
+        """Return where a key is in the database.
+
+        Raises:
+            StateError: another task has it.
+        """
+        group = key_hash(key[: -self._suffix] if self._suffix else key) >> GROUP_SHIFT
+        if not self._first <= group <= self._last:
+            raise self._stray(PREFIXES[group] + key)
+        return PREFIXES[group] + key
 
     def _stored_rows(self, start: bytes | None, end: bytes | None) -> Rows:
         return self._database.scan(self.spec.name, self._groups.numbers, start, end)
@@ -287,15 +295,12 @@ class Table:
             f"{reason(error)}. It was not committed: mend the value or its type, and start again."
         )
 
-    def _check_groups(self, dirty: list[PlacedEntry]) -> None:
-        first, last = self._groups
-        if dirty[0].at[0] < first or dirty[-1].at[0] > last:
-            raise self._stray(next(entry.at for entry in dirty if not first <= entry.at[0] <= last))
-
     def _stray(self, place: bytes) -> StateError:
         return StateError(
-            f'store "{self.spec.name}": key {place[1:]!r} is of key group {place[0]}, this task has '
-            f"{self._groups}. A store's key must be the key of the record that changes it."
+            f'store "{self.spec.name}": key {place[1:]!r} is of key group {place[0]}, and this task has '
+            f"{self._groups}: it is not the key of the record. A processor with by_key=True has the rows of that key "
+            "only. Say by_key=False, and each partition is one task; or send the records to where their new keys "
+            "belong: select_key(...).repartition()."
         )
 
 

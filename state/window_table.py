@@ -190,6 +190,7 @@ class WindowTable(Table):
                 self._note(changed)
         times = self._of_key.get(key)
         if times is None:
+            self._database_key(key + bytes(self._suffix))  # raises if another task has the key
             times = self._of_key[key] = _Times()
         if first < times.read:
             rows = self._database.windows_of(self.spec.name, key, first, times.read - 1)
@@ -227,9 +228,6 @@ class WindowTable(Table):
             if getter is not None:
                 self._getters[segment] = getter
         return getter
-
-    def _database_key(self, key: bytes) -> bytes:
-        return layout.database_key(key[: -self._suffix], key)
 
     def _stored_rows(self, start: bytes | None, end: bytes | None) -> Rows:
         horizon = self._horizon

@@ -23,7 +23,7 @@ from coopstreams import (
 from coopstreams.testing import Row, TopologyTestDriver
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
-from coopstreams.topology.errors import ProcessingError, TopologyError
+from coopstreams.topology.errors import ProcessingError, StateError, TopologyError
 from coopstreams.topology.stores import StoreSpec
 from tests.durations import ms
 
@@ -404,3 +404,45 @@ def test_whether_a_processor_goes_by_key_must_be_said(method: str) -> None:
         TopologyError, match=rf"{method}\(\): say how its state is kept. by_key=True: .* by_key=False: "
     ):
         getattr(stream, method)(Counting, stores=[COUNTS])
+
+
+USES: dict[str, Callable[[Any], object]] = {
+    "a row is read": lambda stores: stores["rows"].get("one"),
+    "a row is written": lambda stores: stores["rows"].put("one", 1),
+    "a row that expires is read": lambda stores: stores["expiring"].get("one"),
+    "a version is read": lambda stores: stores["versions"].get("one"),
+    "a version is written": lambda stores: stores["versions"].put("one", 1, 5),
+    "a window is written": lambda stores: stores["windows"].put("one", 1, 0),
+    "windows are read": lambda stores: list(stores["windows"].fetch("one", 0, 9)),
+    "sessions are read": lambda stores: list(stores["sessions"].sessions("one")),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_row_of_a_key_that_another_task_has_is_an_error(use: str) -> None:
+    kinds = {
+        "rows": key_value_store("rows", key=serdes.text, value=serdes.int64),
+        "expiring": key_value_store("expiring", key=serdes.text, value=serdes.int64, ttl=ms(1000)),
+        "versions": versioned_store("versions", key=serdes.text, value=serdes.int64, history=ms(1000)),
+        "windows": window_store("windows", key=serdes.text, value=serdes.int64, size=ms(10), retention=ms(1000)),
+        "sessions": session_store("sessions", key=serdes.text, value=serdes.int64, retention=ms(1000)),
+    }
+
+    def strays(context: Context, record: AnyRecord) -> AnyRecord:
+        USES[use]({name: context.store(name) for name in kinds})
+        return record
+
+    builder = StreamsBuilder("app")
+    read = builder.stream("in", key=serdes.text, value=serdes.int64)
+    read.process(
+        lambda: Each(strays), stores=list(kinds.values()), key=serdes.text, value=serdes.int64, by_key=True
+    ).to("out")
+    with TopologyTestDriver(builder.build(), 4, {"processing.exception.handler": "continue"}) as driver:
+        for key in ("one", "a", "b", "c", "d", "e"):
+            driver.input("in").send(key, 1, 5)
+        assert "one" in (passed := {record.key for record in driver.outputs()})
+        assert len(passed) < 6
+        assert len(driver.failures) == 6 - len(passed)
+        for failure in driver.failures:
+            assert isinstance(failure.error, StateError)
+            assert "it is not the key of the record. A processor with by_key=True" in str(failure.error)
