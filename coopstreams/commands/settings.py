@@ -107,6 +107,8 @@ def connection(brokers: str | None, config: Path | None) -> Mapping[str, Any]:
 def asking(url: str, config: Path | None, role: Role, seconds: float) -> Iterator[QueryClient]:
     """Yield a client of an application's queries, with the token and certificates of the settings `http.*`.
 
+    A HOST:PORT is taken for an http URL, or for https if there are certificates.
+
     Raises:
         ConfigError: they cannot be used.
     """
@@ -117,6 +119,7 @@ def asking(url: str, config: Path | None, role: Role, seconds: float) -> Iterato
     tokens, files = settings[f"http.token.{role}"] or settings["http.token.read"], Files.of(settings)
     tls = files.client() if files.certificate or files.authorities else None
     on_wait = partial(say_waiting, seconds)
+    url = url if "://" in url else f"{'http' if tls is None else 'https'}://{url}"
     with QueryClient(url, deadline_s=seconds, on_wait=on_wait, token=tokens and tokens[0], tls=tls) as client:
         yield client
 

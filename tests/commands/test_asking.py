@@ -50,6 +50,15 @@ def test_a_file_has_what_both_commands_need(url: str, own: Files, tmp_path: Path
     config = settings(tmp_path, own, read=READ, operate=OPERATE)
     assert '"value":2' in run("query", url, "counts", "be", "--config", config).stdout
     assert "running" in run("status", url, "--config", config).stdout
+    assert "running" in run("status", url.removeprefix("https://"), "--config", config).stdout
+
+
+def test_an_address_without_a_scheme_is_one_of_http() -> None:
+    with Cluster(1) as cluster:
+        cluster.deal(1, {"counts": {"be": (2, 1)}})
+        address = cluster["a"].url.removeprefix("http://")
+        assert "running" in run("status", address).stdout
+        assert '"value":2' in run("query", address, "counts", "be").stdout
 
 
 def test_a_key_that_is_not_there_is_said(url: str, own: Files, tmp_path: Path) -> None:
