@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 import sys
 from pathlib import Path
+from traceback import StackSummary, TracebackException
 from types import ModuleType
 
+import coopstreams
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.dsl.topology_builder import TopologyBuilder
-from coopstreams.topology.errors import ConfigError
+from coopstreams.topology.errors import ConfigError, CoopStreamsError
 from coopstreams.topology.graph.topology import Topology
 
+log = logging.getLogger(__name__)
+
+_NOT_OWN = (str(Path(coopstreams.__file__).parent), "<frozen importlib")
 _KINDS = (Topology, StreamsBuilder, TopologyBuilder)
 
 
@@ -21,9 +27,16 @@ def load_topology(target: str) -> Topology:
 
     Raises:
         ConfigError: nothing there, or no topology in it, or several; the message says what was found and what to type.
+        CoopStreamsError: the program raised something; the message has the program's own lines of the traceback.
     """
     path, _, name = target.rpartition(":") if ":" in target else (target, "", "")
-    module = _file(Path(path)) if path.endswith(".py") else _module(path)
+    try:
+        module = _file(Path(path)) if path.endswith(".py") else _module(path)
+    except CoopStreamsError:
+        raise
+    except Exception as error:
+        log.debug("the whole traceback:", exc_info=True)
+        raise CoopStreamsError(f"{path} cannot be loaded.\n{own_lines(error)}") from error
     if name:
         if not hasattr(module, name):
             known = ", ".join(sorted(key for key, value in vars(module).items() if isinstance(value, _KINDS))) or "none"
@@ -38,6 +51,17 @@ def load_topology(target: str) -> Topology:
             f"{path} has no variable `topology` (topologies found: {names}): say which one, as {path}:NAME"
         )
     return next(iter(found.values()))
+
+
+def own_lines(error: BaseException) -> str:
+    """Return a traceback without the lines of coopstreams and of Python's import system."""
+    told = shown = TracebackException.from_exception(error)
+    while shown is not None:
+        shown.stack = StackSummary.from_list(
+            [frame for frame in shown.stack if not frame.filename.startswith(_NOT_OWN)]
+        )
+        shown = shown.__cause__ or shown.__context__
+    return "".join(told.format()).rstrip()
 
 
 def _as_topology(value: object, where: str) -> Topology:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
 
 from coopstreams.commands.loading import load_topology
-from coopstreams.topology.errors import ConfigError
+from coopstreams.topology.errors import ConfigError, CoopStreamsError
 
 PROGRAM = """
 from coopstreams import StreamsBuilder, serdes
@@ -26,3 +27,40 @@ def test_a_name_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) ->
     with pytest.raises(ConfigError, match=r"number in .* is int, not a topology"):
         load_topology(f"{program}:number")
     assert load_topology(f"{program}:orders").application_id == "orders"
+
+
+FAILS = """
+from coopstreams import StreamsBuilder
+def limit(given):
+    return int(given["limit"])
+try:
+    limit({})
+except KeyError as error:
+    raise RuntimeError("no limit") from error
+"""
+
+
+def test_an_error_in_the_program_is_shown_with_its_own_lines_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    program = tmp_path / "failing_program.py"
+    program.write_text(FAILS)
+    with caplog.at_level(logging.DEBUG), pytest.raises(CoopStreamsError) as caught:
+        load_topology(str(program))
+    said = str(caught.value).splitlines()
+    assert said[0] == f"{program} cannot be loaded."
+    assert [line.strip() for line in said if line.startswith("  File ")] == [
+        f'File "{program}", line 6, in <module>',
+        f'File "{program}", line 4, in limit',
+        f'File "{program}", line 8, in <module>',
+    ]
+    assert "KeyError: 'limit'" in said
+    assert said[-1] == "RuntimeError: no limit"
+    assert "loading.py" in caplog.text, "--verbose shows all lines"
+
+
+def test_a_program_that_is_no_python_is_shown_where_it_is_not(tmp_path: Path) -> None:
+    program = tmp_path / "torn_program.py"
+    program.write_text("topology = (\n")
+    with pytest.raises(CoopStreamsError, match=r"SyntaxError: '\(' was never closed"):
+        load_topology(str(program))
