@@ -27,7 +27,7 @@ from coopstreams.commands.settings import (
     flags,
     loaded,
 )
-from coopstreams.commands.terminal.screen import Screen, report
+from coopstreams.commands.terminal.screen import REPORTS, Screen, report
 from coopstreams.common.config import Config
 from coopstreams.common.interrupts import drain_by, end
 from coopstreams.common.memory import tune_memory
@@ -83,7 +83,8 @@ def run(
     Settings are taken from --config, then from the environment (COOPSTREAMS_COMMIT_INTERVAL_MS=100), then from these
     options; the later wins.
     """
-    configure_logging(verbose)
+    watched = REPORTS in os.environ
+    configure_logging(verbose, watched=watched)
     tune_memory()
     named = {
         "bootstrap.servers": bootstrap_servers,
@@ -101,7 +102,7 @@ def run(
     drain_by(app.stop)
     app.details.update(past(os.environ))
     if end_with_supervisor(os.environ, lambda: end("the supervisor is gone")):
-        configure_logging(verbose, f"worker {checked['instance']}: ")
+        configure_logging(verbose, f"worker {checked['instance']}: ", watched=watched)
         report(app, os.environ)
     app.run()
 

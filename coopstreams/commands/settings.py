@@ -49,9 +49,15 @@ def loaded(
     return topology, Config.of(settings_of(file, os.environ, flags(pairs, named)), topology.application_id)
 
 
-def configure_logging(verbose: bool, who: str = "", handler: logging.Handler | None = None) -> None:
-    """Log to the terminal, or to this handler; `who` marks the lines of workers that share a terminal."""
-    form = logging.Formatter(f"%(asctime)s %(levelname)-7s {who}%(message)s", datefmt="%H:%M:%S")
+def configure_logging(
+    verbose: bool, who: str = "", handler: logging.Handler | None = None, *, watched: bool = False
+) -> None:
+    """Log to the terminal, or to this handler; `who` marks the lines of workers that share a terminal.
+
+    Lines that go to neither have date and zone, unless they are `watched`: the supervisor shows them on its terminal.
+    """
+    clock = "%H:%M:%S" if handler is not None or watched or sys.stderr.isatty() else "%Y-%m-%dT%H:%M:%S%z"
+    form = logging.Formatter(f"%(asctime)s %(levelname)-7s {who}%(message)s", datefmt=clock)
     handler = handler or _Terminal()
     handler.setFormatter(form)
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import re
 import socket
 
 import pytest
@@ -38,3 +39,12 @@ def test_why_a_question_is_asked_again_is_said_with_how_long(capsys: pytest.Capt
     assert capsys.readouterr().err.endswith(
         "http://x does not answer. Does the application run? Trying again for 30 s; Ctrl-C ends it.\n"
     )
+
+
+@pytest.mark.parametrize(("watched", "time"), [(True, r"\d\d:\d\d:\d\d"), (False, r"[\d-]{10}T[\d:]{8}[+-]\d{4}")])
+def test_a_log_line_has_date_and_zone_unless_somebody_watches_it(
+    capsys: pytest.CaptureFixture[str], watched: bool, time: str
+) -> None:
+    configure_logging(verbose=False, watched=watched)
+    logging.getLogger("coopstreams").info("here")
+    assert re.fullmatch(rf"{time} INFO    here\n", capsys.readouterr().err)
