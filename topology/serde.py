@@ -47,6 +47,8 @@ class Serde(Generic[T]):
     """
     read_back: bool = field(default=False, kw_only=True)
     """Whether `encode` may write what `decode` does not read. Stores then decode each row before it is committed."""
+    around: Callable[[Serde[Any]], Serde[T]] | None = field(default=None, kw_only=True)
+    """Returns the same serde of windowed keys around another one for the key; None: it is of no windowed keys."""
 
     def serialize(self, value: T) -> bytes:
         """Return the bytes of a value.

@@ -230,9 +230,8 @@ def _windowed(inner: Serde[Any], size_ms: int) -> Serde[Windowed[Any]]:
         start_ms: int = _INT64.unpack(data[-8:])[0]
         return Windowed(inner.decode(data[:-8]), start_ms, start_ms + size_ms)
 
-    return Serde(
-        f"windowed({inner.name}, {size_ms} ms)", encode, decode, parts=(inner,), check_key=_check_front(inner, 8)
-    )
+    name, around = f"windowed({inner.name}, {size_ms} ms)", lambda one: _windowed(one, size_ms)
+    return Serde(name, encode, decode, parts=(inner,), check_key=_check_front(inner, 8), around=around)
 
 
 @cache
@@ -244,8 +243,8 @@ def _windowed_by(inner: Serde[Any], windows: _Ends) -> Serde[Windowed[Any]]:
         start_ms: int = _INT64.unpack(data[-8:])[0]
         return Windowed(inner.decode(data[:-8]), start_ms, windows.end(start_ms))
 
-    name = f"windowed({inner.name}, {type(windows).__name__})"
-    return Serde(name, encode, decode, parts=(inner,), check_key=_check_front(inner, 8))
+    name, around = f"windowed({inner.name}, {type(windows).__name__})", lambda one: _windowed_by(one, windows)
+    return Serde(name, encode, decode, parts=(inner,), check_key=_check_front(inner, 8), around=around)
 
 
 @cache
@@ -260,7 +259,7 @@ def _session_windowed(inner: Serde[Any]) -> Serde[Windowed[Any]]:
         return Windowed(inner.decode(data[:-16]), start_ms, end_ms)
 
     name = f"session_windowed({inner.name})"
-    return Serde(name, encode, decode, parts=(inner,), check_key=_check_front(inner, 16))
+    return Serde(name, encode, decode, parts=(inner,), check_key=_check_front(inner, 16), around=_session_windowed)
 
 
 def _check_front(inner: Serde[Any], behind: int) -> Callable[[bytes | None], None] | None:

@@ -63,7 +63,10 @@ def query(
             if timed:
                 raise _bad("--from and --to are times of a key: give KEY too")
             for entry in islice(client.range(store, prefix=prefix, page=min(limit, 1000)), limit):
-                _print(asdict(entry))
+                shown = asdict(entry)
+                if entry.key_error is None:
+                    del shown["key_error"]
+                _print(shown)
             return
         stores = {known["name"]: known for known in client.stores()}
         if store not in stores:

@@ -1,6 +1,8 @@
 """The JSON form of a store's row: its key, its value, and its window if it has one. Pure.
 
-Invariant: a shown window is the operator's. A window that never ends has the end null, not the largest timestamp.
+Invariant: a shown window is the operator's. A window that never ends has the end null, not the largest timestamp. A key
+that its serde cannot read is shown too: keys are stored as the bytes that a topic had, and other rows do not depend on
+them.
 """
 
 from __future__ import annotations
@@ -8,12 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 from coopstreams.query.backend import StoreInfo
-from coopstreams.query.formats import show_headers, show_key, show_value, to_json
+from coopstreams.query.formats import show_bytes, show_headers, show_key, show_value, to_json
 from coopstreams.query.problems import unreadable
 from coopstreams.query.scan import plain_key
 from coopstreams.state.views import StoredRow
 from coopstreams.topology import serdes
-from coopstreams.topology.errors import SerdeError
+from coopstreams.topology.errors import QueryError, SerdeError
 from coopstreams.topology.kept_headers import split_headers
 from coopstreams.topology.versions import Version, latest_value, versions_of
 from coopstreams.topology.windows import FOREVER_MS
@@ -22,23 +24,30 @@ from coopstreams.topology.windows import FOREVER_MS
 def shown(store: StoreInfo, row: StoredRow, partition: int) -> bytes | None:
     """Return a row as JSON; None if the latest version of a versioned row is a deletion.
 
+    Shape: a key that cannot be read is `base64:...`; then the field `key_error` says why.
+
     Raises:
-        QueryError: UNREADABLE: the store's serdes cannot read key, value or window.
+        QueryError: UNREADABLE: the store's serde cannot read the value.
     """
-    key = show_key(store.key, plain_key(store.kind, row.key))
+    stored, unread = plain_key(store.kind, row.key), {}
+    try:
+        key = show_key(store.key, stored)
+    except QueryError as error:
+        key, unread = show_bytes(stored), {"key_error": str(error)}
     where = f"the value of key {key!r} in {store.name}"
     value = row_value(store, row.value, where)
     if value is None:
         return None
     entry = {
         "key": key,
+        **unread,
         "value": value[0],
         **row_headers(store, row.value),
         "timestamp": row.timestamp,
         "partition": None if store.kind == "global" else partition,
     }
     if store.row_key is not None:
-        entry["window"] = window_of(store, row.key, where)
+        entry["window"] = window_of(store, row.key)
     return to_json(entry, where)
 
 
@@ -68,11 +77,9 @@ def history_of(data: bytes, where: str) -> list[Version]:
         raise unreadable(f"{where} cannot be read: {error}") from error
 
 
-def window_of(store: StoreInfo, stored: bytes, where: str) -> dict[str, int | None]:
-    """Return the window of a stored key; its end is None if it never ends."""
+def window_of(store: StoreInfo, stored: bytes) -> dict[str, int | None]:
+    """Return the window of a stored key, which need not be readable; its end is None if it never ends."""
     assert store.row_key is not None
-    try:
-        window = store.row_key.deserialize(stored)
-    except SerdeError as error:
-        raise unreadable(f"the window of {where} cannot be told: {error}") from error
+    assert store.row_key.around is not None
+    window = store.row_key.around(serdes.raw).deserialize(stored)
     return {"start": window.start_ms, "end": None if window.end_ms >= FOREVER_MS else window.end_ms}

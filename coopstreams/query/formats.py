@@ -7,7 +7,7 @@
     anything else      the serialised key as text (for json: the JSON text), or `base64:...`; the serde reads and
                        writes it again, so that `{"a": 1}` finds the key that was written as `{"a":1}`
 
-Invariant: the text by which an answer shows a key finds that key again.
+Invariant: the text by which an answer shows a key finds that key again, unless `key_error` says that it cannot be read.
 Turned down: guessing a key's type from its text (`007` is a text, a number and invalid JSON).
 """
 
@@ -92,6 +92,11 @@ def show_value(value: Serde[Any], data: bytes, where: str) -> Any:
     return _shown(value, data, where)
 
 
+def show_bytes(data: bytes) -> str:
+    """Return bytes in base64."""
+    return BASE64 + base64.b64encode(data).decode()
+
+
 def show_headers(headers: Headers) -> list[dict[str, str | None]]:
     """Return headers for JSON: values as text, or in base64 where they are none."""
     return [{"name": name, "value": None if value is None else _as_text(value)} for name, value in headers]
@@ -137,8 +142,8 @@ def _as_text(data: bytes) -> str:
     try:
         text = data.decode()
     except UnicodeDecodeError:
-        return BASE64 + base64.b64encode(data).decode()
-    return BASE64 + base64.b64encode(data).decode() if text.startswith(BASE64) else text
+        return show_bytes(data)
+    return show_bytes(data) if text.startswith(BASE64) else text
 
 
 def _from_base64(text: str) -> bytes:

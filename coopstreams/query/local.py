@@ -76,8 +76,7 @@ class LocalReader:
             about = self._about(view)
         where = _where(store, text)
         shown = [
-            window_of(store, row.key, where)
-            | {"value": show_value(store.value, row.value, where), "timestamp": row.timestamp}
+            window_of(store, row.key) | {"value": show_value(store.value, row.value, where), "timestamp": row.timestamp}
             for row in found[:limit]
         ]
         told = {"store": store.name, "key": show_key(store.key, key), f"{kind}s": shown, "more": len(found) > limit}

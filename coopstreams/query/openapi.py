@@ -221,14 +221,9 @@ def _schemas() -> Schema:
     """Return the schemas of the answers to queries."""
     where = {"partition": _WHOLE, "key_range": _STRING, "owner": _STRING, "epoch": _WHOLE, "lag": _MAYBE_WHOLE}
     # A global table has no partition, key range, epoch or lag: its answers name only the instance that answered.
-    about = {
-        "partition": _MAYBE_WHOLE,
-        "key_range": _MAYBE_STRING,
-        "owner": _STRING,
-        "epoch": _MAYBE_WHOLE,
-        "lag": _MAYBE_WHOLE,
-    }
+    about = {**where, "partition": _MAYBE_WHOLE, "key_range": _MAYBE_STRING, "epoch": _MAYBE_WHOLE}
     entry = {"key": {}, "value": {}, "timestamp": _WHOLE}
+    unread = {"key_error": {**_STRING, "description": "Why the key cannot be read; then it is `base64:...`."}}
     headers = {
         "headers": {
             **_list(_object({"name": _STRING, "value": _MAYBE_STRING})),
@@ -251,7 +246,7 @@ def _schemas() -> Schema:
         "Where": _object(where),
         "Found": _object({"store": _STRING, **entry, **about}, headers),
         "FoundMany": _object({"store": _STRING, "entries": _list(one_of_many)}),
-        "Entry": _object({**entry, "partition": _MAYBE_WHOLE}, {"window": _object(window), **headers}),
+        "Entry": _object({**entry, "partition": _MAYBE_WHOLE}, {"window": _object(window), **unread, **headers}),
         "Range": _object(
             {"store": _STRING, "entries": _list(_ref("Entry")), "cursor": _MAYBE_STRING, "ranges": _list(_ref("Where"))}
         ),

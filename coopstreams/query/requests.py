@@ -80,7 +80,8 @@ class WindowFound:
 class EntryFound:
     """An entry of a range.
 
-    Shape: `window` is (start, end) in window and session stores; `partition` is None in a global table.
+    Shape: `window` is (start, end) in window and session stores; `partition` is None in a global table. A key that the
+    store's serde cannot read is "base64:..."; then `key_error` says why.
     """
 
     key: Any
@@ -88,6 +89,7 @@ class EntryFound:
     timestamp: int
     partition: int | None
     window: tuple[int, int | None] | None = None
+    key_error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +174,8 @@ class Requests:
         for entry in answer["entries"]:
             window = entry.get("window")
             where = None if window is None else (window["start"], window["end"])
-            entries.append(EntryFound(entry["key"], entry["value"], entry["timestamp"], entry["partition"], where))
+            key, value, timestamp, partition = (entry[name] for name in ("key", "value", "timestamp", "partition"))
+            entries.append(EntryFound(key, value, timestamp, partition, where, entry.get("key_error")))
         cursor = answer["cursor"]
         return RangePage(entries, None if cursor is None else {**asked, "cursor": cursor})
 

@@ -108,7 +108,7 @@ value of a versioned store is a list of (timestamp, bytes).
 def place_of(store: str, key: Key) -> tuple[int, int]:
     """Return the partition and the hash of a key."""
     spec = STORES[store]
-    data = spec.key.serialize(key if spec.kind == "key_value" else key[0])
+    data = _bytes(spec, key if spec.kind == "key_value" else key[0])
     return partition_of(data, PARTITIONS), key_hash(data)
 
 
@@ -116,10 +116,13 @@ def stored_key(store: str, key: Key) -> bytes:
     """Return the bytes under which a store keeps a key."""
     spec = STORES[store]
     if spec.kind == "window":
-        return window_key(spec.key.serialize(key[0]), key[1])
-    return (
-        session_key(spec.key.serialize(key[0]), key[1], key[2]) if spec.kind == "session" else spec.key.serialize(key)
-    )
+        return window_key(_bytes(spec, key[0]), key[1])
+    return session_key(_bytes(spec, key[0]), key[1], key[2]) if spec.kind == "session" else _bytes(spec, key)
+
+
+def _bytes(spec: StoreSpec, key: Key) -> bytes:
+    """Return the bytes of a key, which may be given as bytes that its serde cannot read."""
+    return key if isinstance(key, bytes) else spec.key.serialize(key)
 
 
 def tasks(ranges: int, partitions: Sequence[int] = range(PARTITIONS)) -> list[TaskId]:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from coopstreams.query import local
 from coopstreams.query.asked import RequestLimits
 from coopstreams.query.backend import NotOpen, OpenView
+from coopstreams.query.client import QueryClient
 from coopstreams.query.local import LocalReader
 from coopstreams.query.pages import Query
 from coopstreams.query.scan import rows
@@ -308,6 +309,38 @@ def test_a_request_that_takes_too_long_says_so() -> None:
         cluster.deal(1, {"counts": {f"{i:05}": (i, i) for i in range(3000)}})
         response = ask(cluster["a"], "counts", limit=3000)
         assert (response.status_code, response.json()["error"]) == (504, "TIMED_OUT")
+
+
+POISON = b"\xff\xfe"
+"""A key as a topic may have it, which is no text, and not 8 bytes."""
+
+
+@pytest.mark.parametrize(
+    ("store", "keys", "value"),
+    [
+        ("counts", ["a", POISON], 1),
+        ("numbers", [7, POISON], "n"),
+        ("prices", ["a", POISON], [(3, b"v")]),
+        ("hours", [("a", HOUR), (POISON, HOUR)], 1),
+        ("ever", [("a", 5), (POISON, 5)], 1),
+        ("visits", [("a", 5, 9), (POISON, 5, 9)], 1),
+    ],
+)
+def test_a_key_that_cannot_be_read_hides_no_other_entry(store: str, keys: list[Any], value: Any) -> None:
+    with Cluster(2) as cluster:
+        cluster.deal(2, {store: dict.fromkeys(keys, (value, 3))})
+        for node in cluster.nodes:
+            good, bad = all_pages(node, store, limit=1)
+            assert lines(node, store)[:-1] == [good, bad]
+            assert good["key"] == (keys[0][0] if isinstance(keys[0], tuple) else keys[0])
+            assert "key_error" not in good
+            assert bad["key"] == "base64://4="
+            assert rf"serde {STORES[store].key} cannot read b'\xff\xfe'" in bad["key_error"]
+            assert [bad[name] for name in ("value", "timestamp")] == [good[name] for name in ("value", "timestamp")]
+            assert bad.get("window") == good.get("window")
+            with QueryClient(node.url) as queries:
+                one, other = queries.range(store)
+            assert (one.key_error, other.key, other.key_error) == (None, bad["key"], bad["key_error"])
 
 
 def test_an_empty_store_is_an_empty_answer(cluster: Cluster) -> None:

@@ -90,7 +90,7 @@ export class Stores {
     const [heads, rows] = {
       keys: () => [["key", "value", "timestamp"], [[h("code", {}, text(answer.key)), h("code", {}, text(answer.value)), moment(answer.timestamp)]]],
       range: () => [["key", ...(["window", "session"].includes(store.kind) ? ["window"] : []), "value", "timestamp", "#partition"],
-        answer.entries.map((one) => [h("code", {}, text(one.key)), ...(one.window ? [`${moment(one.window.start)} – ${one.window.end === null ? "for ever" : moment(one.window.end)}`] : []),
+        answer.entries.map((one) => [h("code", { title: one.key_error ?? null }, text(one.key)), ...(one.window ? [`${moment(one.window.start)} – ${one.window.end === null ? "for ever" : moment(one.window.end)}`] : []),
           h("code", {}, text(one.value)), moment(one.timestamp), whole(one.partition)])],
       windows: () => windows(answer.windows),
       sessions: () => windows(answer.sessions),
