@@ -134,7 +134,7 @@ def backfill(
         TaskBars(Console()) as bars,
     ):
         done = running.carry_out(spark, topology, checked, plan, {}, work, say_stage, bars.show)
-    _report(done, dead_letter_topics(topology, checked))
+    _report(done, dead_letter_topics(topology, checked), published=publish)
     _publish(done, topology, checked) if publish else typer.echo(f"not published yet: {again} --publish")
 
 
@@ -155,17 +155,17 @@ def _publish(done: Backfilled, topology: Topology, config: Config) -> None:
         typer.echo(f"{place}: the application goes on at {offset}")
 
 
-def _report(done: Backfilled, dead_letters: Sequence[str]) -> None:
+def _report(done: Backfilled, dead_letters: Sequence[str], *, published: bool) -> None:
     typer.echo(f"{done.records} records read")
     for reason in sorted({reason for result in done.results for reason in result.dropped}):
         typer.echo(f"{sum(result.dropped.get(reason, 0) for result in done.results)} dropped: {reason}")
     for store in sorted({store for result in done.results for store in result.seeded}):
         typer.echo(f"store {store}: {sum(result.seeded.get(store, 0) for result in done.results)} keys")
-    for line in not_written(done.unwritten, dead_letters):
+    for line in not_written(done.unwritten, dead_letters, published=published):
         typer.echo(line)
 
 
-def not_written(records: Mapping[str, int], dead_letters: Sequence[str]) -> list[str]:
+def not_written(records: Mapping[str, int], dead_letters: Sequence[str], *, published: bool) -> list[str]:
     """Return messages about results that a run did not write, by topic: how many, and how to get them."""
     if not records:
         return []
@@ -173,8 +173,13 @@ def not_written(records: Mapping[str, int], dead_letters: Sequence[str]) -> list
         f"{count:,} {'dead letters' if topic in dead_letters else 'records'} for {topic}"
         for topic, count in sorted(records.items())
     ]
+    cure = (
+        "To look at them, run the program under another application id with --outputs table --table URL."
+        if published
+        else "To have them, do not publish this run: `coopstreams reset` the application, and run it again with "
+        "--outputs topic, or with --outputs table --table URL to look at them."
+    )
     return [
         f"not written, because --outputs is none: {', '.join(told)}",
-        "The application goes on behind the cut and does not write them either. To have them, run it again before "
-        "--publish with --outputs topic, or with --outputs table --table URL to look at them.",
+        f"The application goes on behind the cut and does not write them either. {cure}",
     ]

@@ -6,11 +6,18 @@ from coopstreams.commands.backfill import not_written
 
 
 def test_unwritten_results_are_counted_by_topic_with_the_way_to_have_them() -> None:
-    counts, cure = not_written({"totals": 4120, "failed": 2175, "too-late": 1821}, ["failed"])
+    counts, cure = not_written({"totals": 4120, "failed": 2175, "too-late": 1821}, ["failed"], published=False)
     assert (
         counts
         == "not written, because --outputs is none: 2,175 dead letters for failed, 1,821 records for too-late, 4,120 "
         "records for totals"
     )
-    assert "--outputs topic" in cure
-    assert not_written({}, []) == []
+    assert "do not publish this run: `coopstreams reset` the application, and run it again with --outputs topic" in cure
+    assert not_written({}, [], published=False) == []
+
+
+def test_a_run_that_is_published_is_not_to_be_done_again_before_it_is() -> None:
+    """The application goes on behind the cut: what another run wrote to the topics would come behind newer results."""
+    _, cure = not_written({"totals": 4120}, [], published=True)
+    assert "under another application id with --outputs table" in cure
+    assert "publish" not in cure
