@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from coopstreams.commit.offsets import list_consumer_group_offsets
 from coopstreams.consumer.consumer import CooperativeConsumer
 from coopstreams.consumer.share import ConsumerRecord
 from coopstreams.log.kafka.log import KafkaLog
@@ -92,6 +93,24 @@ def letters(log: KafkaLog, topic: str) -> Iterator[DeadLetter]:
         reader.close()
 
 
+def ahead(log: KafkaLog, settings: Mapping[str, Any], topic: str) -> Iterator[DeadLetter]:
+    """Yield the records that a replay would read: those that no replay has passed.
+
+    Raises:
+        UnknownTopicError: there is no such topic.
+    """
+    passed = list_consumer_group_offsets(settings, replay_group(topic), ends_of(log, topic))
+    for letter in letters(log, topic):
+        until = passed[letter.at]
+        if until is None or letter.offset >= until.offset:
+            yield letter
+
+
+def replay_group(topic: str) -> str:
+    """Return the group whose position is the end of the last replay."""
+    return f"{topic}-replay"
+
+
 def ends_of(log: KafkaLog, topic: str) -> dict[TopicPartition, int]:
     """Return the last stable offset of each partition of a topic: what is above it may belong to open transactions.
 
@@ -106,10 +125,10 @@ def ends_of(log: KafkaLog, topic: str) -> dict[TopicPartition, int]:
 
 @dataclass(slots=True)
 class Replayed:
-    """The counts of a replay so far. `left_alone`: records that are no dead letters, or were not wanted."""
+    """The counts of a replay so far. `passed`: records that are no dead letters, or were not wanted."""
 
     written: int = 0
-    left_alone: int = 0
+    passed: int = 0
 
 
 def replay(
@@ -132,7 +151,7 @@ def replay(
     """
     ends = {at: end for at, end in ends_of(log, topic).items() if log.start_offset(at) < end}
     done = Replayed()
-    connection = {**settings, "group.id": f"{topic}-replay", "auto.offset.reset": "earliest"}
+    connection = {**settings, "group.id": replay_group(topic), "auto.offset.reset": "earliest"}
     with CooperativeConsumer(connection) as consumer:
         consumer.subscribe([topic])
         producer = transactional_producer(settings, consumer.transactional_id)
@@ -141,7 +160,7 @@ def replay(
             if not records:
                 consumer.commit()  # past the transaction markers at the end
                 continue
-            now = Replayed(done.written, done.left_alone)
+            now = Replayed(done.written, done.passed)
             try:
                 with consumer.transaction(producer):
                     for record in records:
@@ -149,7 +168,7 @@ def replay(
                             _place(record), record.offset, record.timestamp, record.key, record.value, record.headers
                         )
                         if letter.source is None or not wanted(letter):
-                            now.left_alone += 1
+                            now.passed += 1
                         else:
                             _write(producer, letter, letter.source, to)
                             now.written += 1

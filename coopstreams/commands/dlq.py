@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
@@ -12,9 +12,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from coopstreams.admin.dead_letters import DeadLetter, Replayed, ends_of, letters, replay
+from coopstreams.admin.dead_letters import DeadLetter, Replayed, ahead, letters, replay, replay_group
 from coopstreams.commands.settings import Brokers, ConfigFile, cluster, connection
 from coopstreams.commands.terminal.figures import new_table
+from coopstreams.topology.errors import ConfigError
 
 app = typer.Typer(help="Dead letters: records that failed, with the reasons. Send them back.", no_args_is_help=True)
 
@@ -76,20 +77,45 @@ def replay_(
 ) -> None:
     """Write the letters that no replay has passed yet back to the topics that they came from, each once.
 
-    A replay passes all that the topic holds when it begins, also what --node and --phase leave out.
-    `coopstreams group reset TOPIC-replay` lets it begin elsewhere.
+    A replay passes all that the topic holds when it begins, also what --node and --phase leave out: no later replay
+    reads that, unless `coopstreams group reset TOPIC-replay` lets it begin elsewhere.
     """
     settings = connection(bootstrap_servers, config)
     with cluster(settings) as log:
-        held = sum(ends_of(log, topic).values())
+        wanted = _wanted(node, phase)
+        found = Counter((_reason(letter), wanted(letter)) for letter in ahead(log, settings, topic))
+        chosen = Counter({reason: n for (reason, fits), n in found.items() if reason and fits})
+        if found and not chosen and (node or phase):
+            raise ConfigError(_nothing_chosen({reason: n for (reason, _), n in found.items() if reason}))
+        passed = found.total() - chosen.total()
+        what = f"Send {chosen.total()} letters of {topic} back to {to or 'where they came from'}"
         if not yes:
-            typer.confirm(f"Send what {topic} holds ({held} offsets) back to {to or 'where it came from'}?", abort=True)
-        done = replay(log, settings, topic, _wanted(node, phase), to, _say)
-    typer.echo(f"{done.written} written, {done.left_alone} left alone")
+            typer.confirm(f"{what}{f', and pass {passed} other records' if passed else ''}?", abort=True)
+        done = replay(log, settings, topic, wanted, to, _say)
+    typer.echo(f"{done.written} written, {done.passed} passed")
+    if done.passed or not done.written:
+        typer.echo(
+            "No replay reads again what one has passed or written. To let the next one begin anew, or at an offset:\n"
+            f"coopstreams group reset {replay_group(topic)} --topic {topic} --to earliest",
+            err=True,
+        )
 
 
 def _say(done: Replayed) -> None:
-    typer.echo(f"{done.written} written, {done.left_alone} left alone …", err=True)
+    typer.echo(f"{done.written} written, {done.passed} passed …", err=True)
+
+
+def _reason(letter: DeadLetter) -> tuple[str, str] | None:
+    """Return the node and the phase in which a record failed; None: this is no dead letter."""
+    return None if letter.source is None else (letter.why.get("node", ""), letter.why.get("phase", ""))
+
+
+def _nothing_chosen(others: Mapping[tuple[str, str], int]) -> str:
+    there = "; ".join(f"{n} at {node} ({phase})" for (node, phase), n in sorted(others.items()))
+    return (
+        "no letter that a replay would read failed at this node and in this phase, so nothing was written or passed. "
+        f"There are: {there or 'none, only records that are no dead letters'}"
+    )
 
 
 def _wanted(node: str | None, phase: str | None) -> Callable[[DeadLetter], bool]:

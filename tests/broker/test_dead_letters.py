@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 from coopstreams import CoopStreams, StreamsBuilder, serdes
 from coopstreams.commands.cli import app
 from coopstreams.log.kafka.native import SETTING
-from coopstreams.topology.errors import UnknownTopicError
+from coopstreams.topology.errors import ConfigError, UnknownTopicError
 from coopstreams.topology.records import TimestampedRecord
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
@@ -87,8 +87,8 @@ def test_what_failed_goes_back_once_and_is_processed_when_the_cause_is_gone(
         assert not dlq(kafka, "show", dead, "--node", "other", "--format", "json").output
 
         mended.set()
-        assert dlq(kafka, "replay", dead).output.splitlines()[-1] == "10 written, 1 left alone"
-        assert dlq(kafka, "replay", dead, "--yes").output.splitlines()[-1] == "0 written, 0 left alone"
+        assert dlq(kafka, "replay", dead).stdout.splitlines()[-1] == "10 written, 1 passed"
+        assert dlq(kafka, "replay", dead, "--yes").stdout.splitlines()[-1] == "0 written, 0 passed"
         eventually(lambda: len(read_topic(kafka.bootstrap, sink)) == 30, 60, lambda: "all are processed")
 
     counted = Counter(int.from_bytes(record.value or b"", "big") for record in read_topic(kafka.bootstrap, sink))
@@ -126,7 +126,7 @@ def test_letters_have_the_timestamps_of_their_records_and_a_replay_writes_no_tim
     kafka.write(dead, [(b"d", b"no JSON")], timestamp=-2, headers=[*letters[0].headers.items()])
     assert "unknown" in dlq(kafka, "show", dead).output
     began = time.time_ns() // 1_000_000
-    assert dlq(kafka, "replay", dead, "--to", again).output.splitlines()[-1] == "4 written, 0 left alone"
+    assert dlq(kafka, "replay", dead, "--to", again).stdout.splitlines()[-1] == "4 written, 0 passed"
     times = {record.key: record.timestamp for record in read_topic(kafka.bootstrap, again)}
     assert began <= times.pop(b"d") <= time.time_ns() // 1_000_000
     assert times == dict.fromkeys([b"a", b"b", b"c"], 1_700_000_000_000)
@@ -134,7 +134,7 @@ def test_letters_have_the_timestamps_of_their_records_and_a_replay_writes_no_tim
 
 def test_a_topic_may_be_empty_or_unknown_and_letters_may_go_elsewhere(kafka: Kafka) -> None:
     dead, elsewhere = kafka.topic("dead"), kafka.topic("elsewhere")
-    assert dlq(kafka, "replay", dead).output.splitlines()[-1] == "0 written, 0 left alone"
+    assert dlq(kafka, "replay", dead).stdout.splitlines()[-1] == "0 written, 0 passed"
     assert "0 dead letters" in dlq(kafka, "show", dead).output
     why = {"topic": "gone", "partition": "7", "node": "a", "phase": "processing"}
     headers: list[tuple[str, str | bytes | None]] = [
@@ -143,9 +143,26 @@ def test_a_topic_may_be_empty_or_unknown_and_letters_may_go_elsewhere(kafka: Kaf
     kafka.write(dead, [(b"k", b"v")], headers=headers)
     kafka.write(dead, [(None, None)], headers=[*headers, ("__coopstreams.errors.node", b"b")])
     assert "null" in dlq(kafka, "show", dead).output
+    # Nothing is passed by a mistake, and what was is named.
+    for wrong in (("--node", "c"), ("--node", "a", "--phase", "production")):
+        with pytest.raises(
+            ConfigError, match=r"nothing was written or passed. There are: 1 at a \(processing\); 1 at b"
+        ):
+            dlq(kafka, "replay", dead, *wrong)
     done = dlq(kafka, "replay", dead, "--to", elsewhere, "--node", "a")
-    assert done.output.splitlines()[-1] == "1 written, 1 left alone"
-    assert [(r.key, r.value, r.headers) for r in read_topic(kafka.bootstrap, elsewhere)] == [(b"k", b"v", {})]
+    assert f"Send 1 letters of {dead} back to {elsewhere}, and pass 1 other records?" in done.stdout
+    assert done.stdout.splitlines()[-1] == "1 written, 1 passed"
+    cure = f"coopstreams group reset {dead}-replay --topic {dead} --to earliest"
+    assert cure in done.stderr
+    again = dlq(kafka, "replay", dead, "--to", elsewhere, "--node", "b")
+    assert (again.stdout.splitlines()[-1], cure in again.stderr) == ("0 written, 0 passed", True)
+    reset = [*cure.split()[1:], "--yes", "--bootstrap-servers", kafka.bootstrap]
+    assert CliRunner().invoke(app, reset).exit_code == 0
+    assert dlq(kafka, "replay", dead, "--to", elsewhere, "--node", "b").stdout.splitlines()[-1] == "1 written, 1 passed"
+    assert [(r.key, r.value, r.headers) for r in read_topic(kafka.bootstrap, elsewhere)] == [
+        (b"k", b"v", {}),
+        (None, None, {}),
+    ]
     with pytest.raises(UnknownTopicError, match="there is no topic"):
         dlq(kafka, "show", "nowhere")
 
@@ -173,7 +190,7 @@ def test_letters_of_an_open_transaction_are_not_waited_for(kafka: Kafka) -> None
     commands.join(30)
     assert len(said) == 2, "a command waits for the transaction"
     assert "1 dead letters" in said[0]
-    assert "1 written, 0 left alone" in said[1]
+    assert "1 written, 0 passed" in said[1]
     producer.commit_transaction(60)
-    assert "1 written, 0 left alone" in dlq(kafka, "replay", dead).output
+    assert "1 written, 0 passed" in dlq(kafka, "replay", dead).output
     assert [record.value for record in read_topic(kafka.bootstrap, to)] == [b"committed", b"open"]
