@@ -5,6 +5,7 @@ Kafka's refusal names neither the user nor the operation; the attempt knows both
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,6 +50,10 @@ class Login:
         return f"{self.principal or 'the user of this process'} ({self.by})" if self.by else "this process"
 
 
+_OF_ONE_LIFE = re.compile(r"(consumer-|alone-)?[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}.*")
+"""What a transactional id has behind the name of its group: other ids of the same user differ there."""
+
+
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """The operations of a request that need ACLs: on `topics` (names, separated by commas), a group, a transactional
@@ -79,7 +84,8 @@ class Attempt:
     def _said(self, operation: str, kind: str, name: str) -> str:
         resource = f"{kind.replace('-', ' ')}{f' {name}' if name else ''}"
         where = f"one of the topics {name}" if ", " in name else f"the {resource}"
-        lacking = [Acl(kind, each, operation) for each in name.split(", ")]
+        lasting = _OF_ONE_LIFE.sub("", name) if kind == "transactional-id" else name
+        lacking = [Acl(kind, each, operation, prefixed=lasting != name) for each in lasting.split(", ")]
         included = ", which Read and Write include," if (operation, kind) == ("Describe", "topic") else ""
         return (
             f"{self.login} has no ACL for {operation}{included} on {where}. Allow it: "

@@ -18,6 +18,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from kafka import errors
@@ -335,7 +336,8 @@ class Transactions:
         def moved() -> None:
             self._coordinators.pop(transactional_id, None)
 
-        return await self._connection.ask(exchange, node, _left_ms(give_up), moved)
+        needing = replace(exchange, attempt=Attempt(transactional_id=transactional_id))
+        return await self._connection.ask(needing, node, _left_ms(give_up), moved)
 
 
 def _left_ms(give_up: float) -> int:

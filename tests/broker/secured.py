@@ -39,6 +39,7 @@ from tests.conftest import Kafka
 from tests.docs.pages import ROOT, code_words, table_headed
 
 CONSUMER = ROOT / "docs" / "consumer.md"
+ERRORS = ROOT / "docs" / "guide" / "errors.md"
 ACLS = ("resource", "name", "operations", "without it")
 """The heading of the table of ACLs."""
 _KINDS = {

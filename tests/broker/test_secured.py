@@ -10,7 +10,7 @@ import socketserver
 import ssl
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,15 @@ from typing import Any
 import pytest
 
 from coopstreams import CoopStreams, StreamsBuilder, serdes
-from coopstreams.common.acls import Acl
+from coopstreams.admin.dead_letters import ahead, replay
+from coopstreams.common.acls import Acl, adding
 from coopstreams.dev import certificates
+from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.kafka.share import delete_share_group
-from coopstreams.topology.errors import CoopStreamsError, LogError
+from coopstreams.topology.errors import AccessDeniedError, CoopStreamsError, LogError
 from tests.broker.consuming import Orders, poll_until
 from tests.broker.counting import Counting, await_table, failure_of, metric
-from tests.broker.secured import CONSUMER, SecuredKafka, documented, printed, secured_kafka
+from tests.broker.secured import CONSUMER, ERRORS, SecuredKafka, documented, printed, secured_kafka
 from tests.broker.waiting import eventually
 from tests.conftest import download_kafka
 
@@ -119,6 +121,28 @@ def test_consumers_share_a_partition_with_exactly_the_acls_of_their_page(secured
         consumer.commit()
     orders.close()
     assert secured.refusals(orders.group) == set()
+
+
+@pytest.mark.slow
+def test_dead_letters_are_replayed_with_exactly_the_acls_of_their_page(secured: SecuredKafka) -> None:
+    """An ACL for the transactional id of one replay would not fit the next: the one that an error names is prefixed."""
+    dead, source = secured.topic("dead"), secured.topic("in")
+    why = [("__coopstreams.errors.topic", source.encode()), ("__coopstreams.errors.partition", b"0")]
+    secured.write(dead, [(b"k", b"v")], headers=[*why])
+    acls, who = documented(ERRORS, letters=dead, replayed=source), secured.unique("ann")
+    lost = one_of(acls, "transactional id", "-", "Write")
+    user = secured.user(who, [acl for acl in acls if acl != lost])
+    with closing(KafkaLog(user)) as cluster:
+        with pytest.raises(AccessDeniedError) as caught:
+            replay(cluster, user, dead, lambda _: True)
+        (command,) = re.findall(r"kafka-acls\.sh .*", str(caught.value))
+        assert adding(f"User:{who}", [lost]) == command
+        secured.allow(who, [lost])
+        assert [letter.value for letter in ahead(cluster, user, dead)] == [b"v"]
+        assert replay(cluster, user, dead, lambda _: True).written == 1
+    # Its consumer asks for the coordinator of a group that it never joins, and does without the answer.
+    refused = secured.refusals(who) - {"DESCRIBE Group:LITERAL:coopstreams"}
+    assert [one for one in refused if "TransactionalId" not in one] == []
 
 
 COMMITS = "__individual_commit_offsets"

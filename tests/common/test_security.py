@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -198,6 +199,7 @@ def test_a_password_is_not_in_an_error() -> None:
     assert "xyzzy" not in str(caught.value)
 
 
+LIFE = UUID("114c37fa-c7ba-4a55-b90e-fa68b8da4e77")
 IDENTITY = {
     "ssl.ca.location": "cert.pem",
     "ssl.certificate.location": "cert.pem",
@@ -264,3 +266,18 @@ def test_a_client_certificate_needs_its_password(identity: Path, password: str) 
 )
 def test_a_refusal_names_user_mechanism_operation_resource_and_cure(refusal: str, said: str) -> None:
     assert said in Attempt(Login("User:me", "PLAIN"), "Write", "a, b", "g", "t").missing(refusal)
+
+
+@pytest.mark.parametrize(
+    ("id_", "allowed"),
+    [
+        (f"dead-replay-consumer-{LIFE.hex}-commit", "dead-replay- --resource-pattern-type prefixed"),
+        (f"group-alone-{LIFE.hex[:16]}", "group- --resource-pattern-type prefixed"),
+        (f"shop-{LIFE}-0", "shop- --resource-pattern-type prefixed"),
+        ("shop-facade-7", "shop-facade-7"),
+    ],
+)
+def test_a_transactional_id_of_one_life_is_allowed_by_its_prefix(id_: str, allowed: str) -> None:
+    said = Attempt(Login("User:me"), transactional_id=id_).missing("TRANSACTIONAL_ID_AUTHORIZATION_FAILED")
+    assert f"on the transactional id {id_}. Allow it: " in said
+    assert said.endswith(f"--operation Write --transactional-id {allowed}")

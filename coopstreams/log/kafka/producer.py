@@ -13,6 +13,7 @@ from typing import Any
 from confluent_kafka import Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 
+from coopstreams.common.acls import Attempt
 from coopstreams.log.kafka.errors import CLIENT_ERRORS, error_of, translated
 from coopstreams.log.kafka.settings import ClientErrors, login_of, make_client, producer_settings
 from coopstreams.log.kafka.writer import group_metadata
@@ -32,7 +33,8 @@ def transactional_producer(settings: Mapping[str, Any], transactional_id: str) -
     try:
         producer.init_transactions()
     except CLIENT_ERRORS as error:
-        raise translated(error_of(error), f'beginning with transactional id "{transactional_id}"') from error
+        attempt = Attempt(errors.login, transactional_id=transactional_id)
+        raise translated(error_of(error), f'beginning with transactional id "{transactional_id}"', attempt) from error
     return producer
 
 
