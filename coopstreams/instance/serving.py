@@ -166,11 +166,7 @@ class Serving:
         if self._instance.paused:
             slow.append(Reason("paused", "processing is paused until it is resumed; tasks are kept, queries answered"))
         if self._instance.assigned is None or not self._instance.member.sure(self._instance.member.epoch):
-            reasons.append(
-                Reason(
-                    "not-a-member", self._instance.member.problem or "the group has not answered this process lately"
-                )
-            )
+            reasons.append(Reason("not-a-member", self._silence()))
         reasons += [Reason("asking-the-group", message) for message in self._instance.doubts()]
         if self._instance.waits:
             reasons.append(Reason("another-version", self._instance.waits))
@@ -243,9 +239,20 @@ class Serving:
     def _open(self, store: str, id_: TaskId, state: State) -> OpenView | NotOpen:
         task = self._instance.tasks.get(id_)
         if state is not State.RUNNING or task is None or not self.owns(task):
-            return NotOpen(self._why(id_, state))
+            return NotOpen(self._unread(id_, task, state))
         sample = self._instance.stall_detector.samples.get(id_)
         return TaskView(self, task, self._specs[store], sample.lag if sample is not None else None)
+
+    def _unread(self, id_: TaskId, task: Task | None, state: State) -> str:
+        """Return why a task of this instance cannot be read."""
+        if state is not State.RUNNING or task is None:
+            return self._why(id_, state)
+        if self._instance.member.sure(task.epoch):
+            return f"task {id_} is being given up"
+        return f"task {id_} runs here, but another instance may own it by now: {self._silence()}"
+
+    def _silence(self) -> str:
+        return self._instance.member.problem or "the group has not answered this process lately"
 
     def _why(self, task: TaskId, state: State) -> str:
         if state is State.OPENING:

@@ -111,7 +111,7 @@ class LocalReader:
     def part(self, store: StoreInfo, query: Query, timeout_s: float) -> PartialPage:
         """Return this instance's part of a range query: the first `limit` entries of all its open ranges.
 
-        Ranges that are not open are missing from `covers`, which the merge of the parts detects.
+        Ranges that are not open are missing from `covers`, which the merge of the parts detects; `closed` says why.
 
         Raises:
             QueryError: TIMED_OUT, or TASK_MOVING if a range moved during the read.
@@ -121,12 +121,13 @@ class LocalReader:
                 store,
                 query,
                 timeout_s,
-                [],
                 ((row.key, 0, row) for row in rows(self.global_table(store), store.kind, 0, query)),
             )
-        with self._reading_all(store.name) as views:
+        with self._reading_all(store.name) as (views, closed):
             found = in_order((_scan(view, store, query) for view in views), query.reverse)
-            return _collected(store, query, timeout_s, [self._cover(view) for view in views], found)
+            page = _collected(store, query, timeout_s, found)
+            page.covers, page.closed = [self._cover(view) for view in views], closed
+            return page
 
     def sizes(self) -> dict[str, int]:
         """Return the approximate number of entries of each store on this instance."""
@@ -136,7 +137,7 @@ class LocalReader:
                 table = self._backend.global_view(name)
                 sizes[name] = 0 if table is None else table.approximate_count()
                 continue
-            with self._reading_all(name) as views:
+            with self._reading_all(name) as (views, _):
                 sizes[name] = sum(view.store.approximate_count() for view in views)
         return sizes
 
@@ -170,18 +171,20 @@ class LocalReader:
         view = self._backend.view(store.name, at.partition, at.hash)
         if isinstance(view, NotOpen):
             raise moving(
-                f"partition {at.partition} of {store.name} is not open on the owner of the key: {view.message}",
+                f"partition {at.partition} of {store.name} cannot be read on the owner of the key: {view.message}",
                 view.retry_after_ms,
             )
         with view, _owned_throughout([view]):
             yield view
 
     @contextmanager
-    def _reading_all(self, store: str) -> Iterator[list[OpenView]]:
+    def _reading_all(self, store: str) -> Iterator[tuple[list[OpenView], list[str]]]:
+        """Yield the views of the open tasks, and why the others are not open."""
         with ExitStack() as stack:
-            views = [stack.enter_context(view) for view in self._backend.views(store) if not isinstance(view, NotOpen)]
+            found = self._backend.views(store)
+            views = [stack.enter_context(view) for view in found if not isinstance(view, NotOpen)]
             with _owned_throughout(views):
-                yield views
+                yield views, [view.message for view in found if isinstance(view, NotOpen)]
 
     def _about(self, view: OpenView) -> About:
         return about_of(view, self._backend.placement().here)
@@ -284,8 +287,8 @@ def _scan(view: OpenView, store: StoreInfo, query: Query) -> Iterator[tuple[byte
     return ((row.key, partition, row) for row in rows(view.store, store.kind, partition, query))
 
 
-def _collected(store: StoreInfo, query: Query, timeout_s: float, covers: list[Cover], found: _Rows) -> PartialPage:
-    """Return the first `limit` entries of these rows, or fewer if they are large."""
+def _collected(store: StoreInfo, query: Query, timeout_s: float, found: _Rows) -> PartialPage:
+    """Return the first `limit` entries of these rows, or fewer if they are large, as a part that covers nothing yet."""
     deadline = time.monotonic() + timeout_s
     entries: list[Entry] = []
     size = 0
@@ -299,10 +302,10 @@ def _collected(store: StoreInfo, query: Query, timeout_s: float, covers: list[Co
         if entry is None:
             continue
         if len(entries) == query.limit or size >= MOST_BYTES:
-            return PartialPage(covers, entries, True)
+            return PartialPage([], entries, True)
         entries.append((stored, partition, entry))
         size += len(stored) + len(entry)
-    return PartialPage(covers, entries, False)
+    return PartialPage([], entries, False)
 
 
 def _where(store: StoreInfo, text: str) -> str:

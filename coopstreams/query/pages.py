@@ -46,11 +46,15 @@ Entry: TypeAlias = tuple[bytes, int, bytes]
 
 
 class PartialPage(msgspec.Struct, array_like=True):
-    """The part of one instance: entries in order, and whether it has more behind them."""
+    """The part of one instance: entries in order, and whether it has more behind them.
+
+    `closed`: why it cannot read some of its ranges, in words.
+    """
 
     covers: list[Cover]
     entries: list[Entry]
     more: bool
+    closed: list[str] = []
 
 
 class Page(msgspec.Struct):

@@ -8,7 +8,7 @@
     410  FORGOTTEN                            the time lies before the history that a versioned store keeps
     421  NOT_OWNER                            `local=true` at another instance; `owner` and `url` name the owner
     500  UNREADABLE, INTERNAL                 stored bytes that the serde cannot read, or a bug
-    503  TASK_MOVING                          no instance can answer now: ask again after `retry_after_ms`
+    503  TASK_MOVING                          no instance can prove that it owns the key: ask again
     503  TOO_MANY_CONNECTIONS                 ask again, or close some
     503  TOO_MANY_STREAMS                     close a page that watches this instance, or watch another one
     504  TIMED_OUT                            ask again, or ask for less

@@ -290,7 +290,8 @@ def _put_together(store: StoreInfo, query: Query, answers: Sequence[PartialPage 
     ]
     gap = coverage_gap(store, ((cover.partition, cover.key_range) for part in parts for cover in part.covers))
     if gap is not None:
-        raise moving(f"{gap}: moving or being restored")
+        reasons = [reason for part in parts for reason in part.closed]
+        raise moving(f"{gap}: {'; '.join(reasons) or 'moving or being restored'}")
     return page_of(parts, query)
 
 

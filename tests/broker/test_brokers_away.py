@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from coopstreams import QueryClient
 from coopstreams.commit.record import PARTITIONS, partition_of
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import TopicSpec
+from coopstreams.topology.errors import QueryError
 from coopstreams.topology.naming import COMMIT_TOPIC
 from tests.broker.cluster import NODES, ThreeBrokers
 from tests.broker.counting import Counting, await_running, await_table
+from tests.broker.waiting import eventually
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
@@ -51,6 +54,32 @@ def test_an_instance_starts_while_all_brokers_are_away_and_goes_on_when_they_com
         await_running([app])
         await_table(app, written)
     mending.join()
+
+
+def test_while_no_broker_answers_an_instance_says_why_it_answers_no_query(
+    three_brokers: ThreeBrokers, tmp_path: Path
+) -> None:
+    """Once the session has ended, another instance may own the keys, for all that this one can know."""
+    counting = Counting.make(three_brokers.kafka)
+    written, why = counting.write(KEYS), "runs here, but another instance may own it by now"
+    with counting.app(tmp_path, session_timeout_ms=6000) as app, QueryClient(str(app.url), deadline_s=0.0) as queries:
+        await_table(app, written)
+        for node in NODES:
+            three_brokers.pause(node)
+
+        def said() -> bool:
+            errors = []
+            for ask in (lambda: queries.get("counts", KEYS[0]), lambda: list(queries.range("counts"))):
+                try:
+                    ask()
+                except QueryError as error:
+                    errors.append(error)
+            return [(error.code, why in str(error)) for error in errors] == [("TASK_MOVING", True)] * 2
+
+        eventually(said, 60, lambda: "queries are answered, or refused for another reason")
+        three_brokers.mend()
+        eventually(lambda: not said(), 60, lambda: "no query is answered")
+        await_table(app, written)
 
 
 def test_a_topic_that_was_made_is_there_whichever_broker_is_asked(three_brokers: ThreeBrokers) -> None:

@@ -358,6 +358,7 @@ def test_a_range_of_which_a_part_is_not_open_is_moving_not_shorter() -> None:
             response = ask(node, "counts")
             assert (response.status_code, response.json()["error"]) == (503, "TASK_MOVING")
             assert "no key range has the hashes" in response.json()["message"]
+            assert response.json()["message"].endswith(f": task {task} is restoring")
             assert (
                 httpx.get(f"{node.url}/v1/stores/counts/range", headers=NDJSON, trust_env=False, timeout=60).status_code
                 == 503
