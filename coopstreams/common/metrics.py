@@ -33,6 +33,26 @@ GLOBAL_TABLES = "global"
 
 TASK_STATES = ("waiting", "restoring", "running", "closing")
 
+HEALTH_CODES = (
+    "no-progress",
+    "slow",
+    "calls-pause",
+    "share-group",
+    "paused",
+    "not-a-member",
+    "unreadable-commit",
+    "another-version",
+    "not-shared",
+    "partitioner",
+    "waiting",
+    "restoring",
+    "closing",
+    "changelog-made-anew",
+    "asking-the-group",
+    "resting",
+)
+"""The codes of an instance's reasons of health, each of which is a series from the start."""
+
 M = TypeVar("M", bound=MetricWrapperBase)
 
 
@@ -157,6 +177,9 @@ class Metrics:
             "restore_remaining_records", "Changelog records yet to be read until a store is restored.", "task", "store"
         )
         self._tasks = self._gauge("tasks", "Tasks of this instance, by state.", "state")
+        self._reasons = self._gauge(
+            "health_reasons", "Reasons why this instance, or a task of it, is not healthy now, by code.", "code"
+        )
         self._commits = self._counter("commits", "Commits that counted, by stream thread.", "thread")
         self._aborts = self._counter(
             "aborts", "Aborted commits, by stream thread; their records are processed again.", "thread"
@@ -277,6 +300,11 @@ class Metrics:
         """Set how many tasks are in each state; states that are not named have none."""
         for state in {*TASK_STATES, *counts}:
             self._tasks.of(state).set(counts.get(state, 0))
+
+    def health(self, codes: Mapping[str, int]) -> None:
+        """Set how many reasons of each code there are; codes that are not named have none."""
+        for code in HEALTH_CODES:
+            self._reasons.of(code).set(codes.get(code, 0))
 
     def task_closed(self, task: TaskId) -> None:
         """Remove the gauges of a task that moved to another instance, or whose range was cut again."""

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -235,6 +236,7 @@ class QueryApp:
         return _json(orjson.dumps(reports.health(health)), 200 if health.live and health.ready else 503)
 
     async def _prometheus(self, _request: Request) -> Response:
+        self._metrics.health(Counter(reason.code for reason in self._backend.health().reasons))
         return Response(self._metrics.text(), media_type=CONTENT_TYPE)
 
     async def _openapi(self, _request: Request) -> Response:

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
+from coopstreams.common.metrics import HEALTH_CODES
 from tests.docs import reference
 from tests.docs.pages import ROOT, code_words, table_headed
 
@@ -71,6 +72,12 @@ def test_the_dashboard_has_every_metric_but_those_named_here() -> None:
     shown = set(_SERIES.findall(DASHBOARD.read_text()))
     names = {row[0].strip("`") for row in reference.metrics()}
     assert {name for name in names if not any(one.startswith(name) for one in shown)} == without
+
+
+def test_the_codes_of_the_metric_of_health_are_those_of_the_page() -> None:
+    """Those of one instance: that it does not answer is seen by others only."""
+    codes = [code for row in table_headed(OPERATING, "reason", "means", "live") for code in code_words(row[0])]
+    assert sorted(codes) == sorted([*HEALTH_CODES, "unreachable"])
 
 
 def test_panels_have_numbers_of_their_own_and_do_not_lie_on_each_other() -> None:

@@ -27,7 +27,7 @@ from coopstreams.query.serving.server import QueryServer
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.failures import Failure
-from tests.query.cluster import HOUR, INFOS, LIMITS, STORES, Cluster, Data, reason
+from tests.query.cluster import HOUR, INFOS, LIMITS, STORES, Cluster, Data, Node, reason
 
 DATA: Data = {
     "counts": {f"w{i}": (i, i) for i in range(50)},
@@ -158,6 +158,10 @@ def test_an_instance_that_is_gone_is_listed_as_unreachable_and_the_others_answer
         assert get(cluster["c"].url + "/v1/stores")["unreachable"] == ["b"]
 
 
+def metrics_of(node: Node) -> str:
+    return httpx.get(node.url + "/metrics", trust_env=False, timeout=60).text
+
+
 def test_health_says_why_an_instance_is_not_well() -> None:
     with Cluster(1) as cluster:
         cluster.deal(1, DATA)
@@ -168,7 +172,11 @@ def test_health_says_why_an_instance_is_not_well() -> None:
         node.now = reason("restoring", "50 records to go", task)
         assert [httpx.get(probe, trust_env=False, timeout=60).status_code for probe in probes] == [200, 503]
         assert get(probes[1])["reasons"] == [{"code": "restoring", "message": "50 records to go", "task": str(task)}]
+        counted = 'coopstreams_health_reasons{code="%s"} %.1f\n'
+        assert counted % ("restoring", 1) in (text := metrics_of(node))
+        assert counted % ("no-progress", 0) in text
         node.now = Health(live=False, ready=True)
+        assert counted % ("restoring", 0) in metrics_of(node)
         assert [httpx.get(probe, trust_env=False, timeout=60).status_code for probe in probes] == [503, 503]
 
 
