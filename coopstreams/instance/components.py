@@ -113,7 +113,8 @@ class Components:
         """Build the components: brokers reached, topics checked and created, state folder locked.
 
         Raises:
-            ConfigError: a store's engine is not available, a schema does not fit; or a backfill waits to be published.
+            ConfigError: a store's engine is not available, a schema does not fit, a changelog was deleted, or a
+                backfill waits to be published.
             LogError: the brokers cannot be reached within `connect.timeout.ms`.
             TopologyError, UnknownTopicError: the topics do not fit the topology, or the state of its last version does
                 not.
@@ -136,7 +137,7 @@ class Components:
             deployed = Deployed(cluster, config, host)
             deployed.check(as_it_runs(topology, cluster.partitions(), config))
             check_share_group(topology, config)
-            resolved = resolve_topology(cluster, topology, config)
+            resolved = resolve_topology(cluster, topology, config, had=deployed.changelogs)
             check_published(config, cluster.partitions(), resolved.topics.partitions)
             subtopologies = {subtopology.id: subtopology for subtopology in resolved.topology.subtopologies}
             process = f"{directory.process_id[:8]}-{host.unique()[:8]}"
@@ -301,7 +302,9 @@ class Components:
 
     def subscription(self, emit: Callable[[Event], None]) -> PatternSubscription:
         """Return the thread that watches for new topics, not yet started."""
-        return PatternSubscription(self.log, self.built, self.config, self.resolved, emit, self.host)
+        return PatternSubscription(
+            self.log, self.built, self.config, self.resolved, emit, self.host, lambda: self.deployed.changelogs
+        )
 
     def thread(self, number: int, member: GroupMember, emit: Callable[[Event], None]) -> StreamThread:
         """Return a stream thread, not yet started."""

@@ -61,6 +61,8 @@ class Deployed:
         self.topic = topology_topic(config["application.id"])
         self.begun = frozenset[str]()
         """The repartition topics that this version reads and the one before did not: they may have no positions yet."""
+        self.changelogs = frozenset[str]()
+        """The changelogs of the last version, as far as it is known: none of them is created anew in silence."""
 
     def last(self) -> Outline | None:
         """Return the version that had tasks last; None if there is no record.
@@ -79,6 +81,7 @@ class Deployed:
             return None
         last = read_outline(told)
         self.begun = frozenset(orjson.loads(told).get(_BEGUN, ()))
+        self.changelogs = _changelogs(last)
         return last
 
     def check(self, topology: Topology) -> None:
@@ -102,6 +105,7 @@ class Deployed:
             self._check(last, mine)
         if last != mine and (last is not None or mine.stores or mine.repartitions):
             self._tell(last, mine, topology)
+        self.changelogs = _changelogs(mine)
 
     def _check(self, last: Outline, mine: Outline) -> None:
         found = changes(last, mine)
@@ -184,6 +188,10 @@ def refusal(application: str, refused: Iterable[TopologyChange], word: str) -> s
         f'"{application}" is not started, because results would be wrong from now on, and nothing would say so:{told}\n'
         f"`coopstreams check` says this before a deployment. Or accept just this change: --set {ACCEPT}={word}"
     )
+
+
+def _changelogs(version: Outline) -> frozenset[str]:
+    return frozenset(store.changelog for store in version.stores.values() if store.changelog is not None)
 
 
 def _is(verdict: Verdict) -> str:

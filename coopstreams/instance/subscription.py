@@ -11,7 +11,7 @@ Turned down: having the leader tell the members (a process cannot read a topic t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from coopstreams.common.config import Config
 from coopstreams.common.host import SYSTEM, Host
@@ -41,8 +41,10 @@ class PatternSubscription:
         resolved: ResolvedTopology,
         emit: Callable[[Event], None],
         host: Host = SYSTEM,
+        had: Callable[[], Collection[str]] = frozenset,
     ) -> None:
-        self._host = host
+        """`had`: returns the changelogs of the version of the topology that ran last."""
+        self._host, self._had = host, had
         self._log, self._built, self._config, self._resolved, self._emit = cluster, built, config, resolved, emit
         self._every_s = config["metadata.max.age.ms"] / 1000
         self._wake = host.signal()
@@ -100,7 +102,7 @@ class PatternSubscription:
                 self._hurried_until = now + HURRY_S
             if not new and not gone:
                 return
-            resolved = resolve_topology(self._log, self._built, self._config, known - gone)
+            resolved = resolve_topology(self._log, self._built, self._config, known - gone, self._had())
         except (LogError, UnknownTopicError) as error:
             log.warning("looking for topics: %s; trying again", error)
             return

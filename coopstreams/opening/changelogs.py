@@ -10,12 +10,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
+from coopstreams.commit.deleted_changelogs import is_gone
 from coopstreams.common.host import SYSTEM
 from coopstreams.log.log import Log
 from coopstreams.state.restore import NO_STOPS, TRUSTED_MS, Bounds, trusted_ms
 from coopstreams.state.snapshot_restore import Changelog
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import LogError
+from coopstreams.topology.errors import ConfigError, LogError, UnknownTopicError
 from coopstreams.topology.keys import KeyRange
 
 log = logging.getLogger(__name__)
@@ -26,6 +27,7 @@ class Changelogs:
 
     Raises:
         LogError: the brokers do not answer.
+        ConfigError: a changelog was deleted.
     """
 
     def __init__(self, cluster: Log, clock_ms: Callable[[], int] = SYSTEM.wall_ms) -> None:
@@ -72,7 +74,15 @@ class Changelogs:
 
     def _topic_id(self, topic: str) -> str:
         if topic not in self._ids:
-            self._ids[topic] = self._cluster.topic_id(topic)
+            try:
+                self._ids[topic] = self._cluster.topic_id(topic)
+            except UnknownTopicError as error:
+                if not is_gone(self._cluster, topic):
+                    raise
+                raise ConfigError(
+                    f"{topic}, from which a store is to be restored, was deleted: the next start says what is lost, "
+                    "and the cures"
+                ) from error
         return self._ids[topic]
 
     def _keeps_ms(self, topic: str) -> int:

@@ -27,7 +27,7 @@ from coopstreams.spark.unchanged import ids_of
 from coopstreams.state.snapshot import new_run
 from coopstreams.state.storage import Storage
 from coopstreams.tasks.resolved_topology import as_it_runs
-from coopstreams.tasks.topics import check_topics, prepare_topics
+from coopstreams.tasks.topics import check_topics, create_missing
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.patterns import unmatched
@@ -148,8 +148,10 @@ def make_plan(
         topology = as_it_runs(built, cluster.partitions(), config)
         planning.check(topology)
         chosen, known = _histories(topology, histories, options.until)
-        resolved = (prepare_topics if create else check_topics)(cluster, topology, config)
+        resolved = check_topics(cluster, topology, config)
         check_unused(cluster, config, topology, resolved.partitions)
+        if create:
+            create_missing(cluster, topology, config, resolved)
         cut, globally = (
             {topic: cut_of(cluster, topic, history, resolved.partitions[topic]) for topic, history in each.items()}
             for each in (chosen, known)

@@ -7,13 +7,14 @@ Invariant: until the plan is stored, nothing is created except missing internal 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 
 from coopstreams.admin.rebuild import RebuildScope, logged, to_rebuild
 from coopstreams.commit.record import Segment
 from coopstreams.common.config import Config
+from coopstreams.instance.deployed import Deployed
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.spark import plan as planning
 from coopstreams.spark.committed import Rebuild, Stands, aligned, end_of
@@ -28,7 +29,7 @@ from coopstreams.state.manifest import whole_slices
 from coopstreams.state.snapshot import new_run
 from coopstreams.state.storage import Storage
 from coopstreams.tasks.resolved_topology import as_it_runs
-from coopstreams.tasks.topics import check_topics, prepare_topics, reset_of
+from coopstreams.tasks.topics import check_topics, create_missing, reset_of
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, OffsetOutOfRangeError, TopologyError
 from coopstreams.topology.graph.nodes import Source
@@ -48,8 +49,8 @@ def begin_rebuild(
 
     Raises:
         TopologyError: a backfill cannot run the topology, so a rebuild cannot either.
-        ConfigError: a store or partition does not exist, the application has committed nothing, or records lie unread
-            in a repartition topic.
+        ConfigError: a store or partition does not exist, the application has committed nothing, records lie unread in
+            a repartition topic, or a changelog was deleted that this run does not make as a whole.
         OffsetOutOfRangeError: a source has lost records.
         GroupError: the application runs.
     """
@@ -63,7 +64,7 @@ def begin_rebuild(
     with closing(cluster_of(config)) as cluster:
         topology = as_it_runs(built, cluster.partitions(), config)
         planning.check(topology)
-        resolved = (check_topics if dry_run else prepare_topics)(cluster, topology, config)
+        resolved = check_topics(cluster, topology, config)
         rebuild = _rebuild(topology, config, cluster, resolved, wanted)
         stages = stages_of(topology, resolved.partitions, rebuild, ranges)
         cut = _cut(topology, cluster, stages, rebuild.committed)
@@ -76,6 +77,8 @@ def begin_rebuild(
         if not incomplete:
             _check_whole(cut)
         _check_read(cluster, stages, cut, rebuild.committed)
+        if not dry_run:
+            create_missing(cluster, topology, config, resolved, _kept_as_they_are(cluster, topology, config, wanted))
         tables = {table.topic: resolved.partitions[table.topic] for table in topology.global_tables}
         plan = Plan(
             # Named differently from a backfill, whose runs keep the application from starting until they are published.
@@ -177,6 +180,14 @@ def _rebuild(
         stands(config, cluster, {topic: resolved.partitions[topic] for topic in topics}),
         ends,
     )
+
+
+def _kept_as_they_are(cluster: KafkaLog, topology: Topology, config: Config, wanted: RebuildScope) -> Collection[str]:
+    """Return the changelogs of the last version that this run does not make as a whole: deleted ones stay missing."""
+    deployed, whole = Deployed(cluster, config), wanted.partitions is None and whole_slices(wanted.key_range) == WHOLE
+    deployed.last()
+    made = (changelog_of(config, spec) for name, spec in logged(topology).items() if name in (wanted.stores or [name]))
+    return deployed.changelogs.difference(made if whole else ())
 
 
 def _cut(

@@ -336,8 +336,9 @@ class Committer:
                 return
             if self._host.now() > deadline:
                 raise UnknownTopicError(
-                    f"the application writes to {', '.join(sorted(missing))}, which Kafka has no longer. Create it "
-                    "again, and start anew."
+                    f"the application writes to {', '.join(sorted(missing))}, which Kafka has no longer. If you have "
+                    "created it, create it again; of a topic that the application has made, the next start says what "
+                    "is lost, and the cures."
                 )
             self._host.sleep(0.2)
 

@@ -63,16 +63,19 @@ def as_it_runs(built: Topology, names: Iterable[str], config: Config) -> Topolog
     return matched(built, names).optimized(config["topology.optimization"])
 
 
-def resolve_topology(cluster: Log, built: Topology, config: Config, known: Collection[str] = ()) -> ResolvedTopology:
+def resolve_topology(
+    cluster: Log, built: Topology, config: Config, known: Collection[str] = (), had: Collection[str] = ()
+) -> ResolvedTopology:
     """Return the topology, resolved now.
 
-    `known`: topics that the application reads already, which count as existing in any case.
+    `known`: topics that the application reads already, which count as existing in any case. `had`: the changelogs of
+    the version of the topology that ran last.
 
     Raises:
-        UnknownTopicError, TopologyError: see `prepare_topics` and `as_it_runs`.
+        ConfigError, UnknownTopicError, TopologyError: see `prepare_topics` and `as_it_runs`.
     """
     topology = as_it_runs(built, {*cluster.partitions(), *known}, config)
-    topics = prepare_topics(cluster, topology, config)
+    topics = prepare_topics(cluster, topology, config, had)
     parts = topology.subtopologies
     prints = fingerprints(topology, topics.tasks)
     announced = tuple(

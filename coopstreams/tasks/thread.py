@@ -384,7 +384,7 @@ class StreamThread:
         """Check that repetition may cure the error.
 
         Raises:
-            LogError: it cannot.
+            LogError: it cannot; names the topics that are gone, if any are.
             ProcessingError: it cannot, because one call takes too long each time.
         """
         (seconds, call), self._slowest = self._slowest, (0.0, "")
@@ -399,6 +399,7 @@ class StreamThread:
                     f"{error} The settings of the topics do not explain it. It was made from {self._uncommitted()}."
                 ) from error
         elif too_often or isinstance(error, (AccessDeniedError, DeliveryError)):
+            self.committer.check_topics()
             raise error
 
     def _uncommitted(self) -> str:

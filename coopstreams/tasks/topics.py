@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from dataclasses import replace
 
+from coopstreams.commit.deleted_changelogs import check_changelogs
 from coopstreams.common.config import Config
 from coopstreams.log.log import Log, TopicSpec
 from coopstreams.tasks.failures import dead_letter_topics
@@ -20,23 +22,37 @@ log = logging.getLogger(__name__)
 _AFTER = "message.timestamp.after.max.ms"
 
 
-def prepare_topics(cluster: Log, topology: Topology, config: Config) -> ResolvedTopics:
+def prepare_topics(cluster: Log, topology: Topology, config: Config, had: Collection[str] = ()) -> ResolvedTopics:
     """Return the partition counts of all topics; create the internal topics that do not exist yet.
 
+    `had`: the changelogs of the version of the topology that ran last.
+
     Raises:
-        See `check_topics`.
+        See `check_topics` and `create_missing`.
     """
     resolved = check_topics(cluster, topology, config)
+    create_missing(cluster, topology, config, resolved, had)
+    return resolved
+
+
+def create_missing(
+    cluster: Log, topology: Topology, config: Config, resolved: ResolvedTopics, had: Collection[str] = ()
+) -> None:
+    """Create the internal topics that do not exist yet. `had`: as of `prepare_topics`.
+
+    Raises:
+        ConfigError: a schema does not fit; or see `check_changelogs`.
+    """
     check_schemas(topology, config)
     specs = [
         TopicSpec(plan.name, plan.partitions, plan.config, config["replication.factor"]) for plan in resolved.missing
     ]
     if specs and (timed := _any_time(cluster, topology)):
         specs = [replace(spec, config={**spec.config, **timed}) for spec in specs]
+    check_changelogs(cluster, topology, config, resolved, specs, had)
     if specs:
         log.info("creating internal topics: %s", ", ".join(f"{spec.name} ({spec.partitions})" for spec in specs))
         cluster.create_topics(specs)
-    return resolved
 
 
 def _any_time(cluster: Log, topology: Topology) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -10,15 +11,20 @@ from typing import Any
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
 from coopstreams import CoopStreams, StreamsBuilder, serdes
 from coopstreams.admin.group_reset import reset_offsets
+from coopstreams.commands.cli import app as commands
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.instance import watcher
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import TopicSpec
 from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import ConfigError
 from tests.broker.counting import Counting, await_table, failure_of, groups_on_disk, metric
+from tests.broker.test_lost_positions import await_end, lose_offsets
+from tests.broker.test_running_faults import ends_with
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
 
@@ -114,3 +120,66 @@ def test_a_changelog_that_is_made_anew_while_its_task_runs_has_a_name_and_the_ne
     with counting.app(tmp_path) as app:
         await_table(app, dict.fromkeys(BOTH, 2))
         assert health(app) == []
+
+
+@pytest.mark.parametrize("guarantee", ["exactly_once_v2", pytest.param("at_least_once", marks=pytest.mark.slow)])
+def test_a_changelog_that_is_deleted_while_its_task_runs_ends_the_process_and_no_start_makes_it_anew(
+    kafka: Kafka, tmp_path: Path, guarantee: str
+) -> None:
+    """Until somebody creates it: then the store begins empty where the application stands, as the message says."""
+    counting = Counting.make(kafka)
+    settings: dict[str, Any] = {"processing_guarantee": guarantee, "transaction_timeout_ms": 5000}
+    again: dict[str, int] = {}
+
+    def deleted() -> None:
+        kafka.delete(counting.changelog)
+        again.update(counting.write(BOTH))
+
+    written = counting.write(BOTH)
+    with counting.app(tmp_path, **settings) as app:
+        await_table(app, written)
+    ended = ends_with(counting.app(tmp_path, **settings), deleted, 120)
+    assert f"writes to {counting.changelog}, which Kafka has no longer" in str(ended)
+    refused = failure_of(counting.app(tmp_path, **settings))
+    assert isinstance(refused, ConfigError), refused
+    assert f'deleted: {counting.changelog}, the changelog of store "counts"' in str(refused)
+    assert "`coopstreams rebuild APP --from source --store counts`" in str(refused)
+    assert counting.changelog not in kafka.topics()
+    creation = re.search(r"`coopstreams (topics create .+?)`", str(refused))
+    assert creation is not None
+    made = CliRunner().invoke(commands, [*creation[1].split(), "--bootstrap-servers", kafka.bootstrap])
+    assert made.exit_code == 0, made.output
+    with counting.app(tmp_path, **settings) as app:
+        await_table(app, again)
+
+
+def test_a_changelog_that_was_deleted_is_made_anew_if_the_group_begins_at_its_first_records(
+    kafka: Kafka, tmp_path: Path
+) -> None:
+    counting = Counting.make(kafka)
+    written = counting.write(BOTH)
+    for source_is_read_from in ("no offset", "offset 0"):
+        with counting.app(tmp_path) as app:
+            await_table(app, written)
+        await_end(counting)
+        kafka.delete(counting.changelog)
+        if source_is_read_from == "no offset":
+            lose_offsets(counting)
+        else:
+            with GroupAdmin(kafka.settings, counting.application) as admin:
+                admin.commit({TopicPartition(counting.source, 0): (0, "")})
+    with counting.app(tmp_path) as app:
+        await_table(app, written)
+
+
+def test_a_changelog_that_was_deleted_is_not_made_anew_where_only_individual_commits_say_what_was_processed(
+    kafka: Kafka, tmp_path: Path
+) -> None:
+    """They do not expire, and so the application goes on where it was."""
+    counting = Counting.make(kafka)
+    with counting.app(tmp_path, ranges_per_partition=2) as app:
+        await_table(app, counting.write(BOTH))
+    kafka.delete(counting.changelog)
+    lose_offsets(counting)
+    assert "deleted: " in str(failure_of(counting.app(tmp_path)))
+    assert counting.changelog not in kafka.topics()

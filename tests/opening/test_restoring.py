@@ -27,7 +27,7 @@ from coopstreams.state.rocks import Rocks
 from coopstreams.state.snapshot_restore import Snapshots
 from coopstreams.tasks.lifecycle import RestoreListener
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import LogError
+from coopstreams.topology.errors import ConfigError, LogError
 from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
 from coopstreams.topology.schemas import RegistryUnavailableError
 from coopstreams.topology.serdes import Serde, text
@@ -63,6 +63,13 @@ def cluster(records: int, partitions: int = 1) -> MemoryLog:
 
 def restoring(log: MemoryLog, listener: RestoreListener | None = None) -> Restoring:
     return Restoring(log, lambda spec: f"{spec.name}-log", listener=listener)
+
+
+def test_a_changelog_that_was_deleted_ends_the_opening_and_is_not_waited_for() -> None:
+    log = cluster(10)
+    log.delete_topics(["counts-log"])
+    with pytest.raises(ConfigError, match="counts-log, from which a store is to be restored, was deleted"):
+        restoring(log).add(TaskId(0, 0, WHOLE), STORES, Database(Memory(), STORES), {})
 
 
 def rows(database: Database, store: str, key_range: KeyRange) -> dict[bytes, bytes]:

@@ -29,7 +29,7 @@ from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, GroupError, OffsetOutOfRangeError
 from coopstreams.topology.keys import KeyRange, key_hash, partition_of
 from tests.broker import law
-from tests.broker.counting import Counting, await_table, metric, table
+from tests.broker.counting import Counting, await_table, failure_of, metric, table
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
@@ -197,8 +197,14 @@ def test_a_changelog_that_was_deleted_is_written_again(kafka: Kafka, spark: Spar
     with closing(KafkaLog({"bootstrap.servers": kafka.bootstrap})) as cluster:
         cluster.delete_topics([counting.changelog])
     eventually(lambda: counting.changelog not in topics(kafka), 60, lambda: "the topic is still there")
+    assert "deleted: " in str(failure_of(counting.app(tmp_path / "state")))
     plan_of(counting, tmp_path, dry_run=True)
-    assert counting.changelog not in topics(kafka), "a dry run has made a topic"
+    for part in (RebuildScope(partitions=[0]), RebuildScope(key_range=LOWER)):
+        with pytest.raises(ConfigError, match=f"deleted: {counting.changelog}"):
+            plan_of(counting, tmp_path, part)
+    with pytest.raises(ConfigError, match="has committed offset"):
+        backfill(counting.topology, settings_of(counting), options=Options(work=str(tmp_path / "work")), spark=spark)
+    assert counting.changelog not in topics(kafka), "a run that does not write all of it has made the topic"
     made = rebuild_from_source(
         counting.topology, settings_of(counting), spark=spark, ranges=1, work=str(tmp_path / "work")
     )
