@@ -20,7 +20,7 @@ import pytest
 from _pytest.capture import CaptureManager
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType  # type: ignore[attr-defined]
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.cimpl import NewPartitions, NewTopic
 from hypothesis import settings
 from rich.console import Console
 
@@ -133,6 +133,12 @@ class Kafka:
         self._admin.delete_topics([topic])[topic].result(60)
         while topic in self._admin.list_topics(timeout=60).topics:
             time.sleep(0.05)
+
+    def grow(self, topic: str, partitions: int) -> None:
+        """Give a topic more partitions, and wait until the broker knows them."""
+        self._admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(60)
+        while not self._is_led(topic, partitions):
+            time.sleep(0.01)
 
     def configure(self, topic: str, **config: str) -> None:
         """Change settings of a topic, dots written as underscores; the brokers follow soon."""

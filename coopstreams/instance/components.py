@@ -62,7 +62,7 @@ from coopstreams.topology.compile.program import Program
 from coopstreams.topology.compile.timestamps import TimestampColumn
 from coopstreams.topology.errors import UnknownTopicError
 from coopstreams.topology.graph.nodes import Sink, SubTopology
-from coopstreams.topology.graph.partitions import ResolvedTopics
+from coopstreams.topology.graph.partitions import ResolvedTopics, grown
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.naming import changelog_topic, internal_topic
 from coopstreams.topology.stores import StoreSpec
@@ -391,9 +391,8 @@ class Components:
         rests_s = self.config.commit_interval_s + max(0, self.config["max.task.idle.ms"]) / 1000
         # The replicas are asked over the connections that the opener has already: so they are known in an outage, too.
         looked_at = self.watching, self.log.silent_replicas, self.metrics, self.tallies, self.sayings, registry, tasks
-        return Watcher(
-            *looked_at, purged, purge_every_s, rests_s, emit, self.changelog, self.restrictions.look, paused, self.host
-        )
+        looks = self.restrictions.look, lambda: grown(self.topology, self.topics.partitions, self.watching.partitions())
+        return Watcher(*looked_at, purged, purge_every_s, rests_s, emit, self.changelog, *looks, paused, self.host)
 
     def task(self, opened: Incarnation, dead_letter: Committer) -> Task:
         """Return a task, ready to run on the thread of this committer."""

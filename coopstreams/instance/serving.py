@@ -174,6 +174,7 @@ class Serving:
             Reason("changelog-made-anew", message, task)
             for task, message in self._instance.stall_detector.made_anew.items()
         ]
+        reasons += [Reason("more-partitions", message) for message in self._instance.stall_detector.grown.values()]
         reasons += [Reason("resting", message) for message in self._instance.resting()]
         if trouble := self._components.follower.trouble:
             reasons.append(Reason("unreadable-commit", trouble))

@@ -4,7 +4,8 @@ purges repartition topics.
 It also compares the topic ids of running tasks with those at their opening. A recreated source ends the instance. If a
 changelog was deleted, the local state is right as long as its task runs; the next opening restores only what was
 written since. So the watcher reports it, and the tasks go on. (Turned down: opening them again at once. It would lose
-state that can still be rebuilt from the source.)
+state that can still be rebuilt from the source.) A source that has got partitions is reported as well: no task reads
+them, and none can before all instances start anew.
 
 A slow task is reported with its reason, not restarted: after some seconds `/health` names what a task waits for, and
 after half a minute the instance is not live.
@@ -44,7 +45,7 @@ LOOK_EVERY_S = 1.0
 MOST_S = 2.0
 """How long one look waits for leaders. The next looks ask those that did not answer."""
 COMPARE_EVERY_S = 60.0
-"""Time between two comparisons of topic ids."""
+"""Time between two comparisons of topic ids and partition counts."""
 
 STALLED_S = 30.0
 """A task with waiting records that has not moved for this long is stalled.
@@ -85,6 +86,8 @@ class StallDetector:
     quiet: QuietSources = field(default_factory=QuietSources)
     made_anew: dict[TaskId, str] = field(default_factory=dict)
     """Running tasks whose changelog was recreated or deleted since their state was restored, in words."""
+    grown: Mapping[str, str] = field(default_factory=dict)
+    """Source topics that have got partitions, which no task reads, in words."""
 
     def look(
         self,
@@ -157,6 +160,7 @@ class Watcher:
         emit: Callable[[Event], None],
         changelog: Callable[[StoreSpec], str],
         look_at_policy: Callable[[], PolicyChanged | None],
+        look_at_growth: Callable[[], Mapping[str, str]],
         paused: Callable[[], bool],
         host: Host = SYSTEM,
     ) -> None:
@@ -177,6 +181,7 @@ class Watcher:
         self._emit = emit
         self._changelog = changelog
         self._look_at_policy = look_at_policy
+        self._look_at_growth = look_at_growth
         self._paused = paused
         self._compare_at = self._host.now() + COMPARE_EVERY_S
         self._deleted: dict[TopicPartition, int] = {}
@@ -229,6 +234,7 @@ class Watcher:
         if now >= self._compare_at:
             self._compare_at = now + COMPARE_EVERY_S
             self._compare(tasks)
+            self._compare_counts()
 
     def _compare(self, tasks: dict[TaskId, Task]) -> None:
         """Find the tasks whose changelogs were recreated or deleted.
@@ -265,6 +271,13 @@ class Watcher:
                 found[id_],
             )
         self.stall_detector.made_anew = found
+
+    def _compare_counts(self) -> None:
+        """Find the source topics that have got partitions."""
+        found = self._look_at_growth()
+        for topic in found.keys() - self.stall_detector.grown.keys():
+            log.error("%s.", found[topic].rstrip("."))
+        self.stall_detector.grown = found
 
     def _id_of(self, topic: str) -> str:
         try:

@@ -8,11 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from coopstreams import CoopStreams, StreamsBuilder, serdes
+from coopstreams.instance import watcher
 from coopstreams.topology.errors import CoopStreamsError, LogError
-from tests.broker.counting import Counting, await_running, await_table, instance_of, metric
+from tests.broker.counting import Counting, await_running, await_table, failure_of, instance_of, metric
 from tests.broker.reading import read_topic, updates_of
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
@@ -69,6 +71,26 @@ def test_a_sink_topic_that_is_deleted_stops_the_instance(kafka: Kafka, tmp_path:
     with counting.app(tmp_path, processing_guarantee="exactly_once_v2", statestore_cache_max_bytes=0):
         eventually(lambda: len(updates(counting).get("a", [])) >= 10, 120, lambda: str(updates(counting)))
     assert updates(counting) == {"a": list(range(1, 11))}
+
+
+def test_a_source_topic_that_grows_is_told_with_what_the_next_start_says(
+    kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watcher, "COMPARE_EVERY_S", 0.5)
+    counting = Counting.make(kafka)
+
+    def told() -> list[str]:
+        health = httpx.get(f"{app.url}/health/ready", trust_env=False, timeout=60)
+        return [reason["message"] for reason in health.json()["reasons"] if reason["code"] == "more-partitions"]
+
+    with counting.app(tmp_path) as app:
+        await_table(app, counting.write(["a", "b"]))
+        assert told() == []
+        kafka.grow(counting.source, 2)
+        eventually(lambda: bool(told()), 60, lambda: str(app.status()))
+        (why,) = told()
+    assert f'"{counting.source}" has 2 partitions, and had 1 when the application looked: records in the new' in why
+    assert str(failure_of(counting.app(tmp_path))) in why
 
 
 @pytest.mark.slow

@@ -60,6 +60,7 @@ class Watched(Engine):
             self.events.put,
             lambda spec: self.changelog(spec.name),
             lambda: None,
+            dict,
             lambda: False,
         )
 

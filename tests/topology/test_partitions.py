@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import TopologyError, UnknownTopicError
-from coopstreams.topology.graph.partitions import check_names, check_partitions
+from coopstreams.topology.graph.partitions import check_names, check_partitions, grown
 from coopstreams.topology.windows import TimeWindows
 from tests.topology.test_subtopologies import built
 
@@ -133,6 +133,22 @@ def test_internal_topics_of_another_count_are_an_error_with_a_cure() -> None:
         check_partitions(WORDS, {"lines": 6, "app-n-repartition": 4, "app-n-changelog": 6})
     with pytest.raises(TopologyError, match='"app-n-changelog" has 4 partitions'):
         check_partitions(WORDS, {"lines": 6, "app-n-changelog": 4})
+
+
+def test_a_source_topic_that_grows_is_told_with_what_the_next_start_does() -> None:
+    counts = {"lines": 1, "app-n-repartition": 1, "app-n-changelog": 1}
+    assert grown(WORDS, counts, {**counts, "other": 5}) == {}
+    (told,) = grown(WORDS, counts, {**counts, "lines": 3}).values()
+    assert told.startswith('"lines" has 3 partitions, and had 1 when the application looked: records in the new ones')
+    assert (
+        'No instance would start again: the internal topic "app-n-repartition" has 1 partitions, the topology' in told
+    )
+    assert 'needs 3, as many as "lines" has' in told
+    passed_on = built(lambda builder: text(builder, "lines").to("out"))
+    (told,) = grown(passed_on, {"lines": 1}, {"lines": 3, "out": 1}).values()
+    assert "Stop all instances, then start them" in told
+    dealt = built(lambda builder: builder.stream("lines", key=serdes.text, value=serdes.text, order="none").to("out"))
+    assert grown(dealt, {"lines": 1}, {"lines": 3, "out": 1}) == {}
 
 
 def test_internal_topics_that_fit_are_not_made_again() -> None:

@@ -89,9 +89,7 @@ def check_partitions(
         if topic.kind == "changelog":
             partitions[topic.name] = max((partitions[source] for source in topic.partitions_from), default=0)
     needed = [topic for topic in topology.internal_topics if partitions[topic.name]]
-    plans = tuple(
-        _plan(topic, partitions[topic.name], counts.get(topic.name), additional_retention_ms) for topic in needed
-    )
+    plans = tuple(_plan(topic, partitions, counts.get(topic.name), additional_retention_ms) for topic in needed)
     ours = {topic.name for topic in topology.internal_topics} | set(topology.source_topics) | set(topology.sink_topics)
     return ResolvedTopics(
         partitions,
@@ -99,6 +97,31 @@ def check_partitions(
         tasks,
         tuple(topic for topic in sorted(counts) if topic not in ours and looks_internal(topology, topic)),
     )
+
+
+def grown(topology: Topology, before: Mapping[str, int], counts: Mapping[str, int]) -> dict[str, str]:
+    """Return the source topics that have got partitions since an application looked, each with what follows, in words.
+
+    `before`: the partition counts by which it runs. Topics that a share group deals are not among them: the brokers
+    deal their new partitions too.
+    """
+    more = [
+        topic
+        for topic in topology.source_topics
+        if topic not in topology.unordered_topics and counts.get(topic, 0) > before[topic]
+    ]
+    if not more:
+        return {}
+    try:
+        check_partitions(topology, {**before, **counts})
+        then = "Stop all instances, then start them: they begin in the new partitions where auto.offset.reset says"
+    except TopologyError as error:
+        then = f"No instance would start again: {error}"
+    return {
+        topic: f'"{topic}" has {counts[topic]} partitions, and had {before[topic]} when the application looked: '
+        f"records in the new ones are not read. {then}"
+        for topic in more
+    }
 
 
 def check_names(topology: Topology) -> None:
@@ -177,15 +200,20 @@ def _check_equal(where: str, topics: tuple[str, ...], partitions: Mapping[str, i
             )
 
 
-def _plan(topic: InternalTopic, partitions: int, existing: int | None, additional_retention_ms: int) -> TopicPlan:
-    if existing is not None and existing != partitions:
-        raise TopologyError(
-            f'the internal topic "{topic.name}" has {existing} partitions, the topology needs {partitions}: it was '
-            "made by another version of "
-            "the program, or a source topic has grown. Stop all instances and begin anew with `coopstreams reset`, "
-            "or give the changed program another application id."
+def _plan(
+    topic: InternalTopic, partitions: Mapping[str, int], existing: int | None, additional_retention_ms: int
+) -> TopicPlan:
+    needed = partitions[topic.name]
+    if existing is not None and existing != needed:
+        like = next(
+            (f', as many as "{above}" has' for above in topic.partitions_from if partitions.get(above) == needed), ""
         )
-    return TopicPlan(topic.name, partitions, topic_config(topic, additional_retention_ms), existing is not None)
+        raise TopologyError(
+            f'the internal topic "{topic.name}" has {existing} partitions, the topology needs {needed}{like}: it was '
+            "made by another version of the program, or a source topic has grown. Stop all instances and begin anew "
+            "with `coopstreams reset`, or give the changed program another application id."
+        )
+    return TopicPlan(topic.name, needed, topic_config(topic, additional_retention_ms), existing is not None)
 
 
 def looks_internal(topology: Topology, topic: str) -> bool:
