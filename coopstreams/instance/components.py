@@ -43,7 +43,7 @@ from coopstreams.state.engines import check_store_types
 from coopstreams.state.snapshot_restore import Snapshots
 from coopstreams.tasks.committer import Committer
 from coopstreams.tasks.events import Event
-from coopstreams.tasks.failures import dead_letter_topics, handler
+from coopstreams.tasks.failures import dead_letter_topics, handler, may_drop
 from coopstreams.tasks.lifecycle import RestoreListener
 from coopstreams.tasks.outlasting import Outlasting
 from coopstreams.tasks.refusals import Refusals
@@ -212,7 +212,7 @@ class Components:
         """Return the operator times of a source topic, which the reader hands to tasks that share a partition."""
         return next(
             (
-                program.operator_times_of(topic)
+                program.operator_times_of(topic, may_drop=may_drop(self.config))
                 for program in self.programs.values()
                 if topic in program.subtopology.topics
             ),

@@ -16,15 +16,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from threading import get_ident
 
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.common.metrics import Metrics
 from coopstreams.log.log import NO_STREAM_TIME, Position, Reader, RecordBatch
+from coopstreams.tasks.failures import place_in
 from coopstreams.tasks.silence import Silence
 from coopstreams.tasks.task import Task
 from coopstreams.tasks.thread import StreamThread
 from coopstreams.topology.columns import Columns, TopicPartition
-from coopstreams.topology.compile.operator_time import OperatorTimeColumns
+from coopstreams.topology.compile.operator_time import Arrivals, OperatorTimeColumns
 from coopstreams.topology.compile.timestamps import TimestampColumn
 
 FETCH_RECORDS = 10_000
@@ -77,6 +80,8 @@ class Dispatcher:
         self._most_bytes = most_bytes
         self._metrics = metrics
         self._partitions: dict[TopicPartition, _Partition] = {}
+        self._asking: tuple[TopicPartition, int, float, int] | None = None
+        """The record (partition, offset) on which functions of the program run, since when, and the thread's id."""
 
     def open(self, task: Task, thread: StreamThread) -> None:
         """Route the records of a task's range to it from now on, from the position it was opened at."""
@@ -129,6 +134,17 @@ class Dispatcher:
         """Whether the log has more of a partition than was fetched. Any thread."""
         return not all(partition.at_end for partition in list(self._partitions.values()))
 
+    @property
+    def asking_for(self) -> str:
+        """The record for which all tasks wait, because functions above a window run on it; empty: none. Any thread."""
+        if (asking := self._asking) is None:
+            return ""
+        source, offset, since, thread = asking
+        return (
+            f"functions above a window have run for {self._host.now() - since:.0f} s on the record at {source} offset "
+            f"{offset}{place_in(thread)}, and all tasks of this process wait for them"
+        )
+
     def wake(self) -> None:
         """End the wait of a `move` that runs. Any thread."""
         self._reader.wake()
@@ -172,7 +188,7 @@ class Dispatcher:
             for route in partition.routes:
                 route.task.program.elsewhere = not route.task.id.key_range.is_whole or bool(route.task.idle_ms)
             operator_times = (
-                self._operator_times_of(source.topic)
+                self._noting(source, self._operator_times_of(source.topic))
                 if any(route.task.program.shared for route in partition.routes)
                 else None
             )
@@ -181,6 +197,23 @@ class Dispatcher:
             if partition.at_end and partition.at is not None:
                 for slot, route in enumerate(partition.routes):
                     route.thread.deliver(route.task, RecordBatch.ended(source, slot, partition.at))
+
+    def _noting(self, source: TopicPartition, reached: OperatorTimeColumns | None) -> OperatorTimeColumns | None:
+        """Return the same function, noting the record of each call of the program's functions."""
+        if reached is None:
+            return None
+
+        def noting(records: Columns) -> list[Arrivals]:
+            return [arrives and partial(self._ask, source, records, arrives) for arrives in reached(records)]
+
+        return noting
+
+    def _ask(self, source: TopicPartition, records: Columns, arrives: Callable[[int], bool], at: int) -> bool:
+        self._asking = source, records.offsets[at], self._host.now(), get_ident()
+        try:
+            return arrives(at)
+        finally:
+            self._asking = None
 
     def _advance_time(self) -> float:
         """Have the owners of hash 0 advance the time of silent partitions; return when the next advance may be due."""

@@ -450,6 +450,8 @@ class Instance:
 
     def waiting_for(self, task: TaskId) -> str:
         """Return why the stream thread of a task waits, as the end of a sentence; empty: it does not. Any thread."""
+        if why := self._dispatcher.asking_for:
+            return f"; {why}"
         home, running = self._homes.get(task), self.tasks.get(task)
         waiting = None if home is None else home.committer.waiting
         if waiting is not None:

@@ -49,6 +49,7 @@ class Routes:
         "_bounds",
         "_by_bound",
         "_by_group",
+        "_everywhere",
         "_operator_times",
         "_ranges",
         "_router",
@@ -88,6 +89,7 @@ class Routes:
         self._operator_times = operator_times
         self._ranges = list(ranges)
         self._bounds, self._by_bound = _bounds(self._ranges)
+        self._everywhere = sum(key_range.end + 1 - key_range.start for key_range in ranges) == 1 << HASH_BITS
         self._suffix = suffix
         self._router = None if router is None else router(self._bounds, self._by_bound, len(self._ranges), suffix)
         self._by_group: list[int] | None = None
@@ -108,11 +110,7 @@ class Routes:
         """Return the records of each slot, in offset order."""
         if self.whole or not len(columns):
             return [columns] + [NO_RECORDS] * (len(self) - 1)
-        if self._router is not None:
-            indexes = self._router.split(columns.keys, columns.offsets)
-        else:
-            indexes = self._indexes(key_hashes(without_suffix(columns.keys, self._suffix), columns.offsets))
-        return [columns.pick(part) for part in indexes]
+        return [columns.pick(part) for part in self._indexes(columns)]
 
     def tell_time(self, columns: Columns) -> None:
         """Set the columns of operator times on records of the partition. Call it in the order of the records."""
@@ -120,7 +118,11 @@ class Routes:
             return
         told = self._operator_times(columns)
         now = self.now or [NO_STREAM_TIME] * len(told)
-        both = [before_and_after(times, operator_time) for times, operator_time in zip(told, now, strict=True)]
+        taken = None if self._everywhere or not any(told) else self._taken(columns)
+        both = [
+            before_and_after(columns.timestamps, operator_time, arrives, taken)
+            for arrives, operator_time in zip(told, now, strict=True)
+        ]
         columns.operator_times = [before for before, _ in both]
         self.now = [after for _, after in both]
 
@@ -130,8 +132,19 @@ class Routes:
             now = self.now or [NO_STREAM_TIME] * len(self._operator_times(NO_RECORDS))
             self.now = [max(operator_time, stream_time) for operator_time in now]
 
-    def _indexes(self, hashes: list[int]) -> list[list[int]]:
+    def _taken(self, columns: Columns) -> list[bool]:
+        """Return whether each record is in a slot."""
+        taken = [False] * len(columns)
+        for part in self._indexes(columns):
+            for i in part:
+                taken[i] = True
+        return taken
+
+    def _indexes(self, columns: Columns) -> list[list[int]]:
         """Return the indexes of each slot's records."""
+        if self._router is not None:
+            return self._router.split(columns.keys, columns.offsets)
+        hashes = key_hashes(without_suffix(columns.keys, self._suffix), columns.offsets)
         if len(self) == 1:
             start, end = self._ranges[0].start, self._ranges[0].end
             return [[i for i, hash_ in enumerate(hashes) if start <= hash_ <= end]]

@@ -10,6 +10,7 @@ Source: KIP-161, KIP-1033 (handlers), KIP-1034 (dead-letter topic and its header
 from __future__ import annotations
 
 import os
+import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Mapping
@@ -55,6 +56,11 @@ def dead_letter_topics(topology: Structure, config: Config) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*([of_all] if of_all else []), *topology.dead_letter_topics.values()]))
 
 
+def may_drop(config: Config) -> bool:
+    """Return whether a handler may drop a record that cannot be read, or at which a function raises."""
+    return any(config[f"{phase}.exception.handler"] != "fail" for phase in ("deserialization", "processing"))
+
+
 def describe_failure(task: TaskId | None, failure: Failure) -> str:
     """Return a sentence that names task, node, topic, partition and offset of a failure. No task: a global table."""
     at = f"offset {failure.offset}" if failure.offset is not None else f"key {failure.key!r}, from the record cache,"
@@ -73,6 +79,16 @@ def describe_failure(task: TaskId | None, failure: Failure) -> str:
 def place_of(error: BaseException) -> str:
     """Return the innermost line of the user's code in a traceback, for the end of a message; empty without one."""
     frames = traceback.extract_tb(error.__traceback__)
+    return _innermost(frames)
+
+
+def place_in(thread: int) -> str:
+    """Return the innermost line of the user's code that a thread of this id runs now, likewise."""
+    frame = sys._current_frames().get(thread)
+    return _innermost(traceback.extract_stack(frame))
+
+
+def _innermost(frames: traceback.StackSummary) -> str:
     own = [frame for frame in frames if not frame.filename.startswith(("<", *_LIBRARIES))]
     return f" ({own[-1].filename}, line {own[-1].lineno}, in {own[-1].name})" if own else ""
 

@@ -33,7 +33,7 @@ from coopstreams.state.engines import open_database, open_engine
 from coopstreams.state.global_updates import rows_of
 from coopstreams.state.memory import Memory
 from coopstreams.state.task_state import TaskState
-from coopstreams.tasks.failures import dead_letter_topics, handler
+from coopstreams.tasks.failures import dead_letter_topics, handler, may_drop
 from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.schemas import bind_in_memory
 from coopstreams.tasks.tally import Tally
@@ -405,7 +405,9 @@ class TopologyTestDriver:
     def _route(self, source: TopicPartition) -> None:
         program = self._programs[self._tasks[source][0].id.subtopology]
         ranges = [task.id.key_range for task in self._tasks[source]]
-        operator_times = program.operator_times_of(source.topic) if self._tasks[source][0].program.shared else None
+        operator_times = None
+        if self._tasks[source][0].program.shared:
+            operator_times = program.operator_times_of(source.topic, may_drop=may_drop(self._config))
         marked = self._silences.listen(source, program.idle_ms.get(source.topic))
         timestamps = program.timestamp_of.get(source.topic)
         self._reader.route(source, ranges, timestamps, operator_times, time_marks=marked)

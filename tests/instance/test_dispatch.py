@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+import threading
 import time
 from dataclasses import dataclass
 
@@ -19,6 +21,7 @@ from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
+from coopstreams.topology.windows import TimeWindows
 from tests.tasks.engine import AT_LEAST, EXACTLY, PATIENCE_S, Engine, counting
 
 LEFT, RIGHT = KeyRange.split(2)
@@ -248,3 +251,31 @@ def test_it_is_behind_while_the_log_has_more_than_was_fetched() -> None:
     assert made.dispatcher.behind
     made.dispatcher.move(0)
     assert not made.dispatcher.behind
+
+
+def test_a_record_on_which_functions_above_a_window_take_long_is_named() -> None:
+    """The control thread runs them, for records of all ranges, and every task of the process waits for it."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hangs(_: str, value: str) -> bool:
+        begun.set()
+        return go_on.wait(PATIENCE_S)
+
+    builder = StreamsBuilder("app")
+    passed = builder.stream("in", key=serdes.text, value=serdes.text).filter(hangs)
+    passed.group_by_key().windowed_by(TimeWindows(minutes=1)).count(store="counts")
+    engine = Engine(builder.build(), {"in": 1})
+    engine.start()
+    engine.open(LEFT)
+    engine.write("in", [(next(key for key in KEYS if key_hash(key) in RIGHT), b"", 0)])
+    moving = threading.Thread(target=engine.settle)
+    assert engine.dispatcher.asking_for == ""
+    moving.start()
+    try:
+        assert begun.wait(PATIENCE_S)
+        assert re.search(r"in-0 offset 0 \(.*test_dispatch.py, line \d+, in hangs\)", engine.dispatcher.asking_for)
+    finally:
+        go_on.set()
+        moving.join()
+    assert engine.dispatcher.asking_for == ""
+    engine.stop()

@@ -10,6 +10,7 @@ from coopstreams.log.batches import Routes, make_batches, raw_columns
 from coopstreams.log.log import NO_STREAM_TIME, RecordBatch
 from coopstreams.log.time_marks import HEADER, headers_of, marks_in
 from coopstreams.topology.columns import Columns, Headers, TopicPartition
+from coopstreams.topology.compile.operator_time import Arrivals
 from coopstreams.topology.keys import KeyRange, key_hashes
 
 PARTITION = TopicPartition("t", 0)
@@ -32,9 +33,9 @@ def columns_of(some: Rows, start: int = 0) -> Columns:
     )
 
 
-def even(records: Columns) -> list[list[int]]:
-    """Return even times: those of the records that reach the only operator."""
-    return [[time if time % 2 == 0 else -1 for time in records.timestamps]]
+def even(records: Columns) -> list[Arrivals]:
+    """Records of even times reach the only operator."""
+    return [lambda i: records.timestamps[i] % 2 == 0]
 
 
 def fetched(some: Rows, cuts: list[int], ranges: list[KeyRange], *, time_marks: bool) -> list[RecordBatch]:
@@ -47,11 +48,11 @@ def fetched(some: Rows, cuts: list[int], ranges: list[KeyRange], *, time_marks: 
     return batches
 
 
-@given(rows, st.lists(st.integers(0, 30), max_size=3), st.sampled_from([1, 2, 4]), st.booleans())
+@given(rows, st.lists(st.integers(0, 30), max_size=3), st.sampled_from([1, 2, 4]), st.integers(1, 4), st.booleans())
 def test_each_record_has_the_time_of_all_records_and_marks_before_it_for_any_ranges_and_fetches(
-    some: Rows, cuts: list[int], pieces: int, time_marks: bool
+    some: Rows, cuts: list[int], pieces: int, mine: int, time_marks: bool
 ) -> None:
-    ranges = KeyRange.split(pieces)
+    ranges = KeyRange.split(pieces)[:mine]
     batches = fetched(some, [min(cut, len(some)) for cut in cuts], ranges, time_marks=time_marks)
     stream_time = operator_time = NO_STREAM_TIME
     expected = {}
@@ -61,8 +62,8 @@ def test_each_record_has_the_time_of_all_records_and_marks_before_it_for_any_ran
             stream_time = max(stream_time, time)
             operator_time = max(operator_time, time if time % 2 == 0 else -1)
             (hash_,) = key_hashes([key], [offset])
-            slot = next(slot for slot, key_range in enumerate(ranges) if hash_ in key_range)
-            expected[offset] = key, slot, stream_time, before
+            for slot in (slot for slot, key_range in enumerate(ranges) if hash_ in key_range):
+                expected[offset] = key, slot, stream_time, before
         elif time_marks:
             stream_time, operator_time = max(stream_time, time), max(operator_time, time)
     found = {
@@ -78,8 +79,8 @@ def test_each_record_has_the_time_of_all_records_and_marks_before_it_for_any_ran
         )
     }
     assert found == expected
-    assert {batch.stream_time for batch in batches[-pieces:]} == {stream_time}
-    for batch in batches[-pieces:]:
+    assert {batch.stream_time for batch in batches[-len(ranges) :]} == {stream_time}
+    for batch in batches[-len(ranges) :]:
         assert list(batch.operator_times) in ([operator_time], [])
 
 

@@ -4,8 +4,10 @@ The stream time of a windowed operator is the largest timestamp that has reached
 upstream do not count. A task sees only the records of its own keys. So the reader, which sees all records, computes
 which of them reach the operator, and gives every task a column of *operator times*: the operator's stream time before
 each of the task's records. To do so it runs the functions of the filters and mappers between source and operator a
-second time. It cannot know what a store forwards, so of an operator below a store it counts every record that reaches
-the store.
+second time, on the thread that fetches for all tasks, in each process that has a range of the partition. So it runs
+them only where the answer can matter: not mappers below the last filter, unless a record that fails there is dropped,
+and of the records between two of this process only until the latest that arrives is found. It cannot know what a store
+forwards, so of an operator below a store it counts every record that reaches the store.
 
 Invariant: with one range or many, an operator below stateless nodes has the same stream time at each record.
 Turned down: the partition's stream time (a record that is filtered out would close windows), and operator times in the
@@ -44,22 +46,27 @@ _STATELESS = (Filter, MapValues, FlatMapValues, Peek, Merge, ToStream, Split, Br
 
 OperatorTimes: TypeAlias = tuple[tuple[int, int], ...]
 """The operator times at a position of a partition: of each operator its id and its time. Ascending, without -1."""
-OperatorTimeColumns: TypeAlias = Callable[[Columns], list[list[int]]]
-"""Records of a partition -> for each operator time of their topic, the timestamps, -1 where the record does not reach
-the operator. Never raises.
-"""
+Arrivals: TypeAlias = Callable[[int], bool] | None
+"""The index of a record -> whether it reaches an operator; None: all do. Never raises."""
+OperatorTimeColumns: TypeAlias = Callable[[Columns], list[Arrivals]]
+"""Records of a partition -> their arrivals at the operator of each operator time of their topic."""
 
 _Chain: TypeAlias = tuple[Node, ...]
 
 
-def operator_time_columns(subtopology: SubTopology, topic: str, nodes: Sequence[str]) -> OperatorTimeColumns:
-    """Return the function that computes a topic's columns for the operator times of these nodes."""
+def operator_time_columns(
+    subtopology: SubTopology, topic: str, nodes: Sequence[str], *, may_drop: bool
+) -> OperatorTimeColumns:
+    """Return the function that finds out which records of a topic reach these nodes.
+
+    `may_drop`: whether a record that fails may be dropped, so that others go on.
+    """
     analysis = Analysis(subtopology)
     source = next(node for node in subtopology.nodes if isinstance(node, Source) and topic in node.topics)
-    reached = [_reaches(source, analysis, name) for name in nodes]
+    reached = [_reaches(source, analysis, name, may_drop=may_drop) for name in nodes]
 
-    def columns(records: Columns) -> list[list[int]]:
-        return [times(records) for times in reached]
+    def columns(records: Columns) -> list[Arrivals]:
+        return [arrivals(records) for arrivals in reached]
 
     return columns
 
@@ -99,34 +106,58 @@ def latest(some: OperatorTimes, others: OperatorTimes) -> OperatorTimes:
     return tuple(sorted(times.items()))
 
 
-def before_and_after(timestamps: Sequence[int], operator_time: int) -> tuple[list[int], int]:
-    """Return an operator time before each of some records, and after all of them."""
-    times = list(accumulate(timestamps, max, initial=operator_time))
-    return times[:-1], times[-1]
+def before_and_after(
+    timestamps: Sequence[int], operator_time: int, arrives: Arrivals, taken: Sequence[bool] | None = None
+) -> tuple[list[int], int]:
+    """Return an operator time before each of some records, and after all of them.
+
+    `taken`: the records for which the time before matters; None: all.
+    """
+    if arrives is None:
+        times = list(accumulate(timestamps, max, initial=operator_time))
+        return times[:-1], times[-1]
+    times, later = [], list[int]()
+    for i, timestamp in enumerate(timestamps):
+        if later and (taken is None or taken[i]):
+            operator_time, later = _latest_arrival(timestamps, operator_time, arrives, later), []
+        times.append(operator_time)
+        if timestamp > operator_time:
+            later.append(i)
+    return times, _latest_arrival(timestamps, operator_time, arrives, later)
 
 
-def _reaches(source: Source, analysis: Analysis, name: str) -> Callable[[Columns], list[int]]:
-    """Return the function that gives the timestamps of the records that reach a node, -1 for others.
+def _latest_arrival(
+    timestamps: Sequence[int], operator_time: int, arrives: Callable[[int], bool], later: Sequence[int]
+) -> int:
+    """Return the operator time after records that are later than it."""
+    for i in sorted(later, key=timestamps.__getitem__, reverse=True):
+        if arrives(i):
+            return timestamps[i]
+    return operator_time
+
+
+def _reaches(source: Source, analysis: Analysis, name: str, *, may_drop: bool) -> Callable[[Columns], Arrivals]:
+    """Return the function that gives the arrivals at a node.
 
     On a path through a store, a record counts if it reaches the first node whose output depends on the store.
     """
-    ways = list(dict.fromkeys(_told(way) for way in _ways(source, analysis.named(name), analysis)))
+    ways = list(
+        dict.fromkeys(_deciding(_told(way), may_drop=may_drop) for way in _ways(source, analysis.named(name), analysis))
+    )
     steps = any(isinstance(node, _NEEDS_VALUE) for way in ways for node in way[:-1])
     reading = [(way, any(map(reads_step_key, way[:-1]))) for way in ways]
     drops_keys = all(_drops_null_keys(way[-1]) for way in ways)
     drops_values = all(_drops_null_values(way[-1]) for way in ways)
 
-    def times(records: Columns) -> list[int]:
-        if not steps and not (drops_keys and None in records.keys) and not (drops_values and None in records.values):
-            return list(records.timestamps)
-        return [
-            timestamp
-            if any(_arrives(source, way, key, value, reads_key=reads_key) for way, reads_key in reading)
-            else -1
-            for key, value, timestamp in zip(records.keys, records.values, records.timestamps, strict=True)
-        ]
+    def arrivals(records: Columns) -> Arrivals:
+        keys, values = records.keys, records.values
+        if not steps and not (drops_keys and None in keys) and not (drops_values and None in values):
+            return None
+        return lambda i: any(
+            _arrives(source, way, keys[i], values[i], reads_key=reads_key) for way, reads_key in reading
+        )
 
-    return times
+    return arrivals
 
 
 def _ways(source: Source, node: Node, analysis: Analysis) -> list[_Chain]:
@@ -145,6 +176,23 @@ def _told(way: _Chain) -> _Chain:
         if not isinstance(node, _STATELESS) or getattr(node, "table", False):
             return way[: at + 1]
     return way
+
+
+def _deciding(way: _Chain, *, may_drop: bool) -> _Chain:
+    """Return a path without the steps at its end that let every record pass to its last node.
+
+    A mapper drops a record only if it fails and a handler goes on without the record. If the handler says `fail`, the
+    record's task stops there, and takes it once more: it will have counted.
+    """
+    steps = list(way[:-1])
+    while (
+        steps
+        and not _drops_null_values(way[-1])
+        and not isinstance(steps[-1], Filter | FlatMapValues | Split | Branch)
+        and not (isinstance(steps[-1], MapValues) and may_drop)
+    ):
+        steps.pop()
+    return (*steps, way[-1])
 
 
 def _drops_null_keys(node: Node) -> bool:

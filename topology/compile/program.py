@@ -68,10 +68,13 @@ class Program:
     times even for whole partitions, because a time mark advances them without a record.
     """
 
-    def operator_times_of(self, topic: str) -> OperatorTimeColumns | None:
-        """Return the function that computes a shared topic's operator times for the reader; None if it has none."""
+    def operator_times_of(self, topic: str, *, may_drop: bool = True) -> OperatorTimeColumns | None:
+        """Return the function by which the reader computes a shared topic's operator times; None if it has none.
+
+        `may_drop`: whether a record that fails may be dropped, so that others go on.
+        """
         nodes = self.compiled(False, True, False).operator_times[topic]
-        return operator_time_columns(self.subtopology, topic, nodes) if nodes else None
+        return operator_time_columns(self.subtopology, topic, nodes, may_drop=may_drop) if nodes else None
 
     def bind(
         self,

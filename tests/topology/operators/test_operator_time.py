@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from coopstreams import SessionWindows, SlidingWindows, StreamsBuilder, TimeWindows, serdes, until_window_closes
 from coopstreams.testing import TopologyTestDriver
+from coopstreams.topology.compile.operator_time import before_and_after
 from coopstreams.topology.graph.topology import Topology
 from tests.durations import ms
 
@@ -89,3 +91,62 @@ def test_what_comes_out_for_a_key_does_not_depend_on_the_number_of_ranges_or_on_
     inputs: list[Input], ranges: int, commit_every: int
 ) -> None:
     assert run(inputs, ranges, commit_every) == run(inputs, 1)
+
+
+def checked_counts(inputs: list[Input], ranges: int, config: dict[str, str]) -> tuple[list[int], list[Any]]:
+    """Return the values on which a mapper below a filter is called, and the rows of the windows below it."""
+    calls = list[int]()
+
+    def checked(value: int) -> int:
+        calls.append(value)
+        if value < 0:
+            raise ValueError("negative")
+        return value
+
+    builder = StreamsBuilder("app")
+    small = builder.stream("in", key=serdes.text, value=serdes.int64).filter(lambda _, value: value < 3)
+    checked_ones = small.map_values(checked).peek(lambda *_: None)
+    checked_ones.group_by_key().windowed_by(TimeWindows(milliseconds=10)).count(store="counts")
+    with TopologyTestDriver(builder.build(), ranges, config=config) as driver:
+        for key, value, timestamp in inputs:
+            driver.input("in", serdes.text, serdes.int64).send(key, value, timestamp)
+        return calls, driver.store("counts").all()
+
+
+def test_the_reader_does_not_call_a_mapper_that_can_drop_no_record() -> None:
+    """It would do so in each process of the partition, on the thread that fetches for all of its tasks."""
+    inputs: list[Input] = [("a", 1, 5), ("b", 3, 50), ("b", 2, 7), ("a", 1, 8)]
+    for ranges in (1, 4):
+        calls, rows = checked_counts(inputs, ranges, {})
+        assert calls == [1, 2, 1]
+        assert [row.value for row in rows] == [2, 1]
+
+
+def test_a_record_that_fails_and_is_dropped_above_a_window_does_not_close_it() -> None:
+    inputs: list[Input] = [("a", 1, 5), ("b", -1, 50), ("a", 2, 6)]
+    for ranges in (1, 4):
+        _, rows = checked_counts(inputs, ranges, {"processing.exception.handler": "continue"})
+        assert [row.value for row in rows] == [2]
+
+
+@given(st.lists(st.tuples(st.integers(-1, 9), st.booleans(), st.booleans())), st.integers(-1, 5))
+def test_no_more_arrivals_are_asked_for_than_the_times_need(
+    records: list[tuple[int, bool, bool]], operator_time: int
+) -> None:
+    """Records are (timestamp, whether it arrives, whether a task here takes it)."""
+    timestamps, taken = [time for time, _, _ in records], [mine for _, _, mine in records]
+    asked = list[int]()
+
+    def arrives(i: int) -> bool:
+        asked.append(i)
+        return records[i][1]
+
+    before, after = before_and_after(timestamps, operator_time, arrives, taken)
+    times = list(accumulate((time if there else -1 for time, there, _ in records), max, initial=operator_time))
+    assert after == times[-1]
+    assert [time for time, mine in zip(before, taken, strict=True) if mine] == [
+        time for time, mine in zip(times, taken, strict=False) if mine
+    ]
+    assert len(set(asked)) == len(asked)
+    assert all(timestamps[i] > times[i] or not taken[i] for i in asked)
+    assert sum(records[i][1] for i in asked) <= sum(taken) + 1
