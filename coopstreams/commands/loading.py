@@ -55,7 +55,8 @@ def load_topology(target: str) -> Topology:
 
 def own_lines(error: BaseException) -> str:
     """Return a traceback without the lines of coopstreams and of Python's import system."""
-    told = shown = TracebackException.from_exception(error)
+    told = TracebackException.from_exception(error)
+    shown: TracebackException | None = told
     while shown is not None:
         shown.stack = StackSummary.from_list(
             [frame for frame in shown.stack if not frame.filename.startswith(_NOT_OWN)]
