@@ -48,6 +48,7 @@ HEALTH_CODES = (
     "restoring",
     "closing",
     "changelog-made-anew",
+    "more-partitions",
     "asking-the-group",
     "resting",
 )

@@ -453,8 +453,7 @@ class Instance:
         if why := self._dispatcher.asking_for:
             return f"; {why}"
         home, running = self._homes.get(task), self.tasks.get(task)
-        waiting = None if home is None else home.committer.waiting
-        if waiting is not None:
+        if home is not None and (waiting := home.committer.waiting) is not None:
             return f"; its thread has waited {self._host.now() - waiting[1]:.0f} s for {waiting[0]}"
         since = None if running is None or running.calls is None else running.calls.oldest
         return "" if since is None else f"; its first record has waited {self._host.now() - since:.0f} s for a call"
@@ -466,9 +465,8 @@ class Instance:
     def _known_threads(self, cluster: Cluster) -> list[int]:
         """Return the numbers of the stream threads whose transactional ids all members of a generation know."""
         _, numbers = self._threads.capacity()
-        if not self.components.config.exactly_once:
-            return numbers
-        return [n for n in numbers if self.components.transactional_id(n) in cluster.transactional_ids]
+        known = cluster.transactional_ids if self.components.config.exactly_once else None
+        return [n for n in numbers if known is None or self.components.transactional_id(n) in known]
 
     def _forget(self, tasks: Iterable[Task]) -> None:
         for task in tasks:

@@ -403,11 +403,9 @@ class TopologyTestDriver:
         return on_failure
 
     def _route(self, source: TopicPartition) -> None:
-        program = self._programs[self._tasks[source][0].id.subtopology]
-        ranges = [task.id.key_range for task in self._tasks[source]]
-        operator_times = None
-        if self._tasks[source][0].program.shared:
-            operator_times = program.operator_times_of(source.topic, may_drop=may_drop(self._config))
+        tasks, drops = self._tasks[source], may_drop(self._config)
+        program, ranges = self._programs[tasks[0].id.subtopology], [task.id.key_range for task in tasks]
+        operator_times = program.operator_times_of(source.topic, may_drop=drops) if tasks[0].program.shared else None
         marked = self._silences.listen(source, program.idle_ms.get(source.topic))
         timestamps = program.timestamp_of.get(source.topic)
         self._reader.route(source, ranges, timestamps, operator_times, time_marks=marked)

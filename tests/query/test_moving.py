@@ -174,4 +174,4 @@ def test_a_task_given_up_under_a_read_makes_the_read_void(chosen: str, monkeypat
         assert (answer.status_code, answer.json()["error"]) == (503, "TASK_MOVING")
         # Behind a front, the key is queried again, and the task found closed.
         fronted = data_plane() == "native"
-        assert ("is not open" if fronted else "given up while it was read") in answer.json()["message"]
+        assert ("does not own it" if fronted else "given up while it was read") in answer.json()["message"]

@@ -151,8 +151,8 @@ def test_stateless(topology: Topology, serdes: Calls, reads: str, native: bool) 
     [
         pytest.param(apps.count, True, {"dict.get": 1}, 12, 10, id="count"),
         pytest.param(apps.count, False, {"dict.get": 1, "Struct.pack": 1, **OUTPUT}, 16, 6, id="count, every update"),
-        pytest.param(apps.windowed, True, {"dict.get": 1, "loads": 1, "<lambda>": 1}, 25, 13, id="windowed sum"),
-        pytest.param(apps.windowed_field, True, {"dict.get": 1, "loads": 1, "add": 1}, 23, 13, id="windowed field"),
+        pytest.param(apps.windowed, True, {"dict.get": 1, "loads": 1, "<lambda>": 1}, 24, 13, id="windowed sum"),
+        pytest.param(apps.windowed_field, True, {"dict.get": 1, "loads": 1, "add": 1}, 22, 13, id="windowed field"),
     ],
 )
 def test_with_rows(topology: Topology, caching: bool, record: Calls, new_row: int, row_of_a_commit: int) -> None:
