@@ -31,7 +31,13 @@ from coopstreams.state.snapshot_download import DownloadProgress
 from coopstreams.tasks.events import Cancelled, Event, Failed, Opened
 from coopstreams.tasks.task import Incarnation, committed_positions, store_times
 from coopstreams.tasks.tries import Held
-from coopstreams.topology.errors import AccessDeniedError, GroupError, LogError, OffsetOutOfRangeError
+from coopstreams.topology.errors import (
+    AccessDeniedError,
+    GroupError,
+    LogError,
+    OffsetOutOfRangeError,
+    UnknownTopicError,
+)
 from coopstreams.topology.sinks import SinkSession
 from coopstreams.topology.task_id import TaskId
 
@@ -45,6 +51,8 @@ BUSY_S = 0.01
 """Longest wait for commits while tasks wait for answers of the brokers."""
 RETRY_S = 0.3
 """Pause after a request that failed."""
+GONE_S = 30.0
+"""How long a topic may be missing before the process ends: those that match a pattern are resolved again meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +98,8 @@ class Opener:
         self._barrier = Barrier(member, follower, ours, settle, host)
         self._doubt: tuple[int, float] | None = None
         """The epoch, and when the group was asked, after a position was out of range; None: no such error."""
+        self._missing_since: float | None = None
+        """Since when a topic of an opening task does not exist; None: all do."""
         self._follower = follower
         self._positions = positions
         self._restoring = restoring
@@ -177,11 +187,17 @@ class Opener:
         try:
             self._turn()
             self._doubt, self._trouble = None, ""
+            if not self._unresolved():  # a turn that asks for no position says nothing of its topic
+                self._missing_since = None
         except OffsetOutOfRangeError as error:
             self._heed(error)
         except AccessDeniedError:
             raise  # only a user can add the ACL
         except (LogError, GroupError) as error:
+            if isinstance(error, UnknownTopicError):
+                self._missing_since = self._missing_since or self._host.now()
+                if self._host.now() - self._missing_since > GONE_S:
+                    raise
             self._trouble = str(error)
             log.warning("opening tasks: %s; trying again", error)
             self._host.sleep(RETRY_S)

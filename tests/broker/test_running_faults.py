@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from coopstreams import CoopStreams, StreamsBuilder, serdes
 from coopstreams.instance import watcher
+from coopstreams.opening import opener
 from coopstreams.topology.errors import CoopStreamsError, LogError
 from tests.broker.counting import Counting, await_running, await_table, failure_of, instance_of, metric
 from tests.broker.reading import read_topic, updates_of
@@ -54,6 +56,26 @@ def test_a_source_topic_that_is_deleted_stops_the_instance(kafka: Kafka, tmp_pat
     error = ends_with(counting.app(tmp_path), lambda: kafka.delete(counting.source), 120)
     assert isinstance(error, LogError)
     assert counting.source in str(error)
+
+
+def test_a_task_that_opens_when_its_source_topic_is_gone_ends_the_instance(
+    kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opener, "GONE_S", 1.0)
+    counting = Counting.make(kafka)
+
+    def hand_over(first: CoopStreams, second: CoopStreams) -> None:
+        await_running([first, second])
+        kafka.delete(counting.source)
+        first.stop()
+        assert second._thread is not None
+        second._thread.join(60)
+        assert not second._thread.is_alive(), "it still runs"
+
+    with suppress(LogError), counting.app(tmp_path, 0) as first:  # its last commit is refused, or there is none
+        await_running([first])
+        with pytest.raises(LogError, match=counting.source), counting.app(tmp_path, 1) as second:
+            hand_over(first, second)
 
 
 def test_a_sink_topic_that_is_deleted_stops_the_instance(kafka: Kafka, tmp_path: Path) -> None:
