@@ -83,14 +83,15 @@ def replay_(
     settings = connection(bootstrap_servers, config)
     with cluster(settings) as log:
         wanted = _wanted(node, phase)
-        found = Counter((_reason(letter), wanted(letter)) for letter in ahead(log, settings, topic))
-        chosen = Counter({reason: n for (reason, fits), n in found.items() if reason and fits})
-        if found and not chosen and (node or phase):
-            raise ConfigError(_nothing_chosen({reason: n for (reason, _), n in found.items() if reason}))
-        passed = found.total() - chosen.total()
-        what = f"Send {chosen.total()} letters of {topic} back to {to or 'where they came from'}"
-        if not yes:
-            typer.confirm(f"{what}{f', and pass {passed} other records' if passed else ''}?", abort=True)
+        if node or phase or not yes:  # otherwise nobody would see what a look ahead finds
+            found = Counter((_reason(letter), wanted(letter)) for letter in ahead(log, settings, topic))
+            chosen = Counter({reason: n for (reason, fits), n in found.items() if reason and fits})
+            if found and not chosen and (node or phase):
+                raise ConfigError(_nothing_chosen({reason: n for (reason, _), n in found.items() if reason}))
+            passed = found.total() - chosen.total()
+            what = f"Send {chosen.total()} letters of {topic} back to {to or 'where they came from'}"
+            if not yes:
+                typer.confirm(f"{what}{f', and pass {passed} other records' if passed else ''}?", abort=True)
         done = replay(log, settings, topic, wanted, to, _say)
     typer.echo(f"{done.written} written, {done.passed} passed")
     if done.passed or not done.written:
