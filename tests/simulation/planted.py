@@ -330,12 +330,12 @@ def _restless() -> AbstractContextManager[Any]:
 
 class Planted(NamedTuple):
     """A bug, and the program that finds it. `seed`: one of the next `WITHIN` histories finds it; None: one of hundreds
-    does. No program: none has found it.
+    does.
     """
 
     put_in: Callable[[], AbstractContextManager[Any]]
-    seed: int | None = None
-    program: str | None = None
+    seed: int | None
+    program: str
     guarantee: str = EXACTLY_ONCE
     oracle: str = ""
     """The oracle that finds the bug (`oracles.ORACLES`)."""
@@ -345,7 +345,7 @@ PLANTED: dict[str, Planted] = {
     "no barrier": Planted(_no_barrier, None, "a count behind a repartition"),
     "a stale barrier": Planted(_stale_barrier, None, "a join of streams"),
     "a leader of before": Planted(_leader_of_before, 15, "a join of streams", oracle="answers"),
-    "any epoch commits": Planted(members.any_epoch),
+    "any epoch commits": Planted(members.any_epoch, 37, "a count", oracle="results"),
     "a restore that ends early": Planted(_short_restore, 0, "a count", oracle="answers"),
     "what was done is done again": Planted(_done_again, 23, "windows that close", oracle="results"),
     "time of its own": Planted(times.own_time, None, "windows that close"),

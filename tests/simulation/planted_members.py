@@ -25,10 +25,14 @@ def _tasks_move_often() -> AbstractContextManager[Any]:
     )
 
 
+_fence = GroupMember.fence
+
+
 @contextmanager
 def _current_identity(self: GroupMember, epoch: int) -> Iterator[GroupFence]:
-    generation, member = self._coordinator.identity()
-    yield GroupFence(self.group, generation, member, None)
+    self._await_coordinator(epoch)  # the membership may end meanwhile
+    with _fence(self, self.epoch) as fence:
+        yield fence
 
 
 def any_epoch() -> AbstractContextManager[Any]:
