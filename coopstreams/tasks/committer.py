@@ -101,6 +101,8 @@ class Committer:
         """Whether each output of this interval is checked against its topic's settings: tasks step record by record."""
         self.waiting: tuple[str, float] | None = None
         """The answer of the brokers that a commit waits for, in words, and since when (`Host.now`). Any thread."""
+        self.flushed_s = 0.0
+        """How long the last commit flushed record caches: the functions below them run then."""
         self._epoch: int | None = None
         """The epoch of the membership in which the interval began; None: no interval is open."""
         self._confirm_at = self._host.now() + CONFIRM_S
@@ -237,6 +239,7 @@ class Committer:
         Raises:
             MembershipLostError, LogError: it may or may not have counted: `abort`, discard the tasks, open them again.
         """
+        self.flushed_s = 0.0
         if self._epoch is None and not any(
             task.progress.mirror_due(self._follower) or task.progress.moved for task in tasks
         ):
@@ -358,7 +361,9 @@ class Committer:
         written: set[TopicPartition] = set()
         changes: list[tuple[Task, Sequence[ChangelogBatch]]] = []
         for task in tasks:
+            began = self._host.now()
             changes.append((task, task.flush()))
+            self.flushed_s += self._host.now() - began
             self.write_outputs(task)
             self._apply(task, all_of_it=True)
         if not self._transactional and any(changed for _, changed in changes):

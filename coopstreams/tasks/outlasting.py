@@ -2,7 +2,8 @@
 
 The broker aborts a transaction that is open for longer than `transaction.timeout.ms`, and a process leaves the group
 when a thread has not moved for `max.poll.interval.ms`. The work is void then and is repeated, and the same call takes
-as long again, for ever. The third time, an error names the call.
+as long again, for ever. The third time, an error names the call. The flush of record caches before a commit counts as
+one call: it runs the functions below them for all that an interval has collected.
 
 Invariant: only the same call counts: records by topic, partition and offset. A process that was stopped, or a service
 that did not answer for a while, makes another call slow the next time.

@@ -42,6 +42,11 @@ ALIVE_S = 1.0
 """How often a resting thread updates `moved_at`."""
 IDLE_S = 1.0
 """How often an idle thread updates `moved_at`, at least."""
+FLUSH = (
+    "the flush of record caches, which runs the functions below them (record by record with "
+    "statestore.cache.max.bytes=0),"
+)
+"""The flush before a commit, in words."""
 
 
 @dataclass(slots=True)
@@ -294,18 +299,18 @@ class StreamThread:
             self.committer.begin(task)
             began = self._host.now()
             more = task.step(single=self.committer.careful)
-            if (seconds := self._host.now() - began) > self._outlasting.least_s:
-                self._note_slow(seconds, f"{task}: {task.last_step}")
+            self._note_slow(self._host.now() - began, f"{task}: {task.last_step}")
             self.committer.write_outputs(task)
-            if not more:
-                break
             # After each step: commits, heartbeats and revocations must not wait until slow functions end the batch.
             self._commit_if_due()
+            if not more:
+                break
 
     def _note_slow(self, seconds: float, call: str) -> None:
         """Remember a call that may have outlasted a time-out of the broker or the group."""
-        log.warning("stream thread %d: %s took %.0f s", self.number, call, seconds)
-        self._slowest = max(self._slowest, (seconds, call))
+        if seconds > self._outlasting.least_s:
+            log.warning("stream thread %d: %s took %.0f s", self.number, call, seconds)
+            self._slowest = max(self._slowest, (seconds, call))
 
     def _waited_enough_s(self) -> float:
         """Return how long until a task stops waiting for another source."""
@@ -335,24 +340,28 @@ class StreamThread:
         return min(((at - now_ms) / 1000 for at in due if at is not None), default=self._idle_s)
 
     def _punctuate(self) -> None:
-        """Run the wall-clock punctuations that are due."""
+        """Run the wall-clock punctuations that are due. Those of many tasks together may outlast a time-out."""
         now_ms = self._host.wall_ms()
         try:
-            for task in self._tasks:
-                if task.punctuation_due(now_ms):
+            for task in list(self._tasks):
+                if not task.closed and task.punctuation_due(now_ms):
+                    self._wake()
                     self.committer.begin(task)
-                    began = self._host.now()
+                    began = self.moved_at = self._host.now()
                     task.punctuate(now_ms)
-                    if (seconds := self._host.now() - began) > self._outlasting.least_s:
-                        self._note_slow(seconds, f"{task}: its punctuators")
+                    self._note_slow(self._host.now() - began, f"{task}: its punctuators")
                     self.committer.write_outputs(task)
+                    self._commit_if_due()
         except (LogError, MembershipLostError) as error:
             self._abort(error)
 
     def _commit_or_abort(self) -> bool:
         try:
             self._idle = True  # before the commit: records that come from now on end the idling
-            self._idle = not self.committer.commit(self._tasks)
+            try:
+                self._idle = not self.committer.commit(self._tasks)
+            finally:
+                self._note_slow(self.committer.flushed_s, FLUSH)
             self.committer.confirm(self._tasks)
             self._slowest = 0.0, ""
             return True

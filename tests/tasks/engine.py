@@ -111,6 +111,7 @@ class Engine:
         threads: int = 1,
         interval_s: float = 0.02,
         buffer: int = 1 << 20,
+        caching: bool = False,
         host: Host = SYSTEM,
         **settings: Any,
     ) -> None:
@@ -119,6 +120,7 @@ class Engine:
         self.host = host
         self.buffer = buffer
         """The most bytes of rows that a task keeps in memory."""
+        self.caching = caching
         self.at_fence: list[dict[str, int]] = []
         """The ends of partition 0 of all topics at each check of a fence."""
         self.log = MemoryLog(self._check_fence)
@@ -187,7 +189,7 @@ class Engine:
             self.program,
             on_failure,
             tally,
-            caching=False,
+            caching=self.caching,
             by_key=self.by_key,
             latency=latency,
             partitions=lambda _: 1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,8 +14,10 @@ from coopstreams.tasks.queues import STEP_S
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.dsl.builder import StreamsBuilder
+from coopstreams.topology.errors import ProcessingError
 from coopstreams.topology.keys import WHOLE
-from tests.tasks.engine import Engine
+from tests.simulation.fibers import Machine, Scheduler
+from tests.tasks.engine import EXACTLY, Engine
 
 LIMITS = {"transaction.timeout.ms": 15.0, "max.poll.interval.ms": 300.0}
 CALL = 'task 0_0[0..255]: the record at "in" partition 0 offset 7'
@@ -55,6 +58,36 @@ def test_what_was_long_ago_is_forgotten() -> None:
     assert slow.void(CALL, 2 * FORGOTTEN_AFTER_S, 1e6) is None
     assert slow.void(CALL, 2 * FORGOTTEN_AFTER_S, 1e6 + 5 * FORGOTTEN_AFTER_S) is None
     assert slow.void(CALL, 2 * FORGOTTEN_AFTER_S, 1e6 + 10 * FORGOTTEN_AFTER_S) is not None, "it takes that long"
+
+
+def test_a_flush_of_record_caches_that_outlasts_the_transaction_each_time_is_named() -> None:
+    """Its functions run for what an interval has collected, not record by record."""
+    scheduler = Scheduler(Random(1))
+    machine = Machine(scheduler, "instance")
+    builder = StreamsBuilder("app")
+    counts = builder.stream("in", key=serdes.raw, value=serdes.raw).group_by_key().count(store="counts")
+    counts.to_stream().foreach(lambda *_: machine.sleep(4))
+    made = Engine(builder.build(), {"in": 1}, host=machine, caching=True, processing_guarantee=EXACTLY)
+    made.write("in", [(b"%d" % number, b"", number) for number in range(5)])
+    made.start()
+    errors: list[str] = []
+    for attempt in range(MOST_TIMES):
+        made.generation = 1
+        made.open(WHOLE)
+        while not made.dispatcher.move(0.01):
+            pass
+        scheduler.run(100 * attempt + 1)
+        made.generation = 2  # as if the broker had aborted the transaction
+        scheduler.run(100 * attempt + 100)
+        try:
+            while not made.events.empty():
+                made.take(made.events.get())
+        except ProcessingError as error:
+            errors.append(str(error))
+    scheduler.close([machine])
+    (said,) = errors
+    assert "the flush of record caches, which runs the functions below them (record by record with" in said
+    assert "takes 20 s, longer than transaction.timeout.ms (15 s): its results were void 3 times" in said
 
 
 def test_a_task_that_is_opened_again_takes_slow_calls_one_by_one() -> None:

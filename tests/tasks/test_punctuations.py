@@ -26,6 +26,26 @@ def test_a_thread_wakes_for_the_first_punctuation_of_any_of_its_tasks() -> None:
     assert [at - EPOCH_MS for at in ticks] == [20, 40, 60, 80, 100]
 
 
+def test_slow_punctuators_of_several_tasks_are_committed_one_by_one() -> None:
+    """Together they would outlast the transaction, and again when their tasks are opened again."""
+    scheduler = Scheduler(Random(1))
+    machine = Machine(scheduler, "instance")
+    fences: list[int] = []
+
+    def tick(_: int) -> None:
+        fences.append(len(made.at_fence))
+        machine.sleep(10)
+
+    made = Engine(ticking(tick, *[60_000] * 3), {"in": 3}, host=machine)
+    made.start()
+    for partition in range(3):
+        made.open(WHOLE, partition)
+    scheduler.run(100)
+    scheduler.close([machine])
+    first = fences[0]
+    assert fences == [first, first + 1, first + 2]
+
+
 class Adjusted(System):
     """A machine whose wall clock can be set back."""
 
