@@ -62,6 +62,12 @@ class _Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no typ
 
         kafka-python's own clock stops while the machine sleeps.
         """
+        self.calm_at = 0.0
+        """Likewise, but of the last one whose answer named no rebalance.
+
+        Once a rebalance has begun, the group goes on without a member that has not joined again at the time-out,
+        whatever heartbeats it has sent meanwhile.
+        """
         self._beat_at = self._joined_at = 0.0
         self.shut_out: errors.KafkaError | None = None
         """Why the group will never take heartbeats of this member again."""
@@ -129,7 +135,7 @@ class _Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no typ
             self.shut_out = error
             self._connection.wake()
             raise
-        self.heard_at = self._beat_at
+        self.heard_at = self.calm_at = self._beat_at
 
     def _process_join_group_response(self, response: Any, send_time: float) -> None:
         self._joined_at = self._host.elapsed()  # the request that follows is sent after that
@@ -139,7 +145,7 @@ class _Member(BaseCoordinator):  # type: ignore[misc]  # kafka-python has no typ
 
     def _process_sync_group_response(self, response: Any, send_time: float) -> bytes:
         assignment = super()._process_sync_group_response(response, send_time)
-        self.heard_at = self._joined_at
+        self.heard_at = self.calm_at = self._joined_at
         return bytes(assignment)
 
 
@@ -202,16 +208,19 @@ class GroupCoordinator:
     @property
     def sure_until(self) -> float:
         """The time (`Host.elapsed`) until which certainly no other member has our tasks; 0: no member."""
-        heard_at = self.heard_at
-        return heard_at and heard_at + self._timings.session / 1000
+        member = self._joined
+        return 0.0 if member is None else member.calm_at and member.calm_at + self._timings.session / 1000
 
     @property
     def heard_at(self) -> float:
         """The time (`Host.elapsed`) at which the last answered request of this member was sent; 0: no member."""
+        member = self._joined
+        return 0.0 if member is None else member.heard_at
+
+    @property
+    def _joined(self) -> _Member | None:
         member = self._member
-        return (
-            0.0 if member is None or member.state is State.UNJOINED or member.shut_out is not None else member.heard_at
-        )
+        return None if member is None or member.state is State.UNJOINED or member.shut_out is not None else member
 
     def rejoin(self) -> None:
         """Rebalance soon."""

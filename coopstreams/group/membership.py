@@ -138,8 +138,8 @@ class GroupMember:
     def sure(self, epoch: int, generation: int | None = None) -> bool:
         """Return whether this is certainly still a member, under that epoch.
 
-        It is if a heartbeat was answered within the session time-out. With a generation: and no later one can have
-        begun, because none begins before this process has asked to join it.
+        It is if a heartbeat was answered within the session time-out, outside of a rebalance. With a generation: and no
+        later one can have begun, because none begins before this process has asked to join it.
         """
         if generation is not None and not self._coordinator.settled_in(generation):
             return False

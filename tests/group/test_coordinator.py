@@ -116,6 +116,28 @@ def test_a_rebalance_is_a_new_generation_of_the_same_membership(kafka: Brokers, 
     assert (a.member.epoch, a.member.id, a.heard(Lost)) == (0, "member-1", False)
 
 
+def test_heartbeats_during_a_rebalance_do_not_prolong_the_certainty(kafka: Brokers, app: Application) -> None:
+    """The group goes on without a member that does not join again in time, whatever heartbeats it sends meanwhile."""
+    a = app.start("a", timings=OFTEN)
+    app.complete("a")
+    coordinator = a.member._coordinator
+
+    def confirm() -> None:
+        asked = a.member.ask()
+        eventually(lambda: a.member.confirmed(asked, 0))
+
+    confirm()
+    with a.member.fence(0):  # the join waits for this commit
+        kafka.answers[HeartbeatRequest] = lambda *_: {"error_code": RebalanceInProgressError.errno}
+        confirm()
+        sure_until = coordinator.sure_until
+        confirm()
+        assert coordinator.sure_until == sure_until
+        assert a.member.sure(0)
+        kafka.answers[HeartbeatRequest] = lambda *_: {}
+    eventually(lambda: coordinator.sure_until > sure_until)
+
+
 def test_a_commit_waits_for_no_join_that_is_over(kafka: Brokers, app: Application) -> None:
     """A join closes the gate for commits; its end opens it, whether the group has taken this member or not."""
     a = app.start("a", timings=OFTEN)

@@ -271,7 +271,7 @@ class SimCoordinator:
         self._stable = False
         self._again = True
         self._closed = False
-        self._heard_at = 0.0
+        self._heard_at = self._calm_at = 0.0
         self._wake = client.machine.signal()
         self._driver = client.machine.thread(self._drive, "group")
         group.enter(client.machine, self.settled_in)
@@ -294,7 +294,7 @@ class SimCoordinator:
 
     @property
     def sure_until(self) -> float:
-        return self.heard_at and self.heard_at + self._timings.session / 1000
+        return self._calm_at + self._timings.session / 1000 if self._generation >= 0 and self._calm_at else 0.0
 
     @property
     def heard_at(self) -> float:
@@ -389,7 +389,8 @@ class SimCoordinator:
             raise
         if self._closed:
             return
-        self._heard_at, self._stable = max(sent, joined), True
+        self._heard_at = self._calm_at = max(sent, joined)
+        self._stable = True
         if self._hooks.joined(generation, assignment):
             self._again = True
 
@@ -400,7 +401,7 @@ class SimCoordinator:
         except RebalancingError:
             self._heard_at = sent
             raise
-        self._heard_at = sent
+        self._heard_at = self._calm_at = sent
 
     def _go(self) -> None:
         if self._member:
