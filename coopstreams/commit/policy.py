@@ -128,6 +128,8 @@ class PolicyTopic:
         self._host = host
         self._replication = replication
         self._values: dict[tuple[str, str], bool] = {}
+        self._strange: dict[bytes | None, str] = {}
+        """Records that are no settings, by key: what is wrong with them. A later record of the key replaces one."""
         self._reader: Reader | None = None
         self._at = 0
 
@@ -135,7 +137,7 @@ class PolicyTopic:
         """Return the current policy, reading only new records. Without the topic, every setting has its default.
 
         Raises:
-            LogError: the topic cannot be read.
+            LogError: the topic cannot be read, or has a record that is no setting.
         """
         if self._reader is None:
             if TOPIC not in self._log.partitions([TOPIC]):
@@ -153,6 +155,12 @@ class PolicyTopic:
                     f"{_PARTITION} ends at {end}, and could be read up to {self._at} in {_TIMEOUT_S:.0f} s",
                     retryable=True,
                 )
+        if self._strange:
+            first = next(iter(self._strange.values()))
+            raise LogError(
+                f"{_PARTITION} has {first}. Another program wrote it: set that setting again, or write a record with "
+                "the same key and no value; and let only administrators write the topic (kafka-acls)"
+            )
         return Policy(dict(self._values))
 
     def set(self, name: str, value: bool | None, topic: str | None = None) -> None:
@@ -189,6 +197,7 @@ class PolicyTopic:
     def _apply(self, columns: Columns) -> None:
         """Apply settings in the order of the log. Settings of later versions of coopstreams are kept, and unused."""
         for key, value, offset in zip(columns.keys, columns.values, columns.offsets, strict=True):
+            self._strange.pop(key, None)
             try:
                 name, topic = orjson.loads(key or b"")
                 if value is None:
@@ -196,7 +205,5 @@ class PolicyTopic:
                 else:
                     self._values[topic, name] = bool(orjson.loads(value))
             except (ValueError, TypeError) as error:
-                raise LogError(
-                    f"{_PARTITION} has a record at offset {offset} that is no setting ({error}). Another program wrote "
-                    "it: set the policy again, and let only administrators write the topic (kafka-acls)"
-                ) from error
+                if value is not None:
+                    self._strange[key] = f"a record at offset {offset} that is no setting ({error})"

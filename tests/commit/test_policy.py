@@ -92,7 +92,15 @@ def test_a_setting_of_a_later_version_is_let_through_and_rubbish_is_not() -> Non
     writer.append(policy.TOPIC, [b'["accept.more",""]'], [b"true"], [0], partitions=0)
     writer.flush(1)
     assert PolicyTopic(log).read().accepts_individual_commit
-    writer.append(policy.TOPIC, [b"rubbish"], [b"true"], [0], partitions=0)
-    writer.flush(1)
-    with pytest.raises(LogError, match="record at offset 1 that is no setting"):
-        PolicyTopic(log).read()
+    topic = PolicyTopic(log)
+    key = b'["accept.individual.commit",""]'
+    writer.append(policy.TOPIC, [b"rubbish", key], [b"true", b"no"], [0, 0], partitions=0)
+    for _ in range(2):  # it waits for no record that it has read
+        with pytest.raises(LogError, match="record at offset 1 that is no setting"):
+            topic.read()
+    writer.append(policy.TOPIC, [b"rubbish"], [None], [0], partitions=0)
+    with pytest.raises(LogError, match="record at offset 2 that is no setting"):
+        topic.read()
+    topic.set("accept.individual.commit", False)
+    assert not topic.read().accepts_individual_commit
+    assert not PolicyTopic(log).read().accepts_individual_commit, "which reads all of it"
