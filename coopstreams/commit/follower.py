@@ -26,6 +26,7 @@ from threading import Lock
 from coopstreams.commit.record import (
     PARTITIONS,
     VERSION,
+    WITH_TIMES,
     Committed,
     Segment,
     decode_key,
@@ -297,7 +298,7 @@ class Follower:
             if value is None:  # a tombstone takes the unreadable record back
                 self._unreadable.pop(key, None)
                 return
-            newer = max(key[:1], value[:1]) > bytes([VERSION])
+            newer = key[:1] > bytes([VERSION]) or value[:1] > bytes([WITH_TIMES])
             if key not in self._unreadable:
                 log.error(
                     "%s: the record at offset %d of group %r cannot be read; no task opens here: %s",

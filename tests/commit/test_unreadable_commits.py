@@ -40,6 +40,9 @@ def said(position: int) -> bytes:
     return encode_value(CommitValue("t", (Segment(WHOLE, position),)))
 
 
+TIMED = encode_value(CommitValue("t", (Segment(WHOLE, 150, operator_times=((1, 2),)),)))
+
+
 class Read:
     """A log with the records of group `g`, and a follower that has read them all, in batches that end anywhere."""
 
@@ -83,10 +86,11 @@ class Read:
             "this process",
         ),
         (KEY, said(150)[:-1], "has a value that no member of this group can have written"),
+        (KEY, TIMED[:-1], "coopstreams group reset g"),
         (KEY[:-1], said(150), "has a key that no member of this group can have written"),
         (KEY, b"", "has no version"),
     ],
-    ids=["newer key", "newer value", "damaged value", "damaged key", "empty value"],
+    ids=["newer key", "newer value", "damaged value", "damaged value with times", "damaged key", "empty value"],
 )
 def test_the_rest_of_a_batch_is_read_and_no_barrier_is_passed(key: bytes, value: bytes, why: str) -> None:
     read = Read(
