@@ -94,7 +94,9 @@ class StreamThread:
 
         A thread that is busy for long has one message for each partition, not one for each fetch.
         """
-        self._tasks: list[Task] = []
+        self._have([])
+        self._stepped: dict[Task, None] = {}
+        """The tasks whose buffers may have grown since they were last asked whether they are full."""
         self._thread = host.thread(self._run, f"stream-{number}")
         self._lock = threading.Lock()
         self._due = 0.0
@@ -243,12 +245,18 @@ class StreamThread:
 
     def _open(self, task: Task) -> None:
         self._epoch = task.epoch
-        self._tasks.append(task)
+        self._have([*self._tasks, task])
         try:
             self.committer.claim(task, self._tasks[:-1])
         except (LogError, MembershipLostError) as error:
             # All tasks: the writer's undelivered records may be those of any of them.
             self._abort(error)
+
+    def _have(self, tasks: list[Task]) -> None:
+        """Set the tasks of this thread. There may be a thousand: a message looks only at those that need it."""
+        self._tasks = tasks
+        self._merging = [task for task in tasks if len(task.sources) > 1]
+        self._punctuating = [task for task in tasks if task.program.may_punctuate]
 
     def _move(self, task: Task, moved: _Moved) -> None:
         """Process a batch without records, and forget its message: the next one makes a new one."""
@@ -299,6 +307,7 @@ class StreamThread:
             self.committer.begin(task)
             began = self._host.now()
             more = task.step(single=self.committer.careful)
+            self._stepped[task] = None
             self._note_slow(self._host.now() - began, f"{task}: {task.last_step}")
             self.committer.write_outputs(task)
             # After each step: commits, heartbeats and revocations must not wait until slow functions end the batch.
@@ -324,31 +333,38 @@ class StreamThread:
 
     def _waiting(self) -> list[tuple[Task, float]]:
         """Return the tasks that wait for another source, and until when; one that drains takes no more records."""
-        waits = [(task, task.queues.waits_until) for task in self._tasks if not task.leaving]
+        waits = [(task, task.queues.waits_until) for task in self._merging if not task.leaving]
         return [(task, until) for task, until in waits if until is not None]
 
     def _commit_if_due(self) -> None:
         if self.committer.begun:
             self._wake()
-        if self._host.now() >= self._due or any(task.state.full for task in self._tasks):
+        if self._host.now() >= self._due or self._full():
             self._commit_or_abort()
             self._due = self._host.now() + self._interval
 
+    def _full(self) -> bool:
+        """Whether the rows of a task need a commit before there can be more of them."""
+        stepped, self._stepped = self._stepped, {}
+        full = [task for task in stepped if task.state.full]  # each is asked, because that makes room
+        return bool(full)
+
     def _next_punctuation_s(self) -> float:
         """Return how long until the next wall-clock punctuation."""
-        due, now_ms = [task.program.next_punctuation_ms for task in self._tasks], self._host.wall_ms()
+        due, now_ms = [task.program.next_punctuation_ms for task in self._punctuating], self._host.wall_ms()
         return min(((at - now_ms) / 1000 for at in due if at is not None), default=self._idle_s)
 
     def _punctuate(self) -> None:
         """Run the wall-clock punctuations that are due. Those of many tasks together may outlast a time-out."""
         now_ms = self._host.wall_ms()
         try:
-            for task in list(self._tasks):
+            for task in list(self._punctuating):
                 if not task.closed and task.punctuation_due(now_ms):
                     self._wake()
                     self.committer.begin(task)
                     began = self.moved_at = self._host.now()
                     task.punctuate(now_ms)
+                    self._stepped[task] = None
                     self._note_slow(self._host.now() - began, f"{task}: its punctuators")
                     self.committer.write_outputs(task)
                     self._commit_if_due()
@@ -416,7 +432,8 @@ class StreamThread:
         return "; ".join(f"{task}: {done}" for task in self._tasks if (done := task.uncommitted))
 
     def _abandon(self) -> None:
-        tasks, self._tasks = self._tasks, []
+        tasks, self._stepped = self._tasks, {}
+        self._have([])
         for task in tasks:
             task.discard()
         self.committer.abort()
@@ -443,8 +460,8 @@ class StreamThread:
             self._abandon()
             if others:
                 self._emit(Aborted(others, "a sibling on this thread was given up"))
+        self._have([task for task in self._tasks if task not in tasks])
         for task in tasks:
-            if task in self._tasks:
-                self._tasks.remove(task)
+            self._stepped.pop(task, None)
             task.discard()
             self._emit(Closed(task))

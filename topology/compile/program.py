@@ -249,6 +249,11 @@ class BoundProgram:
         return self._punctuate("wall_clock", now_ms)
 
     @property
+    def may_punctuate(self) -> bool:
+        """Whether there are processors, which may schedule punctuations at any time."""
+        return bool(self._works)
+
+    @property
     def next_punctuation_ms(self) -> int | None:
         """The time at which `punctuate` has something to do next; None if there is no such punctuation."""
         return self.punctuations["wall_clock"].next_ms
