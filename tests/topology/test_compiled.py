@@ -20,6 +20,7 @@ from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.operators.analysis import reads_argument
+from coopstreams.topology.operators.codegen import PARAMETERS
 from coopstreams.topology.serdes import Serde
 
 T = TypeVar("T")
@@ -92,6 +93,15 @@ def test_a_copy_touches_no_serde(lazy: Lazy) -> None:
     lazy.stream.to("out")
     assert written(lazy.process((b"k", b"v"), (None, None))) == [(b"k", b"v"), (None, None)]
     assert lazy.calls == {}
+
+
+@pytest.mark.parametrize("topic", PARAMETERS)
+def test_a_topic_may_have_the_name_of_a_variable_of_the_code(lazy: Lazy, topic: str) -> None:
+    made = lazy.stream.map(lambda key, value: (key, value), key=lazy.key, value=lazy.value)
+    made.to(topic)
+    made.to("out")
+    program = lazy.process((b"k", b"v"))
+    assert written(program, topic) == written(program) == [(b"k", b"v")]
 
 
 def test_a_filter_reads_what_its_function_reads_and_bytes_pass_on(lazy: Lazy) -> None:

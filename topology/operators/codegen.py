@@ -30,6 +30,8 @@ from coopstreams.topology.stores import StoreSpec
 PARAMETERS = ("key_bytes", "key", "value_bytes", "value", "old", "timestamp", "stream_time", "latest")
 """The names of a record's parts at the beginning of a function."""
 
+_TEXT = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
+
 MOST_LOOPS = 8
 """The most nested loops in one function: CPython allows 20 nested blocks, some for a `try` and a window loop."""
 
@@ -356,8 +358,8 @@ class Function:
         ]
 
     def mentions(self, variable: str) -> bool:
-        """Whether the lines written so far use a variable."""
-        code = "\n".join(line.split("#")[0] for line in self.lines)
+        """Whether the lines written so far use a variable. Texts do not count: topics and nodes may have its name."""
+        code = "\n".join(_TEXT.sub("", line).split("#")[0] for line in self.lines)
         return re.search(rf"(?<![.\w]){variable}\b", code) is not None
 
     def line(self, text: str) -> None:
@@ -386,13 +388,13 @@ class Function:
         self.skip = skip
 
     @contextmanager
-    def guard(self, phase: Phase, node: str, error: str = "error") -> Iterator[None]:
-        """Generate calls of user functions or serdes, whose errors fail the record here. `error` is an expression."""
+    def guard(self, phase: Phase, node: str, error: str = "error", skip: str | None = None) -> Iterator[None]:
+        """Generate calls of user functions or serdes, whose errors fail the record here, then `skip`. `error`: code."""
         with self.block("try:"):
             yield
         with self.block("except Exception as error:"):
             self.line(f"fail({self.unit.site(phase, node)}, {error})")
-            self.line(self.skip)
+            self.line(skip or self.skip)
 
     def drop_if(self, condition: str, node: Node, reason: str) -> None:
         """Generate code: a record is dropped and counted under a condition."""
