@@ -82,15 +82,21 @@ class JoinMemory:
             )
             self._gate.add(self._waiting.order)
 
+    def before(self, side: int, key: bytes | None, timestamp: int, now: int) -> list[Pair]:
+        """Return and remove the unmatched records that are emitted before a record's own results. Call `take` next."""
+        if key is None:
+            return []
+        if timestamp == now or (self._shared and now > self._told):
+            self._gate.look(now, side)
+        return self.due(now)
+
     def take(self, side: int, key: bytes | None, value: Any, timestamp: int, now: int) -> list[Pair]:
-        """Return a record's results: due unmatched records, then its matches, or itself. `now`: stream time."""
+        """Return a record's own results: its matches, or itself. `now`: stream time."""
         if key is None:
             return [_pair(side, None, value, None, timestamp)] if self._outer[side] else []
         if self._keeps[side]:
             self._sides[side].put(key, timestamp, value)
-        if timestamp == now or (self._shared and now > self._told):
-            self._look(now, side)
-        told = self.due(now)
+        told: list[Pair] = []
         before, after = self._reach[side]
         other = self._sides[1 - side]
         other.observe_others(self._process.stream_time(self._topics[1 - side]))
@@ -129,10 +135,6 @@ class JoinMemory:
             told += [_pair(1 - order, key, value, None, at) for value in self._waiting.values(key, 1 - order, at)]
             self._waiting.remove(key, 1 - order, at)
         return told
-
-    def _look(self, now: int, side: int) -> None:
-        if self._waiting is not None:
-            self._gate.look(now, side)
 
 
 class EmissionGate:

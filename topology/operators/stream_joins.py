@@ -29,14 +29,12 @@ def stream_stream_join(compiler: Compiler, function: Function, node: StreamStrea
     key_bytes = function.key_as_bytes(record, node.key, node)
     if not outer:
         _drop_if(function, node, f"{key_bytes} is None", "null-key", f"{memory}.skip({now})")
-    _tell_when_due(compiler, node, now, memory, record)
-    _forward(
-        compiler,
-        function,
-        node,
-        f"{memory}.take({record.side}, {key_bytes}, {value}, {record.timestamp}, {now})",
-        record,
-    )
+    if len(node.stores) > 2:
+        _tell_when_due(compiler, node, now, memory, record)
+        before = f"{memory}.before({record.side}, {key_bytes}, {record.timestamp}, {now})"
+        _forward(compiler, function, node, before, record)
+    matches = f"{memory}.take({record.side}, {key_bytes}, {value}, {record.timestamp}, {now})"
+    _forward(compiler, function, node, matches, record, skip="break")
 
 
 def _memory(compiler: Compiler, node: StreamStreamJoin) -> str:
@@ -62,7 +60,7 @@ def _tell_when_due(
 ) -> None:
     """Generate the function that forwards records without a match when other tasks' records advance stream time."""
     name, due = f"{memory}_due", compiler.unit.operator_times[operator_time].due
-    if len(node.stores) < 3 or name in due:
+    if name in due:
         return
     due.append(name)
     if compiler.shared:  # another task's record may open the gate without advancing stream time
@@ -75,18 +73,27 @@ def _tell_when_due(
 
 
 def _forward(
-    compiler: Compiler, function: Function, node: StreamStreamJoin, pairs: str, record: RecordVariables
+    compiler: Compiler,
+    function: Function,
+    node: StreamStreamJoin,
+    pairs: str,
+    record: RecordVariables,
+    *,
+    skip: str = "continue",
 ) -> None:
+    """Generate the joins of these pairs.
+
+    `skip`: `break` if the pairs are those of one record, which fails with all that remain. Pairs of several records
+    fail one by one.
+    """
     key, left, right, timestamp = (function.fresh(part) for part in ("key_bytes", "left", "right", "timestamp"))
     with function.loop(f"for {key}, {left}, {right}, {timestamp} in {pairs}:"):
         made = RecordVariables(key, None, node.key, None, left, None, node.name, timestamp, record.stream_time)
         parts = (*(["key"] if node.with_key else []), left, right)
         call = compiler.call_of(function, "joiner", node.joiner, made, parts)
         value = function.fresh("value")
-        skip, function.skip = function.skip, "break"  # the record fails here, with all its remaining pairs
-        with function.guard("processing", node.name):
+        with function.guard("processing", node.name, skip=skip):
             function.line(f"{value} = {call}")
-        function.skip = skip
         compiler.call_children(function, node, made.with_value(value))
 
 

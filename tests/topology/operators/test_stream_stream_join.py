@@ -40,6 +40,28 @@ def joined(kind: str, windows: JoinWindows, *events: Event, ranges: int = 1, com
 
 
 @pytest.mark.parametrize("ranges", [1, 4])
+def test_a_joiner_that_fails_on_one_waiting_record_joins_the_others(ranges: int) -> None:
+    builder = StreamsBuilder("app")
+    left, right = (builder.stream(topic, key=serdes.text, value=serdes.int64) for topic in ("left", "right"))
+    left.left_join(
+        right, lambda one, other: 6 // one + (other or 0), windows=JoinWindows(ms(10)), value=serdes.int64
+    ).to("out")
+    program, config = builder.build(), {"processing.exception.handler": "continue"}
+    with TopologyTestDriver(program, ranges, config=config) as driver:
+        for topic, key, value, timestamp in [
+            ("left", "a", 0, 0),
+            ("left", "b", 1, 1),
+            ("left", "c", 2, 2),
+            ("right", "d", 4, 90),
+            ("left", "d", 3, 95),
+        ]:
+            driver.input(topic, serdes.text, serdes.int64).send(key, value, timestamp)
+        out = [(record.key, record.value) for record in driver.outputs()]
+        assert sorted(out) == [("b", 6), ("c", 3), ("d", 6)]
+        assert [type(failure.error) for failure in driver.failures] == [ZeroDivisionError]
+
+
+@pytest.mark.parametrize("ranges", [1, 4])
 def test_both_ends_of_the_window_are_inside_and_the_later_timestamp_counts(ranges: int) -> None:
     events: list[Event] = [
         ("left", "a", 1, 100),
