@@ -1,8 +1,9 @@
 """Sliding and session windows: how a record changes the windows of its key, and which windows close.
 
 Generated code calls these objects once for each record. They change the store and return the updates in the order in
-which Kafka Streams forwards them. An error of a user function ends the work on the record; as in Kafka Streams, what
-was updated before stays.
+which Kafka Streams forwards them. An error of a user function ends the work on the record. Sliding windows that were
+updated before stay so, as in Kafka Streams; sessions are as they were, where Kafka Streams has deleted those that the
+record was to extend.
 
 Invariant: a value that goes into another window is a copy, because aggregators may mutate their aggregate.
 Source: Kafka Streams `KStreamSlidingWindowAggregate`, `KStreamSessionWindowAggregate`,
@@ -239,12 +240,12 @@ class Sessions:
             start, end = min(start, _start(row)), max(end, _end(row))
         if end < stream_time - self._wait:
             return False
+        total = self._aggregator(key, value, total)  # before any change: it may raise
         if (start, end) != (timestamp, timestamp):
             for row, entry in absorbed:
                 old = entry.value
                 store.put(row, None, _end(row))
                 updates.append(Update(row, None, old, _end(row)))
-        total = self._aggregator(key, value, total)
         row = session_key(key_bytes, start, end)
         store.put(row, total, end)
         updates.append(Update(row, snapshot(total, self._serde), None, end))

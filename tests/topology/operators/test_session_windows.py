@@ -41,6 +41,18 @@ def test_a_record_near_a_session_extends_it_the_old_one_is_deleted_first() -> No
         assert driver.store("counts").get(Windowed("a", 10, 15)) == 2
 
 
+def test_a_record_that_fails_leaves_the_session_that_it_was_to_extend() -> None:
+    builder = StreamsBuilder("app")
+    stream = builder.stream("in", key=serdes.text, value=serdes.int64)
+    stream.group_by_key().windowed_by(SessionWindows(milliseconds=5)).aggregate(
+        lambda: 0, lambda _, value, total: total + 6 // value, lambda _, one, other: one + other, value=serdes.int64
+    ).to_stream().to("out")
+    with TopologyTestDriver(builder.build(), config={"processing.exception.handler": "continue"}) as driver:
+        for value, timestamp in [(1, 10), (0, 12), (2, 14)]:
+            driver.input("in", serdes.text, serdes.int64).send("a", value, timestamp)
+        assert outputs(driver) == [("[a@10/10]", 6, 10), ("[a@10/10]", None, 10), ("[a@10/14]", 9, 14)]
+
+
 def test_a_late_record_bridges_two_sessions() -> None:
     with TopologyTestDriver(counts(gap=5, grace=100)) as driver:
         topic = driver.input("in", serdes.text, serdes.text)
