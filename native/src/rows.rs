@@ -161,7 +161,9 @@ impl Rows {
                     late += 1;
                 } else {
                     at.start = Some(begin);
-                    self.change(py, &at, load, reduce, &mut errors, out.as_mut())?;
+                    if !self.change(py, &at, load, reduce, &mut errors, out.as_mut())? {
+                        break; // the record fails once, with the windows that remain
+                    }
                 }
                 start = (size != advance)
                     .then(|| begin.checked_add(advance))
@@ -436,7 +438,7 @@ impl Rows {
         Ok(())
     }
 
-    /// Add a record to a row. An error of the reducer changes nothing, and goes to `errors`.
+    /// Add a record to a row; return whether it was. An error of the reducer changes nothing, and goes to `errors`.
     fn change<'py>(
         &mut self,
         py: Python<'py>,
@@ -445,7 +447,7 @@ impl Rows {
         reduce: &Bound<'py, PyAny>,
         errors: &mut Vec<Py<PyAny>>,
         out: Option<&mut Updates<'py>>,
-    ) -> PyResult<()> {
+    ) -> PyResult<bool> {
         let hash = placed(at.hash, at.start);
         let index = match self.rows.find(hash, at.plain, at.start) {
             Some(index) => index,
@@ -457,7 +459,7 @@ impl Rows {
             Ok(value) => value,
             Err(error) => {
                 errors.push(error.into_value(py).into_any());
-                return Ok(());
+                return Ok(false);
             }
         };
         self.odd |= !self.numbers.is_plain(&value);
@@ -489,7 +491,7 @@ impl Rows {
             out.1.append(self.numbers.plain_bytes(py, &row.value))?;
             out.2.append(row.timestamp)?;
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Return the index of a new row, with what is stored of it.

@@ -150,23 +150,8 @@ def table_aggregate(compiler: Compiler, function: Function, node: TableAggregate
     if forwards:
         timestamp = function.fresh("timestamp")
         function.line(f"{timestamp} = {entry}.timestamp")
-        compiler.forward(
-            function,
-            node,
-            RecordVariables(
-                key_bytes,
-                record.key,
-                node.store.key,
-                None,
-                new,
-                None,
-                node.name,
-                timestamp,
-                record.stream_time,
-                has_key=True,
-                old=old,
-            ),
-        )
+        row = RecordVariables(key_bytes, record.key, node.store.key, None, new, None, node.name, timestamp)
+        compiler.forward(function, node, replace(row, stream_time=record.stream_time, has_key=True, old=old))
 
 
 def _folding(node: TableAggregate) -> Callable[[Any, tuple[Any, Any], Any], Any]:
@@ -195,9 +180,17 @@ def _folding(node: TableAggregate) -> Callable[[Any, tuple[Any, Any], Any], Any]
 
 
 def _add_to_row(
-    compiler: Compiler, function: Function, node: Aggregate, record: RecordVariables, key_bytes: str
+    compiler: Compiler,
+    function: Function,
+    node: Aggregate,
+    record: RecordVariables,
+    key_bytes: str,
+    skip: str | None = None,
 ) -> None:
-    """Generate code: a record is added to a row, and the row forwarded. Write nothing for this record afterwards."""
+    """Generate code: a record is added to a row, and the row forwarded. Write nothing for this record afterwards.
+
+    `skip`: the statement behind a failure, if it is not the function's.
+    """
     entry = entry_of(compiler, function, node.store, key_bytes)
     before = function.fresh("old")
     function.line(f"{before} = {entry}.value")
@@ -208,8 +201,8 @@ def _add_to_row(
         else None
     )
     if old is not None:
-        old = _begun(compiler, function, node, before, old)
-    value = _new_aggregate(compiler, function, node, record, entry, before)
+        old = _begun(compiler, function, node, before, old, skip)
+    value = _new_aggregate(compiler, function, node, record, entry, before, skip)
     touch(compiler, function, node.store, key_bytes, entry)
     if not node.emit_on_close:
         compiler.keep_headers(function, node, entry)
@@ -256,7 +249,8 @@ def _add_to_windows(
         function.line(f"{key} = {key_bytes} + {pack}({start})")
         if node.emit_on_close:
             function.line(f"{_closing(compiler, node, windows, operator_time)}.add({key})")
-        _add_to_row(compiler, function, node, replace(record), key)
+        # A record fails once, with the windows that remain.
+        _add_to_row(compiler, function, node, replace(record), key, skip="break")
     if late:
         with function.block(f"if {late}:"):
             compiler.call_late(function, node, record)
@@ -419,19 +413,25 @@ def _kept(compiler: Compiler, function: Function, store: StoreSpec, before: str,
     return old
 
 
-def _begun(compiler: Compiler, function: Function, node: Aggregate, before: str, old: str) -> str:
+def _begun(compiler: Compiler, function: Function, node: Aggregate, before: str, old: str, skip: str | None) -> str:
     """Generate the old value of a row that begins: the initial one, as in Kafka Streams. A reduce has none."""
     if node.initializer is None and not _is_count(node):
         return old
     begun = function.fresh("old")
     initial = "0" if _is_count(node) else f"{compiler.unit.constant('initializer', node.initializer)}()"
-    with function.guard("processing", node.name):
+    with function.guard("processing", node.name, skip=skip):
         function.line(f"{begun} = {initial} if {before} is None else {old}")
     return begun
 
 
 def _new_aggregate(
-    compiler: Compiler, function: Function, node: Aggregate, record: RecordVariables, entry: str, old: str
+    compiler: Compiler,
+    function: Function,
+    node: Aggregate,
+    record: RecordVariables,
+    entry: str,
+    old: str,
+    skip: str | None,
 ) -> str:
     """Generate the new value and timestamp of a row; return the variable of the value. A deleted row begins again."""
     new = function.fresh("new")
@@ -447,7 +447,7 @@ def _new_aggregate(
     if node.aggregator is None:
         function.line(f"{entry}.value = {new} = {first} if {old} is None else {later}")
     else:
-        with function.guard("processing", node.name):
+        with function.guard("processing", node.name, skip=skip):
             function.line(f"{new} = {first} if {old} is None else {later}")
         function.line(f"{entry}.value = {new}")
     with function.block(f"if {old} is None or {record.timestamp} > {entry}.timestamp:"):

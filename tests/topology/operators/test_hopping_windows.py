@@ -28,6 +28,22 @@ def counts(windows: Windows, retention: timedelta | None = ms(1 << 41)) -> Topol
     return builder.build()
 
 
+def test_a_record_that_no_window_can_take_fails_once() -> None:
+    builder = StreamsBuilder("app")
+    windowed = (
+        builder.stream("in", key=serdes.text, value=serdes.int64)
+        .group_by_key()
+        .windowed_by(TimeWindows(milliseconds=10, advance=ms(2)))
+    )
+    windowed.aggregate(lambda: 0, lambda _, value, total: total + 6 // value, value=serdes.int64, store="totals")
+    with TopologyTestDriver(builder.build(), config={"processing.exception.handler": "continue"}) as driver:
+        topic = driver.input("in", serdes.text, serdes.int64)
+        for value in (1, 0, 2):
+            topic.send("a", value, 20)
+        assert [failure.offset for failure in driver.failures] == [1]
+        assert [row.value for row in driver.store("totals").all()] == [9] * 5
+
+
 def test_a_record_counts_in_every_window_that_holds_it_in_the_order_of_their_starts() -> None:
     with TopologyTestDriver(counts(TimeWindows(milliseconds=10, advance=ms(4)))) as driver:
         topic = driver.input("in", serdes.text, serdes.text)
