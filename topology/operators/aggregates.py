@@ -110,12 +110,15 @@ def table_group(compiler: Compiler, function: Function, node: TableGroup, record
 
 
 def regrouped(new: tuple[Any, Any] | None, old: tuple[Any, Any] | None) -> list[tuple[Any, tuple[Any, Any]]]:
-    """Return the updates of the rows of new keys: (key, (new value, old value)). Null keys and values are left out."""
+    """Return the updates of the rows of new keys: (key, (new value, old value)). Null keys and values are left out.
+
+    Equal keys may be two rows, as 1, 1.0 and True are in JSON: then their texts differ.
+    """
     if new is not None and (new[0] is None or new[1] is None):
         new = None
     if old is not None and (old[0] is None or old[1] is None):
         old = None
-    if new is not None and old is not None and new[0] == old[0]:
+    if new is not None and old is not None and new[0] == old[0] and repr(new[0]) == repr(old[0]):
         return [(new[0], (new[1], old[1]))]
     taken_out = [] if old is None else [(old[0], (None, old[1]))]
     return taken_out if new is None else [*taken_out, (new[0], (new[1], None))]

@@ -47,6 +47,16 @@ def test_a_row_that_changes_within_its_group_is_one_update() -> None:
     assert run(topology(), ("a", "red:1"), ("a", "red:2")) == [("red", "+1"), ("red", "+1-1+2")]
 
 
+def test_groups_whose_keys_are_equal_but_written_differently_are_several() -> None:
+    builder = StreamsBuilder("app")
+    table = builder.table("in", key=serdes.text, value=serdes.json)
+    table.group_by(lambda _, value: (value, value), key=serdes.json, value=serdes.json).count(store="counts")
+    with TopologyTestDriver(builder.build()) as driver:
+        for timestamp, value in enumerate([1, 1.0, True, {"a": [1]}, {"a": [1.0]}, 2]):
+            driver.input("in", serdes.text, serdes.json).send("row", value, timestamp)
+        assert [(row.key, row.value) for row in driver.store("counts").all() if row.value] == [(2, 1)]
+
+
 def test_a_row_that_changes_its_group_leaves_one_and_then_enters_the_other() -> None:
     assert run(topology(), ("a", "red:1"), ("a", "blue:2")) == [("red", "+1"), ("red", "+1-1"), ("blue", "+2")]
 
