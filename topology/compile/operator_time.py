@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from coopstreams.topology.columns import Columns
 from coopstreams.topology.graph.join_nodes import stores_of
@@ -39,7 +39,8 @@ from coopstreams.topology.graph.nodes import (
     ToStream,
 )
 from coopstreams.topology.keys import key_hash
-from coopstreams.topology.operators.analysis import Analysis, Edge, reads_step_key
+from coopstreams.topology.operators.analysis import Analysis, Edge, Reads, reads_step
+from coopstreams.topology.serdes import Serde
 
 _NEEDS_VALUE = (Filter, FlatMapValues, MapValues, Branch)
 _STATELESS = (Filter, MapValues, FlatMapValues, Peek, Merge, ToStream, Split, Branch)
@@ -145,17 +146,17 @@ def _reaches(source: Source, analysis: Analysis, name: str, *, may_drop: bool) -
         dict.fromkeys(_deciding(_told(way), may_drop=may_drop) for way in _ways(source, analysis.named(name), analysis))
     )
     steps = any(isinstance(node, _NEEDS_VALUE) for way in ways for node in way[:-1])
-    reading = [(way, any(map(reads_step_key, way[:-1]))) for way in ways]
+    reading = [(way, _read(way, source, analysis, may_drop=may_drop)) for way in ways]
+    check = source.key.check_key if may_drop and not source.internal else None
+    decides = steps or check is not None or any(read.key or read.value for _, read in reading)
     drops_keys = all(_drops_null_keys(way[-1]) for way in ways)
     drops_values = all(_drops_null_values(way[-1]) for way in ways)
 
     def arrivals(records: Columns) -> Arrivals:
         keys, values = records.keys, records.values
-        if not steps and not (drops_keys and None in keys) and not (drops_values and None in values):
+        if not decides and not (drops_keys and None in keys) and not (drops_values and None in values):
             return None
-        return lambda i: any(
-            _arrives(source, way, keys[i], values[i], reads_key=reads_key) for way, reads_key in reading
-        )
+        return lambda i: any(_arrives(source, way, keys[i], values[i], read, check) for way, read in reading)
 
     return arrivals
 
@@ -184,15 +185,41 @@ def _deciding(way: _Chain, *, may_drop: bool) -> _Chain:
     A mapper drops a record only if it fails and a handler goes on without the record. If the handler says `fail`, the
     record's task stops there, and takes it once more: it will have counted.
     """
+    if may_drop or _drops_null_values(way[-1]):
+        return way
     steps = list(way[:-1])
-    while (
-        steps
-        and not _drops_null_values(way[-1])
-        and not isinstance(steps[-1], Filter | FlatMapValues | Split | Branch)
-        and not (isinstance(steps[-1], MapValues) and may_drop)
-    ):
+    while steps and not isinstance(steps[-1], Filter | FlatMapValues | Split | Branch):
         steps.pop()
     return (*steps, way[-1])
+
+
+def _read(way: _Chain, source: Source, analysis: Analysis, *, may_drop: bool) -> Reads:
+    """Return the parts of a source's record that are deserialised before it has reached the last node of a path.
+
+    A part that cannot be deserialised drops the record, with `may_drop`. A value may also deserialise to null, as
+    JSON's `null` does, which some nodes drop where they read it.
+    """
+    read, above = Reads(key=False, value=False), cast(Node, source)
+    value: Serde[Any] | None = source.value
+    for node in way:
+        below = {edge.child.name: analysis.reads(edge, source.key, value) for edge in analysis.edges(above)}
+        if node is not way[-1]:
+            read |= _of_source(reads_step(node), value)
+        elif may_drop or _drops_null_values(node):
+            read |= _of_source(below[node.name], value)
+        if may_drop and not isinstance(above, Split):  # what several children read is deserialised above them
+            several = Reads(
+                sum(each.key for each in below.values()) > 1, sum(each.value for each in below.values()) > 1
+            )
+            read |= _of_source(several, value)
+        above = node
+        if isinstance(node, MapValues | FlatMapValues):
+            value = None
+    return read
+
+
+def _of_source(read: Reads, value: Serde[Any] | None) -> Reads:
+    return Reads(read.key, read.value and value is not None)
 
 
 def _drops_null_keys(node: Node) -> bool:
@@ -203,23 +230,32 @@ def _drops_null_values(node: Node) -> bool:
     return isinstance(node, StreamTableJoin) or (isinstance(node, Aggregate) and node.drops_null_values)
 
 
-def _arrives(source: Source, way: _Chain, key: bytes | None, value: bytes | None, *, reads_key: bool) -> bool:
+def _arrives(
+    source: Source,
+    way: _Chain,
+    key: bytes | None,
+    value: bytes | None,
+    read: Reads,
+    check: Callable[[bytes | None], None] | None,
+) -> bool:
     if key is None and _drops_null_keys(way[-1]):
         return False
     try:
-        # As in the task, a key is not deserialised if no function reads it.
-        values = _survivors(way[:-1], source, key if reads_key else None, value)
+        if check is not None:
+            check(key)
+        values = _survivors(
+            way[:-1],
+            source.key.decode(key) if read.key and key is not None else key,
+            source.value.decode(value) if read.value and value is not None else value,
+        )
     except Exception:  # noqa: BLE001 the task that owns the record reports it; here it does not arrive
         return False
     return any(value is not None for value in values) if _drops_null_values(way[-1]) else bool(values)
 
 
-def _survivors(way: _Chain, source: Source, key_bytes: bytes | None, value_bytes: bytes | None) -> list[Any]:
-    """Return the values that these nodes forward for a record."""
-    if not any(isinstance(node, _NEEDS_VALUE) for node in way):
-        return [value_bytes]
-    key = None if key_bytes is None else source.key.decode(key_bytes)
-    values = [None if value_bytes is None else source.value.decode(value_bytes)]
+def _survivors(way: _Chain, key: Any, value: Any) -> list[Any]:
+    """Return the values that these nodes forward for a record, of which parts that nothing reads are bytes."""
+    values = [value]
     predicates: tuple[Any, ...] = ()
     for node in way:
         if isinstance(node, Filter):

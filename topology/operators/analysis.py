@@ -172,7 +172,7 @@ class Analysis:
     def join_reads(self, node: StreamTableJoin) -> Reads:
         """Return the parts of the stream record that a join reads: those of its joiner and of the table's view."""
         own = reads_pair(node.joiner) if node.with_key else Reads(key=False, value=reads_argument(node.joiner, 0))
-        looks = any(reads_step_key(step) for step in self.view(node.parents[1]))
+        looks = any(reads_step(step).key for step in self.view(node.parents[1]))
         return Reads(own.key or looks, own.value)
 
     def view(self, name: str) -> list[Filter | MapValues]:
@@ -191,11 +191,10 @@ class Analysis:
         match node:
             case Filter(store=StoreSpec()) | MapValues(store=StoreSpec()):
                 return Reads(key=True, value=True)
-            case Filter(predicate=function) | Peek(action=function):
-                return reads_pair(function) | self.below(node, key, value)
-            case MapValues(mapper=function, with_key=with_key) | FlatMapValues(mapper=function, with_key=with_key):
-                own = reads_pair(function) if with_key else Reads(key=False, value=reads_argument(function, 0, 1))
-                return own | Reads(self.below(node, key, None).key, value=False)
+            case Filter() | Peek() | Split():
+                return reads_step(node) | self.below(node, key, value)
+            case MapValues() | FlatMapValues():
+                return reads_step(node) | Reads(self.below(node, key, None).key, value=False)
             case AsyncMap(pairs=pairs):  # its call has already read what it needs
                 return Reads(not pairs and self.below(node, key, None).key, value=False)
             case AsyncProcessing():  # so has its call, and its output has keys of its own
@@ -204,8 +203,6 @@ class Analysis:
                 return reads_pair(function) | Reads(key=False, value=self.below(node, None, value).value)
             case Map(mapper=function) | FlatMap(mapper=function):
                 return reads_pair(function)
-            case Split(predicates=predicates):
-                return reduce(or_, map(reads_pair, predicates), self.below(node, key, value))
             case DynamicSink():
                 return reads_pair(node.topic_of) | Reads(node.key != key, node.value != value) | reads_partitioned(node)
             case ToStream() | Merge() | Branch() | DropNullKeys() | Late():
@@ -225,7 +222,7 @@ class Analysis:
             case StreamStreamJoin():
                 return Reads(node.key != key, value=True)
             case TableTableJoin():
-                looks = any(reads_step_key(step) for parent in node.parents for step in self.view(parent))
+                looks = any(reads_step(step).key for parent in node.parents for step in self.view(parent))
                 return Reads(looks or node.key != key or self.below(node, key, None).key, value=True)
             case _:
                 return Reads(key=True, value=True)
@@ -255,17 +252,17 @@ def aggregate_reads(node: Aggregate) -> Reads:
     return reads_pair(node.aggregator) if node.initializer is not None else Reads(key=False, value=True)
 
 
-def reads_step_key(step: Node) -> bool:
-    """Return whether a filter, a mapper of values or a split reads the key."""
+def reads_step(step: Node) -> Reads:
+    """Return the parts that the functions of a filter, a mapper of values, a split or a peek read."""
     match step:
-        case Filter(predicate=function):
-            return reads_argument(function, 0)
+        case Filter(predicate=function) | Peek(action=function):
+            return reads_pair(function)
         case MapValues(mapper=function, with_key=with_key) | FlatMapValues(mapper=function, with_key=with_key):
-            return with_key and reads_argument(function, 0)
+            return reads_pair(function) if with_key else Reads(key=False, value=reads_argument(function, 0, 1))
         case Split(predicates=predicates):
-            return any(reads_argument(function, 0) for function in predicates)
+            return reduce(or_, map(reads_pair, predicates))
         case _:
-            return False
+            return Reads(key=False, value=False)
 
 
 def reads_argument(function: Callable[..., Any], position: int, arguments: int = 2) -> bool:

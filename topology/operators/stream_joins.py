@@ -22,11 +22,10 @@ from coopstreams.topology.operators.join_memory import JoinMemory
 
 def stream_stream_join(compiler: Compiler, function: Function, node: StreamStreamJoin, record: RecordVariables) -> None:
     """Generate the join of a record of the side `record.side`."""
-    now, memory = compiler.stream_time(function, node, record), _memory(compiler, node)
     outer = node.kind == "outer" or (node.kind == "left" and record.side == 0)
-    value = function.value(record)
+    value, key_bytes = function.value(record), function.key_as_bytes(record, node.key, node)
+    now, memory = compiler.stream_time(function, node, record), _memory(compiler, node)
     _drop_if(function, node, f"{value} is None", "null-value", f"{memory}.skip({now})")
-    key_bytes = function.key_as_bytes(record, node.key, node)
     if not outer:
         _drop_if(function, node, f"{key_bytes} is None", "null-key", f"{memory}.skip({now})")
     if len(node.stores) > 2:

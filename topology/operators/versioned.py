@@ -22,8 +22,8 @@ def versioned_source(
     compiler: Compiler, function: Function, node: TableSource, store: StoreSpec, record: RecordVariables
 ) -> None:
     """Generate code: a record becomes a version of its row. The record's key is not null."""
-    now, name, unit = compiler.stream_time(function, node, record), compiler.unit.store(store), compiler.unit
     value, key_bytes = function.value(record), function.key_as_bytes(record, store.key, node)
+    now, name, unit = compiler.stream_time(function, node, record), compiler.unit.store(store), compiler.unit
     oldest, entry, latest = (function.fresh(part) for part in ("oldest", "entry", "latest"))
     function.line(f"{oldest} = {now} - {store.history_ms}")
     compiler.drop_late(function, node, record, f"{record.timestamp} < {oldest}")

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Callable
 from itertools import accumulate
 from typing import Any, TypeAlias
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coopstreams import SessionWindows, SlidingWindows, StreamsBuilder, TimeWindows, serdes, until_window_closes
+from coopstreams import (
+    JoinWindows,
+    KStream,
+    KTable,
+    SessionWindows,
+    SlidingWindows,
+    StreamsBuilder,
+    TimeWindows,
+    serdes,
+    until_window_closes,
+)
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.compile.operator_time import before_and_after
 from coopstreams.topology.graph.topology import Topology
@@ -127,6 +138,71 @@ def test_a_record_that_fails_and_is_dropped_above_a_window_does_not_close_it() -
     for ranges in (1, 4):
         _, rows = checked_counts(inputs, ranges, {"processing.exception.handler": "continue"})
         assert [row.value for row in rows] == [2]
+
+
+TUMBLING = TimeWindows(milliseconds=10)
+
+
+def counted(stream: KStream[str, Any]) -> KTable[Any, Any]:
+    return stream.group_by_key().windowed_by(TUMBLING).count()
+
+
+def counted_beside(stream: KStream[str, Any]) -> KTable[Any, Any]:
+    stream.filter(lambda _, value: value == 1).to("ones")
+    stream.map_values(str, value=serdes.text).to("texts")
+    return counted(stream)
+
+
+BELOW: dict[str, Callable[[KStream[str, Any]], KTable[Any, Any]]] = {
+    "reduced": lambda stream: stream.group_by_key().windowed_by(TUMBLING).reduce(lambda one, other: one or other),
+    "slid": lambda stream: (
+        stream.group_by_key().windowed_by(SlidingWindows(milliseconds=10)).reduce(lambda one, other: one + other)
+    ),
+    "keyed": lambda stream: (
+        stream.group_by_key().windowed_by(TUMBLING).aggregate(str, lambda key, _, text: text + key, value=serdes.text)
+    ),
+    "peeked": lambda stream: counted(stream.peek(lambda key, value: [key, value].clear())),
+    "named": lambda stream: counted(stream.filter(lambda key, _: key != "b")),
+    "chosen": lambda stream: counted(
+        stream.split().branch(lambda _, value: not value, name="no").no_default_branch()["no"]
+    ),
+    "beside": counted_beside,
+}
+"""Windows below what reads keys or values that may be unreadable or null, and beside others that read them."""
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([None, b"a", b"b", b"c", b"\xff"]),
+            st.sampled_from([None, b"null", b"0", b"1", b"unreadable"]),
+            st.integers(0, 60),
+        ),
+        max_size=20,
+    )
+)
+def test_records_that_cannot_be_read_and_are_dropped_move_time_alike_for_any_number_of_ranges(
+    inputs: list[tuple[bytes | None, bytes | None, int]],
+) -> None:
+    builder = StreamsBuilder("app")
+    for name, add in BELOW.items():
+        add(builder.stream(f"in-{name}", key=serdes.text, value=serdes.json)).to_stream().to(name)
+    left, right = (builder.stream(f"in-{side}", key=serdes.text, value=serdes.json) for side in ("left", "right"))
+    left.outer_join(right, lambda *both: both, windows=JoinWindows(milliseconds=10), value=serdes.json).to("joined")
+    program, seen = builder.build(), []
+    config = {f"{phase}.exception.handler": "continue" for phase in ("deserialization", "processing")}
+    for ranges in (1, 4):
+        with TopologyTestDriver(program, ranges, config=config) as driver:
+            for key, value, timestamp in inputs:
+                for topic in program.source_topics:
+                    driver.input(topic, serdes.raw, serdes.raw).send(key, value, timestamp)
+            out = {
+                topic: Counter(map(str, driver.output(topic, serdes.raw, serdes.raw).records()))
+                for topic in program.sink_topics
+            }
+            seen.append((driver.dropped, out))
+    assert seen[0] == seen[1]
 
 
 @given(st.lists(st.tuples(st.integers(-1, 9), st.booleans(), st.booleans())), st.integers(-1, 5))
