@@ -11,9 +11,13 @@ from confluent_kafka import KafkaError
 
 from coopstreams.common.acls import Attempt, Login
 from coopstreams.dev import certificates
+from coopstreams.log.kafka import reader as kafka_reader
 from coopstreams.log.kafka.errors import FENCED, FINAL, OUT_OF_RANGE, UNKNOWN, heals, not_delivered, translated
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.kafka.patience import ATTEMPT_S, FAILOVER_S, FIRST_ATTEMPT_S, SILENT_S, Patience
+from coopstreams.log.kafka.reader import KafkaReader
+from coopstreams.log.log import Position
+from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import AccessDeniedError, FencedError, LogError, OffsetOutOfRangeError
 
 CODES = sorted(
@@ -183,11 +187,15 @@ def test_an_error_of_authorisation_names_the_acl_also_of_a_record() -> None:
         assert "User:me (PLAIN) has no ACL for Write on the topic out. Allow it: kafka-acls.sh" in str(error)
 
 
+def over_tls(authority: Path) -> dict[str, str]:
+    """Return settings for brokers that are away, with a new file for the authority of their certificates."""
+    authority.write_bytes(certificates.authority().certificate)
+    return {"bootstrap.servers": "127.0.0.1:1", "security.protocol": "SSL", "ssl.ca.location": str(authority)}
+
+
 def test_a_file_that_is_exchanged_when_a_client_is_replaced_is_no_wrong_setting(tmp_path: Path) -> None:
     """Settings that are wrong end all processes, and a service manager does not start them again."""
-    authority = tmp_path / "ca.pem"
-    authority.write_bytes(certificates.authority().certificate)
-    settings = {"bootstrap.servers": "127.0.0.1:1", "security.protocol": "SSL", "ssl.ca.location": str(authority)}
+    settings = over_tls(authority := tmp_path / "ca.pem")
     with closing(KafkaLog(settings, timeout_s=1)) as log, closing(log.writer()) as writer:
         before = authority.rename(tmp_path / "old.pem")
         writer._void = True  # as after a fatal error
@@ -199,3 +207,24 @@ def test_a_file_that_is_exchanged_when_a_client_is_replaced_is_no_wrong_setting(
         writer.append("nowhere", [b"k"], [b"v"], [1])
         with pytest.raises(LogError):
             writer.flush(0.1)
+
+
+@pytest.mark.usefixtures("plane")
+def test_a_reader_keeps_its_client_while_a_file_for_a_new_one_is_exchanged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It closed the client first; without one, the process ended."""
+    monkeypatch.setattr(kafka_reader, "SILENCE_S", 0.0)
+    monkeypatch.setattr(kafka_reader, "METADATA_TIMEOUT_S", 0.05)
+    reader = KafkaReader(over_tls(authority := tmp_path / "ca.pem"), committed_only=True)
+    with closing(reader):
+        reader.assign({TopicPartition("t", 0): Position(0)})
+        client = reader._consumer
+        before = authority.rename(tmp_path / "old.pem")
+        assert [reader.fetch(10, 0.0) for _ in range(3)] == [[], [], []]
+        assert reader._consumer is client
+        assert "reading: no broker answers; the Kafka client refuses its settings" in caplog.text
+        before.rename(authority)
+        assert reader.fetch(10, 0.0) == []
+        assert reader._consumer is not client
+        reader.assign({TopicPartition("t", 0): Position(7)})  # the new client takes it

@@ -25,7 +25,15 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from coopstreams.common.acls import Attempt
 from coopstreams.log.batches import Routes
-from coopstreams.log.kafka.errors import OUT_OF_RANGE, UNKNOWN, error_of, heals, translated, unknown_topic
+from coopstreams.log.kafka.errors import (
+    OUT_OF_RANGE,
+    UNKNOWN,
+    error_of,
+    heals,
+    made_again,
+    translated,
+    unknown_topic,
+)
 from coopstreams.log.kafka.fetched import FetchBuffer, Part
 from coopstreams.log.kafka.messages import MessageBuffer
 from coopstreams.log.kafka.native import fetcher_of, router, with_plugin
@@ -237,13 +245,19 @@ class KafkaReader:
 
         Usually the brokers are unreachable, and that heals. But a client that requested metadata from the last broker
         while that shut down got none, and never asks again (librdkafka 2.16; one client in forty, measured).
+        If none can be made now, the old client stays until the next look.
         """
         logger.debug("reading: %s; going on with a new client", why)
+        try:
+            consumer = made_again(lambda: make_client(Consumer, self._settings, self._errors))
+        except LogError as error:
+            logger.warning("reading: %s; %s", why, error)
+            return
         taken = [reading for reading in self._readings.values() if reading.taken]
         self._buffer.disconnect()
         self._consumer.close()
-        self._consumer = make_client(Consumer, self._settings, self._errors)
-        self._buffer.connect(self._consumer)
+        self._consumer = consumer
+        self._buffer.connect(consumer)
         self._take(taken)
 
     def _take(self, readings: Sequence[_Reading]) -> None:
