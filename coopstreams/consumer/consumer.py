@@ -203,15 +203,16 @@ class CooperativeConsumer:
         with self._lock:
             session = self._free
             session.take_done()
+            named = {TopicPartition(*at): offset for at, offset in (offsets or {}).items()}
             if offsets is None:
                 shares = list(session.shares.values())
             else:
-                named = {TopicPartition(*at): offset for at, offset in offsets.items()}
                 shares = [share for at in named for share in self._shares_of(at)]
-                for share in shares:
-                    if named[share.at] > 0:
-                        share.inflight.done_by_name(((0, named[share.at] - 1),))
-            return self._commit(shares, expected or {}, metadata)
+            self._check_wanted(shares, expected or {})
+            for share in shares:
+                if named.get(share.at, 0) > 0:
+                    share.inflight.done_by_name(((0, named[share.at] - 1),))
+            return session.commit(shares, {share.at: metadata for share in shares})
 
     def commit_ranges(
         self,
@@ -242,9 +243,10 @@ class CooperativeConsumer:
             shares = [share for at in named for share in self._shares_of(at)]
             for at, runs in named.items():
                 self._check_ranges(at, runs, [share for share in shares if share.at == at])
+            self._check_wanted(shares, expected or {})
             for share in shares:
                 share.inflight.done_by_name(named[share.at])
-            return self._commit(shares, expected or {}, metadata)
+            return session.commit(shares, {share.at: metadata for share in shares})
 
     def committed(self, partitions: Iterable[Partition]) -> dict[TopicPartition, OffsetAndRanges | None]:
         """Return the commits of the whole group that were finished before this call.
@@ -376,13 +378,13 @@ class CooperativeConsumer:
                     f"{share}: with these there would be more than {most} ranges (max.individual.commits)"
                 )
 
-    def _commit(self, shares: Collection[Share], expected: Mapping[Partition, int], metadata: str) -> CommitResult:
-        self._check_expected(shares, expected)
-        self._session.check_overtaken(shares)
-        return self._session.commit(shares, {share.at: metadata for share in shares})
+    def _check_wanted(self, shares: Collection[Share], expected: Mapping[Partition, int]) -> None:
+        """Check that these key ranges are where the caller expects them, and still this consumer's.
 
-    def _check_expected(self, shares: Collection[Share], expected: Mapping[Partition, int]) -> None:
+        Before any offset is noted as done by name: the next commit would have it.
+        """
         for at, offset in ((TopicPartition(*at), offset) for at, offset in expected.items()):
             stands = min((share.progress.durable(at) for share in shares if share.at == at), default=None)
             if stands != offset:
                 raise CommitConflictError(f"{at} is committed up to {stands}, not {offset}; nothing was committed")
+        self._session.check_overtaken(shares)

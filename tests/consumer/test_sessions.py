@@ -6,7 +6,7 @@ import pytest
 
 from coopstreams.consumer import OffsetAndRanges, RecordFilter
 from coopstreams.consumer.session import Ranges
-from coopstreams.topology.errors import AccessDeniedError, LogError
+from coopstreams.topology.errors import AccessDeniedError, CommitConflictError, LogError
 from coopstreams.topology.keys import KeyRange
 from tests.consumer.members import Member, keys_of, members
 from tests.simulation.kafka.writer import SimulatedWriter
@@ -106,3 +106,29 @@ def test_what_a_consumer_commits_by_itself_leaves_the_metadata_of_the_last_commi
         (committed,) = found
         assert committed is not None
         assert (committed.offset, committed.metadata) == (4, "mine")
+
+
+def test_what_a_refused_commit_has_named_is_in_no_later_one() -> None:
+    """It was noted as done first: the next commit skipped records that nobody was given."""
+    at = ("in", 0)
+    found: list[OffsetAndRanges | None] = []
+
+    def body(member: Member) -> None:
+        consumer = member.consumer
+        consumer.subscribe(["in"])
+        while not (records := consumer.consume(1, 0.1)):
+            pass
+        with pytest.raises(CommitConflictError):
+            consumer.commit({at: 3}, expected={at: 2})
+        with pytest.raises(CommitConflictError):
+            consumer.commit_ranges({at: [(2, 3)]}, expected={at: 2})
+        consumer.done(records[0])
+        consumer.commit()
+        found.extend(consumer.committed([at]).values())
+
+    with members(KEYS) as group:
+        group.start("a", body)
+        group.run(30.0)
+        (committed,) = found
+        assert committed is not None
+        assert (committed.offset, committed.ranges) == (1, ())
