@@ -46,6 +46,8 @@ class Fetching:
         self._reserves = reserves
         self._filter = filter_
         self._partitions: dict[TopicPartition, _Partition] = {}
+        self._changed: set[TopicPartition] = set()
+        """The partitions whose key ranges have changed since the reader was told; the next fetch tells it."""
         self._paused: set[TopicPartition] = set()
 
     def open(self, share: Share) -> None:
@@ -54,26 +56,27 @@ class Fetching:
         share.paused = share.at in self._paused
         partition.shares.append(share)
         share.behind = True
-        self._place({share.at})
+        self._changed.add(share.at)
 
     def close(self, shares: Iterable[Share]) -> None:
         """Stop reading these key ranges, and drop their waiting records."""
-        touched = set()
         for share in shares:
             share.live = False
             share.waiting.clear()
             partition = self._partitions.get(share.at)
             if partition is not None and share in partition.shares:
                 partition.shares.remove(share)
-                touched.add(share.at)
+                self._changed.add(share.at)
                 if not partition.shares:
                     del self._partitions[share.at]
-        if touched:
-            self._place(touched)
 
     def fetch(self, most: int, timeout_s: float) -> None:
-        """Fetch once; block up to `timeout_s`, and only while no record has arrived."""
-        self.catch_up()
+        """Fetch once; block up to `timeout_s`, and only while no record has arrived.
+
+        Raises:
+            LogError: a partition cannot be read, or not from its position. The next call tries again.
+        """
+        self._place()
         for share in self._shares():
             if (offsets := share.ask()) is not None:
                 self._again.ask(Refetch(share.at, offsets, share.waiting))
@@ -96,16 +99,6 @@ class Fetching:
                 records += share.hand_out(most - len(records))
             share.settle(self._room, values=self._reserves(share.at.topic))
         return records
-
-    def catch_up(self) -> None:
-        """Move the reader back for ranges whose records it dropped, and which can take records again."""
-        behind = {
-            at
-            for at, partition in self._partitions.items()
-            if any(share.behind and not share.waiting and not share.stuck for share in partition.shares)
-        }
-        if behind:
-            self._place(behind)
 
     def pause(self, at: TopicPartition, paused: bool) -> None:
         """Stop or resume fetching a partition and handing out its records, also of key ranges that are opened later."""
@@ -131,19 +124,28 @@ class Fetching:
         for partition in self._partitions.values():
             yield from partition.shares
 
-    def _place(self, touched: set[TopicPartition]) -> None:
-        """Set the reader's positions, and the key range of each of its slots."""
-        for at in touched & self._partitions.keys():
-            partition = self._partitions[at]
+    def _place(self) -> None:
+        """Set the reader's positions, and the key range of each of its slots, where something has changed.
+
+        Also move the reader back for ranges whose records it dropped, and which can take records again.
+        """
+        self._changed |= {
+            at
+            for at, partition in self._partitions.items()
+            if any(share.behind and not share.waiting and not share.stuck for share in partition.shares)
+        }
+        if not self._changed:
+            return
+        changed = {at: self._partitions[at] for at in self._changed & self._partitions.keys()}
+        for partition in changed.values():
             partition.shares.sort(key=lambda share: share.id)
             for share in partition.shares:
                 if share.behind and not share.waiting and (partition.at is None or not share.stuck):
-                    partition.at = share.taken if partition.at is None else min(partition.at, share.taken)
                     share.behind = False
-            if partition.at is None:  # every range is paused: hold the reader at the lowest offset
-                partition.at = min(share.taken for share in partition.shares)
+            if taking := [share.taken for share in partition.shares if not share.behind]:
+                partition.at = min(taking)
         self._reader.assign({at: Position(partition.at or 0) for at, partition in self._partitions.items()})
-        for at in touched & self._partitions.keys():
-            self._reader.route(at, [share.id.key_range for share in self._partitions[at].shares])
-            if at in self._paused:
-                self._reader.hold(at, True)
+        for at, partition in changed.items():
+            self._reader.route(at, [share.id.key_range for share in partition.shares])
+            self._reader.hold(at, at in self._paused)
+        self._changed.clear()

@@ -21,8 +21,8 @@ from coopstreams.consumer.waiting import BARE_BYTES, RECORD_BYTES
 from coopstreams.log.log import Reader, RecordBatch, TopicSpec
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import OffsetOutOfRangeError
-from coopstreams.topology.keys import KeyRange, key_hash
+from coopstreams.topology.errors import OffsetOutOfRangeError, UnknownTopicError
+from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
 from coopstreams.topology.task_id import TaskId
 
 AT = TopicPartition("orders", 0)
@@ -139,6 +139,46 @@ def test_a_paused_partition_stays_paused_when_its_key_ranges_are_opened_anew() -
     scene.fetching.pause(AT, False)
     scene.turn(10)
     assert scene.out
+
+
+def test_a_partition_that_is_resumed_between_two_owners_is_read() -> None:
+    scene = Scene([0], RECORDS, 1 << 20, reserves=True)
+    scene.fetching.pause(AT, True)
+    scene.turn(10)
+    (share,) = scene.shares
+    scene.fetching.close([share])
+    scene.fetching.pause(AT, False)
+    scene.fetching.open(Share(share.id, share.progress, 1, RECORDS))
+    scene.turn(10)
+    assert scene.out
+
+
+def test_a_partition_that_cannot_be_read_yet_is_read_once_it_can_be() -> None:
+    """Its topic may be unknown to a broker; the reader was told once, and never again."""
+    scene = Scene([0], RECORDS, 1 << 20, reserves=True)
+    later = TopicPartition("later", 0)
+    opening = PartitionStart(1, (Segment(WHOLE, 0),), None, claim=False)
+    share = Share(TaskId(1, 0, WHOLE), Progress(WHOLE, {later: opening}, Author("g", 1, "t")), 1, RECORDS)
+    scene.fetching.open(share)
+    for _ in range(2):
+        with pytest.raises(UnknownTopicError):
+            scene.fetching.fetch(10, 0)
+    scene.log.create_topics([TopicSpec("later", 1)])
+    scene.log.writer().append("later", [b"k"], [b"v"], [1], partitions=0)
+    scene.fetching.fetch(RECORDS + 1, 0)
+    assert {record.topic for record in scene.fetching.records(RECORDS + 1)} == {"orders", "later"}
+
+
+def test_a_seek_goes_past_records_that_retention_has_deleted() -> None:
+    """The reader stayed at the offset that is gone, and raised the same error for ever."""
+    scene = Scene([0, 0], RECORDS, 1 << 20, reserves=True)
+    scene.log.delete_before(AT, 50)
+    with pytest.raises(OffsetOutOfRangeError):
+        scene.turn(RECORDS)
+    for share in scene.shares:
+        share.seek(50)
+    scene.turn(RECORDS)
+    assert scene.got == {key_range: [n for n in due if n >= 50] for key_range, due in scene.due.items()}
 
 
 def test_a_range_that_cannot_take_records_does_not_hold_up_the_other_one_and_its_cache_is_evicted_once_sent() -> None:
