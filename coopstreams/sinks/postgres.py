@@ -53,6 +53,8 @@ _TAKE = (
 _MOVE = (
     "UPDATE {} SET next_offset = %s, refused = %s WHERE application = %s AND sink = %s AND partition = %s AND term = %s"
 )
+_CHECK_NOW = "SET CONSTRAINTS ALL IMMEDIATE"
+"""Checks what a table defers to the commit (DEFERRABLE INITIALLY DEFERRED), and names the record in this way."""
 
 
 def fields_of(_: Any, value: Any) -> Columns:
@@ -159,7 +161,7 @@ class PostgresSink:
         """
         import psycopg
 
-        if connection.execute("SELECT to_regclass(%s)", (self.positions,)).fetchone()[0] is not None:
+        if connection.execute("SELECT to_regclass(%s)", (_quoted(self.positions),)).fetchone()[0] is not None:
             return
         try:
             # one at a time: IF NOT EXISTS ignores tables that other transactions are creating
@@ -167,7 +169,7 @@ class PostgresSink:
                 connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (self.positions,))
                 connection.execute(_over(_CREATE, self.positions))
         except psycopg.ProgrammingError as error:
-            ddl = " ".join(_CREATE.format(self.positions).split())
+            ddl = " ".join(_CREATE.format(_quoted(self.positions)).split())
             raise ConfigError(
                 f"PostgresSink: table {self.positions}, which has the positions of {partition}, cannot be made: "
                 f"{_said(error)}. Make it: {ddl}"
@@ -185,7 +187,7 @@ class PostgresSink:
             raise ConfigError(
                 f"{partition}: its topic was made anew since {self.positions} was written, by `coopstreams reset` "
                 "perhaps, and its records would be applied on top of those of the topic before. If they may be (empty "
-                f"{self.table} if not), let it begin anew: DELETE FROM {self.positions} WHERE {where}"
+                f"{self.table} if not), let it begin anew: DELETE FROM {_quoted(self.positions)} WHERE {where}"
             )
 
 
@@ -261,6 +263,7 @@ class PostgresSession:
             wanted = [(record, *self._wanted(record)) for record in records]
             with self._connection.transaction():  # a savepoint
                 self._write(wanted)
+                self._connection.execute(_CHECK_NOW)
         except Exception as error:
             if isinstance(error, psycopg.Error) and not _refuses(error):
                 raise
@@ -360,6 +363,11 @@ def _parts(key: Any, names: tuple[str, ...]) -> tuple[Any, ...]:
     if isinstance(key, Mapping):
         return tuple(key[name] for name in names)
     return tuple(getattr(key, name) for name in names)
+
+
+def _quoted(table: str) -> str:
+    """Return the name of a table, perhaps with a schema, as SQL writes it without folding its case."""
+    return ".".join('"' + part.replace('"', '""') + '"' for part in table.split("."))
 
 
 def _name(column: str) -> str:

@@ -92,6 +92,18 @@ def test_a_row_beyond_a_limit_of_the_server_is_refused_and_the_others_are_writte
 
 
 @pytest.mark.slow
+def test_a_row_that_a_constraint_refuses_at_the_commit_is_refused_and_the_others_are_written(
+    postgres: PostgresServer,
+) -> None:
+    """It was taken for a server that is away, and tried again for ever."""
+    name = table(postgres, "n int UNIQUE DEFERRABLE INITIALLY DEFERRED")
+    sink = PostgresSink(postgres.dsn, name, columns=lambda _, value: {"n": value})
+    said = applied(sink, *((None, n) for n in (1, 2, 2, 3)))
+    assert [text.partition(" value")[0] for text in said] == ["2: duplicate key"]
+    assert postgres.run(f"SELECT n FROM {name} ORDER BY n") == [(1,), (2,), (3,)]
+
+
+@pytest.mark.slow
 def test_what_cannot_work_is_said_when_a_partition_is_opened(postgres: PostgresServer) -> None:
     def said(sink: PostgresSink) -> str:
         with pytest.raises(ConfigError) as error:
@@ -107,8 +119,11 @@ def test_what_cannot_work_is_said_when_a_partition_is_opened(postgres: PostgresS
     reader = postgres.dsn.replace("tester", "reader")
     assert "permission denied for table" in said(PostgresSink(reader, name))
     postgres.run(f"GRANT INSERT ON {name} TO reader")
-    unmade = said(PostgresSink(reader, name, positions="mine"))
-    assert "Make it: CREATE TABLE IF NOT EXISTS mine ( application text" in unmade
+    unmade = said(PostgresSink(reader, name, positions="Mine"))
+    assert 'Make it: CREATE TABLE IF NOT EXISTS "Mine" ( application text' in unmade
+    postgres.run(unmade.partition("Make it: ")[2])
+    postgres.run('GRANT SELECT, INSERT, UPDATE ON "Mine" TO reader')
+    PostgresSink(reader, name, positions="Mine").open(partition(), 0).close()
 
 
 @pytest.mark.slow
