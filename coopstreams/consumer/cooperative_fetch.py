@@ -24,6 +24,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coopstreams.commit.policy import Policy, PolicyTopic
+from coopstreams.common.references import resolved
+from coopstreams.common.values import integer
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.kafka.share import AcquiredRecord, KafkaShare
 from coopstreams.topology.columns import TopicPartition
@@ -121,11 +123,15 @@ class CooperativeFetch:
             ConfigError: a setting is missing, or the client refuses it.
             LogError: the brokers have no share groups.
         """
+        settings = resolved(settings)
         if "group.id" not in settings:
             raise ConfigError("group.id is not set: name the share group whose members share the work")
         said = {name: str(settings.get(name, default)) for name, (_, default) in _OF_THE_GROUP.items()}
         client = {name: value for name, value in settings.items() if name not in said and name != "group.id"}
-        self._gap_s = int(said["max.gap.wait.ms"]) / 1000
+        try:
+            self._gap_s = integer(1)(said["max.gap.wait.ms"]) / 1000
+        except ValueError as error:
+            raise ConfigError(f"max.gap.wait.ms = {said['max.gap.wait.ms']!r}: must be {error}") from None
         self._log = KafkaLog(client)
         self._client = KafkaShare(
             client, settings["group.id"], {name: said[ours] for ours, (name, _) in _OF_THE_GROUP.items()}
@@ -201,11 +207,17 @@ class CooperativeFetch:
         return refused
 
     def close(self) -> None:
-        """Commit done records, return all others to the broker, and leave the group."""
-        self._release_left()
-        self.commit()
-        self._client.close()
-        self._log.close()
+        """Commit done records, return all others to the broker, and leave the group.
+
+        Raises:
+            LogError: no answer: what was done since the last commit may be done again. This member has left.
+        """
+        try:
+            self._release_left()
+            self.commit()
+        finally:
+            self._client.close()
+            self._log.close()
 
     def _finish(self, record: AcquiredRecord, *, done: bool) -> bool:
         counts = self._acquired.finish(record, done=done)

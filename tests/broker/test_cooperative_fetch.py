@@ -176,6 +176,18 @@ def test_nobody_deals_records_of_a_topic_whose_order_counts(kafka: Kafka, topic:
         CooperativeFetch({"bootstrap.servers": kafka.bootstrap})
 
 
+def test_settings_may_be_references_and_are_checked(
+    kafka: Kafka, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KAFKA_AT", kafka.bootstrap)
+    write(kafka.bootstrap, topic, 1)
+    consumer = member("${env:KAFKA_AT}", kafka.unique("share"), topic)
+    assert [record.offset for record in first(consumer)] == [0]
+    consumer.close()
+    with pytest.raises(ConfigError, match=r"max\.gap\.wait\.ms = 'soon': must be a whole number of at least 1"):
+        member(kafka.bootstrap, kafka.unique("share"), topic, max_gap_wait_ms="soon")
+
+
 @pytest.mark.slow
 def test_a_cluster_that_takes_no_individual_commits_deals_nothing(broker_of_own: Callable[..., KafkaBroker]) -> None:
     broker = broker_of_own()
