@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 from confluent_kafka import TopicPartition as KafkaPartition
+from kafka import KafkaProducer
 
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.log.kafka import reader as kafka_reader
@@ -16,7 +17,7 @@ from coopstreams.log.kafka.reader import KafkaReader
 from coopstreams.log.log import Position, RecordBatch, TopicSpec
 from coopstreams.topology.columns import TopicPartition
 from tests.conftest import Kafka
-from tests.log.reading import fetch_until, fill, numbers, records, values
+from tests.log.reading import PATIENCE_S, fetch_until, fill, numbers, read_all, records, values
 
 pytestmark = pytest.mark.broker
 
@@ -110,4 +111,27 @@ def test_a_client_that_overlooks_records_is_replaced(kafka: Kafka, monkeypatch: 
     assert reader._consumer is not client
     assert values(records(batch for batch in seen if batch.partition == overlooked)) == numbers(FIRST + LAST)
     reader.close()
+    log.close()
+
+
+class Latin1(str):
+    """A header's name that its producer does not write as UTF-8."""
+
+    __slots__ = ()
+
+    def encode(self, *_: object) -> bytes:
+        return super().encode("latin-1")
+
+
+@pytest.mark.usefixtures("plane")
+def test_a_header_whose_name_is_not_utf8_stops_no_reader(kafka: Kafka) -> None:
+    """confluent-kafka raised a SystemError: each start of the process ended at the same record."""
+    topic = kafka.topic("headers")
+    producer = KafkaProducer(bootstrap_servers=kafka.bootstrap)
+    for headers in ([("a", b"1"), (Latin1("\xe9"), b"2"), (Latin1("\xe8"), b"")], [("b", b"3")]):
+        producer.send(topic, b"value", headers=headers).get(PATIENCE_S)
+    producer.close()
+    log = KafkaLog(kafka.settings)
+    found = [record.headers for record in read_all(log, TopicPartition(topic, 0))]
+    assert found == [[("a", b"1"), ("\ufffd", b"2"), ("\ufffd", b"")], [("b", b"3")]]
     log.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from gc import get_referents
 from itertools import groupby
 from operator import lt
 from typing import Any
@@ -18,7 +19,7 @@ from confluent_kafka import Consumer, KafkaError, Message
 from coopstreams.log.batches import Routes, make_batches, raw_columns
 from coopstreams.log.kafka.fetched import Event, Fetched, Part
 from coopstreams.log.log import Position, RecordBatch
-from coopstreams.topology.columns import NO_RECORDS, Columns, Int64s, TopicPartition
+from coopstreams.topology.columns import NO_RECORDS, Columns, Headers, Int64s, TopicPartition
 
 
 @dataclass(slots=True, eq=False)
@@ -209,13 +210,31 @@ def columns_of(messages: list[Message], at: int) -> Columns:
         if not messages:
             return NO_RECORDS
         offsets = _offsets(messages)
+    try:
+        headers: list[Any] = list(map(Message.headers, messages))
+    except SystemError:
+        headers = list(map(headers_of, messages))
     return raw_columns(
         list(map(Message.key, messages)),
         list(map(Message.value, messages)),
         [timestamp for _, timestamp in map(Message.timestamp, messages)],
         offsets,
-        list(map(Message.headers, messages)),  # type: ignore[arg-type]
+        headers,
     )
+
+
+def headers_of(message: Message) -> Headers | None:
+    """Return the headers of a message; a name that is not UTF-8 becomes U+FFFD.
+
+    confluent-kafka raises a SystemError for such a name, once. Then it returns the headers, with pairs whose first item
+    is missing: a null pointer, which must not be touched.
+    """
+    headers: Any
+    try:
+        headers = message.headers()
+    except SystemError:
+        headers = message.headers()
+    return headers and [pair if len(get_referents(pair)) == len(pair) else ("\ufffd", pair[1]) for pair in headers]
 
 
 def _offsets(messages: list[Message]) -> Int64s:

@@ -19,6 +19,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from coopstreams.common.acls import Attempt
 from coopstreams.log.kafka.errors import error_of, heals, translated
+from coopstreams.log.kafka.messages import headers_of
 from coopstreams.log.kafka.settings import ClientErrors, client_settings, login_of, make_client
 from coopstreams.topology.columns import Headers, TopicPartition
 from coopstreams.topology.errors import GroupError, LogError
@@ -119,7 +120,7 @@ class KafkaShare:
                         message.key(),
                         message.value(),
                         timestamp,
-                        message.headers(),  # type: ignore[arg-type]
+                        headers_of(message),
                         int(message.delivery_count() or 1),
                     )
                 )
