@@ -26,6 +26,7 @@ from coopstreams.group.admin import connected
 from coopstreams.group.ends import Ends, EndsAnswer
 from coopstreams.group.transactions import Transactions
 from coopstreams.log.kafka.errors import UNKNOWN, away, error_of, heals, made_again, translated, unknown_topic
+from coopstreams.log.kafka.native import data_plane
 from coopstreams.log.kafka.patience import ATTEMPT_S, FAILOVER_S, RETRY_S, Patience
 from coopstreams.log.kafka.reader import KafkaReader
 from coopstreams.log.kafka.settings import (
@@ -76,7 +77,8 @@ class KafkaLog:
 
     def __init__(self, settings: Mapping[str, Any], *, timeout_s: float = 30.0) -> None:
         self._settings = resolved(settings)
-        producer_settings(self._settings, None)  # raises if a setting is wrong
+        producer_settings(self._settings, None)  # raises if a setting is wrong, as the next call does
+        data_plane()
         self.timeout_s = timeout_s
         """How long brokers may be unreachable before a request fails; may be changed at any time."""
         self._errors = ClientErrors(login_of(self._settings))
@@ -95,7 +97,7 @@ class KafkaLog:
 
     def reader(self, *, committed_only: bool = True) -> KafkaReader:
         """Return a reader of committed records only, or of all."""
-        return KafkaReader(self._settings, committed_only=committed_only)
+        return made_again(lambda: KafkaReader(self._settings, committed_only=committed_only))
 
     def writer(
         self, transactional_id: str | None = None, written: Callable[[], Collection[str]] | None = None
