@@ -270,6 +270,7 @@ class CooperativeConsumer:
 
         Raises:
             MembershipLostError | LogError: the transaction was aborted; go on consuming.
+            FencedError: a LogError; go on with a new producer, because this one may be unusable.
         """
         with self._lock:
             session = self._session

@@ -74,7 +74,7 @@ SETTINGS: Mapping[str, tuple[Callable[[Any], Any], Any, str]] = {
     "transaction.timeout.ms": (
         integer(1000),
         15_000,
-        "The broker aborts a commit, or a transaction, that is open for longer.",
+        "The broker aborts a commit that is open for longer. For a transaction, the setting of your producer counts.",
     ),
     "commit.order": (
         one_of("none", "offset"),

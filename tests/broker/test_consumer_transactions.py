@@ -10,7 +10,7 @@ from confluent_kafka import Producer
 
 from coopstreams.consumer import ConsumerRecord, CooperativeConsumer, KeyRange
 from coopstreams.log.log import TopicSpec
-from coopstreams.topology.errors import GroupError, LogError, MembershipLostError
+from coopstreams.topology.errors import FencedError, GroupError, LogError, MembershipLostError
 from coopstreams.topology.keys import WHOLE
 from tests.broker.consuming import Orders, finish, nothing_more, poll_until, read
 from tests.broker.reading import read_topic
@@ -89,6 +89,31 @@ def test_out_of_order_commits_are_part_of_the_transaction(orders: Orders, out: s
     committed = consumer.committed([orders.at])[orders.at]
     assert committed is not None
     assert (committed.offset, committed.ranges) == (0, ((2, 3), (7, 7)))
+
+
+def test_a_producer_whose_transaction_others_have_ended_is_replaced_by_a_new_one(orders: Orders, out: str) -> None:
+    """The client refuses everything from then on: a program that only went on got its records again for ever."""
+    orders.write(3)
+    consumer = orders.member()
+    producer = producer_of(consumer, orders.kafka.bootstrap)
+    records = read(consumer, 3)
+
+    def work(taking_over: bool) -> None:
+        with consumer.transaction(producer):
+            for record in records:
+                producer.produce(out, record.value, record.key, 0)
+                consumer.done(record)
+            assert producer.flush(90) == 0
+            if taking_over:
+                producer_of(consumer, orders.kafka.bootstrap)
+
+    for taking_over in (True, False):
+        with pytest.raises(FencedError, match="This producer cannot be used again: go on with a new one"):
+            work(taking_over)
+        records = read(consumer, 3)
+    producer = producer_of(consumer, orders.kafka.bootstrap)
+    work(False)
+    arrives(orders, out, b"v0", b"v1", b"v2")
 
 
 def test_transactions_need_a_group(orders: Orders) -> None:

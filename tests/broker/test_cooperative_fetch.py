@@ -176,9 +176,7 @@ def test_nobody_deals_records_of_a_topic_whose_order_counts(kafka: Kafka, topic:
         CooperativeFetch({"bootstrap.servers": kafka.bootstrap})
 
 
-def test_settings_may_be_references_and_are_checked(
-    kafka: Kafka, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_may_be_references_and_are_checked(kafka: Kafka, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAFKA_AT", kafka.bootstrap)
     write(kafka.bootstrap, topic, 1)
     consumer = member("${env:KAFKA_AT}", kafka.unique("share"), topic)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from coopstreams.common.acls import Attempt
@@ -19,7 +19,7 @@ from coopstreams.log.kafka.settings import ClientErrors, login_of, make_client, 
 from coopstreams.log.kafka.writer import group_metadata
 from coopstreams.log.log import GroupFence
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import DeliveryError
+from coopstreams.topology.errors import DeliveryError, FencedError
 
 
 def transactional_producer(settings: Mapping[str, Any], transactional_id: str) -> Producer:
@@ -113,4 +113,9 @@ class ProducerTransaction:
         try:
             call(*arguments)
         except CLIENT_ERRORS as exception:
-            raise translated(error_of(exception), what) from exception
+            error = error_of(exception)
+            if error.fatal() or error.code() == KafkaError._FATAL:
+                raise FencedError(
+                    f"{what}: {error.str()} ({error.name()}). This producer cannot be used again: go on with a new one."
+                ) from exception
+            raise translated(error, what) from exception
