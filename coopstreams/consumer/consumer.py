@@ -323,9 +323,10 @@ class CooperativeConsumer:
             return lists.delay([share for share in [*lists.next, *lists.lost] if share.at in wanted])
 
     def close(self) -> None:
-        """Commit everything done, leave the group, close all connections. Idempotent."""
+        """Commit everything done, leave the group, close all connections. Idempotent. Not within a transaction."""
         with self._lock:
-            session, self._running = self._running, None
+            session = self._running and self._free
+            self._running = None
             if session is not None:
                 session.close()
             self._log.close()
@@ -343,8 +344,8 @@ class CooperativeConsumer:
         """The session, for calls that are not allowed within a transaction."""
         if self._in_transaction:
             raise GroupError(
-                "a transaction is open: end it before you consume or commit, or records would be committed outside of "
-                "it"
+                "a transaction is open: end it before you consume, commit or close, or records would be committed "
+                "outside of it"
             )
         return self._session
 

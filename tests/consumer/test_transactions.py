@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from coopstreams.topology.errors import LogError, MembershipLostError
+from coopstreams.consumer import OffsetAndRanges
+from coopstreams.topology.errors import GroupError, LogError, MembershipLostError
 from coopstreams.topology.keys import KeyRange
 from tests.consumer.members import Member, keys_of, members
 from tests.simulation.producer import Producer
@@ -87,6 +88,7 @@ class Unfinished(Producer):
 
 def test_what_was_handed_out_comes_again_after_a_transaction_that_could_not_begin() -> None:
     handed: list[list[int]] = []
+    said: set[str] = set()
 
     def body(member: Member) -> None:
         producer = Unfinished(member.client, member.consumer.transactional_id)
@@ -99,10 +101,40 @@ def test_what_was_handed_out_comes_again_after_a_transaction_that_could_not_begi
                 with member.consumer.transaction(producer):
                     for record in records:
                         member.consumer.done(record)
-            except (LogError, MembershipLostError):
+            except (LogError, MembershipLostError) as error:
                 producer.finished = bool(records)
+                said.add(f"{type(error).__name__}: {str(error).rpartition(': ')[2]}")
 
     with members(LOW) as group:
         group.start("a", body)
         group.run(10.0)
+    assert said == {"FencedError: go on with a new one."}
     assert [some for some in handed if some] == [[0, 1, 2], [0, 1, 2]]
+
+
+def test_a_consumer_that_is_closed_within_a_transaction_commits_nothing_beside_it() -> None:
+    """A handler of SIGTERM may close it: what was done was committed, and its results were aborted."""
+    found: list[OffsetAndRanges | None] = []
+
+    def body(member: Member) -> None:
+        producer = member.producer()
+        consumer = member.consumer
+        consumer.subscribe(["in"])
+        while not (records := consumer.consume(1, 0.1)):
+            pass
+
+        def work() -> None:
+            with consumer.transaction(producer):
+                consumer.done(records[0])
+                consumer.close()
+
+        with pytest.raises(GroupError, match="end it before you consume, commit or close"):
+            work()
+        found.extend(consumer.committed([("in", 0)]).values())
+
+    with members(LOW) as group:
+        group.start("a", body)
+        group.run(10.0)
+    (committed,) = found
+    assert committed is not None
+    assert committed.offset == 0

@@ -6,7 +6,7 @@ records go out by the same producer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,10 @@ from coopstreams.log.kafka.writer import group_metadata
 from coopstreams.log.log import GroupFence
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import DeliveryError, FencedError
+
+_ENDED = frozenset({KafkaError._FATAL})
+_UNUSABLE = _ENDED | {KafkaError._STATE, KafkaError._CONFLICT}
+"""The answers to a beginning, and to an abort, behind a commit that ran out of time: it has to be resumed first."""
 
 
 def transactional_producer(settings: Mapping[str, Any], transactional_id: str) -> Producer:
@@ -47,7 +51,7 @@ class ProducerTransaction:
 
     def begin(self) -> None:
         """Begin the transaction."""
-        self._call("beginning a transaction", self._producer.begin_transaction)
+        self._call("beginning a transaction", self._producer.begin_transaction, unusable=_UNUSABLE)
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -107,14 +111,16 @@ class ProducerTransaction:
         producer (INVALID_TXN_STATE, measured: one in ten, just after `produce`).
         """
         self._call("writing", self._producer.flush, self._timeout_s)
-        self._call("aborting a transaction", self._producer.abort_transaction, self._timeout_s)
+        self._call("aborting a transaction", self._producer.abort_transaction, self._timeout_s, unusable=_UNUSABLE)
 
-    def _call(self, what: str, call: Callable[..., object], *arguments: object) -> None:
+    def _call(
+        self, what: str, call: Callable[..., object], *arguments: object, unusable: Collection[int] = _ENDED
+    ) -> None:
         try:
             call(*arguments)
         except CLIENT_ERRORS as exception:
             error = error_of(exception)
-            if error.fatal() or error.code() == KafkaError._FATAL:
+            if error.fatal() or error.code() in unusable:
                 raise FencedError(
                     f"{what}: {error.str()} ({error.name()}). This producer cannot be used again: go on with a new one."
                 ) from exception
