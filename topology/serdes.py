@@ -77,7 +77,8 @@ class Json(Serde[Any]):
     """Plain JSON values (dict, list, str, int, float, bool), and `json(Type)` for typed ones.
 
     The JSON text `null` reads as None, and None is written as a null value: in a table, as a tombstone. NaN and
-    infinities are refused: JSON has no such numbers.
+    infinities are refused: JSON has no such numbers. Without a type, an integer of more than 64 bits reads as the
+    nearest float; `json(int)` and other types keep it.
     """
 
     @overload

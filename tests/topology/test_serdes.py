@@ -57,6 +57,17 @@ def test_text_comes_back(value: str) -> None:
     assert serdes.text.deserialize(serdes.text.serialize(value)) == value
 
 
+def test_an_integer_of_more_than_64_bits_keeps_its_digits_with_a_type() -> None:
+    large = 2**70 + 1
+    data = b"%d" % large
+    assert serdes.json.deserialize(data) == float(large) != large
+    with pytest.raises(SerdeError, match="64-bit"):
+        serdes.json.serialize(large)
+    assert serdes.json(int).deserialize(data) == large
+    assert serdes.json(int).serialize(large) == data
+    assert serdes.json(dict[str, Any]).deserialize(b'{"n":%b}' % data) == {"n": large}
+
+
 @given(INT64)
 def test_integers_come_back_and_sort_as_java_writes_them(value: int) -> None:
     data = serdes.int64.serialize(value)
