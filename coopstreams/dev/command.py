@@ -65,9 +65,9 @@ def start(
         return
     console = Console()
     usual = USUAL_SECURE_PORT if secure else USUAL_PORT
-    if port is None and recorded(folder) is None and port_is_free(usual):
-        port = usual
     with _told(console):
+        if port is None and recorded(folder) is None and port_is_free(usual):
+            port = usual
         broker = KafkaBroker(folder, port=port, console=console, secure=secure)
         new = broker.start()
     console.print(
@@ -101,8 +101,10 @@ def status(context: typer.Context, data: _Data = None) -> None:
     """Print whether the broker runs, where, and with which Java. Exit code 0 when it answers, 1 otherwise."""
     console = Console()
     chosen = _chosen(context, data)
-    folder, known = chosen.folder, KafkaBroker(chosen.folder, console=console)
-    broker = known.running
+    folder = chosen.folder
+    with _told(console):
+        known = KafkaBroker(folder, console=console)
+        broker = known.running
     if broker is None:
         console.print(
             f"no broker runs on {folder}; start one with: coopstreams dev{chosen.option}",
@@ -128,11 +130,14 @@ def status(context: typer.Context, data: _Data = None) -> None:
 
 @contextmanager
 def _told(console: Console) -> Iterator[None]:
-    """Print a DevError for people and end the command with exit code 1."""
+    """Print a DevError, or why a folder cannot be written, and end the command with exit code 1."""
     try:
         yield
-    except DevError as error:
-        console.print(f"[red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+    except (DevError, OSError) as error:
+        said = str(error)
+        if isinstance(error, OSError):
+            said = f"{error.strerror}: {error.filename}. Name another folder: --data, or COOPSTREAMS_CACHE for all"
+        console.print(f"[red]error:[/] {escape(said)}", highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None
 
 

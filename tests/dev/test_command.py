@@ -67,6 +67,16 @@ def test_dev_without_java_prints_an_error_and_no_traceback(tmp_path: Path) -> No
     assert "Traceback" not in done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("command", [[], ["stop"], ["status"]])
+def test_a_folder_that_cannot_be_written_is_an_error_and_no_traceback(tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "file").touch()
+    done = coopstreams("dev", "--data", str(tmp_path / "file" / "data"), *command)
+    assert done.returncode == 1
+    assert done.stdout.startswith(f"error: Not a directory: {tmp_path}/file")
+    assert "--data" in done.stdout
+    assert done.stderr == ""
+
+
 def test_help_names_the_commands() -> None:
     assert "Apache Kafka" in coopstreams("--help").stdout
     assert {"stop", "status"} <= set(coopstreams("dev", "--help").stdout.split())
