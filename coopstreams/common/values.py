@@ -69,6 +69,13 @@ def text(value: Any) -> str:
     return value
 
 
+def ascii_text(value: Any) -> str:
+    """Return a text of printable ASCII: librdkafka takes no other as an id of a group or of a member."""
+    if not (text(value).isascii() and value.isprintable()):
+        raise ValueError("a text of printable ASCII")
+    return str(value)
+
+
 def servers(value: Any) -> str:
     """Return the addresses of brokers; librdkafka's own reading takes the port of `kafka:port` for 0."""
     named = [server.strip() for server in text(value).split(",")]

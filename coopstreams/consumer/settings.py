@@ -11,13 +11,13 @@ from typing import Any
 
 from coopstreams.common.config import check_heartbeat, check_security
 from coopstreams.common.references import resolved
-from coopstreams.common.values import boolean, integer, one_of, text
+from coopstreams.common.values import ascii_text, boolean, integer, one_of
 from coopstreams.topology.errors import ConfigError
 
 SETTINGS: Mapping[str, tuple[Callable[[Any], Any], Any, str]] = {
-    "group.id": (text, None, "The consumer group: commits belong to it."),
+    "group.id": (ascii_text, None, "The consumer group: commits belong to it."),
     "group.instance.id": (
-        text,
+        ascii_text,
         None,
         "Makes this a static member: started again within `session.timeout.ms`, it gets its key ranges back, and "
         "the other members are not disturbed.",

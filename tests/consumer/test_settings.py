@@ -1,0 +1,16 @@
+"""The settings of a consumer, checked before anything connects."""
+
+from __future__ import annotations
+
+import pytest
+
+from coopstreams.consumer.settings import ConsumerConfig
+from coopstreams.topology.errors import ConfigError
+
+
+@pytest.mark.parametrize("name", ["group.id", "group.instance.id"])
+@pytest.mark.parametrize("value", ["größe", "a\nb", ""])
+def test_an_id_that_no_commit_could_name_is_refused(name: str, value: str) -> None:
+    """The first `consume` raised a ValueError."""
+    with pytest.raises(ConfigError, match=f"{name} = .*: must be a text"):
+        ConsumerConfig.of({"group.id": "g", name: value})
