@@ -7,7 +7,10 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -19,6 +22,8 @@ from coopstreams.spark.workers.shipping import ship, unship
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.graph.nodes import Source
+from coopstreams.topology.serde import Serde
 from tests.conformance.run import Case, read_cases, translated
 
 CONFORMANCE = Path(__file__).resolve().parents[1] / "conformance"
@@ -42,6 +47,47 @@ def test_a_shipped_topology_generates_the_same_code(family: str, count: int | No
         shipped = unship(ship(topology))
         assert shipped.describe() == topology.describe()
         assert texts(shipped) == texts(topology), case["name"]
+
+
+class Amount:
+    """A value that msgspec knows by hooks only."""
+
+    def __init__(self, cents: int) -> None:
+        self.cents = cents
+
+
+@pytest.mark.parametrize(
+    ("encoder", "decoder"),
+    [
+        (
+            msgspec.json.Encoder(enc_hook=lambda amount: amount.cents, decimal_format="number", order="sorted"),
+            msgspec.json.Decoder(dict[str, Amount], strict=False, dec_hook=lambda kind, cents: kind(int(cents))),
+        ),
+        (
+            msgspec.msgpack.Encoder(enc_hook=lambda amount: amount.cents, uuid_format="hex", order="sorted"),
+            msgspec.msgpack.Decoder(dict[str, Amount], strict=False, dec_hook=lambda kind, cents: kind(int(cents))),
+        ),
+    ],
+)
+def test_codecs_travel_with_their_hooks_and_formats(encoder: Any, decoder: Any) -> None:
+    serde = travelled(Serde("amounts", encoder.encode, decoder.decode))
+    values = {"b": Amount(7), "a": Decimal("1.5"), "c": UUID(int=1)}
+    assert serde.encode(values) == encoder.encode(values)
+    assert serde.decode(encoder.encode({"b": "7"}))["b"].cents == 7
+
+
+def test_the_hook_of_a_codec_for_floats_travels() -> None:
+    serde = travelled(Serde("decimals", msgspec.json.encode, msgspec.json.Decoder(float_hook=Decimal).decode))
+    assert serde.decode(b"0.1") == Decimal("0.1")
+
+
+def travelled(serde: Serde[Any]) -> Serde[Any]:
+    """Return the serde that a worker gets."""
+    builder = StreamsBuilder("app")
+    builder.stream("in", key=serdes.text, value=serde).to("out")
+    source, _ = unship(ship(builder.build())).subtopologies[0].nodes
+    assert isinstance(source, Source)
+    return source.value
 
 
 def test_what_cannot_travel_is_named() -> None:

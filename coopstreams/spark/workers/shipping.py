@@ -12,8 +12,9 @@ import io
 import pickle
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from struct import Struct
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -26,21 +27,26 @@ from coopstreams.topology.graph.topology import Topology
 Batches = Iterable[pa.RecordBatch]
 
 _KNOWN: Any = cloudpickle.CloudPickler.dispatch_table
+_ENCODER: Final = ("enc_hook", "decimal_format", "uuid_format", "order")
+_CODECS: Final[dict[type, tuple[str, ...]]] = {
+    Struct: ("format",),
+    msgspec.json.Encoder: _ENCODER,
+    msgspec.json.Decoder: ("type", "strict", "dec_hook", "float_hook"),
+    msgspec.msgpack.Encoder: _ENCODER,
+    msgspec.msgpack.Decoder: ("type", "strict", "dec_hook", "ext_hook"),
+}
+"""The compiled codecs, which do not pickle themselves, with the arguments that recreate them."""
+
+
+def _recreated(codec: object) -> tuple[Callable[[], Any], tuple[()]]:
+    kind: Any = type(codec)
+    return partial(kind, **{name: getattr(codec, name) for name in _CODECS[kind]}), ()
 
 
 class _Pickler(cloudpickle.CloudPickler):
     """Pickles compiled codecs as the arguments that recreate them."""
 
-    dispatch_table = ChainMap[type, Any](  # noqa: RUF012 cloudpickle's own way
-        {
-            Struct: lambda struct: (Struct, (struct.format,)),
-            msgspec.json.Encoder: lambda _: (msgspec.json.Encoder, ()),
-            msgspec.json.Decoder: lambda decoder: (msgspec.json.Decoder, (decoder.type,)),
-            msgspec.msgpack.Encoder: lambda _: (msgspec.msgpack.Encoder, ()),
-            msgspec.msgpack.Decoder: lambda decoder: (msgspec.msgpack.Decoder, (decoder.type,)),
-        },
-        _KNOWN,
-    )
+    dispatch_table = ChainMap[type, Any](dict.fromkeys(_CODECS, _recreated), _KNOWN)  # noqa: RUF012 cloudpickle's own way
 
 
 def ship(topology: Topology) -> bytes:
