@@ -183,7 +183,9 @@ def _windowed(records: DataFrame, aggregation: Aggregation, *, exact: bool) -> D
     """
     size, advance = F.lit(aggregation.size_ms), F.lit(aggregation.advance_ms).cast("bigint")
     keyed, time = F.col("key").isNotNull(), F.greatest(F.col("timestamp"), F.lit(0))
-    before = Window.partitionBy("partition").orderBy("offset").rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    # The numbers of a table order the records of each key only: between keys, the order is that of `table_frame`.
+    ordered = Window.partitionBy("partition").orderBy("offset", "key", "timestamp")
+    before = ordered.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     timed = records.withColumn("reached", F.max(F.when(keyed, time)).over(before)) if exact else records
     if aggregation.advance_ms == aggregation.size_ms:
         timed = timed.withColumns({"start": F.when(keyed, time - F.pmod(time, size)), "first": F.lit(True)})
