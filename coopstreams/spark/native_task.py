@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from coopstreams.spark.history.rows import check_task
 from coopstreams.spark.native.rows import Folded, kept_rows
 from coopstreams.spark.task import TaskAttempt, TaskWork, attempt
 from coopstreams.state import layout
@@ -63,7 +64,7 @@ class _NativeAttempt(TaskAttempt):
 
     def take(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Put the rows of this task into its database: each key, or key and window, comes once."""
-        self._check(rows)
+        check_task(rows, self._number)
         for spec in self._specs:
             for kept in kept_rows(self._folder, self._files[spec.name]) if spec.name in self._files else ():
                 self._database.write(self._changes(spec, kept), {})

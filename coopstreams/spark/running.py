@@ -272,7 +272,7 @@ class _Run:
             return None
         (topic,) = stage.topics
         table = self._histories.get(topic) if topic in self._plan.tables else None
-        rows = numbered_frame(table, stage.partitions) if isinstance(table, TableHistory) else None
+        rows = numbered_frame(table, topic, stage.partitions) if isinstance(table, TableHistory) else None
         numbered = rows is not None or self._numbered(topic)
         folding = Folding(stage, aggregations, numbered, f"{self._output(stage)}-native")
         folded = folding.run(lambda ordered: rows or self._history(spark, topic, ordered=ordered))
@@ -321,7 +321,7 @@ class _Run:
             raise ConfigError(
                 f'the run has the history of "{topic}" from a table: give it again, the very same, to resume'
             )
-        return table_frame(history, topic, partitions) if ordered else partitioned(history, partitions)
+        return table_frame(history, topic, partitions) if ordered else partitioned(history, topic, partitions)
 
     def _output(self, stage: Stage) -> str:
         return stage_folder(self.folder, stage)

@@ -34,7 +34,7 @@ from coopstreams.log.kafka.native import native_parts, native_tables
 from coopstreams.log.log import Position, RecordBatch
 from coopstreams.spark.changelog_rows import record_of, visible
 from coopstreams.spark.history.global_tables import Cut, read_rows
-from coopstreams.spark.history.rows import BEGIN, END, RESULTS, batch, columns_of, headers_column, runs_of
+from coopstreams.spark.history.rows import BEGIN, END, RESULTS, batch, check_task, columns_of, headers_column, runs_of
 from coopstreams.spark.outbox import Outbox, Seeds, partitions_of
 from coopstreams.spark.placing import PlacedOutput
 from coopstreams.spark.plan import Outputs
@@ -227,7 +227,7 @@ class TaskAttempt:
 
     def take(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Process rows of this task; yield the records that it forwards."""
-        self._check(rows)
+        check_task(rows, self._number)
         offsets, times = rows.column("offset").to_pylist(), rows.column("time").to_pylist()
         markers = [
             (source, offset == BEGIN, offset == END)
@@ -273,13 +273,6 @@ class TaskAttempt:
         nothing = [pa.nulls(1, field.type) for field in list(RESULTS)[2:-1]]
         yield batch(RESULTS, [[self._number], [None], *nothing, [result]])
         self._reporter.end()
-
-    def _check(self, rows: pa.RecordBatch) -> None:
-        if len(rows.column("task").unique()) != 1 or rows.column("task")[0].as_py() != self._number:
-            raise ValueError(
-                f"task {self._number} got rows of {rows.column('task').unique().to_pylist()}: a Spark partition must "
-                "have one task"
-            )
 
     def _relieve(self) -> Iterator[pa.RecordBatch]:
         """Write the state to the database if the buffers are full."""

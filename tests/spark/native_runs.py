@@ -62,8 +62,10 @@ def backfilled(
     ranges: int,
     native: bool,
     partitions: int = 2,
+    ties: int = 1,
 ) -> Ran:
-    numbered = [(*row, number) for number, row in enumerate(rows)]
+    """Run a backfill. `ties`: how many neighbours among the rows have the same place in the order of the table."""
+    numbered = [(*row, number // ties) for number, row in enumerate(rows)]
     table = spark.createDataFrame(numbered, "key binary, value binary, timestamp bigint, partition int, number bigint")
     (topic,) = planning.sources(topology)
     counts = check_partitions(topology, {topic: partitions}).partitions
@@ -115,9 +117,12 @@ def same_state(one: Ran, other: Ran) -> bool:
     return bool(one.rows)
 
 
-def both(spark: SparkSession, topology: Topology, rows: list[Row], folder: Path, ranges: int = 3) -> tuple[Ran, Ran]:
+def both(
+    spark: SparkSession, topology: Topology, rows: list[Row], folder: Path, ranges: int = 3, ties: int = 1
+) -> tuple[Ran, Ran]:
     native, python = (
-        backfilled(spark, topology, rows, folder / str(way), ranges=ranges, native=way) for way in (True, False)
+        backfilled(spark, topology, rows, folder / str(way), ranges=ranges, native=way, ties=ties)
+        for way in (True, False)
     )
     return native, python
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.functions import array, lit, struct
 
 from coopstreams import SessionWindows, StreamsBuilder, TimeWindows, Topology, serdes, until_window_closes
 from coopstreams.common.config import Config
@@ -213,5 +214,11 @@ def test_a_table_that_is_no_history_is_refused(spark: SparkSession) -> None:
         TableHistory(rows).check("orders")
     good = rows.selectExpr("cast(key as binary) as key", "value", "timestamp")
     TableHistory(good).check("orders")
+    numbered = good.withColumn("partition", lit(0).cast("bigint"))
+    with pytest.raises(ConfigError, match='"partition" must be int, it is bigint'):
+        TableHistory(numbered).check("orders")
+    headed = good.withColumn("headers", array(struct(lit("n").alias("key"), good.value)))
+    with pytest.raises(ConfigError, match=r'"headers" must be array<struct<name:string,value:binary>>, it is'):
+        TableHistory(headed).check("orders")
     with pytest.raises(ConfigError, match="no column number to order by"):
         TableHistory(good, order_by=["number"]).check("orders")

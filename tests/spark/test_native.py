@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from coopstreams import StreamsBuilder, TimeWindows, Topology, field, serdes
@@ -86,6 +87,48 @@ def test_records_of_which_none_is_late_are_not_put_in_order(spark: SparkSession,
     assert same_state(*both(spark, builder.build(), in_order, tmp_path, ranges=2))
     folded = list((tmp_path / "True" / "work" / "run-1" / "stage-0-native").iterdir())
     assert len(folded) == len({file.name.split("-")[0] for file in folded}) == 4
+
+
+def per_window() -> Topology:
+    builder = StreamsBuilder("native")
+    records = builder.stream("records", key=serdes.text, value=serdes.raw)
+    records.group_by_key().windowed_by(TimeWindows(milliseconds=100, grace=0)).count(store="counts")
+    return builder.build()
+
+
+def test_where_the_order_of_a_table_leaves_open_which_key_comes_first_the_same_records_are_late(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    generator, keys = random.Random(3), [b"key-%d" % number for number in range(5)]
+    rows: list[Row] = [
+        (key, b"", 50 * at + generator.randrange(200), 0)
+        for at in range(80)
+        for key in generator.sample(keys, len(keys))
+    ]
+    native, python = both(spark, per_window(), rows, tmp_path, ties=len(keys))
+    assert was_native(tmp_path)
+    assert same_state(native, python)
+    assert sum(native.counts[1].values()) > 20
+
+
+@pytest.mark.parametrize(("native", "partition"), [(True, 2), (True, None), (False, -1)])
+def test_a_record_in_a_partition_that_the_topic_does_not_have_ends_the_run(
+    spark: SparkSession, tmp_path: Path, native: bool, partition: Any
+) -> None:
+    rows: list[Row] = [(b"key", b"", 1, 0), (b"key", b"", 2, partition)]
+    said = f"a record is in partition {'null' if partition is None else partition}, and the topic has 0 to 1"
+    with pytest.raises(PySparkException, match=f'the history of "records": {said}'):
+        backfilled(spark, per_window(), rows, tmp_path, ranges=2, native=native)
+
+
+def test_a_session_that_puts_rows_of_several_tasks_together_ends_the_run(spark: SparkSession, tmp_path: Path) -> None:
+    setting = "spark.sql.requireAllClusterKeysForDistribution"
+    spark.conf.set(setting, "true")
+    try:
+        with pytest.raises(PySparkException, match="a Spark partition must have one task"):
+            backfilled(spark, counted_and_largest(), flights(3, 300), tmp_path, ranges=2, native=True)
+    finally:
+        spark.conf.unset(setting)
 
 
 def folds(values: serdes.Serde[Any] = serdes.json, part: str | None = "delay") -> Aggregation:

@@ -23,6 +23,8 @@ from coopstreams.topology.errors import ConfigError, OffsetOutOfRangeError
 from coopstreams.topology.keys import partition_of
 
 _TYPES = {"key": "binary", "value": "binary", "timestamp": "bigint"}
+_OPTIONAL = {"partition": "int", "headers": "array<struct<name:string,value:binary>>"}
+"""The types of columns that a table may have besides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +43,10 @@ class TableHistory:
     """A DataFrame as history: columns `key` and `value` (binary, as in a topic) and `timestamp` (ms, bigint).
 
     `partition` (int) may be a column as well: the partition of the topic; without it, it follows from the key as for
-    any producer. `order_by` names the columns that order the records of a partition, which must be a total order for
-    each key. `continues_at`: by partition, the offset of the topic at which the live application goes on. A missing
-    partition is 0: all records of the topic come after the table.
+    any producer. So may `headers`, an array of structs of `name` (string) and `value` (binary). `order_by` names the
+    columns that order the records of a partition, which must be a total order for each key. `continues_at`: by
+    partition, the offset of the topic at which the live application goes on. A missing partition is 0: all records of
+    the topic come after the table.
     """
 
     rows: DataFrame
@@ -57,8 +60,8 @@ class TableHistory:
             ConfigError: a column is missing or of another type; the message has the expression to write.
         """
         found = dict(self.rows.dtypes)
-        for name, wanted in _TYPES.items():
-            if found.get(name) != wanted:
+        for name, wanted in (_TYPES | _OPTIONAL).items():
+            if found.get(name) != wanted and (name in found or name in _TYPES):
                 raise ConfigError(
                     f'the history of "{topic}": column "{name}" must be {wanted}, it is '
                     f"{found.get(name, 'not there')}. Make it in Spark, "
@@ -126,12 +129,12 @@ def table_frame(history: TableHistory, topic: str, partitions: int) -> DataFrame
     The rows themselves decide where `order_by` leaves an order open. A record without a key belongs to the key range of
     its number: if a task that is tried again numbered two of them otherwise, one would be lost and the other doubled.
     """
-    rows = partitioned(history, partitions)
+    rows = partitioned(history, topic, partitions)
     ties = [name for name in ("key", "timestamp", "value", "headers") if name in rows.columns]
     return _placed(rows, topic, partitions, (*history.order_by, *ties))
 
 
-def numbered_frame(history: TableHistory, partitions: int) -> DataFrame | None:
+def numbered_frame(history: TableHistory, topic: str, partitions: int) -> DataFrame | None:
     """Return the rows of a table, each with its partition and the number that orders it, in no order.
 
     None: they are ordered otherwise than by one column of integers.
@@ -140,18 +143,21 @@ def numbered_frame(history: TableHistory, partitions: int) -> DataFrame | None:
     if len(order) != 1 or types[order[0]] not in ("tinyint", "smallint", "int", "bigint"):
         return None
     number = F.coalesce(F.col(order[0]).cast("bigint"), F.lit(-(1 << 63)))  # as Spark sorts: nulls come first
-    return partitioned(history, partitions).withColumn("offset", number)
+    return partitioned(history, topic, partitions).withColumn("offset", number)
 
 
-def partitioned(history: TableHistory, partitions: int) -> DataFrame:
-    """Return the rows of a table, each with its partition, in no order."""
+def partitioned(history: TableHistory, topic: str, partitions: int) -> DataFrame:
+    """Return the rows of a table, each with its partition, in no order. Spark fails at one that the topic lacks."""
     rows = history.rows
-    if "partition" not in rows.columns:
-        # Records without a key may be in any partition, as long as it is always the same.
-        by_key = F.udf(lambda key: None if key is None else partition_of(bytes(key), partitions), "int")("key")
-        anywhere = F.pmod(F.xxhash64("value", "timestamp"), F.lit(partitions)).cast("int")
-        rows = rows.withColumn("partition", F.when(F.col("key").isNull(), anywhere).otherwise(by_key))
-    return rows
+    if "partition" in rows.columns:
+        given = F.col("partition")
+        said = f'the history of "{topic}": a record is in partition %s, and the topic has 0 to {partitions - 1}'
+        known = F.when(given.between(0, partitions - 1), given)
+        return rows.withColumn("partition", known.otherwise(F.raise_error(F.format_string(said, given))))
+    # Records without a key may be in any partition, as long as it is always the same.
+    by_key = F.udf(lambda key: None if key is None else partition_of(bytes(key), partitions), "int")("key")
+    anywhere = F.pmod(F.xxhash64("value", "timestamp"), F.lit(partitions)).cast("int")
+    return rows.withColumn("partition", F.when(F.col("key").isNull(), anywhere).otherwise(by_key))
 
 
 def forwarded_frame(spark: SparkSession, folders: Sequence[str], topic: str, partitions: int) -> DataFrame:

@@ -123,6 +123,16 @@ def columns_of(rows: pa.RecordBatch, offsets: Sequence[int]) -> Columns:
     )
 
 
+def check_task(rows: pa.RecordBatch, number: int) -> None:
+    """Check that all rows are of this task.
+
+    Raises:
+        ValueError: Spark has put those of another one beside them.
+    """
+    if (found := rows.column("task").unique().to_pylist()) != [number]:
+        raise ValueError(f"task {number} got rows of {found}: a Spark partition must have one task")
+
+
 def runs_of(values: Sequence[Any]) -> Iterator[tuple[int, int]]:
     """Yield the half-open bounds of the runs of equal neighbours."""
     start = 0

@@ -25,7 +25,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import compute
 
-from coopstreams.spark.history.rows import batch
+from coopstreams.spark.history.rows import batch, check_task
 from coopstreams.spark.native.order import MOST_SPANS, SPANS, merged
 from coopstreams.state.storage import Storage
 from coopstreams.topology.errors import SnapshotError
@@ -100,6 +100,7 @@ class Keeping:
             local = Path(folder) / "rows.arrow"
             with pa.ipc.new_file(local, NATIVE, options=pa.ipc.IpcWriteOptions(compression="lz4")) as file:
                 for rows in chain([first], filled):
+                    check_task(rows, task)
                     keyed = rows.filter(pc.is_valid(rows.column("place")))
                     kept = keyed.filter(pc.greater(keyed.column("taken"), 0))
                     file.write_batch(batch(NATIVE, [kept.column(column) for column in NATIVE.names]))
