@@ -30,12 +30,14 @@ from coopstreams import (
     key_value_store,
     serdes,
 )
+from coopstreams.common.config import Config
 from coopstreams.query.client import QueryClient
 from coopstreams.spark import Options, backfill
-from coopstreams.spark.history.history import KafkaHistory
+from coopstreams.spark.history.history import KafkaHistory, TableHistory
+from coopstreams.spark.preparing import make_plan
 from coopstreams.spark.publishing import publish
 from coopstreams.testing import TopologyTestDriver
-from coopstreams.topology.errors import QueryError
+from coopstreams.topology.errors import ConfigError, OffsetOutOfRangeError, QueryError
 from tests.broker import law, test_law
 from tests.broker.counting import Counting
 from tests.broker.reading import read_topic, updates_of
@@ -104,6 +106,28 @@ def test_a_count_goes_on_behind_a_producer_that_never_stops(kafka: Kafka, spark:
         key: list(range(1, count + 1)) for key, count in expected.items()
     }
     assert done.records < expected.total(), "nothing was left for the live application"
+
+
+def test_behind_a_table_live_goes_on_at_an_offset_that_the_topic_still_has(kafka: Kafka, spark: SparkSession) -> None:
+    source = kafka.topic("in", retention_ms="-1")
+    kafka.write(source, [(b"key", b"x", at) for at in range(1, 6)])
+    kafka.delete_before(source, 0, 3)
+    builder = StreamsBuilder(kafka.unique("app"))
+    builder.stream(source, key=serdes.text, value=serdes.text).group_by_key().count(store="counts")
+    topology = builder.build()
+    config = Config.of({"bootstrap.servers": kafka.bootstrap}, topology.application_id)
+    rows = spark.createDataFrame([(b"key", b"x", 1)], "key binary, value binary, timestamp bigint")
+
+    def goes_on(**given: Any) -> int:
+        plan = make_plan(topology, config, {source: TableHistory(rows, **given)}, Options(), create=False)
+        ((_, end),) = plan.cut[source].values()
+        return end
+
+    assert (goes_on(), goes_on(continues_at={0: 4}), goes_on(continues_at={0: 5})) == (3, 4, 5)
+    with pytest.raises(OffsetOutOfRangeError, match="the cut 2 lies below the first record that is left, 3"):
+        goes_on(continues_at={0: 2})
+    with pytest.raises(ConfigError, match="it ends at 5, the cut is 6"):
+        goes_on(continues_at={0: 6})
 
 
 class Ticks(Processor[str, str, str, int]):

@@ -45,8 +45,8 @@ class TableHistory:
     `partition` (int) may be a column as well: the partition of the topic; without it, it follows from the key as for
     any producer. So may `headers`, an array of structs of `name` (string) and `value` (binary). `order_by` names the
     columns that order the records of a partition, which must be a total order for each key. `continues_at`: by
-    partition, the offset of the topic at which the live application goes on. A missing partition is 0: all records of
-    the topic come after the table.
+    partition, the offset of the topic at which the live application goes on. Where one is missing, it is the first that
+    the topic still has: all its records come after the table.
     """
 
     rows: DataFrame
@@ -75,18 +75,19 @@ History = KafkaHistory | TableHistory
 
 
 def cut_of(cluster: KafkaLog, topic: str, history: History, partitions: int) -> dict[int, tuple[int, int]]:
-    """Return the offsets [start, end) of each partition that the backfill covers.
+    """Return the offsets [start, end) of each partition that the backfill covers. Of a table, `end` alone counts.
 
     Raises:
         ConfigError: a cut outside the topic.
         OffsetOutOfRangeError: a cut below the first offset that the topic still has.
     """
-    if isinstance(history, TableHistory):
-        return {number: (0, history.continues_at.get(number, 0)) for number in range(partitions)}
     places = [TopicPartition(topic, number) for number in range(partitions)]
     starts = {place: cluster.start_offset(place) for place in places}
     ends = cluster.stable_offsets(places)
-    if isinstance(history.until, datetime):
+    if isinstance(history, TableHistory):
+        wanted = {place: history.continues_at.get(place.partition, starts[place]) for place in places}
+        ends = {place: _reached(cluster, place, offset) for place, offset in wanted.items()}
+    elif isinstance(history.until, datetime):
         until_ms = int(history.until.timestamp() * 1000)
         ends = {place: min(cluster.offset_at(place, until_ms), end) for place, end in ends.items()}
     elif history.until is not None:
