@@ -7,8 +7,8 @@ rows to expire are in a queue in memory, read a few thousand at a time.
 
 Invariant: each live row is in the queue, or else changed since the last commit, or else listed, with a time that is not
 after its timestamp. Listed rows that are not in the queue have a time of at least `_read_to`.
-Invariant: a listed time is only a time to check. A deleted row may still be listed; a task that opens again checks it
-and finds nothing.
+Invariant: a listed time is only a time to check, and goes when it has come. A row may have several: one that was
+deleted is still listed, and is listed again if it comes back.
 Turned down: listing each update (a row that is updated every second would be listed a thousand times), and time
 segments as windows have them (an update would move the row from one family to another).
 """
@@ -53,7 +53,7 @@ class ExpiringTable(Table):
         if entry.timestamp < self._read_to and entry.value is not None:
             self._queue_up(key, entry.timestamp)
             if len(self._queue) > MOST_QUEUED:
-                self._leave_later_rows()
+                self._leave_later_rows(CHUNK)
             self._set_due()
 
     def expired(self, stream_time: int) -> list[tuple[bytes, Any, int]]:
@@ -89,21 +89,29 @@ class ExpiringTable(Table):
 
     def freeze(self) -> ChangelogBatch | None:
         """See `Table.freeze`. New listings are written with the rows."""
-        changed = list(self._dirty.values())
+        changed = self.dirty()
         batch = super().freeze()
-        for entry in changed:
+        for key, entry in changed:
             assert isinstance(entry, ExpiringEntry)
             if entry.value is None:
                 entry.listed = None
             elif entry.listed is None or entry.timestamp < entry.listed:
                 entry.listed = entry.timestamp
                 self._relisted[layout.expiry_key(entry.at, entry.timestamp)] = b""
+                if entry.timestamp < self._read_to:
+                    self._queue_listed(key, entry.timestamp)
         if self._relisted:
             places = sorted(self._relisted)
             values = [self._relisted[place] for place in places]
             self.frozen.append(Change(layout.expiry_family(self.spec.name), places, values))
             self._relisted.clear()
         return batch
+
+    def trim(self, share: float) -> None:
+        """Remove clean entries, and leave the later part of the queue to the database, until this share is left."""
+        super().trim(share)
+        if self._queue:
+            self._leave_later_rows(int(len(self._queue) * share))
 
     @property
     def size_bytes(self) -> int:
@@ -131,10 +139,15 @@ class ExpiringTable(Table):
         return entry
 
     def _queue_up(self, key: bytes, timestamp: int) -> None:
-        time = max(0, timestamp)
-        queued = self._queued.get(key)
-        if queued is None or time < queued:
-            self._queued[key] = time
+        """Queue up a row, unless it is checked before that time: then it is listed anew."""
+        if max(0, timestamp) < self._queued.get(key, _EVER):
+            self._queue_listed(key, timestamp)
+
+    def _queue_listed(self, key: bytes, timestamp: int) -> None:
+        """Queue up a listing, also of a row that is checked before: it is deleted when its time has come."""
+        time, queued = max(0, timestamp), self._queued.get(key, _EVER)
+        if time != queued:
+            self._queued[key] = min(time, queued)
             heappush(self._queue, (time, key))
 
     def _list_anew(self, key: bytes, entry: ExpiringEntry) -> None:
@@ -142,7 +155,7 @@ class ExpiringTable(Table):
         self._relisted[layout.expiry_key(entry.at, entry.timestamp)] = b""
         entry.listed = entry.timestamp
         if entry.timestamp < self._read_to:
-            self._queue_up(key, entry.timestamp)
+            self._queue_listed(key, entry.timestamp)
 
     def _read_more(self) -> None:
         """Queue up the rows of the next listed times, including rows that the next commit will list."""
@@ -153,7 +166,6 @@ class ExpiringTable(Table):
             latest = found[-1][0]
             found += takewhile(lambda row: row[0] == latest, rows)
             end = latest + 1
-        found += [(max(0, entry.timestamp), key) for key, entry in self._dirty.items() if entry.value is not None]
         start = layout.START_BYTES + 1
         found += [
             (layout.TIMESTAMP.unpack_from(place, 1)[0], place[start:])
@@ -162,13 +174,16 @@ class ExpiringTable(Table):
         ]
         for time, key in found:
             if first <= time < end:
-                self._queue_up(key, time)
+                self._queue_listed(key, time)
+        for key, entry in self._dirty.items():
+            if entry.value is not None and first <= max(0, entry.timestamp) < end:
+                self._queue_up(key, entry.timestamp)
         self._read_to = end
 
-    def _leave_later_rows(self) -> None:
-        """Leave the later part of the queue to the database, which lists it now or with the next commit."""
+    def _leave_later_rows(self, kept: int) -> None:
+        """Leave all but the first rows of the queue to the database, which lists them now or with the next commit."""
         self._queue.sort()
-        self._read_to = self._queue[CHUNK][0]
+        self._read_to = self._queue[kept][0]
         self._queue = [(time, key) for time, key in self._queue if time < self._read_to]
         heapify(self._queue)
         self._queued = {key: time for key, time in self._queued.items() if time < self._read_to}

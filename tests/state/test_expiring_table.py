@@ -44,8 +44,8 @@ STEPS = st.lists(
 class Tables:
     """The tasks of a partition, and a model of their rows."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine, self.now, self.committed_at = engine, 0, 0
+    def __init__(self, engine: Engine, cache_bytes: int = 1 << 30) -> None:
+        self.engine, self.cache_bytes, self.now, self.committed_at = engine, cache_bytes, 0, 0
         self.rows: dict[bytes, int] = {}
         self.committed: dict[bytes, int] = {}
         self.ranges = 1
@@ -53,7 +53,7 @@ class Tables:
 
     def open(self) -> None:
         database = Database(self.engine, [SPEC])
-        self.states = [TaskState(database, [SPEC], part, 1 << 30) for part in KeyRange.split(self.ranges)]
+        self.states = [TaskState(database, [SPEC], part, self.cache_bytes) for part in KeyRange.split(self.ranges)]
         self.rows, self.now = dict(self.committed), self.committed_at
 
     def of(self, key: bytes) -> ExpiringTable:
@@ -92,8 +92,8 @@ class Tables:
         self.committed, self.committed_at = dict(self.rows), self.now
 
 
-def run(steps: list[tuple[str, bytes, int]], engine: Engine) -> None:
-    tables = Tables(engine)
+def run(steps: list[tuple[str, bytes, int]], engine: Engine, cache_bytes: int = 1 << 30) -> None:
+    tables = Tables(engine, cache_bytes)
     for number, (step, key, value) in enumerate(steps):
         match step:
             case "put":
@@ -116,18 +116,20 @@ def run(steps: list[tuple[str, bytes, int]], engine: Engine) -> None:
     tables.advance(tables.now + 100)
     tables.commit()
     assert tables.rows == {}
+    assert list(engine.scan(layout.expiry_family("rows"), b"", None)) == []
     assert all(not list(state.stores["rows"].scan(None, None)) for state in tables.states)
 
 
+@pytest.mark.parametrize("cache_bytes", [0, 1000, 1 << 30])
 @pytest.mark.parametrize("chunk", [1, 3, 4096])
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=STEPS)
 def test_rows_expire_when_they_are_due_whatever_happens_in_between(
-    steps: list[tuple[str, bytes, int]], chunk: int, monkeypatch: pytest.MonkeyPatch
+    steps: list[tuple[str, bytes, int]], chunk: int, cache_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(expiring_table, "CHUNK", chunk)
     monkeypatch.setattr(expiring_table, "MOST_QUEUED", 2 * chunk)
-    run(steps, Memory())
+    run(steps, Memory(), cache_bytes)
 
 
 @pytest.mark.parametrize("few", [0, engine_stores.FEW])
@@ -145,6 +147,31 @@ def test_a_row_that_is_updated_often_is_listed_once() -> None:
         tables.commit()
     listed = list(engine.scan(layout.expiry_family("rows"), b"", None))
     assert len(listed) == 1
+
+
+def test_a_row_that_comes_and_goes_leaves_nothing_listed() -> None:
+    tables = Tables(engine := Memory())
+    tables.advance(2 * TTL)
+    for number in range(50):
+        at = 2 * TTL + number
+        for value, timestamp in ((1, at), (None, at), (2, at + 1), (3, at + 2)):
+            tables.change(b"a", value, timestamp)
+            tables.commit()
+        tables.advance(at)
+    tables.advance(10 * TTL)
+    tables.commit()
+    assert list(engine.scan(layout.expiry_family("rows"), b"", None)) == []
+
+
+def test_rows_that_wait_for_their_time_do_not_have_a_task_commit_all_the_time() -> None:
+    tables = Tables(Memory(), cache_bytes=1 << 20)
+    (state,) = tables.states
+    tables.advance(TTL)
+    for number in range(10_000):
+        tables.change(b"%d" % number, 1, TTL + 1)
+    tables.commit()
+    assert not state.full
+    tables.advance(2 * TTL + 1)
 
 
 def restored(engine: Engine, records: list[tuple[bytes, int | None, int]]) -> Database:
