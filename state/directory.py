@@ -34,7 +34,7 @@ from coopstreams.state.layout import groups_of
 from coopstreams.state.task_state import NO_TABLES, MakeTable, TaskState
 from coopstreams.topology.errors import StateCorruptError, StateError, StateLockedError
 from coopstreams.topology.graph.nodes import SubTopology
-from coopstreams.topology.keys import KeyRange
+from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.stores import ROCKS_DB, StoreSpec
 from coopstreams.topology.task_id import TaskId
 
@@ -136,6 +136,19 @@ class StateDirectory:
                     database.drop(groups_of(key_range))
             finally:
                 self._give_back(at)
+
+    def keep(self, ranges: Mapping[tuple[int, int], Iterable[KeyRange]]) -> None:
+        """Delete all but these key ranges, by sub-topology and partition; databases that are not open, as a whole."""
+        with self._lock:
+            for at in self.partitions():
+                known = self._open.get(at)
+                if known is None and at not in ranges:
+                    log.info('"%s" is deleted: this process has no task of that partition any more', self._path(at))
+                    for folder in self._folders(at):
+                        _remove(folder)
+                elif known is not None and known.database.specs:  # without stores, ranges need not be cut at key groups
+                    for gone in WHOLE.minus(ranges.get(at, ())):
+                        known.database.drop(groups_of(gone))
 
     def partitions(self) -> list[tuple[int, int]]:
         """Return the (sub-topology, partition) pairs that have a folder, ascending."""
@@ -255,6 +268,13 @@ class Databases:
         gone, stores = task.key_range.minus(kept), self.subtopology(task).stores
         if gone and stores:
             self._directory.drop(task.subtopology, task.partition, gone, stores)
+
+    def keep(self, here: Iterable[TaskId]) -> None:
+        """Delete all key ranges that no task of `here` has."""
+        ranges: dict[tuple[int, int], list[KeyRange]] = {}
+        for task in here:
+            ranges.setdefault((task.subtopology, task.partition), []).append(task.key_range)
+        self._directory.keep(ranges)
 
 
 def instance_folders(root: Path, application_id: str) -> list[Path]:

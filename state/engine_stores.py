@@ -179,7 +179,8 @@ class EngineStores:
     def drop(self, groups: KeyGroups) -> None:
         """Delete these key groups of all stores: keys and checkpoints, in one batch."""
         with self._lock:
-            changes = [self._vanishing(family, groups) for family in self._engine.families() if family != _META]
+            families = [family for family in self._engine.families() if family != _META]
+            changes = [self._vanishing(family, groups) for family in families if self._has_keys(family, groups)]
             self._write(changes, {store: known.without(groups) for store, known in self._checkpoints.items()})
             for spec in self.specs.values():
                 if spec.kind in layout.SEGMENTED:

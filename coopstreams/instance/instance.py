@@ -21,6 +21,7 @@ from coopstreams.group.holdings import Assigned, Lost, Refused
 from coopstreams.group.members import Cluster
 from coopstreams.instance.components import Components
 from coopstreams.instance.dispatch import Dispatcher
+from coopstreams.instance.leftovers import Leftovers
 from coopstreams.instance.share_threads import share_members
 from coopstreams.instance.stream_threads import StreamThreads
 from coopstreams.instance.task_registry import Action, Do, State, TaskRegistry
@@ -67,6 +68,7 @@ class Instance:
         """Why all instances are to stop, for the other members."""
         self._inbox: Inbox[Event] = self._host.inbox()
         self.registry = TaskRegistry()
+        self._leftovers = Leftovers(components.databases, self.registry)
         self.tasks: dict[TaskId, Task] = {}
         self._homes: dict[TaskId, StreamThread] = {}
         self._opened: dict[TaskId, Incarnation] = {}
@@ -222,10 +224,12 @@ class Instance:
                     return failure
                 settled = self._settled()
                 self._lifecycle.to(StreamsState.RUNNING if settled else StreamsState.REBALANCING)
+                self._leftovers.note(settled, self._host.now())
                 if settled and (moving := self._threads.to_move(self._homes)):
                     self._do(self.registry.reopen(moving))
         except Empty:
             pass
+        self._leftovers.look(self._host.now())
         if self._doubts.held:
             return self._settle_doubts()
         try:
@@ -273,9 +277,8 @@ class Instance:
 
     def _failed_at_last(self) -> Failed | None:
         """Return the error of a stream thread that failed while the instance drained."""
-        if (
-            doubtful := next((held.failure for held in self._doubts.held if held.failure.thread is not None), None)
-        ) is not None:
+        doubtful = next((held.failure for held in self._doubts.held if held.failure.thread is not None), None)
+        if doubtful is not None:
             return doubtful
         with suppress(Empty):
             while True:
@@ -293,15 +296,10 @@ class Instance:
             case Assigned():
                 self._say_why(event.waits)
                 self._assigned, self._doubts.epoch = event, event.epoch
-                if (
-                    ended := next((member.info for member in event.cluster.members if member.info.ending), None)
-                ) is not None:
-                    return Failed(
-                        ApplicationStoppedError(
-                            f"{ended.process} on {ended.host} has all instances stop: {ended.ending}"
-                        ),
-                        "group",
-                    )
+                ended = next((member.info for member in event.cluster.members if member.info.ending), None)
+                if ended is not None:
+                    why = f"{ended.process} on {ended.host} has all instances stop: {ended.ending}"
+                    return Failed(ApplicationStoppedError(why), "group")
                 self.components.metrics.rebalanced(event.generation)
                 self.components.directory.note_member(self.member.id)
                 self._threads.known(self._known_threads(event.cluster))
@@ -376,6 +374,7 @@ class Instance:
         """Whether this is a group member whose tasks are all open, and which the group does not refuse tasks."""
         return (
             self._assigned is not None
+            and self._assigned.epoch == self._doubts.epoch  # otherwise the membership was lost since
             and not self.waits
             and all(state is State.RUNNING for state in self.registry.states.values())
         )

@@ -102,6 +102,23 @@ def test_a_range_that_moved_away_leaves_no_key_behind_and_an_empty_folder_goes(t
     directory.close()
 
 
+def test_only_the_key_ranges_that_are_kept_stay(tmp_path: Path) -> None:
+    directory = StateDirectory(tmp_path, "app", 0)
+    ranges = KeyRange.split(4)
+    for partition in (0, 1):
+        fill(directory.open(0, partition, [SPEC]))
+    fill(directory.open(2, 0, [SPEC]))
+    directory.release(0, 1)
+    directory.release(2, 0)
+    directory.keep({(0, 0): ranges[1:3], (2, 0): [WHOLE]})
+    assert directory.partitions() == [(0, 0), (2, 0)]
+    database = directory.open(0, 0, [SPEC])
+    assert {key_hash(key) in ranges[1] or key_hash(key) in ranges[2] for key in keys_of(database)} == {True}
+    assert [(run.first, run.last) for run in database.checkpoints("counts")] == [(64, 191)]
+    assert len(keys_of(directory.open(2, 0, [SPEC]))) == 1000
+    directory.close()
+
+
 def test_a_folder_that_never_got_a_key_goes_when_it_is_released(tmp_path: Path) -> None:
     directory = StateDirectory(tmp_path, "app", 0)
     directory.open(0, 0, [SPEC])
