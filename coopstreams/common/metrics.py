@@ -42,6 +42,7 @@ HEALTH_CODES = (
     "not-a-member",
     "unreadable-commit",
     "another-version",
+    "same-process-id",
     "not-shared",
     "partitioner",
     "waiting",

@@ -20,13 +20,14 @@ from coopstreams.common.extra import need_otel
 from coopstreams.common.host import Host
 from coopstreams.common.metrics import Metrics
 from coopstreams.group.joining import Timings
-from coopstreams.group.members import MemberInfo
+from coopstreams.group.members import Cluster, MemberInfo
 from coopstreams.group.membership import GroupMember
 from coopstreams.group.versions import assign_active
 from coopstreams.instance.deployed import Deployed
 from coopstreams.instance.restrictions import Restrictions
 from coopstreams.instance.subscription import PatternSubscription
 from coopstreams.instance.task_registry import TaskRegistry
+from coopstreams.instance.twins import twins
 from coopstreams.instance.watcher import Watcher
 from coopstreams.log.kafka.native import native_tables
 from coopstreams.log.kafka.wiring import KAFKA, Wiring
@@ -222,6 +223,10 @@ class Components:
     def transactional_id(self, thread: int) -> str:
         """Return the transactional id of a stream thread: the same after a restart on the same state folder."""
         return f"{self.application}-{self.directory.process_id}-{thread}"
+
+    def twins(self, cluster: Cluster) -> list[str]:
+        """Return a sentence for each other member of the group that has the process id of this one."""
+        return twins(cluster, self.process, self.directory.folder)
 
     def changelog(self, store: StoreSpec) -> str:
         """Return the changelog topic of a store."""

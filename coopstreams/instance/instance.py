@@ -255,12 +255,8 @@ class Instance:
             return False
         held = self._doubts.hold(failure, self.member.ask())
         level = logging.INFO if self.member.sure(held.epoch) else logging.WARNING
-        log.log(
-            level,
-            "%s: %s; the group is asked whether this process still is a member before that counts",
-            failure.where,
-            failure.error,
-        )
+        then = "the group is asked whether this process still is a member before that counts"
+        log.log(level, "%s: %s; %s", failure.where, failure.error, then)
         return True
 
     def _settle_doubts(self) -> Failed | None:
@@ -300,6 +296,8 @@ class Instance:
                 if ended is not None:
                     why = f"{ended.process} on {ended.host} has all instances stop: {ended.ending}"
                     return Failed(ApplicationStoppedError(why), "group")
+                for message in self.components.twins(event.cluster):
+                    log.error("%s", message)
                 self.components.metrics.rebalanced(event.generation)
                 self.components.directory.note_member(self.member.id)
                 self._threads.known(self._known_threads(event.cluster))

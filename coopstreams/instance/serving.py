@@ -168,6 +168,8 @@ class Serving:
         if self._instance.assigned is None or not self._instance.member.sure(self._instance.member.epoch):
             reasons.append(Reason("not-a-member", self._silence()))
         reasons += [Reason("asking-the-group", message) for message in self._instance.doubts()]
+        if (assigned := self._instance.assigned) is not None:
+            reasons += [Reason("same-process-id", twin) for twin in self._components.twins(assigned.cluster)]
         if self._instance.waits:
             reasons.append(Reason("another-version", self._instance.waits))
         reasons += [
