@@ -97,7 +97,9 @@ class Bounds:
                 f"its checkpoint is of another topic than its changelog is now (id {at.topic_id}, not "
                 f"{self.topic_id}): that was made anew"
             )
-        if at.offset < self.log_start:
+        # The broker may have deleted all records by age, with the marker that ended the last transaction behind them.
+        only_a_marker = self.log_start == self.target == at.offset + 1
+        if at.offset < self.log_start and not only_a_marker:
             return f"its checkpoint {at.offset} is below the log start {self.log_start}"
         if at.offset > self.target:
             return f"its checkpoint {at.offset} is above the log end {self.target}: has the changelog lost records?"
@@ -395,7 +397,8 @@ class Restore:
             if at is None or reason:
                 reasons[group] = reason
             else:
-                self._need[group], self._seen[group], self._true_ms[group] = at.offset, at.observed, at.true_ms
+                next_offset = max(at.offset, self.bounds.log_start)
+                self._need[group], self._seen[group], self._true_ms[group] = next_offset, at.observed, at.true_ms
         for reason, of_reason in groupby(
             sorted(reasons, key=lambda group: (reasons[group], group)), key=reasons.__getitem__
         ):

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coopstreams.common.host import SYSTEM
 from coopstreams.common.metrics import Metrics
 from coopstreams.log.log import TopicSpec
 from coopstreams.log.memory.log import MemoryLog
@@ -25,14 +26,16 @@ from coopstreams.state.engine import Engine
 from coopstreams.state.memory import Memory
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.snapshot_restore import Snapshots
+from coopstreams.state.task_state import TaskState
 from coopstreams.tasks.lifecycle import RestoreListener
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, LogError
-from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
+from coopstreams.topology.keys import ALL_GROUPS, WHOLE, KeyRange, key_hash
 from coopstreams.topology.schemas import RegistryUnavailableError
 from coopstreams.topology.serdes import Serde, text
-from coopstreams.topology.stores import StoreSpec
+from coopstreams.topology.stores import StoreSpec, window_key
 from coopstreams.topology.task_id import TaskId
+from tests.state.rows import put
 from tests.state.sqlite_engine import Sqlite
 
 TABLE = StoreSpec("table", "key_value", text, text, logged=False, source="people")
@@ -131,6 +134,31 @@ class Counted(Metrics):
 
     def restored(self, task: TaskId, store: str, records: int, remaining: int | None = None) -> None:
         self.records[task] += records
+
+
+def test_windows_that_are_still_open_stay_when_a_silent_changelog_has_lost_all_records_by_age() -> None:
+    log, (_, spec, *_) = MemoryLog(), OF_EACH_KIND
+    log.create_topics([TopicSpec("all-log", 1)])
+    changelog, task, database = TopicPartition("all-log", 0), TaskId(0, 0, WHOLE), Database(Memory(), [spec])
+    reading = restoring(log)
+    reading.add(task, [spec], database, {})
+    assert reading.finished() == [task]
+    state = TaskState(database, [spec], WHOLE, 1 << 30)
+    put(state.stores["all"], window_key(b"key", 5), "open", 5)
+    (batch,) = state.changes()
+    writer = log.writer("app-0")
+    writer.begin()
+    writer.append("all-log", batch.keys, batch.values, batch.timestamps, partitions=0)
+    writer.flush(1)
+    at = writer.delivered_to(changelog)
+    writer.commit(1)
+    state.commit({"all": at}, true_ms=SYSTEM.wall_ms())
+    log.delete_before(changelog, log.end_offset(changelog))
+    reading.add(task, [spec], database, {})
+    assert run(reading) == [task]
+    assert list(rows(database, "all", WHOLE)) == [window_key(b"key", 5)]
+    assert database.checkpoint("all", ALL_GROUPS) == log.end_offset(changelog) == at + 1
+    reading.close()
 
 
 @settings(max_examples=60, deadline=None)
