@@ -30,7 +30,7 @@ from coopstreams.commands.settings import (
 from coopstreams.commands.terminal.screen import REPORTS, Screen, report
 from coopstreams.common.config import Config
 from coopstreams.common.interrupts import drain_by, end
-from coopstreams.common.memory import tune_memory
+from coopstreams.common.memory import allow_open_files, tune_memory
 from coopstreams.instance.app import CoopStreams
 
 log = logging.getLogger("coopstreams")
@@ -86,6 +86,7 @@ def run(
     watched = REPORTS in os.environ
     configure_logging(verbose, watched=watched)
     tune_memory()
+    allow_open_files()
     named = {
         "bootstrap.servers": bootstrap_servers,
         "num.stream.threads": threads,

@@ -1,7 +1,8 @@
-"""Memory settings of a process whose job is to run a topology, set once.
+"""Settings of memory and open files of a process whose job is to run a topology, set once.
 
 A store keeps hundreds of thousands of small objects alive. The garbage collector should not traverse them every few
-milliseconds, and the allocator should not return their pages as often.
+milliseconds, and the allocator should not return their pages as often. A database keeps up to 256 files open, and a
+process may have a hundred databases: systems give it 1024 files unless it asks for more.
 
 Turned down: doing this on import (a library must not change the process that imports it).
 """
@@ -10,10 +11,23 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import resource
 from contextlib import suppress
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD = -1, -2
 """Source: glibc `malloc.h`."""
+
+
+OPEN_FILES = 1 << 16
+"""How many files a process may have open, if the system allows it."""
+
+
+def allow_open_files() -> None:
+    """Raise the limit of open files to `OPEN_FILES`, or to what the system allows. It is never lowered."""
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if most == resource.RLIM_INFINITY else min(OPEN_FILES, most)
+    if resource.RLIM_INFINITY != now < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def tune_memory() -> None:
