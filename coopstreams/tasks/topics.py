@@ -11,7 +11,7 @@ from coopstreams.common.config import Config
 from coopstreams.log.log import Log, TopicSpec
 from coopstreams.tasks.failures import dead_letter_topics
 from coopstreams.tasks.schemas import check_schemas
-from coopstreams.topology.errors import ConfigError, UnknownTopicError
+from coopstreams.topology.errors import ConfigError, LogError, UnknownTopicError
 from coopstreams.topology.graph.nodes import Source
 from coopstreams.topology.graph.offset_resets import EARLIEST
 from coopstreams.topology.graph.partitions import ResolvedTopics, check_names, check_partitions
@@ -85,6 +85,7 @@ def check_topics(cluster: Log, topology: Topology, config: Config) -> ResolvedTo
     resolved = check_partitions(topology, counts, config["windowstore.changelog.additional.retention.ms"])
     _check_reused(cluster, topology, config)
     _check_marked(cluster, topology)
+    _check_kept(cluster, resolved, config["windowstore.changelog.additional.retention.ms"])
     missing = [topic for topic in wanted if topic not in counts and topic not in resolved.partitions]
     if missing:
         raise UnknownTopicError(
@@ -110,6 +111,32 @@ def _check_marked(cluster: Log, topology: Topology) -> None:
             raise ConfigError(
                 f'stream("{topic}", idle_advance=): the topic is compacted, and takes no record without a key. '
                 "Say .repartition(idle_advance=...) below it instead: the time marks go to that topic."
+            )
+
+
+def _check_kept(cluster: Log, resolved: ResolvedTopics, additional_ms: int) -> None:
+    """Log which changelogs keep records for less long than their stores keep windows: an earlier version made them."""
+    for plan in resolved.internal:
+        wanted_ms = int(plan.config.get("retention.ms", -1))
+        if not plan.exists or wanted_ms < 0:
+            continue
+        try:
+            settings = cluster.topic_config(plan.name)
+        except LogError as error:
+            if error.retryable:
+                raise
+            continue  # a restore says that this user may not read the settings
+        kept_ms = int(settings.get("retention.ms", -1))
+        if "delete" in settings.get("cleanup.policy", "") and 0 <= kept_ms < wanted_ms - additional_ms:
+            log.warning(
+                "%s keeps records for %g hours, and its store keeps windows for %g: a restore would miss open windows. "
+                "It was made when they were kept less long. Change it: `kafka-configs.sh --bootstrap-server HOST:PORT "
+                "--alter --entity-type topics --entity-name %s --add-config retention.ms=%d`",
+                plan.name,
+                kept_ms / 3_600_000,
+                (wanted_ms - additional_ms) / 3_600_000,
+                plan.name,
+                wanted_ms,
             )
 
 

@@ -14,6 +14,7 @@ from coopstreams.tasks.topics import check_topics, prepare_topics
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import ConfigError, CoopStreamsError, TopologyError, UnknownTopicError
+from coopstreams.topology.windows import TimeWindows
 
 Write = Callable[[StreamsBuilder], object]
 
@@ -118,3 +119,23 @@ def test_a_topic_that_forgets_is_worth_a_warning(caplog: pytest.LogCaptureFixtur
     check(cluster(), tables("kept", "deleted"), FROM_SOURCES)
     (told,) = [record.getMessage() for record in caplog.records]
     assert told.startswith('the table "of-deleted" is restored from its topic "deleted" (topology.optimization)')
+
+
+def windowed(grace_hours: int) -> Write:
+    windows = TimeWindows(hours=1, grace=timedelta(hours=grace_hours))
+
+    def write(builder: StreamsBuilder) -> None:
+        numbers = builder.stream("in", key=serdes.text, value=serdes.raw)
+        numbers.group_by_key().windowed_by(windows).count(store="counts")
+
+    return write
+
+
+def test_a_changelog_that_was_made_for_a_shorter_retention_is_worth_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    log = with_internal_topics_of(windowed(0))
+    check(log, windowed(24), {})
+    assert caplog.records == []
+    check(log, windowed(168), {})
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert "app-counts-changelog keeps records for 25 hours, and its store keeps windows for 169" in told
+    assert f"--add-config retention.ms={(169 + 24) * 3_600_000}`" in told
