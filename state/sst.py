@@ -56,13 +56,13 @@ def write_sst(file: Path, rows: Rows) -> WrittenFile | None:
 
 
 def read_sst(file: Path) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the rows of a file, ascending. The file stays.
+    """Yield the rows of a file, ascending. The file stays. It is copied beside itself, where there is space for state.
 
     Raises:
         SnapshotError: it is not a file of RocksDB.
         StateCorruptError: RocksDB finds it damaged.
     """
-    with tempfile.TemporaryDirectory(prefix="coopstreams-sst-") as folder:
+    with tempfile.TemporaryDirectory(prefix="coopstreams-sst-", dir=file.parent) as folder:
         database = Rocks(Path(folder))
         try:
             database.create("rows")
