@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics import MetricWrapperBase
@@ -33,7 +33,7 @@ GLOBAL_TABLES = "global"
 
 TASK_STATES = ("waiting", "restoring", "running", "closing")
 
-HEALTH_CODES = (
+HealthCode: TypeAlias = Literal[
     "no-progress",
     "slow",
     "calls-pause",
@@ -52,8 +52,10 @@ HEALTH_CODES = (
     "more-partitions",
     "asking-the-group",
     "resting",
-)
-"""The codes of an instance's reasons of health, each of which is a series from the start."""
+]
+"""The code of a reason of health of an instance: a reason with another one does not pass the type check."""
+HEALTH_CODES: tuple[HealthCode, ...] = get_args(HealthCode)
+"""All codes; each is a series from the start."""
 
 M = TypeVar("M", bound=MetricWrapperBase)
 
@@ -303,7 +305,7 @@ class Metrics:
         for state in {*TASK_STATES, *counts}:
             self._tasks.of(state).set(counts.get(state, 0))
 
-    def health(self, codes: Mapping[str, int]) -> None:
+    def health(self, codes: Mapping[HealthCode, int]) -> None:
         """Set how many reasons of each code there are; codes that are not named have none."""
         for code in HEALTH_CODES:
             self._reasons.of(code).set(codes.get(code, 0))

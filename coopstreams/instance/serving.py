@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Self
 
+from coopstreams.common.metrics import HealthCode
 from coopstreams.group.versions import short
 from coopstreams.instance.instance import Instance
 from coopstreams.instance.task_registry import State
@@ -180,9 +181,11 @@ class Serving:
         reasons += [Reason("resting", message) for message in self._instance.resting()]
         if trouble := self._components.follower.trouble:
             reasons.append(Reason("unreadable-commit", trouble))
-        for task, state in list(self._instance.registry.states.items()):
-            if state is not State.RUNNING:
-                reasons.append(Reason(state.value, self._why(task, state), task))
+        reasons += [
+            Reason(code, self._why(task, state), task)
+            for task, state in list(self._instance.registry.states.items())
+            if (code := _code_of(state)) is not None
+        ]
         ready = not reasons and (self._instance.paused or not self._instance.share.waiting)
         return Health(live, ready, (*reasons, *dealt, *slow, *self._not_shared()))
 
@@ -300,3 +303,16 @@ class Serving:
         at, time = task.progress.durable(source), task.progress.stream_time(source)
         silent_s = self._instance.silent_s(source)
         return SourceStatus(source, at, at, end, None if time == NO_STREAM_TIME else time, silent_s)
+
+
+def _code_of(state: State) -> HealthCode | None:
+    """Return the code of the reason that a task is in this state; None: it runs."""
+    match state:
+        case State.WAITING:
+            return "waiting"
+        case State.OPENING:
+            return "restoring"
+        case State.CLOSING:
+            return "closing"
+        case State.RUNNING:
+            return None

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, Protocol
 
-from coopstreams.common.metrics import Totals
+from coopstreams.common.metrics import HealthCode, Totals
 from coopstreams.state.views import GlobalView, KeyRangeView
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.graph.nodes import Structure
@@ -155,7 +155,7 @@ class NotOpen:
 class Reason:
     """A reason why an instance is not healthy. `code`: for programs, such as `restoring` or `no-progress`."""
 
-    code: str
+    code: HealthCode
     message: str
     task: TaskId | None = None
 

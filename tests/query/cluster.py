@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from coopstreams.common.metrics import Metrics
+from coopstreams.common.metrics import HealthCode, Metrics
 from coopstreams.query.access import Access
 from coopstreams.query.asked import RequestLimits
 from coopstreams.query.backend import (
@@ -419,6 +419,6 @@ class Cluster:
         return task
 
 
-def reason(code: str, message: str, task: TaskId) -> Health:
+def reason(code: HealthCode, message: str, task: TaskId) -> Health:
     """Return the reason why a live node is not ready."""
     return Health(live=True, ready=False, reasons=(Reason(code, message, task),))

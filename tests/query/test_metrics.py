@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import get_type_hints
+
 from prometheus_client.parser import text_string_to_metric_families
 
-from coopstreams.common.metrics import Metrics
+from coopstreams.common.metrics import HEALTH_CODES, HealthCode, Metrics
+from coopstreams.query.backend import Reason
 from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.task_id import TaskId
 
@@ -83,3 +86,12 @@ def test_states_without_tasks_are_zero_and_instances_share_nothing() -> None:
     assert samples(one)["coopstreams_tasks", (("state", "running"),)] == 0
     assert samples(one)["coopstreams_tasks", (("state", "closing"),)] == 1
     assert samples(other)["coopstreams_tasks", (("state", "closing"),)] == 0
+
+
+def test_every_code_that_a_reason_can_have_is_a_series() -> None:
+    """The type check refuses a reason with another code."""
+    assert get_type_hints(Reason)["code"] == HealthCode
+    metrics = Metrics("words", "i-1")
+    metrics.health(dict.fromkeys(HEALTH_CODES, 2))
+    read = samples(metrics)
+    assert {read["coopstreams_health_reasons", (("code", code),)] for code in HEALTH_CODES} == {2}
