@@ -27,7 +27,9 @@ def load_topology(target: str) -> Topology:
 
     Raises:
         ConfigError: nothing there, or no topology in it, or several; the message says what was found and what to type.
-        CoopStreamsError: the program raised something; the message has the program's own lines of the traceback.
+            Or the program raised one of Python's own errors, and cannot be loaded before it is mended.
+        CoopStreamsError: it raised an `OSError`, or an error of a library: perhaps something does not answer just now.
+            Both have the program's own lines of the traceback.
     """
     path, _, name = target.rpartition(":") if ":" in target else (target, "", "")
     try:
@@ -36,7 +38,8 @@ def load_topology(target: str) -> Topology:
         raise
     except Exception as error:
         log.debug("the whole traceback:", exc_info=True)
-        raise CoopStreamsError(f"{path} cannot be loaded.\n{own_lines(error)}") from error
+        passes = isinstance(error, OSError) or type(error).__module__ != "builtins"
+        raise (CoopStreamsError if passes else ConfigError)(f"{path} cannot be loaded.\n{own_lines(error)}") from error
     if name:
         if not hasattr(module, name):
             known = ", ".join(sorted(key for key, value in vars(module).items() if isinstance(value, _KINDS))) or "none"

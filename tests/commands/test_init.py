@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from typer.testing import CliRunner, Result
 
 from coopstreams.commands.cli import app
 from coopstreams.commands.init import project_of
+from coopstreams.commands.processes.restarts import STOPPED, WRONG
 from coopstreams.commands.settings import cluster
 from coopstreams.common.config import Config
 from coopstreams.common.given import settings_of
@@ -120,6 +123,44 @@ def test_the_unit_starts_what_the_container_starts(folder: Path) -> None:
     entry = orjson.loads(re.search(r"^ENTRYPOINT (.*)", docker, re.MULTILINE)[1])  # type: ignore[index]
     [start] = re.findall(r"^ExecStart=\S*/(.*)", unit, re.MULTILINE)
     assert shlex.split(start)[: len(entry)] == entry
+
+
+def test_the_unit_leaves_to_the_supervisor_what_it_can_mend_and_starts_nothing_again_that_nobody_has_mended(
+    folder: Path,
+) -> None:
+    told = dict(line.split("=", 1) for line in (folder / "orders.service").read_text().splitlines() if "=" in line)
+    assert told["Restart"] == "on-failure"
+    assert {*map(int, told["RestartPreventExitStatus"].split())} == {WRONG, STOPPED}
+    assert int(told["RestartSec"]) > 10 / 5, "systemd gives up after five starts within ten seconds"
+    assert told["OOMPolicy"] == "continue"
+
+
+def test_the_container_takes_the_wheel_that_was_copied_and_not_a_newer_one_of_an_index(
+    folder: Path, tmp_path: Path
+) -> None:
+    extra = 'Provides-Extra: http\nRequires-Dist: server; extra == "http"\n'
+    for place, name, version in (
+        ("wheels", "coopstreams", "0.1.0"),
+        ("index", "coopstreams", "9.0.0"),
+        ("index", "server", "1.0.0"),
+    ):
+        (tmp_path / place).mkdir(exist_ok=True)
+        with zipfile.ZipFile(tmp_path / place / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+            within = f"{name}-{version}.dist-info"
+            wheel.writestr(f"{within}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{extra}")
+            wheel.writestr(f"{within}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr(f"{within}/RECORD", "")
+    shutil.copy(folder / "requirements.txt", tmp_path)
+    [install] = re.findall(r"^RUN pip (install .*?) &&", (folder / "Dockerfile").read_text(), re.MULTILINE)
+    told = subprocess.run(
+        f"{sys.executable} -m pip {install} --dry-run --ignore-installed --no-index --find-links index",
+        shell=True,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "Would install coopstreams-0.1.0 server-1.0.0" in told
 
 
 @pytest.mark.broker

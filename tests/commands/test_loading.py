@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from coopstreams.commands.loading import load_topology
+from coopstreams.commands.processes.restarts import FAILED, WRONG, exit_status
 from coopstreams.topology.errors import ConfigError, CoopStreamsError
 
 PROGRAM = """
@@ -64,3 +65,22 @@ def test_a_program_that_is_no_python_is_shown_where_it_is_not(tmp_path: Path) ->
     program.write_text("topology = (\n")
     with pytest.raises(CoopStreamsError, match=r"SyntaxError: '\(' was never closed"):
         load_topology(str(program))
+
+
+@pytest.mark.parametrize(
+    ("program", "status"),
+    [
+        ("topology = (", WRONG),
+        ("import no_such_module", WRONG),
+        ("import os; os.environ['NO_SUCH_LIMIT']", WRONG),
+        ("raise ConnectionRefusedError(111, 'the registry')", FAILED),
+        ("import httpx; raise httpx.ConnectError('the registry')", FAILED),
+    ],
+)
+def test_a_program_that_has_to_be_mended_is_not_started_again_and_one_that_had_no_answer_is(
+    program: str, status: int, tmp_path: Path
+) -> None:
+    (tmp_path / "some_program.py").write_text(program)
+    with pytest.raises(CoopStreamsError, match=r"some_program.py cannot be loaded\.") as caught:
+        load_topology(str(tmp_path / "some_program.py"))
+    assert exit_status(caught.value) == status
