@@ -119,7 +119,7 @@ class StallDetector:
         """Return the tasks with waiting records that do not move, each with its positions."""
         return {
             task: _where(sample, now)
-            for task, sample in self.samples.items()
+            for task, sample in list(self.samples.items())
             if sample.lag > 0 and now - sample.moved_at > self.stalled_s
         }
 

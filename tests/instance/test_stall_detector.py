@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coopstreams.instance.quiet import BUSY_S, QuietSources
-from coopstreams.instance.watcher import StallDetector
+from coopstreams.instance.watcher import LagSample, StallDetector
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.task_id import TaskId
@@ -73,6 +73,20 @@ def test_tasks_that_are_gone_are_forgotten() -> None:
         stall_detector.look(task, 0, {AT: 0}, {AT: 1}, 0)
     stall_detector.keep({OTHER})
     assert set(stall_detector.stalled(100)) == {OTHER}
+
+
+def test_health_is_told_while_the_watcher_looks_at_a_task_that_is_new() -> None:
+    stall_detector = StallDetector(LIMIT_S)
+
+    class Ends(dict[TopicPartition, int]):
+        """Between two samples that a thread of the query server reads, the watcher adds one."""
+
+        def get(self, source: TopicPartition, default: int = 0) -> int:  # type: ignore[override]
+            stall_detector.look(OTHER, 0, {AT: 0}, {AT: 0}, 0)
+            return self[source]
+
+    stall_detector.samples[TASK] = LagSample({AT: 5}, Ends({AT: 8}), 5, 0.0)
+    assert list(stall_detector.stalled(100)) == [TASK]
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 10), st.integers(0, 1000)), min_size=12, max_size=12))
