@@ -9,12 +9,11 @@ from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from coopstreams.admin.dead_letters import DeadLetter, Replayed, ahead, letters, replay, replay_group
 from coopstreams.commands.settings import Brokers, ConfigFile, cluster, connection
-from coopstreams.commands.terminal.figures import new_table
+from coopstreams.commands.terminal.figures import new_table, plain_console
 from coopstreams.topology.errors import ConfigError
 
 app = typer.Typer(help="Dead letters: records that failed, with the reasons. Send them back.", no_args_is_help=True)
@@ -54,13 +53,13 @@ def show(
         for letter in newest:
             typer.echo(json.dumps(_as_json(letter)))
         return
-    console = Console()
+    console = plain_console()
     if not console.is_terminal:
         console.width = max(console.width, 200)
     console.print(f"{topic}: {reasons.total()} dead letters" + (f", {others} other records" if others else ""))
     if reasons:
         console.print(_table(("times", "node", "phase", "exception"), ((n, *why) for why, n in reasons.most_common())))
-        console.print(_table(("letter", "time", "from", "exception", "key", "value"), map(_row, newest)))
+        console.print(letters_table(newest))
 
 
 @app.command(name="replay")
@@ -124,6 +123,11 @@ def _wanted(node: str | None, phase: str | None) -> Callable[[DeadLetter], bool]
     return lambda letter: node in (None, letter.why.get("node")) and phase in (None, letter.why.get("phase"))
 
 
+def letters_table(newest: Iterable[DeadLetter]) -> Table:
+    """Return a row for each letter."""
+    return _table(("letter", "time", "from", "exception", "key", "value"), map(_row, newest))
+
+
 def _table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
     table = new_table(*columns)
     for row in rows:
@@ -134,9 +138,17 @@ def _table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> Table:
 def _row(letter: DeadLetter) -> tuple[str, ...]:
     source = f"{letter.source}@{letter.why.get('offset', '?')}"
     error = f"{letter.why.get('exception', '')}: {letter.why.get('message', '')}"
-    at = datetime.fromtimestamp(letter.timestamp / 1000, UTC)
-    when = "unknown" if letter.timestamp < 0 else f"{at:%Y-%m-%d %H:%M:%S}"
-    return f"{letter.at}@{letter.offset}", when, source, error, _shown(letter.key), _shown(letter.value)
+    time = _time(letter.timestamp)
+    return f"{letter.at}@{letter.offset}", time, source, error, _shown(letter.key), _shown(letter.value)
+
+
+def _time(ms: int) -> str:
+    if ms < 0:
+        return "unknown"
+    try:
+        return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S}"
+    except (ValueError, OverflowError, OSError):  # no date of a calendar: a producer's microseconds, perhaps
+        return f"{ms} ms"
 
 
 def _shown(data: bytes | None) -> str:

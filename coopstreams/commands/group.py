@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from coopstreams.admin.describing import GroupReport, MemberReport, describe_group
 from coopstreams.admin.group_reset import reset_offsets
 from coopstreams.commands.settings import Brokers, ConfigFile, cluster, connection
-from coopstreams.commands.terminal.figures import new_table
+from coopstreams.commands.terminal.figures import new_table, plain_console
 from coopstreams.commit.ranges import Runs
 from coopstreams.consumer.group_assignment import topic_number
 from coopstreams.group.admin import GroupAdmin
@@ -34,8 +34,9 @@ def describe(group: _Group, bootstrap_servers: Brokers = None, config: ConfigFil
     with cluster(settings) as log, GroupAdmin(settings, group) as admin:
         report = describe_group(log, admin)
         topics = {topic_number(topic): topic for topic in log.partitions()}
-    console = Console()
-    console.print(f"group [bold]{group}[/]: {report.state}, {len(report.members)} members", highlight=False)
+    console = plain_console()
+    heading = Text.assemble("group ", (group, "bold"), f": {report.state}, {len(report.members)} members")
+    console.print(heading)
     if report.partitions:
         console.print(partitions_table(report))
     if report.members:

@@ -7,11 +7,11 @@ from itertools import zip_longest
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from coopstreams.commands.settings import AskingFile, asking
-from coopstreams.commands.terminal.figures import behind, dropped, lag, new_table, number, written
+from coopstreams.commands.terminal.figures import behind, dropped, lag, new_table, number, plain_console, written
 from coopstreams.common.extra import need_http
 
 
@@ -27,21 +27,24 @@ def status(
     need_http("coopstreams status")
     with asking(url, config, "operate", 10) as client:
         report = client.status()
-    console = Console()
+    console = plain_console()
     console.print(status_table(report))
     for line in done_lines(report):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(line, highlight=False, soft_wrap=True)
     for instance in report["instances"]:
-        if restarts := instance.get("details", {}).get("restarts"):
-            console.print(
-                f"[yellow]{instance['id']}[/]: started again {restarts} times; last it "
-                f"{instance['details']['last_end']}",
-                highlight=False,
-            )
-        for reason in instance["reasons"]:
-            console.print(f"[yellow]{instance['id']}[/]: {reason['code']}: {reason['message']}")
+        for said in trouble(instance):
+            console.print(Text(instance["id"], "yellow").append(f": {said}", "default"))
     if not all(instance["live"] for instance in report["instances"]):
         raise typer.Exit(1)
+
+
+def trouble(instance: dict[str, Any]) -> list[str]:
+    """Return that an instance was started again, and why it, or a task of it, does not move."""
+    details = instance.get("details", {})
+    again = (
+        [f"started again {details['restarts']} times; last it {details['last_end']}"] if "restarts" in details else []
+    )
+    return again + [f"{reason['code']}: {reason['message']}" for reason in instance["reasons"]]
 
 
 def status_table(report: dict[str, Any]) -> Table:

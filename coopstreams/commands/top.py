@@ -14,14 +14,14 @@ from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from coopstreams.commands.settings import AskingFile, asking
 from coopstreams.commands.terminal.bars import Letters, range_bars
-from coopstreams.commands.terminal.figures import new_table
+from coopstreams.commands.terminal.figures import new_table, plain_console
 from coopstreams.commands.terminal.processes import figures_of
 from coopstreams.common.extra import need_http
 from coopstreams.topology.errors import QueryError
@@ -43,7 +43,7 @@ def top(
     Ctrl-C ends it. Where there is no terminal, one picture is printed.
     """
     need_http("coopstreams top")
-    console, letters = Console(), Letters()
+    console, letters = plain_console(), Letters()
     with asking(url, config, "operate", 10) as client:
         report = client.status()
     if once or not console.is_terminal:

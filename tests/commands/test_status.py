@@ -6,13 +6,15 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from coopstreams.commands.status import done_lines, status_table
+from coopstreams.commands.status import done_lines, status_table, trouble
+from coopstreams.commands.terminal.figures import plain_console
 from coopstreams.query import reports
 from coopstreams.query.backend import (
     CallStatus,
     DownloadStatus,
     Health,
     Placement,
+    Reason,
     RestoreStatus,
     ShareStatus,
     SourceStatus,
@@ -108,3 +110,15 @@ def test_calls_under_way_and_what_a_share_group_deals_have_lines_of_their_own() 
         "0_*: share group app-share deals in; kafka-share-groups --describe --group app-share shows its lag",
         "delivered again: 5",
     ]
+
+
+def test_an_error_is_shown_as_it_is_whatever_it_quotes() -> None:
+    quoted = "ValueError: no path [/tmp/x] in [a, b] of :key:"
+    health = Health(True, False, (Reason("resting", quoted),))
+    status = Status("app", "running", health, details={"restarts": 2, "last_end": quoted})
+    instance = reports.instance_status(Placement(1, "a", ()), "http://[fd00::1]:8080", status)
+    assert trouble(instance) == [f"started again 2 times; last it {quoted}", f"resting: {quoted}"]
+    console = plain_console()
+    with console.capture() as shown:
+        console.print(status_table({"application": "app", "generation": 1, "instances": [instance]}))
+    assert "http://[fd00::1]:8080" in shown.get()

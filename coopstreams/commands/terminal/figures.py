@@ -6,9 +6,18 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
 
 _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
+
+
+def plain_console() -> Console:
+    """Return a console of standard output on which texts of users stay as they are.
+
+    Keys, values and errors may have what rich takes for its markup, `[b]`, or for the name of a picture, `:key:`.
+    """
+    return Console(markup=False, emoji=False)
 
 
 def new_table(*columns: str, **options: Any) -> Table:
