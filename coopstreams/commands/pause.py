@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from coopstreams.commands.settings import AskingFile, asking
 from coopstreams.common.extra import need_http
+from coopstreams.topology.errors import QueryError
 
 _URL = Annotated[str, typer.Argument(metavar="URL", help="http://HOST:PORT of the instance.")]
 _All = Annotated[bool, typer.Option("--all", help="All instances of the application.")]
@@ -17,7 +18,8 @@ _All = Annotated[bool, typer.Option("--all", help="All instances of the applicat
 def pause(url: _URL, every: _All = False, config: AskingFile = None) -> None:
     """Have an instance process nothing until `coopstreams resume`. It keeps its tasks, commits and answers queries.
 
-    The application needs tokens: http.token.operate (or http.token.read), as `coopstreams status` is given them.
+    The application needs tokens: http.token.operate (or http.token.read), as `coopstreams status` is given them. Exit
+    status 1, with --all: some instances could not be told.
     """
     _change(url, config, paused=True, every=every)
 
@@ -29,11 +31,32 @@ def resume(url: _URL, every: _All = False, config: AskingFile = None) -> None:
 
 def _change(url: str, config: Path | None, *, paused: bool, every: bool) -> None:
     need_http(f"coopstreams {'pause' if paused else 'resume'}")
-    urls = [url]
-    if every:
-        with asking(url, config, "operate", 10) as client:
-            urls = [instance["url"] for instance in client.status()["instances"] if instance["url"]]
-    for each in urls:
-        with asking(each, config, "operate", 10) as client:
-            (client.pause if paused else client.resume)()
-        typer.echo(f"{each}: {'paused' if paused else 'resumed'}")
+    if not every:
+        _tell(url, config, paused=paused)
+        return
+    with asking(url, config, "operate", 10) as client:
+        instances = client.status()["instances"]
+    untold = {instance["id"]: why for instance in instances if (why := _untold(instance, config, paused=paused))}
+    for id_, why in untold.items():
+        typer.echo(f"{id_}: not {'paused' if paused else 'resumed'}: {why}", err=True)
+    if untold:
+        raise typer.Exit(1)
+
+
+def _untold(instance: dict[str, Any], config: Path | None, *, paused: bool) -> str:
+    """Tell an instance to pause or to resume; return why that was not possible, empty if it was."""
+    if instance["url"] is None:
+        return "it serves no queries"
+    if instance["state"] == "unreachable":
+        return str(instance["reasons"][0]["message"])
+    try:
+        _tell(instance["url"], config, paused=paused)
+    except QueryError as error:
+        return str(error)
+    return ""
+
+
+def _tell(url: str, config: Path | None, *, paused: bool) -> None:
+    with asking(url, config, "operate", 10) as client:
+        (client.pause if paused else client.resume)()
+    typer.echo(f"{url}: {'paused' if paused else 'resumed'}")

@@ -104,3 +104,16 @@ def test_a_pause_is_for_the_instance_that_is_named_or_for_all() -> None:
         assert paused("pause", nodes[0].url, "--all") == [True, True]
         assert paused("resume", nodes[1].url) == [True, False]
         assert paused("resume", nodes[1].url, "--all") == [False, False]
+
+
+def test_all_instances_are_paused_but_those_that_are_named() -> None:
+    access = Access({"read": [READ], "operate": [OPERATE]})
+    with Cluster(4, access=[access] * 4) as cluster:
+        cluster.locate({}, without_url=["c"])
+        cluster["b"].server.stop()
+        done = run("pause", cluster["a"].url, "--all", COOPSTREAMS_HTTP_TOKEN_OPERATE=OPERATE)
+        assert done.exit_code == 1
+        assert [node.paused for node in cluster.nodes] == [True, False, False, True]
+        assert "b: not paused: instance b at" in done.stderr
+        assert "c: not paused: it serves no queries" in done.stderr
+        assert f"{cluster['d'].url}: paused" in done.stdout
