@@ -73,8 +73,6 @@ class Peer:
     id: str
     url: str | None
     tasks: tuple[TaskId, ...]
-    ready: bool = True
-    """Whether its tasks were all open at its last report. Only shown to people; routing asks the instance itself."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -265,7 +265,7 @@ def _group_schemas() -> Schema:
     """Return the schemas of the answers about stores, instances and tasks."""
     place = {"id": _STRING, "subtopology": _WHOLE, "partition": _WHOLE, "key_range": _STRING}
     task = _object({**place, "stores": _list(_STRING), "state": _MAYBE_STRING, "lag": _MAYBE_WHOLE})
-    instance = _object({"id": _STRING, "url": _MAYBE_STRING, "ready": _BOOLEAN, "tasks": _list(task)})
+    instance = _object({"id": _STRING, "url": _MAYBE_STRING, "ready": _MAYBE_BOOLEAN, "tasks": _list(task)})
     owner = _object({"id": _STRING, "url": _MAYBE_STRING, "task": _STRING, "key_range": _STRING})
     health = {
         "live": _BOOLEAN,
@@ -458,6 +458,7 @@ _STRING: Schema = {"type": "string"}
 _WHOLE: Schema = {"type": "integer"}
 _NUMBER: Schema = {"type": "number"}
 _BOOLEAN: Schema = {"type": "boolean"}
+_MAYBE_BOOLEAN: Schema = {"type": ["boolean", "null"]}
 _MAYBE_STRING: Schema = {"type": ["string", "null"]}
 _MAYBE_WHOLE: Schema = {"type": ["integer", "null"]}
 _TIME: Schema = {"type": "integer", "minimum": 0, "description": "Milliseconds since the epoch."}

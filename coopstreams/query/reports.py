@@ -27,7 +27,10 @@ Report = dict[str, Any]
 
 
 def metadata(placement: Placement, stores: Mapping[str, StoreInfo], status: Status) -> Report:
-    """Return the instances with their tasks and key ranges; only this instance's tasks have states and lags."""
+    """Return the instances with their tasks and key ranges.
+
+    Whether an instance is ready, and the states and lags of its tasks, are known of this one only, and null of others.
+    """
     own = {task.task: task for task in status.tasks}
     kept = _stores_by_subtopology(stores.values())
 
@@ -50,7 +53,7 @@ def metadata(placement: Placement, stores: Mapping[str, StoreInfo], status: Stat
             {
                 "id": instance.id,
                 "url": instance.url,
-                "ready": instance.ready,
+                "ready": status.health.ready if instance.id == placement.here else None,
                 "tasks": [task(instance, id_) for id_ in sorted(instance.tasks)],
             }
             for instance in sorted(placement.instances, key=lambda instance: instance.id)

@@ -96,6 +96,9 @@ def test_metadata_names_instances_tasks_and_key_ranges(cluster: Cluster) -> None
             "lag": 4,
         }
         assert {t["state"] for i in answer["instances"] if i["id"] != node.name for t in i["tasks"]} == {None}
+        assert {i["id"]: i["ready"] for i in answer["instances"]} == {
+            n.name: True if n is node else None for n in cluster.nodes
+        }
 
 
 def test_metadata_of_a_key_says_who_owns_it(cluster: Cluster) -> None:
@@ -171,6 +174,7 @@ def test_health_says_why_an_instance_is_not_well() -> None:
         task = cluster.task("counts", "w1")
         node.now = reason("restoring", "50 records to go", task)
         assert [httpx.get(probe, trust_env=False, timeout=60).status_code for probe in probes] == [200, 503]
+        assert get(node.url + "/v1/metadata")["instances"][0]["ready"] is False
         assert get(probes[1])["reasons"] == [{"code": "restoring", "message": "50 records to go", "task": str(task)}]
         counted = 'coopstreams_health_reasons{code="%s"} %.1f\n'
         assert counted % ("restoring", 1) in (text := metrics_of(node))
