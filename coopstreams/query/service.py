@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -120,7 +120,7 @@ class QueryService:
             fills += [
                 fill(indices, self._ask_points(store, owner, [texts[i] for i in indices])) for owner, indices in there
             ]
-            await asyncio.gather(*fills)
+            await _all_or_none(fills)
             return orjson.dumps({"store": store.name, "entries": entries})
 
         return await self._settled(attempt, asked)
@@ -140,7 +140,7 @@ class QueryService:
                     return await self._part(store, query)
                 return await self._peers.ask(instance, path, self.limits.request_s)
 
-            parts = await asyncio.gather(*(part(instance) for instance in instances))
+            parts = await _all_or_none([part(instance) for instance in instances])
             return await self._run(self._scans, lambda: _put_together(store, query, parts))
 
         async def alone() -> Page:
@@ -277,6 +277,16 @@ class QueryService:
 
     async def _run(self, pool: ThreadPoolExecutor, read: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(pool, self._budget.counted(read))
+
+
+async def _all_or_none(parts: Iterable[Awaitable[T]]) -> list[T]:
+    """Return all parts of an answer. The first error is raised, and ends the others: the next attempt begins anew."""
+    found = [asyncio.ensure_future(part) for part in parts]
+    try:
+        return await asyncio.gather(*found)
+    finally:
+        for part in found:
+            part.cancel()
 
 
 def _put_together(store: StoreInfo, query: Query, answers: Sequence[PartialPage | bytes]) -> Page:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from coopstreams.log.kafka.native import data_plane
-from coopstreams.query.backend import NotOpen
+from coopstreams.query.backend import NotOpen, OpenView
 from coopstreams.state.memory import Memory
 from coopstreams.state.rocks import Rocks
 from tests.query.cluster import HOUR, LIMITS, Cluster, Data, Node, tasks
@@ -175,3 +175,23 @@ def test_a_task_given_up_under_a_read_makes_the_read_void(chosen: str, monkeypat
         # Behind a front, the key is queried again, and the task found closed.
         fronted = data_plane() == "native"
         assert ("does not own it" if fronted else "given up while it was read") in answer.json()["message"]
+
+
+def test_a_range_of_which_an_instance_does_not_answer_is_not_read_for_nothing_again_and_again() -> None:
+    """Each attempt fails at once at the other instance, while this one still reads its part of the first."""
+    goes_on, asked = threading.Event(), list[str]()
+
+    class Slow(Node):
+        def views(self, store: str) -> Sequence[OpenView | NotOpen]:
+            asked.append(store)
+            goes_on.wait()
+            return super().views(store)
+
+    with Cluster(2, replace(LIMITS, retry_s=2.0), kind=Slow) as cluster:
+        cluster.deal(1, DATA)
+        cluster["b"].server.stop()
+        with httpx.Client(trust_env=False, timeout=60, base_url=cluster["a"].url) as client:
+            assert client.get("/v1/stores/counts/range").json()["error"] == "TASK_MOVING"
+            goes_on.set()
+            assert client.get("/v1/stores/hours/range?local=true").status_code == 200  # waits for those before it
+    assert asked.count("counts") <= 2, "one for each thread that reads ranges"
