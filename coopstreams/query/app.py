@@ -74,6 +74,8 @@ class QueryApp:
         self._service: QueryService
         self.budget = CpuBudget(limits.cpu_share, backend.busy)
         self._feed: StatusFeed
+        self._ended = False
+        """Whether its threads and connections are closed, or about to be."""
 
     def starlette(self) -> Starlette:
         """Return the ASGI application."""
@@ -119,11 +121,12 @@ class QueryApp:
         try:
             yield
         finally:
+            self._ended = True
             if renewing is not None:
                 renewing.cancel()
             await self._feed.close()
             await peers.close()
-            self._service.close()
+            await self._service.close()
 
     async def _stores(self, request: Request) -> Response:
         return _json(await self._service.stores(self._asked(request, _parameters(request, "local"))))
@@ -274,7 +277,13 @@ class QueryApp:
             return _failure(error)
         except TimeoutError:
             return _failure(timed_out(f"no answer within {self._limits.request_s:g} s"))
+        except asyncio.CancelledError:
+            if not self._ended:
+                raise
+            return _failure(_over())  # it waited for a thread
         except Exception as error:
+            if self._ended:
+                return _failure(_over())
             log.exception("%s %s failed", request.method, request.url.path)
             return _failure(internal(error))
 
@@ -313,8 +322,13 @@ class MountedApp:
         """Answer a request."""
         if scope["type"] != "http":
             raise ValueError(f"the query routes answer http, not {scope['type']}: mount them in an app")
-        answer = self._routes or _failure(moving("this instance does not run (yet, or any more)"))
+        answer = self._routes or _failure(_over())
         await answer(scope, receive, send)
+
+
+def _over() -> QueryError:
+    """Return the error for a request to an instance that does not run, or whose end it has met."""
+    return moving("this instance does not run (yet, or any more)")
 
 
 async def _renew(certificates: Certificates) -> None:

@@ -204,10 +204,10 @@ class QueryService:
         key = parse_key(store.key, text)
         return orjson.dumps(reports.key_metadata(self.backend.placement(), store, key, locate(store, key)))
 
-    def close(self) -> None:
-        """Shut the thread pools down once running reads are finished."""
-        self._gets.shutdown(cancel_futures=True)
-        self._scans.shutdown(cancel_futures=True)
+    async def close(self) -> None:
+        """Shut the thread pools down once running reads are finished; those that wait for a thread are cancelled."""
+        for pool in (self._gets, self._scans):
+            await asyncio.to_thread(pool.shutdown, cancel_futures=True)
 
     async def _by_key(
         self, store: StoreInfo, at: KeyLocation, asked: Asked, path: str, read: Callable[[], bytes]
