@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -32,8 +33,11 @@ from coopstreams.common.config import Config
 from coopstreams.common.interrupts import drain_by, end
 from coopstreams.common.memory import allow_open_files, tune_memory
 from coopstreams.instance.app import CoopStreams
+from coopstreams.topology.errors import ConfigError
 
 log = logging.getLogger("coopstreams")
+
+_PORT = re.compile(r"(?<=:)\d+(?=/|$)")
 
 
 def run(
@@ -147,17 +151,28 @@ def worker_command(
     """Return the command line of one of several processes: the user's own, with the process's number and ports.
 
     The process reads file and environment itself: a password in them must not appear in a list of processes.
+
+    Raises:
+        ConfigError: an address has no port.
     """
     own = {**typed, "instance": number}
     for name in ("http.listen", "application.server"):
         if checked[name]:
-            own[name] = _counted_up(checked[name], number - checked["instance"])
+            own[name] = _counted_up(name, checked[name], number - checked["instance"])
     set_ = [part for name, value in own.items() for part in ("--set", f"{name}={value}")]
     where = [] if config is None else ["--config", str(config)]
     return [sys.executable, "-m", "coopstreams", "run", target, *where, *set_, *(["--verbose"] if verbose else [])]
 
 
-def _counted_up(address: str, number: int) -> str:
-    """Return the address for a process: ports count up from the given one; 0 stays, and takes a free one for each."""
-    host, _, port = address.rpartition(":")
-    return f"{host}:{int(port) + number}" if port.isdecimal() and port != "0" else address
+def _counted_up(name: str, address: str, number: int) -> str:
+    """Return the address for a process: ports count up from the given one; 0 stays, and takes a free one for each.
+
+    Raises:
+        ConfigError: it has no port. The others would ask one process for the keys of all.
+    """
+    counted, found = _PORT.subn(lambda port: str(int(port[0]) and int(port[0]) + number), address, count=1)
+    if not found:
+        raise ConfigError(
+            f"{name} = {address} has no port that could count up: each process needs an address of its own"
+        )
+    return counted

@@ -15,6 +15,7 @@ import pytest
 from coopstreams.commands.run import worker_command
 from coopstreams.common.config import Config
 from coopstreams.dev.process import wait_until
+from coopstreams.topology.errors import ConfigError
 
 APP = """
 from coopstreams import StreamsBuilder, serdes
@@ -78,6 +79,28 @@ def test_a_worker_gets_what_was_typed_with_a_number_and_ports_of_its_own() -> No
         "application.server": "host-1:82",
         "instance": "6",
     }
+
+
+@pytest.mark.parametrize(
+    ("address", "counted"),
+    [
+        ("https://host-1:8080/", "https://host-1:8082/"),
+        ("http://host-1:8080/state", "http://host-1:8082/state"),
+        ("http://[fd00::1]:8080", "http://[fd00::1]:8082"),
+        ("[fd00::1]:8080", "[fd00::1]:8082"),
+        ("http://host-1", None),
+        ("http://host-1/state", None),
+    ],
+)
+def test_workers_have_addresses_of_their_own_in_whatever_form_the_first_is_given(
+    address: str, counted: str | None
+) -> None:
+    checked = Config.of({"bootstrap.servers": "kafka:9092", "application.server": address}, "application")
+    if counted is None:
+        with pytest.raises(ConfigError, match=r"application.server = http://host-1.* has no port"):
+            worker_command("app.py", None, {}, checked, 2, verbose=False)
+    else:
+        assert f"application.server={counted}" in worker_command("app.py", None, {}, checked, 2, verbose=False)
 
 
 def test_a_worker_without_queries_or_with_a_free_port_keeps_that() -> None:
