@@ -144,7 +144,7 @@ class Instance:
             self._close(clean=failure is None)
         failure = failure or self._failed_at_last()
         if failure is not None:
-            raise failure.error
+            raise failure.raised
 
     def stop(self) -> bool:
         """Ask the instance to end; return whether it has to drain. Any thread, signal handlers too."""

@@ -12,6 +12,7 @@ from coopstreams.group.holdings import Assigned, Lost, Refused
 from coopstreams.tasks.resolved_topology import ResolvedTopology
 from coopstreams.tasks.task import Incarnation, Task
 from coopstreams.tasks.tries import Held
+from coopstreams.topology.errors import CoopStreamsError
 from coopstreams.topology.task_id import TaskId
 
 
@@ -58,6 +59,18 @@ class Failed:
     """The number of the stream thread that has died, if one has; it touches nothing any more."""
     epoch: int | None = None
     """The epoch of the membership under which its tasks were opened, if known."""
+
+    @property
+    def raised(self) -> BaseException:
+        """The error that the instance ends with.
+
+        `sys.exit()` in a function of the program is an error as well: the process would end as if it had been asked to.
+        """
+        if not isinstance(self.error, SystemExit):
+            return self.error
+        error = CoopStreamsError(f"{self.where}: a function of the program raised {self.error!r}")
+        error.__cause__ = self.error
+        return error
 
 
 @dataclass(frozen=True, slots=True)

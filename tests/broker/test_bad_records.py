@@ -4,6 +4,7 @@ record is lost.
 
 from __future__ import annotations
 
+import sys
 import threading
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,7 +15,7 @@ import pytest
 from confluent_kafka import Producer
 
 from coopstreams import CoopStreams, Failure, Retry, StreamsBuilder, Topology, serdes
-from coopstreams.topology.errors import ProcessingError
+from coopstreams.topology.errors import CoopStreamsError, ProcessingError
 from tests.broker.counting import failure_of, instance_of, metric
 from tests.broker.reading import Record, by_key, read_topic
 from tests.broker.waiting import eventually
@@ -286,3 +287,17 @@ def test_a_record_is_processed_again_later_while_another_partition_goes_on(kafka
         eventually(lambda: b"after" in read(), 120, lambda: str(app.status()))
     assert sorted(read()) == [b"after", b"before", b"elsewhere", b"needs it"]
     assert attempts == list(range(1, len(attempts) + 1))
+
+
+def test_a_function_that_exits_ends_the_instance_with_an_error_and_not_as_if_it_was_asked_to_end(
+    kafka: Kafka, tmp_path: Path
+) -> None:
+    case = Case.make(kafka, "processing")
+    builder = StreamsBuilder(case.application)
+    builder.stream(case.source, key=serdes.text, value=serdes.json).map_values(
+        lambda _: sys.exit(), value=serdes.json
+    ).to(case.sink)
+    case.write()
+    app = CoopStreams(builder.build(), {"bootstrap.servers": kafka.bootstrap, "state.dir": str(tmp_path), **PATIENT})
+    with pytest.raises(CoopStreamsError, match=r"stream thread 0: a function of the program raised SystemExit\(\)"):
+        app.run()
