@@ -5,6 +5,7 @@ by Ctrl-C.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import pty
 import re
@@ -15,6 +16,7 @@ import sys
 import termios
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Self
@@ -164,6 +166,16 @@ def test_workers_whose_screen_is_gone_drain_and_end(started: tuple[Terminal, Any
     write(3000)
     terminal.process.kill()
     assert wait_until(lambda: not any(alive(pid) for pid in pids), 120)
+
+
+def test_a_worker_may_go_on_to_print_when_the_terminal_is_gone() -> None:
+    master, slave = pty.openpty()
+    with suppress(OSError), open(slave, "w") as terminal:  # which cannot be flushed
+        screen = Screen(Console(file=terminal, force_terminal=True), "shop")
+        os.close(master)
+        prints = "for _ in range(20_000): print('more than fits into a pipe')"
+        assert screen.spawn(0, [sys.executable, "-c", prints], os.environ, ()).wait() == 0
+    screen.handler().handle(logging.makeLogRecord({"msg": "and so may the supervisor"}))
 
 
 def shown(*processes: WorkerProcess, width: int = 100) -> list[str]:

@@ -101,7 +101,11 @@ class Screen:
 
     def print(self, line: str) -> None:
         """Print a line above the table. Thread-safe."""
-        self._console.print(Text.from_ansi(line), soft_wrap=True, highlight=False)
+        try:
+            self._console.print(Text.from_ansi(line), soft_wrap=True, highlight=False)
+        except OSError:
+            # The terminal is gone. The processes of a job in the background go on, and what they write must be read.
+            self._console.quiet = True
 
     def handler(self) -> logging.Handler:
         """Return a log handler that prints above the table."""
