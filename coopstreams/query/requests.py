@@ -231,7 +231,10 @@ class Requests:
         assert response is not None
         if response.status_code != httpx.codes.OK:
             raise error_of(response.status_code, response.content)
-        answer: dict[str, Any] = orjson.loads(response.content)
+        try:
+            answer: dict[str, Any] = orjson.loads(response.content)
+        except orjson.JSONDecodeError as error:
+            raise error_of(response.status_code, response.content) from error
         return answer
 
     def _key_path(self, store: str, what: str, key: Any) -> Steps[str]:

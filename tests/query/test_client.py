@@ -190,6 +190,13 @@ def test_an_instance_that_is_not_there_is_an_error_that_says_where(client: Clien
     assert len(heard) == 1, "once, not at each attempt"
 
 
+def test_a_server_that_is_no_instance_is_an_error_with_what_it_says() -> None:
+    steps = Requests("http://web", 30.0, None).ask("/v1/status")
+    next(steps)
+    with pytest.raises(QueryError, match=r"HTTP status 200 with a body that is not ours: b'<html>log in"):
+        steps.send(httpx.Response(200, content=b"<html>log in</html>"))
+
+
 def test_both_clients_have_the_same_methods() -> None:
     def methods(kind: type) -> dict[str, list[str]]:
         public = {name: method for name, method in inspect.getmembers(kind, callable) if not name.startswith("_")}
