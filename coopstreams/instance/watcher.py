@@ -81,6 +81,8 @@ class StallDetector:
     stalled_s: float = STALLED_S
     slow_s: float = SLOW_S
     samples: dict[TaskId, LagSample] = field(default_factory=dict)
+    _closed: dict[TaskId, LagSample] = field(default_factory=dict)
+    """The last samples of tasks that are opened again: one whose commits fail has made no progress."""
     unanswered: dict[TopicPartition, float] = field(default_factory=dict)
     """Sources whose leader does not report their end, and since when; in the order in which they were last asked."""
     quiet: QuietSources = field(default_factory=QuietSources)
@@ -99,9 +101,11 @@ class StallDetector:
         *,
         paused: bool = False,
     ) -> LagSample:
-        """Add the numbers of a task; return its sample. `paused`: no progress is expected."""
+        """Add the numbers of a running task; return its sample. `paused`: no progress is expected."""
         sample = LagSample(dict(committed), dict(ends), processed, now, moved_at=now)
         before = self.samples.get(task)
+        if before is None and (before := self._closed.pop(task, None)) is not None:
+            before.moved_at += now - before.at  # the time in which it was opened again does not count
         if before is not None and now > before.at:
             fresh = (processed - before.processed) / (now - before.at)
             sample.rate = 0.5 * before.rate + 0.5 * max(0.0, fresh)
@@ -110,10 +114,12 @@ class StallDetector:
         self.samples[task] = sample
         return sample
 
-    def keep(self, tasks: set[TaskId]) -> None:
-        """Forget all other tasks."""
-        for task in self.samples.keys() - tasks:
-            del self.samples[task]
+    def keep(self, running: set[TaskId], here: set[TaskId]) -> None:
+        """Forget the tasks that are not here any more. Those that do not run, but will, have a stall to go on with."""
+        for task in self.samples.keys() - running:
+            self._closed[task] = self.samples.pop(task)
+        for task in self._closed.keys() - here:
+            del self._closed[task]
 
     def stalled(self, now: float) -> dict[TaskId, str]:
         """Return the tasks with waiting records that do not move, each with its positions."""
@@ -336,7 +342,7 @@ class Watcher:
             self._tallies.look(task)
         for gone in tasks.keys() - self._tasks.keys():
             self._metrics.task_closed(gone)  # closed during this look, which may have added its series again
-        self.stall_detector.keep(set(tasks))
+        self.stall_detector.keep(set(tasks), set(self._registry.states.copy()))
 
     def _purge(self, tasks: dict[TaskId, Task]) -> None:
         """Delete the records of repartition topics below the stable offset, for partitions whose hash 0 is owned here.

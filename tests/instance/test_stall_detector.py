@@ -71,8 +71,25 @@ def test_tasks_that_are_gone_are_forgotten() -> None:
     stall_detector = StallDetector(LIMIT_S)
     for task in (TASK, OTHER):
         stall_detector.look(task, 0, {AT: 0}, {AT: 1}, 0)
-    stall_detector.keep({OTHER})
+    stall_detector.keep({OTHER}, {OTHER})
     assert set(stall_detector.stalled(100)) == {OTHER}
+    stall_detector.look(TASK, 100, {AT: 0}, {AT: 1}, 0)
+    assert set(stall_detector.stalled(101)) == {OTHER}
+
+
+def test_a_task_whose_commits_fail_stalls_although_it_is_opened_again_after_each() -> None:
+    stall_detector = StallDetector(LIMIT_S)
+    for opened in (0, 20):
+        for now in range(opened, opened + 16):
+            stall_detector.look(TASK, now, {AT: 5}, {AT: 8}, 5)
+        stall_detector.keep(set(), {TASK})
+        assert stall_detector.stalled(opened + 19) == {}
+    stall_detector.look(TASK, 600, {AT: 5}, {AT: 8}, 5)
+    assert stall_detector.stalled(600) == {}, "it ran for 30 s, and waited for its state"
+    assert set(stall_detector.stalled(601)) == {TASK}
+    stall_detector.keep(set(), {TASK})
+    stall_detector.look(TASK, 1000, {AT: 6}, {AT: 8}, 5)
+    assert stall_detector.stalled(1030) == {}, "it has moved"
 
 
 def test_health_is_told_while_the_watcher_looks_at_a_task_that_is_new() -> None:
