@@ -91,8 +91,9 @@ class _Family(Generic[M]):
         if not self._by_task:
             return
         for labels in [labels for labels in list(self._series) if isinstance(labels, tuple) and labels[0] == task]:
-            if self._series.pop(labels, None) is not None:  # None: another thread has just removed it
-                self._metric.remove(*(str(label) for label in labels))
+            # In this order: who looks a series up in between may find it removed, but nobody keeps it that way.
+            self._metric.remove(*(str(label) for label in labels))
+            self._series.pop(labels, None)
 
 
 @dataclass(frozen=True, slots=True)

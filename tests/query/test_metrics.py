@@ -79,6 +79,25 @@ def test_a_task_that_closes_takes_its_gauges_along_and_no_count() -> None:
     assert samples(metrics)["coopstreams_processed_records_total", (("subtopology", "0"),)] == 4
 
 
+def test_a_gauge_that_is_set_while_its_task_closes_is_shown_when_it_is_set_again() -> None:
+    """The watcher may set a lag while the control thread closes the task, and the task may be opened again."""
+    metrics = Metrics("words", "i-1")
+
+    class Closing(TaskId):
+        def __str__(self) -> str:
+            if not shown:
+                shown.append("")
+                metrics.lag(task, "lines", 8)
+            return "closing"
+
+    shown, task = [""], Closing(0, 0, WHOLE)
+    metrics.lag(task, "lines", 9)
+    shown.clear()
+    metrics.task_closed(task)
+    metrics.lag(task, "lines", 7)
+    assert samples(metrics)["coopstreams_lag_records", (("task", "closing"), ("topic", "lines"))] == 7
+
+
 def test_states_without_tasks_are_zero_and_instances_share_nothing() -> None:
     one, other = Metrics("words", "i-1"), Metrics("words", "i-2")
     one.tasks({"running": 3})
