@@ -1,13 +1,15 @@
 """Resets an application: deletes its state and internal topics, and sets its offsets. Only while it has no members.
 
-    state      local state of this host, if its folder is named; deleted first, because it is only a cache
-    offsets    of the source topics: as chosen; of repartition topics: the beginning, because they are created again
-    shares     the share group of sources with `order="none"`: deleted; it begins anew at auto.offset.reset
-    topics     changelogs and repartition topics: deleted; the next start creates them. Also deleted are the marks of
-               unpublished backfills, and the record of the topology version that ran last
+    state       local state of this host, if its folder is named; deleted first, because it is only a cache
+    changelogs  deleted; the next start creates them
+    offsets     of the source topics: as chosen; of repartition topics: the beginning, because they are created again
+    shares      the share group of sources with `order="none"`: deleted; it begins anew at auto.offset.reset
+    topics      the other internal ones: deleted; the next start creates the repartition topics. Also deleted are the
+                marks of unpublished backfills, and, last, the record of the topology version that ran last
 
 Invariant: only what the topology names is touched. Output topics stay: results are written again.
-Invariant: an interrupted reset is completed by repeating it. In between the application must not be started.
+Invariant: an interrupted reset is completed by repeating it. A start in between is refused, because that record names a
+changelog that is gone (`commit.deleted_changelogs`): it would process records into state that has them already.
 Turned down: deleting topics by the prefix of their names (they may belong to an application whose id begins with this
 one).
 Source: Kafka Streams `StreamsResetter`.
@@ -35,10 +37,12 @@ from coopstreams.topology.naming import MARKS, backfill_runs, topology_topic
 class Reset:
     """The plan of a reset.
 
-    Shape: `sources` are the partitions whose offsets are to be chosen, `begun_anew` those of topics that are deleted.
-    `left` look like internal topics of the application, but its topology does not have them; they stay.
+    Shape: `topics` are the other ones to be deleted, in this order. `sources` are the partitions whose offsets are to
+    be chosen, `begun_anew` those of topics that are deleted. `left` look like internal topics of the application, but
+    its topology does not have them; they stay.
     """
 
+    changelogs: tuple[str, ...]
     topics: tuple[str, ...]
     sources: tuple[TopicPartition, ...]
     begun_anew: tuple[TopicPartition, ...]
@@ -60,12 +64,12 @@ def plan_reset(topology: Topology, counts: Mapping[str, int]) -> Reset:
     application = topology.application_id
     internal = {topic.name: topic.kind for topic in topology.internal_topics}
     unplaced = {table.topic for table in topology.global_tables} | {*topology.unordered_topics}
-    own = [*internal, topology_topic(application)]
+    marks = [f"{application}{MARKS}{run}" for run in backfill_runs(application, counts)]
+    changelogs = [name for name, kind in internal.items() if kind == "changelog"]
+    others = [*(name for name in internal if name not in changelogs), *marks, topology_topic(application)]
     return Reset(
-        (
-            *(name for name in own if name in counts),
-            *(f"{application}{MARKS}{run}" for run in backfill_runs(application, counts)),
-        ),
+        tuple(name for name in changelogs if name in counts),
+        tuple(name for name in others if name in counts),
         partitions([topic for topic in topology.source_topics if topic not in unplaced]),
         partitions([name for name, kind in internal.items() if kind == "repartition"]),
         tuple(name for name in sorted(counts) if looks_internal(topology, name) and name not in internal),
@@ -106,11 +110,12 @@ def carry_out(
     Raises:
         GroupError: the group has members. Nothing is done, or, if they joined just now, only local state is deleted.
         StateLockedError: a process uses the local state. Stop it.
-        LogError: no answer in time, or refused: repeat the reset before the application is started.
+        LogError: no answer in time, or refused: repeat the reset; the application does not start before that.
     """
     check_stopped(coordinator)
     for folder in folders:
         delete_folder(folder)
+    log.delete_topics(reset.changelogs)
     targets = {**offsets, **dict.fromkeys(reset.begun_anew, 0)}
     if targets and not (at_beginning and never_committed(log, coordinator, targets)):
         reset_offsets(log, coordinator, targets)

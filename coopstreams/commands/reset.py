@@ -111,7 +111,7 @@ def _print(application: str, plan: Reset, offsets: dict[TopicPartition, int], fo
         typer.echo(f"group {application}: {at} -> {offset}")
     if plan.share_group is not None:
         typer.echo(f"delete share group {plan.share_group}")
-    for topic in plan.topics:
+    for topic in (*plan.changelogs, *plan.topics):
         typer.echo(f"delete topic {topic}")
     for folder in folders:
         typer.echo(f"delete folder {folder}")

@@ -26,13 +26,15 @@ def test_only_what_the_topology_names_is_deleted_and_what_it_reads_is_read_again
         "out": 2,
         "app-n-repartition": 2,
         "app-n-changelog": 2,
+        "app-topology": 1,
         "app-2-n-changelog": 1,
         "app-older-repartition": 1,
     }
     marks = "app-backfill-20261122T022849608407-35596c9f"
     there |= {marks: 8, "app-backfill-changelog": 1, "app-2-backfill-20261122T022849608407-35596c9f": 8}
     plan = plan_reset(counting(), there)
-    assert set(plan.topics) == {"app-n-repartition", "app-n-changelog", marks}
+    assert plan.changelogs == ("app-n-changelog",)
+    assert plan.topics == ("app-n-repartition", marks, "app-topology"), "the last one refuses a start before the end"
     assert plan.sources == (TopicPartition("in", 0), TopicPartition("in", 1)), "a global table has no offsets"
     assert plan.begun_anew == (TopicPartition("app-n-repartition", 0), TopicPartition("app-n-repartition", 1))
     assert plan.left == ("app-2-n-changelog", "app-backfill-changelog", "app-older-repartition")
@@ -40,8 +42,9 @@ def test_only_what_the_topology_names_is_deleted_and_what_it_reads_is_read_again
 
 def test_what_is_not_there_has_no_part_in_it() -> None:
     plan = plan_reset(counting(), {"in": 1, "app-n-changelog": 3})
-    assert (plan.topics, plan.sources, plan.begun_anew, plan.left) == (
+    assert (plan.changelogs, plan.topics, plan.sources, plan.begun_anew, plan.left) == (
         ("app-n-changelog",),
+        (),
         (TopicPartition("in", 0),),
         (),
         (),

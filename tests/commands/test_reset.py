@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +12,13 @@ from confluent_kafka import Producer
 from typer.testing import CliRunner, Result
 
 from coopstreams import CoopStreams
+from coopstreams.admin.application_reset import carry_out, plan_reset
 from coopstreams.commands.cli import app
 from coopstreams.commands.loading import load_topology
+from coopstreams.commands.settings import cluster
+from coopstreams.group.admin import GroupAdmin
 from coopstreams.state.directory import StateDirectory
-from coopstreams.topology.errors import ConfigError, GroupError, StateLockedError
+from coopstreams.topology.errors import AccessDeniedError, ConfigError, GroupError, StateLockedError
 from tests.broker.counting import await_running, await_table
 from tests.conftest import Kafka
 
@@ -124,6 +127,30 @@ def test_an_application_that_is_reset_counts_everything_again_and_nothing_twice(
     with counting.app() as running:
         await_running([running])
         await_table(running, counting.write(["last"], now_ms))
+
+
+@pytest.mark.broker
+def test_a_reset_that_is_interrupted_is_no_reason_to_count_anything_twice(kafka: Kafka, tmp_path: Path) -> None:
+    """The start is refused until the reset is typed again."""
+    counting = WordCount.make(kafka, tmp_path)
+    with counting.app() as running:
+        await_running([running])
+        written = counting.write(WORDS * 4, int(time.time() * 1000))
+        await_table(running, written)
+
+    def refuses(group: str) -> None:
+        raise AccessDeniedError(f"{group} may not be deleted")
+
+    with cluster(kafka.settings) as log, GroupAdmin(kafka.settings, counting.application) as coordinator:
+        plan = plan_reset(load_topology(str(tmp_path / "app.py")), log.partitions())
+        beginning = {at: log.start_offset(at) for at in plan.sources}
+        with pytest.raises(AccessDeniedError):
+            carry_out(log, coordinator, replace(plan, share_group="a-share"), beginning, (), refuses)
+    with pytest.raises(ConfigError, match="begin anew"), counting.app():
+        pass
+    assert counting.reset("--yes").exit_code == 0
+    with counting.app() as running:
+        await_table(running, written)
 
 
 @pytest.mark.broker
