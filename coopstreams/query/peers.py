@@ -63,11 +63,14 @@ class Peers:
             raise moving(
                 f"instance {target.id} at {target.url} does not answer: {str(error) or type(error).__name__}"
             ) from error
+        found = response.status_code == httpx.codes.OK
+        refusal = None if found else error_of(response.status_code, response.content)
+        if refusal is not None and refusal.code == "TOO_MANY_CONNECTIONS":  # said before it is known who asks for whom
+            raise moving(f"instance {target.id} at {target.url} takes no more connections: {refusal}")
         if response.headers.get(INSTANCE) != target.id:
             raise moving(f"what answers at {target.url} is not instance {target.id}")
-        if response.status_code == httpx.codes.OK:
+        if refusal is None:
             return response.content
-        refusal = error_of(response.status_code, response.content)
         if refusal.code in ("UNAUTHORIZED", "FORBIDDEN"):
             raise moving(
                 f"instance {target.id} does not know the token of this one: give all instances the same "

@@ -9,7 +9,7 @@ import dataclasses
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import httpx
 import pytest
@@ -131,3 +131,15 @@ def send_for_ever(client: socket.socket) -> None:
 
 def receive_all(client: socket.socket) -> bytes:
     return b"".join(iter(lambda: client.recv(65536), b""))
+
+
+def test_an_instance_without_a_connection_left_is_not_taken_for_another_process() -> None:
+    limits = dataclasses.replace(LIMITS, retry_s=0.0, connections=MOST, ask_s=600)
+    with Cluster(2, limits) as cluster, ExitStack() as open_ones:
+        cluster.deal(2, {"counts": {"be": (2, 1)}})
+        owner, other = cluster.owner("counts", "be"), cluster.other("counts", "be")
+        for _ in range(MOST):
+            open_ones.enter_context(socket.create_connection(("127.0.0.1", owner.server.port)))
+        answer = httpx.get(f"{other.url}/v1/stores/counts/keys/be", trust_env=False, timeout=60)
+    assert (answer.status_code, answer.json()["error"]) == (503, "TASK_MOVING")
+    assert f"{owner.url} takes no more connections: {MOST} connections are open" in answer.json()["message"]
