@@ -25,7 +25,7 @@ from coopstreams.topology.task_id import TaskId
 
 @dataclass(frozen=True, slots=True)
 class OwnedRange:
-    """A key range of a partition. `offset` None: nothing is committed; `member` None: it has no owner now."""
+    """A key range of a partition. `offset` None: nothing is committed; `member` None: no consumer has it now."""
 
     key_range: KeyRange
     offset: int | None

@@ -29,7 +29,7 @@ _SHOWN = 3
 
 @app.command()
 def describe(group: _Group, bootstrap_servers: Brokers = None, config: ConfigFile = None) -> None:
-    """Print stable offsets, lags, key ranges with owners, what is done above the stable offset, and the members."""
+    """Print stable offsets, lags, key ranges, what is done above the stable offset, and what each member has."""
     settings = connection(bootstrap_servers, config)
     with cluster(settings) as log, GroupAdmin(settings, group) as admin:
         report = describe_group(log, admin)
@@ -92,14 +92,16 @@ def reset_targets(log: Log, topic: str, partitions: list[int] | None, to: str) -
 
 
 def partitions_table(report: GroupReport) -> Table:
-    """Return the partitions, a line for each key range."""
+    """Return the partitions, a line for each key range, with its owner if it is a consumer: tasks name no topics."""
+    consumers = not any(member.state is not None and version_of(member.state.info) for member in report.members)
     table = new_table("partition")
     for name in ("stable", "end", "lag"):
         table.add_column(name, justify="right")
     table.add_column("key range")
     table.add_column("offset", justify="right")
     table.add_column("done above", overflow="fold")
-    table.add_column("member", overflow="fold")
+    if consumers:
+        table.add_column("member", overflow="fold")
     for one in report.partitions:
         heading = [
             str(one.partition),
@@ -108,9 +110,8 @@ def partitions_table(report: GroupReport) -> Table:
             _number(one.lag),
         ]
         for owned in one.key_ranges:
-            table.add_row(
-                *heading, str(owned.key_range), _number(owned.offset), _runs(owned.ranges), owned.member or "-"
-            )
+            owner = [owned.member or "-"] if consumers else []
+            table.add_row(*heading, str(owned.key_range), _number(owned.offset), _runs(owned.ranges), *owner)
             heading = [""] * len(heading)
     return table
 

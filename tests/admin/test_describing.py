@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coopstreams.admin.describing import OwnedRange, owned_ranges
+from coopstreams.admin.describing import GroupReport, MemberReport, OwnedRange, PartitionReport, owned_ranges
+from coopstreams.commands.group import partitions_table
 from coopstreams.commit.offsets import OffsetAndRanges
 from coopstreams.commit.record import Segment
+from coopstreams.group.members import MemberInfo, MemberState, Runs
+from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import WHOLE, KeyRange, check_tiling
 
 LEFT, RIGHT = KeyRange.split(2)
@@ -29,6 +33,15 @@ def test_a_range_that_changed_hands_shows_what_was_committed_of_its_parts() -> N
 
 def test_a_range_that_has_committed_nothing_has_an_owner_and_no_offset() -> None:
     assert owned_ranges(None, [(LEFT, "a")]) == [OwnedRange(LEFT, None, (), "a"), OwnedRange(RIGHT, None, (), None)]
+
+
+@pytest.mark.parametrize(("topology", "shown"), [((Runs("f", 1),), False), ((), True)])
+def test_only_key_ranges_of_consumers_have_a_column_for_their_owners(topology: tuple[Runs, ...], shown: bool) -> None:
+    member = MemberReport("m", "client", "host", MemberState(MemberInfo("p", topology=topology)))
+    rows = owned_ranges(OffsetAndRanges(7, key_ranges=(Segment(WHOLE, 7),)), [])
+    partition = PartitionReport(TopicPartition("orders", 0), OffsetAndRanges(7), 7, tuple(rows))
+    table = partitions_table(GroupReport("g", "Stable", (member,), (partition,)))
+    assert ("member" in [column.header for column in table.columns]) == shown
 
 
 cuts = st.lists(st.integers(0, 2), min_size=1, max_size=6)
