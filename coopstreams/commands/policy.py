@@ -20,26 +20,26 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-_Topic = Annotated[
-    str | None, typer.Option(metavar="TOPIC", help="The settings of this topic. Without one: those of the cluster.")
-]
+_Topic = Annotated[str | None, typer.Option(metavar="TOPIC", help="Those of this topic only.")]
 _WORDS: dict[str, bool | None] = {"true": True, "false": False, "default": None}
 
 
 @app.command()
 def get(topic: _Topic = None, bootstrap_servers: Brokers = None, config: ConfigFile = None) -> None:
-    """Print the settings of the cluster, and of the topics for which something was set; or of one topic."""
+    """Print the settings of the cluster, and of the topics for which something was set."""
     Console().print(policy_table(read_policy(connection(bootstrap_servers, config)), topic))
 
 
 @app.command("set")
 def set_(
     settings: Annotated[list[str], typer.Argument(metavar="NAME=VALUE...", help="true, false, or default.")],
-    topic: _Topic = None,
+    topic: Annotated[
+        str | None, typer.Option(metavar="TOPIC", help="What this topic allows. Without one: the cluster.")
+    ] = None,
     bootstrap_servers: Brokers = None,
     config: ConfigFile = None,
 ) -> None:
-    """Set what the cluster or a topic allows; consumers that run obey within seconds."""
+    """Set what the cluster or a topic allows; consumers and applications that run obey within seconds."""
     wanted = dict(_pair(text) for text in settings)
     set_policy(connection(bootstrap_servers, config), wanted, topic)
     for name, value in wanted.items():
