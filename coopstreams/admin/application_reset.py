@@ -7,7 +7,9 @@
     topics      the other internal ones: deleted; the next start creates the repartition topics. Also deleted are the
                 marks of unpublished backfills, and, last, the record of the topology version that ran last
 
-Invariant: only what the topology names is touched. Output topics stay: results are written again.
+The version that ran last is reset with the given one: the next start may be of either, and would add to what is left.
+
+Invariant: only what one of both names is touched. Output topics stay: results are written again.
 Invariant: an interrupted reset is completed by repeating it. A start in between is refused, because that record names a
 changelog that is gone (`commit.deleted_changelogs`): it would process records into state that has them already.
 Turned down: deleting topics by the prefix of their names (they may belong to an application whose id begins with this
@@ -28,6 +30,7 @@ from coopstreams.sharing.group import share_group
 from coopstreams.state.directory import delete_folder
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import GroupError
+from coopstreams.topology.graph.outline import Outline
 from coopstreams.topology.graph.partitions import looks_internal
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.naming import MARKS, backfill_runs, topology_topic
@@ -39,7 +42,7 @@ class Reset:
 
     Shape: `topics` are the other ones to be deleted, in this order. `sources` are the partitions whose offsets are to
     be chosen, `begun_anew` those of topics that are deleted. `left` look like internal topics of the application, but
-    its topology does not have them; they stay.
+    neither version has them; they stay.
     """
 
     changelogs: tuple[str, ...]
@@ -51,8 +54,8 @@ class Reset:
     """The share group that deals records of sources with `order="none"`: to be deleted; None: no source has it."""
 
 
-def plan_reset(topology: Topology, counts: Mapping[str, int]) -> Reset:
-    """Return the plan of a reset, given the partition counts of the existing topics.
+def plan_reset(topology: Topology, counts: Mapping[str, int], last: Outline | None = None) -> Reset:
+    """Return the plan of a reset, given the partition counts of the existing topics. `last`: the version that ran last.
 
     Shape: `topology` is resolved, with its patterns filled in. Topics of global tables have no offsets, and those that
     a share group deals have none in the application's group.
@@ -62,18 +65,24 @@ def plan_reset(topology: Topology, counts: Mapping[str, int]) -> Reset:
         return tuple(TopicPartition(topic, number) for topic in topics for number in range(counts.get(topic, 0)))
 
     application = topology.application_id
-    internal = {topic.name: topic.kind for topic in topology.internal_topics}
+    internal: dict[str, str] = {topic.name: topic.kind for topic in topology.internal_topics}
     unplaced = {table.topic for table in topology.global_tables} | {*topology.unordered_topics}
+    sources = [topic for topic in topology.source_topics if topic not in unplaced]
+    if last is not None:
+        internal |= dict.fromkeys(last.repartitions, "repartition")
+        changelogs = {store.changelog for store in last.stores.values() if store.changelog is not None}
+        internal |= dict.fromkeys(sorted(changelogs - last.sources), "changelog")
+        others = (topic for topic in sorted(counts) if last.reads(topic) and not looks_internal(topology, topic))
+        sources += [topic for topic in others if topic not in {*sources, *last.unordered}]
     marks = [f"{application}{MARKS}{run}" for run in backfill_runs(application, counts)]
-    changelogs = [name for name, kind in internal.items() if kind == "changelog"]
-    others = [*(name for name in internal if name not in changelogs), *marks, topology_topic(application)]
+    names = [*internal, *marks, topology_topic(application)]
     return Reset(
-        tuple(name for name in changelogs if name in counts),
-        tuple(name for name in others if name in counts),
-        partitions([topic for topic in topology.source_topics if topic not in unplaced]),
+        tuple(name for name in names if name in counts and internal.get(name) == "changelog"),
+        tuple(name for name in names if name in counts and internal.get(name) != "changelog"),
+        partitions(sources),
         partitions([name for name, kind in internal.items() if kind == "repartition"]),
         tuple(name for name in sorted(counts) if looks_internal(topology, name) and name not in internal),
-        share_group(application) if topology.unordered_topics else None,
+        share_group(application) if topology.unordered_topics or (last is not None and last.unordered) else None,
     )
 
 

@@ -12,14 +12,18 @@ import typer
 
 from coopstreams.admin.application_reset import Reset, carry_out, check_stopped, plan_reset
 from coopstreams.commands.settings import Brokers, ConfigFile, Pairs, Target, cluster, configure_logging, loaded
+from coopstreams.common.config import Config
 from coopstreams.group.admin import GroupAdmin
+from coopstreams.instance.deployed import Deployed
 from coopstreams.log.kafka.share import delete_share_group
+from coopstreams.log.log import Log
 from coopstreams.state.directory import instance_folders
 from coopstreams.tasks.resolved_topology import as_it_runs
 from coopstreams.tasks.topics import reset_of_topic
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import ConfigError
+from coopstreams.topology.errors import ConfigError, TopologyError
 from coopstreams.topology.graph.offset_resets import EARLIEST
+from coopstreams.topology.graph.outline import Outline, outline
 from coopstreams.topology.graph.topology import Topology
 
 
@@ -40,14 +44,18 @@ def reset(
     config: ConfigFile = None,
     set_: Pairs = None,
 ) -> None:
-    """Reset a stopped application: offsets set back, changelogs and repartition topics deleted. Results stay."""
+    """Reset a stopped application: offsets set back, changelogs and repartition topics deleted. Results stay.
+
+    What the version that ran last has, and APP has not, is reset as well.
+    """
     configure_logging(verbose=False)
     topology, settings = loaded(target, config, set_, {"bootstrap.servers": bootstrap_servers})
     application, time_ms = settings["application.id"], _time_ms(to)
     with cluster(settings.client) as log, GroupAdmin(settings.client, application) as coordinator:
         counts = log.partitions()
         running = as_it_runs(topology, counts, settings)
-        plan = plan_reset(running, counts)
+        last = _last(log, settings)
+        plan = plan_reset(running, counts, last)
         if time_ms is None:
             offsets = {at: log.start_offset(at) if to == "earliest" else log.end_offset(at) for at in plan.sources}
         else:
@@ -61,7 +69,7 @@ def reset(
         folders = instance_folders(state_dir, application) if state_dir else []
         _print(application, plan, offsets, folders)
         where = "on every other host" if state_dir else "on every host"
-        typer.echo(_local_state(running, (state_dir or Path(settings["state.dir"])) / application, where))
+        typer.echo(_local_state(running, last, (state_dir or Path(settings["state.dir"])) / application, where))
         if dry_run:
             return
         check_stopped(coordinator)
@@ -72,6 +80,15 @@ def reset(
         delete = partial(delete_share_group, settings.client)
         carry_out(log, coordinator, plan, offsets, folders, delete, at_beginning=at_beginning)
     typer.echo("done")
+
+
+def _last(log: Log, settings: Config) -> Outline | None:
+    """Return the version that ran last; None if the cluster has no record of it that can be read."""
+    try:
+        return Deployed(log, settings).last()
+    except TopologyError as error:
+        typer.echo(f"what the version that ran last has, and this one has not, stays: {error}")
+        return None
 
 
 def _time_ms(to: str) -> int | None:
@@ -95,13 +112,14 @@ def _time_ms(to: str) -> int | None:
     return round(moment.timestamp() * 1000)
 
 
-def _local_state(topology: Topology, folder: Path, where: str) -> str:
+def _local_state(topology: Topology, last: Outline | None, folder: Path, where: str) -> str:
     """Return what is to be done with local state that the command does not delete."""
-    stores = [store for subtopology in topology.subtopologies for store in subtopology.stores]
-    if unlogged := [store.name for store in stores if not store.logged and store.source is None]:
+    versions = [outline(topology), *([] if last is None else [last])]
+    unlogged = {store.name for version in versions for store in version.stores.values() if store.changelog is None}
+    if unlogged:
         return (
             f"yours to do, {where} before the next start: delete {folder}, which has the rows of "
-            f"{', '.join(unlogged)}: without a changelog the next start would go on from them"
+            f"{', '.join(sorted(unlogged))}: without a changelog the next start would go on from them"
         )
     return f"stays: {folder}, {where}; it needs no care: the next start does not go on from state of deleted topics"
 

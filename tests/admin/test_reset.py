@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 from coopstreams.admin.application_reset import plan_reset
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.dsl.builder import StreamsBuilder
+from coopstreams.topology.graph.outline import outline
 from coopstreams.topology.graph.topology import Topology
 
 
@@ -38,6 +41,35 @@ def test_only_what_the_topology_names_is_deleted_and_what_it_reads_is_read_again
     assert plan.sources == (TopicPartition("in", 0), TopicPartition("in", 1)), "a global table has no offsets"
     assert plan.begun_anew == (TopicPartition("app-n-repartition", 0), TopicPartition("app-n-repartition", 1))
     assert plan.left == ("app-2-n-changelog", "app-backfill-changelog", "app-older-repartition")
+
+
+def test_the_version_that_ran_last_is_reset_too() -> None:
+    """Its rows and positions would be there, and no record of it, if it were started next."""
+    other = StreamsBuilder("app")
+    other.stream(re.compile("clicks-.*"), key=serdes.text, value=serdes.text).group_by(
+        lambda _, code: code, key=serdes.text
+    ).count(store="codes")
+    other.table("rows", key=serdes.text, value=serdes.text, store="rows").to_stream().to("out")
+    other.stream("mails", key=serdes.text, value=serdes.text, order="none").to("out")
+    there = {
+        "in": 1,
+        "rows": 1,
+        "mails": 1,
+        "clicks-eu": 2,
+        "out": 1,
+        "__consumer_offsets": 50,
+        "app-topology": 1,
+        "app-codes-repartition": 2,
+        "app-codes-changelog": 2,
+        "app-2-n-changelog": 1,
+    }
+    last = outline(other.build().optimized("all"))
+    plan = plan_reset(counting(), there, last)
+    assert set(plan.topics) == {"app-topology", "app-codes-repartition", "app-codes-changelog"}, "not a source topic"
+    assert {str(at) for at in plan.sources} == {"in-0", "rows-0", "clicks-eu-0", "clicks-eu-1"}
+    assert {str(at) for at in plan.begun_anew} == {"app-codes-repartition-0", "app-codes-repartition-1"}
+    assert plan.left == ("app-2-n-changelog",)
+    assert plan.share_group == "app-share"
 
 
 def test_what_is_not_there_has_no_part_in_it() -> None:

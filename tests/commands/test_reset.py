@@ -73,9 +73,9 @@ class WordCount:
         assert producer.flush(60) == 0
         return Counter(words)
 
-    def reset(self, *arguments: str, typed: str | None = None) -> Result:
+    def reset(self, *arguments: str, typed: str | None = None, file: str = "app.py") -> Result:
         """Run the command."""
-        command = ["reset", str(self.folder / "app.py"), "--bootstrap-servers", self.kafka.bootstrap, *arguments]
+        command = ["reset", str(self.folder / file), "--bootstrap-servers", self.kafka.bootstrap, *arguments]
         return CliRunner().invoke(app, command, env={"COLUMNS": "250"}, input=typed)
 
 
@@ -149,6 +149,22 @@ def test_a_reset_that_is_interrupted_is_no_reason_to_count_anything_twice(kafka:
     with pytest.raises(ConfigError, match="begin anew"), counting.app():
         pass
     assert counting.reset("--yes").exit_code == 0
+    with counting.app() as running:
+        await_table(running, written)
+
+
+@pytest.mark.broker
+def test_the_version_that_ran_counts_nothing_twice_after_a_reset_with_the_file_of_another(
+    kafka: Kafka, tmp_path: Path
+) -> None:
+    counting = WordCount.make(kafka, tmp_path)
+    (tmp_path / "older.py").write_text((tmp_path / "app.py").read_text().replace('"counts"', '"older"'))
+    with counting.app() as running:
+        await_running([running])
+        written = counting.write(WORDS, int(time.time() * 1000))
+        await_table(running, written)
+    assert counting.reset("--yes", file="older.py").exit_code == 0
+    assert counting.internal == []
     with counting.app() as running:
         await_table(running, written)
 
