@@ -32,6 +32,7 @@ from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import GroupError
 from coopstreams.topology.graph.outline import Outline
 from coopstreams.topology.graph.partitions import looks_internal
+from coopstreams.topology.graph.patterns import matchable
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.naming import MARKS, backfill_runs, topology_topic
 
@@ -72,7 +73,7 @@ def plan_reset(topology: Topology, counts: Mapping[str, int], last: Outline | No
         internal |= dict.fromkeys(last.repartitions, "repartition")
         changelogs = {store.changelog for store in last.stores.values() if store.changelog is not None}
         internal |= dict.fromkeys(sorted(changelogs - last.sources), "changelog")
-        others = (topic for topic in sorted(counts) if last.reads(topic) and not looks_internal(topology, topic))
+        others = (topic for topic in matchable(topology, counts) if last.reads(topic))
         sources += [topic for topic in others if topic not in {*sources, *last.unordered}]
     marks = [f"{application}{MARKS}{run}" for run in backfill_runs(application, counts)]
     names = [*internal, *marks, topology_topic(application)]

@@ -46,7 +46,7 @@ def test_only_what_the_topology_names_is_deleted_and_what_it_reads_is_read_again
 def test_the_version_that_ran_last_is_reset_too() -> None:
     """Its rows and positions would be there, and no record of it, if it were started next."""
     other = StreamsBuilder("app")
-    other.stream(re.compile("clicks-.*"), key=serdes.text, value=serdes.text).group_by(
+    other.stream(re.compile("clicks-.*|app-.*|__.*"), key=serdes.text, value=serdes.text).group_by(
         lambda _, code: code, key=serdes.text
     ).count(store="codes")
     other.table("rows", key=serdes.text, value=serdes.text, store="rows").to_stream().to("out")

@@ -81,9 +81,8 @@ class Outline:
     """The sources whose records a share group deals."""
 
     def reads(self, topic: str) -> bool:
-        """Return whether a topic is a source, or matches a pattern, as topics of Kafka's own do not."""
-        patterns = () if topic.startswith("__") else self.patterns
-        return topic in self.sources or any(re.fullmatch(pattern, topic) for pattern in patterns)
+        """Return whether a topic is a source, or matches a pattern."""
+        return topic in self.sources or any(re.fullmatch(pattern, topic) for pattern in self.patterns)
 
     def outside(self, topics: Iterable[str]) -> frozenset[str]:
         """Return the topics that are not internal."""

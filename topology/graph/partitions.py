@@ -25,6 +25,10 @@ ADDITIONAL_RETENTION_MS = 24 * 60 * 60 * 1000
 """Source: Kafka Streams' default of `windowstore.changelog.additional.retention.ms`."""
 
 _GENERATED = re.compile(r"-K(STREAM|TABLE)-[A-Z-]+-\d{10}")
+_INTERNAL = re.compile(
+    r"-(repartition|changelog|subscription-(registration|response)-topic"
+    r"|KTABLE-FK-JOIN-SUBSCRIPTION-(REGISTRATION|RESPONSE)-\d{10}-topic)$"
+)
 _SEGMENT_BYTES = 50 * 1024 * 1024
 
 
@@ -217,8 +221,11 @@ def _plan(
 
 
 def looks_internal(topology: Topology, topic: str) -> bool:
-    """Whether a topic is named like an internal topic of any version of this application."""
-    return topic.startswith(f"{topology.application_id}-") and topic.endswith(("-repartition", "-changelog"))
+    """Whether a topic is named like an internal topic of any version of this application.
+
+    Source: Kafka Streams `StreamsResetter.matchesInternalTopicFormat`.
+    """
+    return topic.startswith(f"{topology.application_id}-") and _INTERNAL.search(topic) is not None
 
 
 def _unknown(topic: str, counts: Mapping[str, int]) -> str:

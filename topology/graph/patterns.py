@@ -4,7 +4,8 @@ Only the cluster knows these topics, so a topology has none for such a source wh
 whenever the topics of the cluster have been listed, and recomputes everything that follows from them (internal topics,
 co-partitioned topics).
 
-Invariant: internal topics never match: neither Kafka's (`__…`) nor those of any version of this application.
+Invariant: internal topics never match: neither Kafka's (`__…`) nor those of any version of this application, with the
+record of its last version, and the marks of its backfills.
 Turned down: an error when nothing matches. As in Kafka Streams, the application waits: a matching topic may be created
 later.
 Source: Kafka Streams `InternalTopologyBuilder.updateSubscribedTopics`.
@@ -20,6 +21,7 @@ from coopstreams.topology.graph.nodes import Node, Source
 from coopstreams.topology.graph.partitions import looks_internal
 from coopstreams.topology.graph.subtopologies import assembled
 from coopstreams.topology.graph.topology import Topology
+from coopstreams.topology.naming import MARKS, backfill_runs, topology_topic
 
 
 def unmatched(topology: Topology) -> list[str]:
@@ -36,11 +38,18 @@ def matched(topology: Topology, names: Iterable[str]) -> Topology:
     """
     if not topology.has_patterns:
         return topology
-    candidates = [name for name in sorted(names) if not name.startswith("__") and not looks_internal(topology, name)]
+    candidates = matchable(topology, names)
     components = [[_filled(node, candidates) for node in part.nodes] for part in topology.subtopologies]
     _check_read_once(topology, [node for component in components for node in component])
     given = {topic.name: topic.partitions for topic in topology.internal_topics if topic.kind == "repartition"}
     return assembled(topology.application_id, components, given, topology.global_tables)
+
+
+def matchable(topology: Topology, names: Iterable[str]) -> list[str]:
+    """Return the topics that a pattern may match, in the order of their names: all but internal ones."""
+    names, application = sorted(names), topology.application_id
+    own = {topology_topic(application), *(f"{application}{MARKS}{run}" for run in backfill_runs(application, names))}
+    return [name for name in names if not (name.startswith("__") or name in own or looks_internal(topology, name))]
 
 
 def _filled(node: Node, candidates: Sequence[str]) -> Node:

@@ -59,11 +59,14 @@ def test_internal_topics_never_match() -> None:
     builder = StreamsBuilder("app")
     changed = orders(builder, re.compile(".*")).select_key(lambda _, value: str(value), key=serdes.text)
     changed.group_by_key(name="by-value").count(store="counts")
-    topology = matched(
-        builder.build(),
-        ["a", "__consumer_offsets", "app-by-value-repartition", "app-counts-changelog", "app-old-changelog", "app-b"],
+    others = ("__consumer_offsets", "app-by-value-repartition", "app-counts-changelog", "app-old-changelog")
+    kept = ("app-topology", "app-backfill-20261122T022849608407-35596c9f")
+    joins = (
+        *("app-n-subscription-registration-topic", "app-n-subscription-response-topic"),
+        *(f"app-KTABLE-FK-JOIN-SUBSCRIPTION-{part}-0000000006-topic" for part in ("REGISTRATION", "RESPONSE")),
     )
-    assert topology.source_topics == ("a", "app-b")
+    topology = matched(builder.build(), ["a", *others, *kept, *joins, "app-b", "app-b-topic", "app-backfill-b"])
+    assert topology.source_topics == ("a", "app-b", "app-b-topic", "app-backfill-b")
 
 
 def test_new_topics_share_the_stream_time_of_their_task() -> None:
