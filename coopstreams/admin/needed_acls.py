@@ -76,6 +76,7 @@ def unknown(topology: Structure) -> list[str]:
     nodes = [node for part in topology.subtopologies for node in part.nodes]
     told = [
         f'"{node.name}" reads the topics that match {node.pattern.pattern}: allow Read and DescribeConfigs on each'
+        + ("" if node.idle_ms is None else ", and Write for its time marks")
         for node in nodes
         if isinstance(node, Source) and node.pattern is not None
     ]

@@ -96,7 +96,7 @@ def backfill(
 ) -> None:
     """Process the history of the source topics in Spark, as tasks of the application, which must not have run yet.
 
-    Needs the extra `spark`, and Java 17; on a cluster, `coopstreams pack`. Tables as history: see
+    Needs the extra `spark`, and Java 17 or newer; on a cluster, `coopstreams pack`. Tables as history: see
     `coopstreams.spark.backfill`.
     """
     configure_logging(verbose)

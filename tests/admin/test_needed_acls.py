@@ -113,6 +113,8 @@ def test_what_the_topology_does_not_name_is_said() -> None:
     builder = StreamsBuilder("app")
     stream = builder.stream(re.compile("eu-.*"), key=serdes.raw, value=serdes.raw)
     stream.to(lambda *_: "somewhere")
-    patterns, dynamic = unknown(builder.build())
-    assert "the topics that match eu-.*: allow Read and DescribeConfigs" in patterns
+    builder.stream(re.compile("us-.*"), key=serdes.raw, value=serdes.raw, idle_advance=timedelta(seconds=9)).to("out")
+    patterns, marked, dynamic = unknown(builder.build())
+    assert patterns.endswith("the topics that match eu-.*: allow Read and DescribeConfigs on each")
+    assert marked.endswith("match us-.*: allow Read and DescribeConfigs on each, and Write for its time marks")
     assert "its function names: allow Write" in dynamic
