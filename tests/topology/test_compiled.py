@@ -22,6 +22,8 @@ from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.operators.analysis import reads_argument
 from coopstreams.topology.operators.codegen import PARAMETERS
 from coopstreams.topology.serdes import Serde
+from coopstreams.topology.suppressed import until_window_closes
+from coopstreams.topology.windows import TimeWindows
 
 T = TypeVar("T")
 IN = TopicPartition("in", 0)
@@ -288,6 +290,17 @@ def test_a_failure_while_the_cache_is_forwarded_names_the_row(lazy: Lazy) -> Non
         b"b",
         102,
     )
+
+
+def test_a_failure_of_a_row_that_was_suppressed_names_no_other_row(lazy: Lazy) -> None:
+    failures: list[Failure] = []
+    windowed = lazy.stream.group_by_key().windowed_by(TimeWindows(milliseconds=10))
+    closed = windowed.count().suppress(until_window_closes()).to_stream()
+    closed.map_values(lambda count: 1 // (count - 2), value=serdes.int64, name="divide").to("out")
+    program = lazy.process((b"a", b""), (b"a", b""), failures=failures, caching=True)
+    program.process(IN, columns((b"b", b""), first_timestamp=200))
+    program.flush()
+    assert [(failure.node, failure.key) for failure in failures] == [("divide", None)]
 
 
 def test_a_handler_that_raises_ends_the_batch(lazy: Lazy) -> None:

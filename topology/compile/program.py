@@ -309,6 +309,7 @@ class BoundProgram:
         """
         for flush in self._code.flushes:
             flush()
+            self._entries = []  # what is forwarded next may be of other rows: a suppression's, or one that has expired
 
     def stream_time(self, topics: Sequence[str]) -> int:
         """Return the largest stream time that any of these topics has reached; -1 if none has a record."""
