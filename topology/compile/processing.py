@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Protocol, TypeAlias
+from weakref import WeakValueDictionary
 
 from coopstreams.topology.columns import Headers
 from coopstreams.topology.compile.processor_stores import (
@@ -34,6 +35,10 @@ from coopstreams.topology.stores import TableStore
 
 Children: TypeAlias = Callable[[bytes | None, Any, Any, int], object]
 """`(key bytes, key, value, timestamp)`: passes a record to the nodes below. Without `Processing.key` no key bytes."""
+
+
+_AT_WORK: WeakValueDictionary[int, Work] = WeakValueDictionary()
+"""The work of each processor that is open, by the processor's id."""
 
 
 class Surroundings(Protocol):
@@ -112,6 +117,12 @@ class Work:
             raise TopologyError(
                 f'"{node.name}": the function given to process() returned {self._processor!r}, which is no Processor'
             )
+        if _AT_WORK.setdefault(id(self._processor), self) is not self:
+            raise TopologyError(
+                f'"{node.name}": the function given to process() returned {self._processor!r}, which another task or '
+                "node has already: it would write to the stores of that one. Make a new one in each call, as in "
+                "process(lambda: Count())."
+            )
 
     @property
     def name(self) -> str:
@@ -146,6 +157,7 @@ class Work:
 
     def close(self) -> None:
         """Close the processor."""
+        _AT_WORK.pop(id(self._processor), None)
         self._processor.close()
 
     def forward(self, record: Record[Any, Any], *, to: str | None = None) -> None:

@@ -226,6 +226,17 @@ def test_an_error_fails_the_record_at_the_processor_and_the_next_goes_on() -> No
         assert [(failure.node, failure.offset) for failure in driver.failures] == [("KSTREAM-PROCESSOR-0000000001", 1)]
 
 
+@pytest.mark.parametrize("by_key", [True, False])
+def test_a_supplier_that_returns_the_same_processor_for_several_tasks_is_an_error(by_key: bool) -> None:
+    builder, only = StreamsBuilder("app"), Counting()
+    stream = builder.stream("in", key=serdes.text, value=serdes.json)
+    stream.process(lambda: only, stores=[COUNTS], key=serdes.text, value=serdes.int64, by_key=by_key).to("out")
+    with TopologyTestDriver(builder.build()) as driver:
+        driver.input("in").send("a", 1)
+    with pytest.raises(TopologyError, match="another task or node has already"):
+        TopologyTestDriver(builder.build(), ranges=2, partitions=2)
+
+
 def test_an_error_below_is_that_of_the_node_below_even_if_the_processor_catches_everything() -> None:
     class Careless(Processor[Any, Any, Any, Any]):
         def process(self, record: AnyRecord) -> None:
