@@ -159,7 +159,7 @@ class _Around:
         """Return where the current record was read."""
         return self._at
 
-    def under_headers(self, headers: Headers | None, call: Callable[[], object]) -> None:  # noqa: ARG002 nothing is written
+    def pass_on(self, headers: Headers | None, call: Callable[[], object]) -> None:  # noqa: ARG002 nothing is written
         """Make a call."""
         call()
 

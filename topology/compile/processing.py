@@ -47,7 +47,7 @@ class Surroundings(Protocol):
     headers: Headers | None
     """The headers of the current record."""
     ending: BaseException | None
-    """The exception by which the failure handler ended the batch, or None."""
+    """The exception by which the failure handler, or a node below a processor, ended the batch; or None."""
 
     @property
     def punctuations(self) -> Mapping[PunctuationType, PunctuationQueue]:
@@ -58,8 +58,8 @@ class Surroundings(Protocol):
         """Return where the current record was read; None if there is none."""
         ...
 
-    def under_headers(self, headers: Headers | None, call: Callable[[], object]) -> None:
-        """Make a call; the records that it writes get these headers."""
+    def pass_on(self, headers: Headers | None, call: Callable[[], object]) -> None:
+        """Make a call of the nodes below: records that it writes get these headers, what it raises ends the batch."""
 
     def fail_punctuation(self, node: str, error: Exception, now_ms: int) -> None:
         """Give an error of a punctuation to the failure handler."""
@@ -93,7 +93,7 @@ class EffectsWork:
                 continue
             record, children = effect.record, self._children if effect.to is None else self._by_name[effect.to]
             forward = partial(children, None, record.key, record.value, max(0, record.timestamp))
-            self._around.under_headers(record.headers or None, forward)
+            self._around.pass_on(record.headers or None, forward)
 
 
 class Work:
@@ -166,9 +166,7 @@ class Work:
         if self._node.fixed_key:
             key_bytes = self._same_key(record)
         timestamp = max(0, record.timestamp)
-        self._around.under_headers(
-            record.headers or None, lambda: children(key_bytes, record.key, record.value, timestamp)
-        )
+        self._around.pass_on(record.headers or None, lambda: children(key_bytes, record.key, record.value, timestamp))
 
     def store(self, name: str) -> Any:
         """Return a store of the processor."""

@@ -361,6 +361,16 @@ class BoundProgram:
             self._give_headers(headers)
             self.headers = before
 
+    def pass_on(self, headers: Headers | None, call: Callable[[], object]) -> None:
+        """Make a call of the nodes below a processor, under these headers. What it raises is no failure of the
+        processor: it ends the batch.
+        """
+        try:
+            self.under_headers(headers, call)
+        except BaseException as ending:
+            self.ending = ending
+            raise
+
     def fail_punctuation(self, node: str, error: Exception, now_ms: int) -> None:
         """Hand an error of a punctuation to the failure handler."""
         self._hand_over(Failure("processing", node, error, self._source, None, None, None, now_ms, None))

@@ -13,10 +13,12 @@ from coopstreams import (
     ProcessorContext,
     Record,
     SessionStore,
+    TimeWindows,
     VersionedStore,
     WindowStore,
     key_value_store,
     session_store,
+    until_window_closes,
     versioned_store,
     window_store,
 )
@@ -255,6 +257,18 @@ def test_an_error_below_is_that_of_the_node_below_even_if_the_processor_catches_
         pytest.raises(ProcessingError, match="divide: ZeroDivisionError"),
     ):
         driver.input("in", serdes.text, serdes.json).send("a", 0)
+
+
+def test_a_node_below_that_stops_the_application_stops_it_whatever_the_handler_says() -> None:
+    builder = StreamsBuilder("app")
+    stream = builder.stream("in", key=serdes.text, value=serdes.json)
+    seen = stream.process_values(lambda: Each(lambda _, record: record), value=serdes.json, by_key=True)
+    seen.group_by_key().windowed_by(TimeWindows(milliseconds=10)).count().suppress(until_window_closes(max_records=1))
+    config = {"processing.exception.handler": "continue"}
+    driver = TopologyTestDriver(builder.build(), config=config)
+    driver.input("in").send("a", 1)
+    with driver, pytest.raises(ProcessingError, match="2 rows with 34 bytes wait"):
+        driver.input("in").send("b", 1)
 
 
 def test_a_window_store_forgets_what_lies_behind_its_retention() -> None:
