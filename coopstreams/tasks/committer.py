@@ -31,6 +31,7 @@ from coopstreams.commit.progress import CommitPlan, ask, plan
 from coopstreams.common.config import Config
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.common.metrics import Metrics
+from coopstreams.group.claims import task_partition_of
 from coopstreams.log import time_marks
 from coopstreams.log.log import UNKNOWN_FOR_S, GroupFence, Log, Writer
 from coopstreams.state.task_state import ChangelogBatch
@@ -105,6 +106,8 @@ class Committer:
         """How long the last commit flushed record caches: the functions below them run then."""
         self._epoch: int | None = None
         """The epoch of the membership in which the interval began; None: no interval is open."""
+        self._worked: set[Task] = set()
+        """The tasks that did something in this interval."""
         self._confirm_at = self._host.now() + CONFIRM_S
 
     @property
@@ -128,6 +131,7 @@ class Committer:
                 f"{task} was opened in epoch {task.epoch} of the membership, but the commit under way is of epoch "
                 f"{self._epoch}"
             )
+        self._worked.add(task)
 
     def claim(self, task: Task, others: Sequence[Task]) -> None:
         """Make a task's first positions durable, and under at-least-once its claim, before it processes anything.
@@ -174,7 +178,7 @@ class Committer:
         with self._member.fence(task.epoch) as fence:
             self._writer.send_offsets(begin, fence)
         self._writer.commit(self._timeout_s)
-        self._epoch = None
+        self._end_interval()
         task.progress.begun()
 
     def write_outputs(self, task: Task) -> None:
@@ -240,14 +244,13 @@ class Committer:
             MembershipLostError, LogError: it may or may not have counted: `abort`, discard the tasks, open them again.
         """
         self.flushed_s = 0.0
-        if self._epoch is None and not any(
-            task.progress.mirror_due(self._follower) or task.progress.moved for task in tasks
-        ):
+        due = self._due(tasks)
+        if self._epoch is None and not due:
             return False
-        for task in tasks:
+        for task in due:
             self.begin(task)
         try:
-            self._commit(tasks)
+            self._commit(due)
         finally:
             self.waiting = None
         return True
@@ -277,7 +280,7 @@ class Committer:
         if self._transactional:
             self._wait_for("the transaction coordinator to commit")
             self._writer.commit(self._timeout_s)
-        self._epoch = None
+        self._end_interval()
         for task in tasks:
             task.commit(checkpoints[task], true_ms)
         self._metrics.committed(self._number, self._host.now() - started)
@@ -306,7 +309,7 @@ class Committer:
             LogError: the writer can never be used again.
         """
         self._metrics.aborted(self._number)
-        self._epoch = None
+        self._end_interval()
         in_vain = 0
         self._wait_for("the transaction coordinator to end its transaction")
         while True:
@@ -348,6 +351,19 @@ class Committer:
     def close(self) -> None:
         """Close the writer."""
         self._writer.close()
+
+    def _due(self, tasks: Sequence[Task]) -> list[Task]:
+        """Return the tasks to commit: those with something to commit, and their siblings, which share changelogs."""
+        partitions = {
+            task_partition_of(task.id)
+            for task in tasks
+            if task in self._worked or task.progress.moved or task.progress.mirror_due(self._follower)
+        }
+        return [task for task in tasks if task_partition_of(task.id) in partitions]
+
+    def _end_interval(self) -> None:
+        self._epoch = None
+        self._worked.clear()
 
     def _wait_for(self, what: str) -> None:
         self.waiting = what, self._host.now()

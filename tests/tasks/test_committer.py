@@ -16,6 +16,7 @@ from coopstreams.state.views import KeyRangeView
 from coopstreams.tasks import committer
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import DeliveryError, FencedError, LogError, MembershipLostError, UnknownTopicError
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.keys import ALL_GROUPS, WHOLE, KeyRange
@@ -103,6 +104,30 @@ def test_what_a_sibling_wrote_since_need_not_be_read_by_a_task_that_had_nothing_
     assert left is not None
     assert last < left <= made.log.end_offset(TopicPartition(CHANGELOG, 0))
     assert in_database(made) == {key.encode(): 1 for key in "abcdefgh"}
+
+
+def test_what_a_task_of_another_partition_has_committed_is_not_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    builder = StreamsBuilder("app")
+    builder.stream("in", key=serdes.raw, value=serdes.raw).to("out")
+    made = Engine(builder.build(), {"in": 2, "out": 1}, processing_guarantee=AT_LEAST)
+    tasks = [made.task(WHOLE, partition) for partition in range(2)]
+    written: list[Mapping[TopicPartition, tuple[int, str]]] = []
+    commit = made.member.commit
+
+    def noted(offsets: Mapping[TopicPartition, tuple[int, str]], fence: GroupFence) -> None:
+        written.append(offsets)
+        commit(offsets, fence)
+
+    monkeypatch.setattr(made.member, "commit", noted)
+    for number, task in enumerate(tasks):
+        made.committers[0].claim(task, tasks[:number])
+    for number, task in [*enumerate(tasks), (0, tasks[0])]:
+        written.clear()
+        made.write("in", [(b"a", b"", 1)], partition=number)
+        made.process(task)
+        made.committers[0].commit(tasks)
+        assert [set(offsets) for offsets in written] == [{TopicPartition("in", number)}]
+    assert [made.log.committed("app")[TopicPartition("in", number)][0] for number in range(2)] == [2, 1]
 
 
 @BOTH
