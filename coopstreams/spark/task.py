@@ -218,6 +218,7 @@ class TaskAttempt:
             host=Timed(lambda: 0),
         )
         closing.callback(self._task.close)
+        self._task.begin()
         self._counts = round_.is_last
         bounds = [
             work.cut[topic].get(partition, (0, 0)) if topic in work.cut else None

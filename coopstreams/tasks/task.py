@@ -203,6 +203,14 @@ class Task:
         self._at: Step | None = None
         """The last step, if the outputs come from it."""
 
+    def begin(self) -> None:
+        """Make the processors, and initialise them. Call it on the thread that owns the task, before anything else.
+
+        Raises:
+            Whatever they raise.
+        """
+        self.program.begin()
+
     def add(self, batch: RecordBatch) -> None:
         """Take in a batch of the reader."""
         self.queues.add(batch)

@@ -245,7 +245,12 @@ class StreamThread:
 
     def _open(self, task: Task) -> None:
         self._epoch = task.epoch
+        if task.program.may_punctuate and self.committer.begun:
+            self._commit_or_abort()  # its processors may take long to begin, and a transaction must not wait for them
         self._have([*self._tasks, task])
+        began = self._host.now()
+        task.begin()
+        self._note_slow(self._host.now() - began, f"{task}: the beginning of its processors")
         try:
             self.committer.claim(task, self._tasks[:-1])
         except (LogError, MembershipLostError) as error:

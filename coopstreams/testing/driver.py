@@ -367,14 +367,9 @@ class TopologyTestDriver:
         native = tables(program.subtopology, self._config, caching=self._caching)
         cache_bytes = _CACHE_BYTES if self._state_dir is None else 0
         state = TaskState(database, program.subtopology.stores, task_id.key_range, cache_bytes, native)
+        session = self._sinks.session(program.subtopology, task_id.partition)
         task = Task(
-            Incarnation(
-                task_id,
-                tuple(progress.partitions),
-                state,
-                progress,
-                sink=self._sinks.session(program.subtopology, task_id.partition),
-            ),
+            Incarnation(task_id, tuple(progress.partitions), state, progress, sink=session),
             program,
             self._on_failure(task_id),
             Tally(),
@@ -386,6 +381,7 @@ class TopologyTestDriver:
             host=self._host,
             by_key=self._held is not None,
         )
+        task.begin()
         task.program.elsewhere = bool(program.idle_ms)
         if self._held is not None:
             task.program.elsewhere |= task.calls is not None and program.keys_suffice

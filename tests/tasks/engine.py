@@ -161,8 +161,11 @@ class Engine:
         for thread in self.threads:
             thread.start()
 
-    def task(self, key_range: KeyRange, partition: int = 0, thread: int = 0) -> Task:
-        """Return a task, opened at the group's commits; neither routed nor on a thread."""
+    def task(self, key_range: KeyRange, partition: int = 0, thread: int = 0, *, begun: bool = True) -> Task:
+        """Return a task, opened at the group's commits; neither routed nor on a thread.
+
+        `begun`: its processors have begun, on this thread.
+        """
         while not self.follower.passed(self.follower.barrier()):
             self.follower.poll(0.1)
         id_ = TaskId(0, partition, key_range)
@@ -184,7 +187,7 @@ class Engine:
         )
         opened = Incarnation(id_, sources, state, progress, self.member.epoch)
         latency, idle_ms = partial(self.metrics.latency, id_.subtopology), self.config["max.task.idle.ms"]
-        return Task(
+        task = Task(
             opened,
             self.program,
             on_failure,
@@ -197,10 +200,13 @@ class Engine:
             host=self.host,
             exactly_once=self.config.exactly_once,
         )
+        if begun:
+            task.begin()
+        return task
 
     def open(self, key_range: KeyRange, partition: int = 0, thread: int = 0) -> Task:
         """Open a task and route its records to it."""
-        task = self.task(key_range, partition, thread)
+        task = self.task(key_range, partition, thread, begun=False)
         self.tasks[task.id] = task, self.threads[thread]
         self.threads[thread].open(task)
         self.dispatcher.open(task, self.threads[thread])

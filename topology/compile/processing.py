@@ -112,17 +112,7 @@ class Work:
         self._timestamp = -1
         self._forgetful = [stores[spec.name] for spec in node.stores if spec.kind in ("window", "session")]
         self._expiring: list[Any] = [stores[spec.name] for spec in node.stores if spec.ttl_ms is not None]
-        self._processor: Processor[Any, Any, Any, Any] = node.supplier()
-        if not isinstance(self._processor, Processor):
-            raise TopologyError(
-                f'"{node.name}": the function given to process() returned {self._processor!r}, which is no Processor'
-            )
-        if _AT_WORK.setdefault(id(self._processor), self) is not self:
-            raise TopologyError(
-                f'"{node.name}": the function given to process() returned {self._processor!r}, which another task or '
-                "node has already: it would write to the stores of that one. Make a new one in each call, as in "
-                "process(lambda: Count())."
-            )
+        self._processor: Processor[Any, Any, Any, Any] | None = None
 
     @property
     def name(self) -> str:
@@ -130,14 +120,32 @@ class Work:
         return self._node.name
 
     def begin(self) -> None:
-        """Initialise the processor. Call it once, before the first record."""
-        self._processor.init(self)
+        """Make the processor, and initialise it. Call it once, before the first record, on the thread that runs it.
+
+        Raises:
+            TopologyError: the user's function returns something else, or a processor that is at work already.
+            Whatever the processor raises.
+        """
+        made = self._node.supplier()
+        if not isinstance(made, Processor):
+            raise TopologyError(
+                f'"{self._node.name}": the function given to process() returned {made!r}, which is no Processor'
+            )
+        if _AT_WORK.setdefault(id(made), self) is not self:
+            raise TopologyError(
+                f'"{self._node.name}": the function given to process() returned {made!r}, which another task or node '
+                "has already: it would write to the stores of that one. Make a new one in each call, as in "
+                "process(lambda: Count())."
+            )
+        self._processor = made
+        made.init(self)
 
     def run(self, key_bytes: bytes | None, key: Any, value: Any, timestamp: int) -> None:
         """Give the processor a record."""
         before = self._at, self._timestamp
         record = Record(key, value, timestamp, list(self._around.headers or ()))
         self._at, self._timestamp = (key_bytes, record), timestamp
+        assert self._processor is not None
         try:
             self._processor.process(record)
         finally:
@@ -156,9 +164,10 @@ class Work:
                 table.expired(stream_time)
 
     def close(self) -> None:
-        """Close the processor."""
-        _AT_WORK.pop(id(self._processor), None)
-        self._processor.close()
+        """Close the processor, if it was made."""
+        if self._processor is not None:
+            _AT_WORK.pop(id(self._processor), None)
+            self._processor.close()
 
     def forward(self, record: Record[Any, Any], *, to: str | None = None) -> None:
         """Pass a record on to all nodes below, or to the one named `to`."""

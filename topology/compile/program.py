@@ -184,6 +184,13 @@ class BoundProgram:
         self._code = compiled.make(self, stores, self.outputs)
         order = [node.name for node in program.subtopology.nodes]
         self._works.sort(key=lambda work: order.index(work.name))  # as Kafka Streams does: parents first
+
+    def begin(self) -> None:
+        """Make the processors, and initialise them: on the thread that runs them, before the first record.
+
+        Raises:
+            Whatever they raise.
+        """
         for work in self._works:
             work.begin()
 
