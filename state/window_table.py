@@ -137,6 +137,7 @@ class WindowTable(Table):
     def trim(self, share: float) -> None:
         """Remove clean entries until this share of the buffer is left."""
         super().trim(share)
+        self._starts[:] = sorted(self._by_start)  # a heap
         if self._of_key:
             kept = {key[: -self._suffix] for key in self._dirty}
             self._of_key = {key: times for key, times in self._of_key.items() if key in kept}
@@ -180,7 +181,11 @@ class WindowTable(Table):
 
     def _forget(self, key: bytes) -> None:
         del self.entries[key]
-        self._by_start[layout.time_of(self.spec.kind, key)].discard(key)
+        start = layout.time_of(self.spec.kind, key)
+        keys = self._by_start[start]
+        keys.discard(key)
+        if not keys:
+            del self._by_start[start]
 
     def _times(self, key: bytes, first: int) -> _Times:
         """Return the times of a plain key; from `first` on they are complete."""

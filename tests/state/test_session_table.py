@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import tracemalloc
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -16,7 +18,7 @@ from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.serdes import int64, text
 from coopstreams.topology.stores import StoreSpec, session_key, split_session_key, split_window_key, window_key
 from tests.state.conftest import NewEngine
-from tests.state.rows import put
+from tests.state.rows import put, rocks
 
 MINUTE = 60_000
 KEPT = 10 * MINUTE
@@ -267,3 +269,23 @@ def test_a_view_reads_the_sessions_of_a_key_in_the_segments_that_can_have_them()
         engine.scans = 0
         assert [session.start // MINUTE for session in view.sessions(key, 26 * MINUTE, 1 << 62)] == [27]
         assert engine.scans == 1
+
+
+def test_sessions_that_were_evicted_take_no_memory_until_they_expire(tmp_path: Path) -> None:
+    """Each record moves the end of its session, so each has a time of its own."""
+    state = new_state(rocks(tmp_path), cache_bytes=100_000)
+    table, taken = sessions_of(state), list[int]()
+    tracemalloc.start()
+    try:
+        for now in range(20_000):
+            if now:
+                table.put(session_key(b"key", 0, now - 1), None, now)
+            table.put(session_key(b"key", 0, now), now, now)
+            table.advance(now)
+            if now % 1000 == 999:
+                commit(state)
+                taken.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    assert taken[-1] < taken[1] + 500_000
+    assert found(table, b"key", 0, KEPT) == [(0, 19_999, 19_999)]
