@@ -258,7 +258,8 @@ class Serving:
         return f"task {id_} runs here, but another instance may own it by now: {self._silence()}"
 
     def _silence(self) -> str:
-        return self._instance.member.problem or "the group has not answered this process lately"
+        loading = self._components.globals.waits_for
+        return loading or self._instance.member.problem or "the group has not answered this process lately"
 
     def _why(self, task: TaskId, state: State) -> str:
         if state is State.OPENING:

@@ -52,6 +52,8 @@ class Globals:
         self._closing = list(self.rows.values())
         self.loaded = False
         """Whether `load` has read everything."""
+        self._left: dict[TopicPartition, tuple[int, int]] = {}
+        """While loading: the next offset of each partition that is not read to its end, and that end."""
         self._log = log
         self._of: dict[TopicPartition, list[GlobalRows]] = {}
         for table in tables:
@@ -76,18 +78,24 @@ class Globals:
         if self._reader is None:
             self.loaded = True
             return
-        missing = self._log.end_offsets(self._of)
+        ends = self._log.end_offsets(self._of)
         starts = {partition: self._log.start_offset(partition) for partition in self._of}
         self._reader.assign({partition: Position(start) for partition, start in starts.items()})
-        missing = {partition: end for partition, end in missing.items() if starts[partition] < end}
-        while missing and not cancelled():
+        self._left = {at: (starts[at], end) for at, end in ends.items() if starts[at] < end}
+        while self._left and not cancelled():
             for partition, reached in self._step().items():
-                if reached >= missing.get(partition, reached + 1):
-                    del missing[partition]
-        self.loaded = not missing
+                self._left[partition] = reached, ends[partition]
+            self._left = {partition: left for partition, left in self._left.items() if left[0] < left[1]}
+        self.loaded = not self._left
         log.info(
             "global tables: %s", ", ".join(f"{name} has {len(rows.entries)} rows" for name, rows in self.rows.items())
         )
+
+    @property
+    def waits_for(self) -> str:
+        """What is still to be read before the instance joins the group, in words; empty: nothing. Any thread."""
+        left = [f"{partition} at offset {at} of {end}" for partition, (at, end) in sorted(dict(self._left).items())]
+        return f"its global tables are read first: {', '.join(left)}" if left else ""
 
     def follow(self, failed: Callable[[BaseException], None]) -> None:
         """Read on in a thread of its own; `failed` gets the error that ends it."""

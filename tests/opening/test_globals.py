@@ -67,6 +67,28 @@ def test_an_empty_topic_is_loaded_at_once_and_a_cancelled_load_ends() -> None:
     full.stop()
 
 
+def test_while_it_loads_it_says_where_it_is_and_what_it_waits_for() -> None:
+    log = written(*((b"%d" % number, b"1") for number in range(10)))
+    writer = log.writer("another-application")
+    writer.begin()
+    writer.append("names", [b"b"], [b"2"], [0], partitions=1)
+    table, said = tables_of(log), list[str]()
+
+    def look() -> bool:
+        said.append(table.waits_for)
+        if len(said) == 5:
+            writer.commit(1)
+        return False
+
+    end = log.end_offsets([at := TopicPartition("names", 1)])[at]
+    assert table.waits_for == ""
+    table.load(look)
+    assert said[4] == f"its global tables are read first: {at} at offset {end - 1} of {end}"
+    assert table.loaded
+    assert table.waits_for == ""
+    table.stop()
+
+
 def test_what_comes_later_is_followed_and_an_error_is_told() -> None:
     log, errors = written(), list[BaseException]()
     table = tables_of(log)
