@@ -224,7 +224,7 @@ class Instance:
                     return failure
                 settled = self._settled()
                 self._lifecycle.to(StreamsState.RUNNING if settled else StreamsState.REBALANCING)
-                self._leftovers.note(settled, self._host.now())
+                self._leftovers.note(self._takes_tasks(), self._host.now())
                 if settled and (moving := self._threads.to_move(self._homes)):
                     self._do(self.registry.reopen(moving))
         except Empty:
@@ -370,12 +370,11 @@ class Instance:
 
     def _settled(self) -> bool:
         """Whether this is a group member whose tasks are all open, and which the group does not refuse tasks."""
-        return (
-            self._assigned is not None
-            and self._assigned.epoch == self._doubts.epoch  # otherwise the membership was lost since
-            and not self.waits
-            and all(state is State.RUNNING for state in self.registry.states.values())
-        )
+        return self._takes_tasks() and all(state is State.RUNNING for state in self.registry.states.values())
+
+    def _takes_tasks(self) -> bool:
+        """Whether this is a group member that the group does not refuse tasks; not if the membership was lost since."""
+        return self._assigned is not None and self._assigned.epoch == self._doubts.epoch and not self.waits
 
     def _replace(self, failure: Failed) -> None:
         """Start a successor of a dead stream thread; its tasks are opened again from the log."""

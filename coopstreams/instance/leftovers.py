@@ -5,7 +5,7 @@ group releases nothing, and may get other ranges when it is back. What it had is
 comes back. Then it is deleted: otherwise each process would end with the state of all key ranges, and the time segments
 of windows, which are dropped once they have expired for all key groups, would stay for ever.
 
-Invariant: nothing is deleted while the instance waits: for tasks to open or to close, or for the group.
+Invariant: nothing is deleted while the instance is not in the group, or gets no tasks for now: they may come back.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from coopstreams.topology.errors import StateError
 log = logging.getLogger(__name__)
 
 KEPT_S = 600.0
-"""How long an instance has its tasks open, and no others, before it deletes what else is on its disk.
+"""How long an instance is in the group before it deletes what is on its disk and not of its tasks.
 
 Source: Kafka Streams' `state.cleanup.delay.ms`.
 """
@@ -32,19 +32,19 @@ class Leftovers:
     def __init__(self, databases: Databases, registry: TaskRegistry) -> None:
         self._databases = databases
         self._registry = registry
-        self._settled = False
+        self._member = False
         self._due = inf
 
-    def note(self, settled: bool, now: float) -> None:
-        """Note whether this is a member of the group that has all of its tasks open."""
-        if settled is not self._settled:
-            self._settled, self._due = settled, now + KEPT_S if settled else inf
+    def note(self, member: bool, now: float) -> None:
+        """Note whether this is a member of the group that gets tasks."""
+        if member is not self._member:
+            self._member, self._due = member, now + KEPT_S if member else inf
 
     def look(self, now: float) -> None:
-        """Delete what no task of the registry has, once after each time that the instance became settled."""
+        """Delete what no task of the registry has, every `KEPT_S`: a database that is about to be opened waits."""
         if now < self._due:
             return
-        self._due = inf
+        self._due = now + KEPT_S
         try:
             self._databases.keep(self._registry.here)
         except (StateError, OSError) as error:

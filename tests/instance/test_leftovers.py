@@ -70,7 +70,7 @@ def test_an_instance_that_got_other_key_ranges_deletes_its_former_ones_after_a_w
     registry.assigned([HIGH], [])
     database = count(databases, HIGH, range(100))
     registry.opened(HIGH)
-    leftovers.note(settled=True, now=1000.0)
+    leftovers.note(member=True, now=1000.0)
     leftovers.look(1000.0 + KEPT_S - 1)
     assert directory.partitions() == [(0, 0), (0, 1)]
     assert len(windows(database)) == 100  # segments go once they have expired for all key groups
@@ -80,17 +80,15 @@ def test_an_instance_that_got_other_key_ranges_deletes_its_former_ones_after_a_w
     assert [(run.first, run.last) for run in database.checkpoints("counts")] == [tuple(HIGH.key_range.groups)]
 
 
-def test_an_instance_that_waits_for_tasks_or_for_the_group_deletes_nothing(
-    databases: Databases, directory: StateDirectory
-) -> None:
+def test_an_instance_that_is_not_in_the_group_deletes_nothing(databases: Databases, directory: StateDirectory) -> None:
     count(databases, ELSEWHERE, range(1))
     databases.leave(ELSEWHERE)
     leftovers = Leftovers(databases, TaskRegistry())
     leftovers.look(10 * KEPT_S)  # it has not joined
-    leftovers.note(settled=True, now=10 * KEPT_S)
-    leftovers.note(settled=False, now=11 * KEPT_S - 1)
+    leftovers.note(member=True, now=10 * KEPT_S)
+    leftovers.note(member=False, now=11 * KEPT_S - 1)
     leftovers.look(20 * KEPT_S)
-    leftovers.note(settled=True, now=20 * KEPT_S)
+    leftovers.note(member=True, now=20 * KEPT_S)
     leftovers.look(21 * KEPT_S - 1)
     assert directory.partitions() == [(0, 1)]
     leftovers.look(21 * KEPT_S)
