@@ -170,12 +170,14 @@ def test_workers_whose_screen_is_gone_drain_and_end(started: tuple[Terminal, Any
 
 def test_a_worker_may_go_on_to_print_when_the_terminal_is_gone() -> None:
     master, slave = pty.openpty()
-    with suppress(OSError), open(slave, "w") as terminal:  # which cannot be flushed
-        screen = Screen(Console(file=terminal, force_terminal=True), "shop")
-        os.close(master)
-        prints = "for _ in range(20_000): print('more than fits into a pipe')"
-        assert screen.spawn(0, [sys.executable, "-c", prints], os.environ, ()).wait() == 0
+    terminal = open(slave, "w")  # noqa: SIM115 it cannot be flushed at the end
+    screen = Screen(Console(file=terminal, force_terminal=True), "shop")
+    os.close(master)
+    prints = "for _ in range(20_000): print('more than fits into a pipe')"
+    assert screen.spawn(0, [sys.executable, "-c", prints], os.environ, ()).wait() == 0
     screen.handler().handle(logging.makeLogRecord({"msg": "and so may the supervisor"}))
+    with suppress(OSError):
+        terminal.close()
 
 
 def shown(*processes: WorkerProcess, width: int = 100) -> list[str]:

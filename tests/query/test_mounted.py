@@ -51,10 +51,10 @@ class Asked(Node):
         super().__init__(*arguments)
         self.asked, self.goes_on = Semaphore(0), Event()
 
-    def view(self, *wanted: Any) -> OpenView | NotOpen:
+    def view(self, store: str, partition: int, hash_: int) -> OpenView | NotOpen:
         self.asked.release()
         self.goes_on.wait()
-        return super().view(*wanted)
+        return super().view(store, partition, hash_)
 
     def views(self, store: str) -> Sequence[OpenView | NotOpen]:
         self.asked.release()
