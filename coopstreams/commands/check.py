@@ -9,11 +9,12 @@ import orjson
 import typer
 
 from coopstreams.commands.loading import load_topology
+from coopstreams.commands.processes.restarts import WRONG, exit_status
 from coopstreams.commands.settings import Brokers, ConfigFile, Pairs, cluster, configure_logging, loaded
 from coopstreams.common.config import Config
 from coopstreams.instance.deployed import ACCEPT, Deployed
 from coopstreams.tasks.resolved_topology import as_it_runs
-from coopstreams.topology.errors import ConfigError
+from coopstreams.topology.errors import ConfigError, CoopStreamsError
 from coopstreams.topology.graph.changes import TopologyChange, changes, severity, weighed, word_of
 from coopstreams.topology.graph.outline import Outline, outline, read_outline
 from coopstreams.topology.graph.topology import Topology
@@ -39,18 +40,23 @@ def check(
     that ran last on the cluster.
 
     Exit status 0: everything does. 1: something starts empty or is orphaned. 2: something would be lost, mixed or
-    misread in silence; `run` refuses it.
+    misread in silence, and `run` refuses it; or nothing could be compared.
     """
     configure_logging(verbose=False)
     if len(versions) > 2:
         raise typer.BadParameter("there are two versions to compare, an old one and a new one")
-    if len(versions) == 1:
-        named = {"bootstrap.servers": bootstrap_servers}
-        found, word = _on_cluster(*loaded(versions[0], config, set_, named))
-    else:
-        old, new = (_outline(version, optimization) for version in versions)
-        found = changes(old, new)
-        word = word_of(found)
+    try:
+        if len(versions) == 1:
+            named = {"bootstrap.servers": bootstrap_servers}
+            found, word = _on_cluster(*loaded(versions[0], config, set_, named))
+        else:
+            old, new = (_outline(version, optimization) for version in versions)
+            found = changes(old, new)
+            word = word_of(found)
+    except CoopStreamsError as error:
+        if exit_status(error) == WRONG:
+            raise
+        raise ConfigError(f"nothing could be compared: {error}") from error  # no answer is no consent
     _print(found, word, json=json)
     raise typer.Exit(severity(found))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import orjson
@@ -11,7 +12,7 @@ from typer.testing import CliRunner, Result
 from coopstreams.commands.cli import app
 from coopstreams.commands.loading import load_topology
 from coopstreams.commands.processes.restarts import WRONG, exit_status
-from coopstreams.topology.errors import ConfigError, TopologyChangedError, TopologyError
+from coopstreams.topology.errors import ConfigError, CoopStreamsError, TopologyChangedError, TopologyError
 from tests.broker.counting import Counting, await_table
 from tests.conftest import Kafka
 
@@ -92,6 +93,14 @@ def test_versions_are_compared_as_they_run(tmp_path: Path) -> None:
     assert "--optimization sometimes: must be none, all" in str(
         run("check", str(file), str(file), "--optimization", "sometimes").exception
     )
+
+
+def test_versions_that_cannot_be_compared_are_not_taken_for_ones_that_fit(tmp_path: Path) -> None:
+    (tmp_path / "new.py").write_text("raise ConnectionRefusedError(111, 'a service that the program asks')")
+    refused = run("check", program(tmp_path, "old", "a"), str(tmp_path / "new.py")).exception
+    assert isinstance(refused, CoopStreamsError)
+    assert exit_status(refused) == WRONG
+    assert re.match(r"nothing could be compared: .*new.py cannot be loaded", str(refused))
 
 
 def test_two_versions_are_enough(tmp_path: Path) -> None:
