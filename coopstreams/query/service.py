@@ -157,7 +157,7 @@ class QueryService:
     async def stores(self, asked: Asked) -> bytes:
         """Return the JSON of all stores; sizes, and what was seen of them, are of all instances that answer."""
         stores = dict(self.backend.stores())
-        sizes = await self._run(self._scans, self._local.sizes)
+        sizes = await self._settled(lambda: self._run(self._scans, self._local.sizes), asked)
         unreachable = []
         if asked == "any":
             for instance, answer in await self._ask_all("/v1/stores"):

@@ -16,7 +16,8 @@ from coopstreams.log.kafka.native import data_plane
 from coopstreams.query.backend import NotOpen, OpenView
 from coopstreams.state.memory import Memory
 from coopstreams.state.rocks import Rocks
-from tests.query.cluster import HOUR, LIMITS, Cluster, Data, Node, tasks
+from coopstreams.topology.task_id import TaskId
+from tests.query.cluster import HOUR, LIMITS, STORES, Cluster, Data, Node, tasks
 
 COUNTS = {f"word-{i}": (i, i) for i in range(60)}
 HOURS = {("k", hour * HOUR): (hour, hour) for hour in range(20)}
@@ -195,3 +196,21 @@ def test_a_range_of_which_an_instance_does_not_answer_is_not_read_for_nothing_ag
             goes_on.set()
             assert client.get("/v1/stores/hours/range?local=true").status_code == 200  # waits for those before it
     assert asked.count("counts") <= 2, "one for each thread that reads ranges"
+
+
+def test_the_stores_are_listed_although_a_task_is_given_up_while_they_are_counted() -> None:
+    given_up = list[TaskId]()
+
+    class Hasty(Node):
+        def views(self, store: str) -> Sequence[OpenView | NotOpen]:
+            found = super().views(store)
+            if not given_up:
+                given_up.extend(sorted(self.openings)[:1])
+                self.close(given_up[0])
+            return found
+
+    with Cluster(1, replace(LIMITS, retry_s=60.0), kind=Hasty) as cluster:
+        cluster.deal(2, DATA)
+        answer = httpx.get(f"{cluster['a'].url}/v1/stores", trust_env=False, timeout=60)
+    assert given_up
+    assert (answer.status_code, len(answer.json()["stores"])) == (200, len(STORES) + 1)
