@@ -432,7 +432,7 @@ PLANTED: dict[str, Planted] = {
     "no way back": Planted(consumers.no_way_back, 0, "consumers", AT_LEAST_ONCE, oracle="order"),
     "no fence": Planted(consumers.no_fence, 0, "consumers", AT_LEAST_ONCE, oracle="owners"),
     "results without progress": Planted(consumers.results_first, 0, "consumers", oracle="results"),
-    "progress without results": Planted(consumers.commit_beside, 0, "consumers", oracle="progress"),
+    "progress without results": Planted(consumers.commit_beside, 40, "consumers", oracle="progress"),
     "an abort that keeps": Planted(consumers.abort_that_keeps, 0, "consumers", oracle="progress"),
 }
 """The planted bugs by name."""
