@@ -26,6 +26,7 @@ from coopstreams.commit.ranges import Runs, advance, common, merge
 from coopstreams.commit.record import Committed, Segment
 from coopstreams.commit.view import Hole, combine
 from coopstreams.common.host import SYSTEM, Host
+from coopstreams.common.references import resolved
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.group.requests import Offsets
 from coopstreams.log.kafka.log import KafkaLog
@@ -65,6 +66,7 @@ def list_consumer_group_offsets(
         LogError: refused, or an open transaction keeps the answer back for too long; the message names it.
         GroupError: no brokers.
     """
+    settings = resolved(settings)
     log = KafkaLog(settings)
     try:
         with GroupAdmin(settings, group) as admin, individual_commits(log, group) as follower:

@@ -127,8 +127,12 @@ def test_what_was_committed_since_the_last_look_counts() -> None:
 
 
 @pytest.mark.broker
-def test_an_ordinary_group_has_an_offset_and_what_was_written_beside_it(group: Group) -> None:
+def test_an_ordinary_group_has_an_offset_and_what_was_written_beside_it(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
     group.plain(7, "file 3")
+    monkeypatch.setenv("KAFKA_AT", group.settings["bootstrap.servers"])
+    group.settings = {"bootstrap.servers": "${env:KAFKA_AT}"}
     assert group.listed() == OffsetAndRanges(7, "file 3", (), (Segment(WHOLE, 7),))
 
 
