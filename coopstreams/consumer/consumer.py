@@ -171,7 +171,12 @@ class CooperativeConsumer:
         """Hand out from this offset on.
 
         Skipped records count as done; done records stay committed, although they are handed out again.
+
+        Raises:
+            ValueError: the offset is below 0; confluent-kafka's OFFSET_BEGINNING and OFFSET_END are not known here.
         """
+        if offset < 0:
+            raise ValueError(f"{TopicPartition(*partition)}: offset {offset} is below 0")
         with self._lock:
             self._session.take_done()
             for share in self._shares_of(TopicPartition(*partition)):

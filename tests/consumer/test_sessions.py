@@ -132,3 +132,23 @@ def test_what_a_refused_commit_has_named_is_in_no_later_one() -> None:
         (committed,) = found
         assert committed is not None
         assert (committed.offset, committed.ranges) == (1, ())
+
+
+def test_a_seek_below_zero_is_refused() -> None:
+    """The client took -1 for the end, and the records up to there counted as done."""
+    handed: list[int] = []
+
+    def body(member: Member) -> None:
+        consumer = member.consumer
+        consumer.subscribe(["in"])
+        while not handed:
+            handed.extend(record.offset for record in consumer.consume(1, 0.1))
+        with pytest.raises(ValueError, match="in-0: offset -1 is below 0"):
+            consumer.seek(("in", 0), -1)
+        while True:
+            handed.extend(record.offset for record in consumer.consume(10, 0.1))
+
+    with members(KEYS) as group:
+        group.start("a", body)
+        group.run(10.0)
+    assert sorted(handed) == list(range(len(KEYS)))
