@@ -23,6 +23,7 @@ from coopstreams.admin.rebuild import Rebuilder, RebuildScope, RebuiltPartition
 from coopstreams.common.config import Config
 from coopstreams.spark.outbox import cluster_of
 from coopstreams.spark.session import session_or_local
+from coopstreams.spark.table_outputs import absolute
 from coopstreams.spark.workers.shipping import Batches, plain_function, ship, unship
 from coopstreams.state.manifest import Manifest, Slice
 from coopstreams.tasks.resolved_topology import as_it_runs
@@ -52,12 +53,13 @@ def rebuild(
     config = Config.of(settings, topology.application_id)
     if config["snapshots.dir"] is None:
         raise ConfigError("no storage is set for the snapshot: give snapshots.dir")
+    url = absolute(config["snapshots.dir"])
     with closing(cluster_of(config)) as cluster:
         running = as_it_runs(topology, cluster.partitions(), config)
-        rebuilder = Rebuilder(cluster, running, config["application.id"], config["snapshots.dir"], afresh=afresh)
+        rebuilder = Rebuilder(cluster, running, config["application.id"], url, afresh=afresh)
         partitions = rebuilder.to_rebuild(wanted or RebuildScope())
         with session_or_local(spark, f"rebuild of {config['application.id']}") as session:
-            found = _made(session, _Work(ship(running), config, rebuilder.run, afresh, tuple(partitions)))
+            found = _made(session, _Work(ship(running), config, url, rebuilder.run, afresh, tuple(partitions)))
         return rebuilder.publish(found)
 
 
@@ -67,6 +69,7 @@ class _Work:
 
     shipped: bytes
     config: Config
+    url: str
     run: str
     afresh: bool
     partitions: tuple[RebuiltPartition, ...]
@@ -74,9 +77,9 @@ class _Work:
     def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
         """Rebuild the partitions that these rows name; yield a row for each."""
         topology = unship(self.shipped)
-        url, application = self.config["snapshots.dir"], self.config["application.id"]
+        application = self.config["application.id"]
         with closing(cluster_of(self.config)) as cluster:
-            rebuilder = Rebuilder(cluster, topology, application, url, afresh=self.afresh, run=self.run)
+            rebuilder = Rebuilder(cluster, topology, application, self.url, afresh=self.afresh, run=self.run)
             for number in (number for batch in batches for number in batch.column(0).to_pylist()):
                 made = rebuilder.rebuild(self.partitions[number], lambda *_: None)
                 yield pa.RecordBatch.from_pydict(

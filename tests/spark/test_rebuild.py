@@ -43,14 +43,15 @@ def rows(url: str, manifest: Manifest, folder: Path) -> dict[bytes, bytes]:
 
 
 def test_a_rebuild_in_spark_makes_the_snapshot_that_a_rebuild_alone_makes(
-    kafka: Kafka, spark: SparkSession, tmp_path: Path
+    kafka: Kafka, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counting, url = Counting.make(kafka, 3), str(tmp_path / "snapshots")
     written = counting.write(KEYS)
     with counting.app(tmp_path / "state") as app:
         await_table(app, written)
     settings: dict[str, Any] = {"bootstrap.servers": kafka.bootstrap, "snapshots.dir": url}
-    made = rebuild(counting.topology, settings, spark=spark)
+    monkeypatch.chdir(tmp_path)  # workers have another working directory
+    made = rebuild(counting.topology, {**settings, "snapshots.dir": "snapshots"}, spark=spark)
     assert snapshot.load(url, counting.application) == made
     assert holes(made.stores["counts"].slices, 3) == []
     alone_url = str(tmp_path / "alone")
