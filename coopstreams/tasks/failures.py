@@ -24,7 +24,7 @@ from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.tries import Attempts, TriedLaterError
 from coopstreams.topology.calls import Retry
 from coopstreams.topology.columns import Headers
-from coopstreams.topology.errors import ProcessingError
+from coopstreams.topology.errors import LogError, ProcessingError
 from coopstreams.topology.failures import Failure, OnFailure
 from coopstreams.topology.graph.nodes import Structure
 from coopstreams.topology.schemas import registry_is_away
@@ -137,14 +137,17 @@ def handler(
     Raises (the returned function):
         ProcessingError: the handler of the phase says `fail`.
         TriedLaterError: it says `Retry`, or the schema registry does not answer.
+        LogError: retryable: the registry does not answer, and nothing can be processed again later.
     """
 
     def on_failure(failure: Failure) -> None:
         message = describe_failure(task, failure)
         if task is not None and tries is not None:
             failure = replace(failure, attempt=tries.attempt(task, failure))
-        if task is not None and tries is not None and registry_is_away(failure.error):
-            raise TriedLaterError(message, task, UNAVAILABLE_PAUSE_S)  # the record may be good: no handler is asked
+        if registry_is_away(failure.error):  # the record may be good: no handler is asked
+            if task is None or tries is None:
+                raise LogError(message, retryable=True) from failure.error
+            raise TriedLaterError(message, task, UNAVAILABLE_PAUSE_S)
         own = topics.get(failure.node) if failure.phase == "processing" else None
         answer = _answer(config, failure, message) if own is None else "dead-letter"
         if isinstance(answer, Retry):

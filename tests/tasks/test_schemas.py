@@ -183,11 +183,26 @@ def test_a_registry_that_is_away_at_start_is_an_error_with_its_address() -> None
     assert exit_status(away.value) == FAILED, "a process that is started again may find it"
 
 
-def test_a_registry_that_is_away_later_pauses_the_task_whatever_the_handler_says() -> None:
-    serde, settings = serdes.avro(ORDER), config(deserialization_exception_handler="continue")
+def unread() -> Failure:
+    """Return the failure of a record for which the registry does not answer."""
     error = SerdeError("serde avro cannot read")
     error.__cause__ = RegistryUnavailableError("the schema registry does not answer")
-    failure = Failure("deserialization", serde.name, error, TopicPartition("orders", 0), 4, b"", b"", 0, None)
+    return Failure("deserialization", serdes.avro(ORDER).name, error, TopicPartition("orders", 0), 4, b"", b"", 0, None)
+
+
+@pytest.mark.parametrize("task", [TaskId(0, 0, WHOLE), None])
+def test_a_registry_that_is_away_later_ends_a_backfill_and_a_global_table_whatever_the_handler_says(
+    task: TaskId | None,
+) -> None:
+    count: list[Failure] = []
+    settings = config(deserialization_exception_handler="continue")
+    with pytest.raises(LogError, match=r'"orders" partition 0 offset 4 cannot be read') as away:
+        handler(task, settings, lambda f, _: count.append(f), lambda *_: None, Sayings())(unread())
+    assert (count, exit_status(away.value)) == ([], FAILED)
+
+
+def test_a_registry_that_is_away_later_pauses_the_task_whatever_the_handler_says() -> None:
+    settings, failure = config(deserialization_exception_handler="continue"), unread()
     count: list[Failure] = []
     with pytest.raises(TriedLaterError, match=r"offset 4.*processed again in 1\.0 s"):
         handler(TaskId(0, 0, WHOLE), settings, lambda f, _: count.append(f), lambda *_: None, Sayings(), tries=Tries())(
