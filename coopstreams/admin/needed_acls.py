@@ -39,6 +39,7 @@ class Rule:
 RULES = (
     Rule("topic", "<source>", ("Read", "DescribeConfigs")),
     Rule("topic", "<sink>", ("Write",)),
+    Rule("topic", "<sink>", ("DescribeConfigs",)),
     Rule("topic", "<application>-", ("Create", "Read", "Write"), prefixed=True),
     Rule("topic", "<application>-", ("Delete",), prefixed=True),
     Rule("topic", "<application>-", ("DescribeConfigs",), prefixed=True),
@@ -81,7 +82,7 @@ def unknown(topology: Structure) -> list[str]:
         if isinstance(node, Source) and node.pattern is not None
     ]
     return told + [
-        f'"{node.name}" writes to the topics that its function names: allow Write on each'
+        f'"{node.name}" writes to the topics that its function names: allow Write and DescribeConfigs on each'
         for node in nodes
         if isinstance(node, DynamicSink)
     ]

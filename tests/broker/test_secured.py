@@ -91,6 +91,26 @@ def test_an_application_without_state_or_transactions_runs_with_exactly_the_acls
     assert secured.refusals(counting.application, counting.sink) == set()
 
 
+def test_a_result_that_kafka_refuses_goes_to_the_handler_with_exactly_the_acls_that_the_command_prints(
+    secured: SecuredKafka, tmp_path: Path
+) -> None:
+    counting = Counting.make(secured)
+    builder = StreamsBuilder(counting.application)
+    stream = builder.stream(
+        counting.source,
+        key=serdes.text,
+        value=serdes.raw,
+        timestamp=lambda record: record.timestamp + (86_400_000 if record.key == "ahead" else 0),
+    )
+    stream.to(counting.sink)
+    passing = replace(counting, topology=builder.build())
+    user = secured.user(counting.application, printed(passing.topology))
+    settings = {"connect_timeout_ms": 20_000, "production_exception_handler": "continue"}
+    with passing.app(tmp_path, login=user, **settings) as app:
+        passing.write(["a", "ahead", "b"])
+        eventually(lambda: metric(app, "coopstreams_dropped_records_total") == 1, 60, lambda: repr(app._error))
+
+
 @pytest.mark.slow
 def test_a_source_without_an_order_needs_the_acls_of_its_share_group(secured: SecuredKafka, tmp_path: Path) -> None:
     name, source, sink = secured.unique("shared"), secured.topic("in"), secured.topic("out")
