@@ -105,8 +105,7 @@ def test_a_result_that_kafka_refuses_goes_to_the_handler_with_exactly_the_acls_t
     stream.to(counting.sink)
     passing = replace(counting, topology=builder.build())
     user = secured.user(counting.application, printed(passing.topology))
-    settings = {"connect_timeout_ms": 20_000, "production_exception_handler": "continue"}
-    with passing.app(tmp_path, login=user, **settings) as app:
+    with passing.app(tmp_path, login=user, production_exception_handler="continue") as app:
         passing.write(["a", "ahead", "b"])
         eventually(lambda: metric(app, "coopstreams_dropped_records_total") == 1, 60, lambda: repr(app._error))
 
