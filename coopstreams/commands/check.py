@@ -8,7 +8,7 @@ from typing import Annotated
 import orjson
 import typer
 
-from coopstreams.commands.loading import load_topology
+from coopstreams.commands.loading import load_topology, modules_of_its_own
 from coopstreams.commands.processes.restarts import WRONG, exit_status
 from coopstreams.commands.settings import Brokers, ConfigFile, Pairs, cluster, configure_logging, loaded
 from coopstreams.common.config import Config
@@ -87,7 +87,8 @@ def _outline(target: str, optimization: str) -> Outline:
         except OSError as error:
             raise ConfigError(f"cannot read {target}: {error.strerror}") from error
     try:
-        return outline(load_topology(target).optimized(optimization))
+        with modules_of_its_own(target):
+            return outline(load_topology(target).optimized(optimization))
     except ValueError as error:
         raise ConfigError(f"--optimization {optimization}: must be {error}") from None
 

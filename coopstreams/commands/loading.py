@@ -6,6 +6,8 @@ import importlib
 import importlib.util
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from traceback import StackSummary, TracebackException
 from types import ModuleType
@@ -54,6 +56,29 @@ def load_topology(target: str) -> Topology:
             f"{path} has no variable `topology` (topologies found: {names}): say which one, as {path}:NAME"
         )
     return next(iter(found.values()))
+
+
+@contextmanager
+def modules_of_its_own(target: str) -> Iterator[None]:
+    """Forget, in the end, the modules that a program has loaded from its folder: another version has its own."""
+    path = target.rpartition(":")[0] if ":" in target else target
+    folder = Path(path).resolve().parent if path.endswith(".py") else Path.cwd()
+    modules, places = set(sys.modules), list(sys.path)
+    try:
+        yield
+    finally:
+        for name in sys.modules.keys() - modules:
+            if _is_within(sys.modules[name], folder):
+                del sys.modules[name]
+        sys.path[:] = places
+
+
+def _is_within(module: ModuleType, folder: Path) -> bool:
+    """Whether a module is the program's own, and no library, though an environment may be in the same folder."""
+    file = getattr(module, "__file__", None)
+    places = [Path(place).resolve() for place in ([file] if file else getattr(module, "__path__", ()))]
+    own = [place for place in places if place.is_relative_to(folder) and "site-packages" not in place.parts]
+    return bool(own) and module.__name__.partition(".")[0] != coopstreams.__name__
 
 
 def own_lines(error: BaseException) -> str:

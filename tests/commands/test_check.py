@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import orjson
@@ -67,6 +68,22 @@ def test_the_exit_status_says_how_bad_it_is(tmp_path: Path, stores: list[str], s
     assert [f"{change['what']} {change['name']}: {change['verdict']}" for change in shown["changes"]] == [
         line for line in result.stdout.splitlines() if not line.startswith((" ", "`"))
     ]
+
+
+def test_each_version_has_the_modules_of_its_own_folder(tmp_path: Path) -> None:
+    files = []
+    for version in ("old", "new"):
+        package = tmp_path / version / "names"
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text("")
+        (package / "stores.py").write_text(f'STORE = "{version}"')
+        files.append(Path(program(package.parent, "app", "counts")))
+        text = files[-1].read_text().replace('"counts"', "STORE")
+        files[-1].write_text(f"from names.stores import STORE\n{text}")
+    before = {*sys.modules}
+    result = run("check", *map(str, files))
+    assert (result.exit_code, result.stdout.splitlines()[0]) == (2, "store old: lost")
+    assert not {"app", "names", "names.stores"} & (sys.modules.keys() - before)
 
 
 def test_the_old_version_may_be_what_was_described_of_it(tmp_path: Path) -> None:
