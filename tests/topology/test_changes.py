@@ -248,6 +248,23 @@ def test_a_repartition_topic_of_another_name_loses_what_is_in_it_if_anything_is(
     assert (drained.verdict, drained.cure) == (KEEPS, "")
 
 
+@pytest.mark.parametrize("name", ["by-item", None])
+def test_the_topics_of_a_join_by_foreign_key_are_kept_by_the_name_of_the_join(name: str | None) -> None:
+    def joining(name: str | None) -> Program:
+        def program(b: StreamsBuilder) -> None:
+            rows, others = (
+                b.table(topic, key=serdes.text, value=serdes.text, store=topic) for topic in ("in", "others")
+            )
+            rows.join(others, lambda row, _: row, foreign_key=str, value=serdes.text, name=name).to_stream().to("out")
+
+        return program
+
+    lost = [change for change in changes(of(joining(name)), of(joining("other"))) if change.verdict is LOST]
+    assert {change.what for change in lost} == {"repartition topic", "store"}
+    assert all("keep the store= or name= of its operator; if it had none" in change.cure for change in lost)
+    assert not any('name="' in change.cure for change in lost)
+
+
 def test_a_repartition_topic_goes_with_what_was_made_from_it() -> None:
     assert between(counts(key=serdes.text, name="one"), looking)["app-one-repartition"] is ORPHANED
     assert between(counts(key=serdes.text, name="one"), counts())["app-one-repartition"] is LOST, (

@@ -269,6 +269,12 @@ def _renamed(old: Outline, new: Outline) -> dict[str, str]:
     return found
 
 
+_KEEP_THE_NAME = (
+    "keep the store= or name= of its operator; if it had none, attach new operators behind it, so that the generated "
+    "numbers stay"
+)
+
+
 def _gone_store(was: Store, renamed: dict[str, str]) -> TopologyChange:
     now = renamed.get(was.name)
     if now is None:
@@ -276,10 +282,7 @@ def _gone_store(was: Store, renamed: dict[str, str]) -> TopologyChange:
         return TopologyChange("store", was.name, Verdict.ORPHANED, f"the topology has no such store any more{left}")
     why = f'the same store is named "{now}" now, which starts empty'
     if set(was.made_by) & {"StreamStreamJoin", "ForeignKeyAnswer", "Suppress", "BufferedJoin"}:
-        cure = (
-            "keep the store= or name= of its operator; if it had none, attach new operators behind it, so that "
-            "the generated numbers stay"
-        )
+        cure = _KEEP_THE_NAME
     else:
         cure = f'name it as it was: store="{was.name}"'
     return TopologyChange("store", was.name, Verdict.LOST, why, cure, was.changelog, now)
@@ -310,9 +313,11 @@ def _repartition(old: Outline, new: Outline, was: RepartitionOutline, renamed: d
                 "the new version has none of the stores and topics that were made from it",
             )
         why = "the new version does not read it, and its records are already processed in their sources"
-        prefix = was.name.removeprefix(f"{old.application_id}-").removesuffix("-repartition")
-        cure = f'name the grouping, join or repartition() behind it: name="{prefix}"; or {drain}'
-        return TopologyChange(what, was.name, Verdict.LOST, why, cure, was.name)
+        cure = _KEEP_THE_NAME  # of a join by foreign key
+        if was.name.endswith("-repartition"):
+            prefix = was.name.removeprefix(f"{old.application_id}-").removesuffix("-repartition")
+            cure = f'name the grouping, join or repartition() behind it: name="{prefix}"'
+        return TopologyChange(what, was.name, Verdict.LOST, why, f"{cure}; or {drain}", was.name)
     if (was.key, was.value) != (now.key, now.value):
         why = f"its records are read as {now.key} and {now.value}, and were written as {was.key} and {was.value}"
         return TopologyChange(what, was.name, Verdict.UNREADABLE, why, f"{drain}, or give it another name", was.name)
