@@ -248,6 +248,23 @@ def test_a_repartition_topic_of_another_name_loses_what_is_in_it_if_anything_is(
     assert (drained.verdict, drained.cure) == (KEEPS, "")
 
 
+def test_the_cure_for_a_topic_in_front_of_a_join_of_streams_is_one() -> None:
+    def joining(*, longer: bool, cure: str | None = None) -> Program:
+        def program(b: StreamsBuilder) -> None:
+            source = text(b).peek(lambda _, value: None) if longer else text(b)
+            changed = source.select_key(lambda _, value: value, key=serdes.text)
+            moved = changed if cure is None else changed.repartition(name=cure)
+            near = JoinWindows(minutes=1)
+            moved.join(text(b, "others"), str.__add__, windows=near, value=serdes.text, store="s").to("out")
+
+        return program
+
+    found = changes(of(joining(longer=False)), of(joining(longer=True)))
+    [lost] = [change for change in found if change.verdict is LOST]
+    (name,) = re.findall(r'\.repartition\(name="(.*?)"\)', lost.cure)
+    assert set(between(joining(longer=False), joining(longer=True, cure=name)).values()) == {KEEPS}
+
+
 @pytest.mark.parametrize("name", ["by-item", None])
 def test_the_topics_of_a_join_by_foreign_key_are_kept_by_the_name_of_the_join(name: str | None) -> None:
     def joining(name: str | None) -> Program:

@@ -316,7 +316,10 @@ def _repartition(old: Outline, new: Outline, was: RepartitionOutline, renamed: d
         cure = _KEEP_THE_NAME  # of a join by foreign key
         if was.name.endswith("-repartition"):
             prefix = was.name.removeprefix(f"{old.application_id}-").removesuffix("-repartition")
-            cure = f'name the grouping, join or repartition() behind it: name="{prefix}"'
+            cure = (
+                f'name the grouping, the join with a table or the repartition() behind it: name="{prefix}"; in front '
+                f'of a join of streams write .repartition(name="{prefix}")'
+            )
         return TopologyChange(what, was.name, Verdict.LOST, why, f"{cure}; or {drain}", was.name)
     if (was.key, was.value) != (now.key, now.value):
         why = f"its records are read as {now.key} and {now.value}, and were written as {was.key} and {was.value}"
