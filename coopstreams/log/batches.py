@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Protocol, TypeAlias
 
 from coopstreams.log.log import NO_STREAM_TIME, RecordBatch
@@ -94,9 +94,9 @@ class Routes:
         self._router = None if router is None else router(self._bounds, self._by_bound, len(self._ranges), suffix)
         self._by_group: list[int] | None = None
         if all(key_range.is_cut_at_groups for key_range in ranges):
-            self._by_group = [
-                self._by_bound[bisect_right(self._bounds, group << _GROUP_SHIFT)] for group in range(GROUPS)
-            ]
+            self._by_group = []
+            for slot, (start, end) in zip(self._by_bound, pairwise([0, *self._bounds, 1 << HASH_BITS]), strict=True):
+                self._by_group += [slot] * ((end - start) >> _GROUP_SHIFT)
 
     def __len__(self) -> int:
         return len(self._ranges)
