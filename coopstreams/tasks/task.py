@@ -30,7 +30,7 @@ from coopstreams.tasks.pending_calls import PendingCalls
 from coopstreams.tasks.queues import FIRST_STEP, MOST_AT_ONCE, STEP_S, Pace, SourceQueues, Step
 from coopstreams.tasks.tally import Tally
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.compile.operator_time import operators_of
+from coopstreams.topology.compile.operator_time import Operator, operators_of
 from coopstreams.topology.compile.outputs import Output
 from coopstreams.topology.compile.program import BoundProgram, Part, Program
 from coopstreams.topology.compile.timestamps import as_written
@@ -84,8 +84,8 @@ def store_times(subtopology: SubTopology, progress: Progress) -> dict[str, int]:
     """
     lowest, operators = [progress.lowest(source) for source in progress.partitions], operators_of(subtopology)
 
-    def time(at: Segment, operator: int | None) -> int:
-        return at.stream_time if operator is None else dict(at.operator_times).get(operator, NO_STREAM_TIME)
+    def time(at: Segment, operator: Operator | None) -> int:
+        return at.stream_time if operator is None else operator.time(at.operator_times, at.stream_time)
 
     return {
         store.name: max((time(at, operators.get(store.name)) for at in lowest), default=NO_STREAM_TIME)

@@ -26,10 +26,12 @@ TOLD, PASSED_OVER = b"1", b"0"
 """A value that passes the filter, and one that does not."""
 
 
-def closing() -> Topology:
-    """Count the records that pass a filter in windows of ten milliseconds; emit on close."""
+def closing(*, filtered: bool = True) -> Topology:
+    """Count the records, those that pass a filter, in windows of ten milliseconds; emit on close."""
     builder = StreamsBuilder("app")
-    stream = builder.stream("in", key=serdes.raw, value=serdes.raw).filter(lambda _, value: value == TOLD)
+    stream = builder.stream("in", key=serdes.raw, value=serdes.raw)
+    if filtered:
+        stream = stream.filter(lambda _, value: value == TOLD)
     windows = stream.group_by_key().windowed_by(TimeWindows(milliseconds=10)).emit_strategy("on_window_close")
     counts = windows.count(store="counts", retention=ms(HOUR_MS)).to_stream()
     counts.select_key(lambda window, _: window.key, key=serdes.raw).to("out")
@@ -55,6 +57,45 @@ def test_an_operator_behind_a_filter_goes_on_at_its_own_time(ranges: list[KeyRan
         for key, value, timestamp in zip(out.keys, out.values, out.timestamps, strict=True)
     ]
     assert sorted(told) == sorted([(MINE, 1, 0), (OTHER, 1, 50), (MINE, 1, 55), (OTHER, 1, 100)]), "5 is late"
+
+
+@pytest.mark.parametrize("ranges", [[WHOLE], HALVES], ids=["whole", "halves"])
+@pytest.mark.parametrize("first", [[(MINE, TOLD, 0)], []], ids=["after another", "first of all"])
+def test_a_record_that_was_dropped_closes_no_window_over_a_restart(
+    ranges: list[KeyRange], first: list[tuple[bytes, bytes, int]]
+) -> None:
+    """A record without a key is dropped: the partition's time, which it has moved, is not that of the windows."""
+    engine = Engine(closing(filtered=False), {"in": 1, "out": 1}, processing_guarantee=EXACTLY)
+    engine.start()
+    engine.write("in", [*first, (None, TOLD, HOUR_MS)])
+    for again in ([], [(MINE, TOLD, 5), (OTHER, TOLD, 50)], [(OTHER, TOLD, 100)]):
+        engine.write("in", again)
+        tasks = [engine.open(key_range) for key_range in ranges]
+        engine.settle()
+        for task in tasks:
+            engine.close(task)
+    engine.stop()
+    out = engine.read("out")
+    told = [(key, serdes.int64.decode(value or b"")) for key, value in zip(out.keys, out.values, strict=True)]
+    assert sorted(told) == sorted([(MINE, len(first) + 1), (OTHER, 1)])
+
+
+def test_an_operator_of_two_topics_goes_on_at_the_time_that_each_had_reached() -> None:
+    """The owner of one half has read what the owner of the other has not; of the other topic, neither has read any."""
+    builder = StreamsBuilder("app")
+    one, other = (builder.stream(topic, key=serdes.raw, value=serdes.raw) for topic in ("in", "other"))
+    merged = one.filter(lambda _, value: value == TOLD).merge(other)
+    merged.group_by_key().windowed_by(TimeWindows(milliseconds=10)).count(store="counts").to_stream().to("out")
+    engine = Engine(builder.build(), {"in": 1, "other": 1, "out": 1}, processing_guarantee=EXACTLY)
+    engine.start()
+    engine.write("in", [(OTHER, TOLD, 0), (MINE, TOLD, HOUR_MS)])
+    ahead = engine.open(HALVES[0])
+    engine.settle()
+    engine.close(ahead)
+    engine.open(WHOLE)
+    engine.settle()
+    engine.stop()
+    assert sorted(key[:1] for key in engine.read("out").keys if key) == sorted([MINE, OTHER])
 
 
 def test_who_takes_over_from_several_owners_goes_on_at_the_time_of_each() -> None:

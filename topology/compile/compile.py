@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from coopstreams.topology.compile.calls import ahead_of_calls, keys_suffice
 from coopstreams.topology.compile.code import Code, Process
-from coopstreams.topology.compile.operator_time import operator_id
+from coopstreams.topology.compile.operator_time import operator_of
 from coopstreams.topology.compile.outputs import Output
 from coopstreams.topology.compile.program import Compiled, Program
 from coopstreams.topology.compile.timestamps import DROPPED, extraction_error, timestamp_column
@@ -161,8 +161,8 @@ def _compiled(
         topic: tuple(names[operator_time].name for operator_time in unit.operator_times_of(topic))
         for topic in subtopology.topics
     }
-    kept = {node.name: operator_id(node) for node in names.values() if not compiler.analysis.keeps_time(node)}
-    return Compiled(text, tuple(unit.sites), tuple(unit.drops), make, operator_times, kept)
+    timed = {node.name: operator_of(node, compiler.analysis) for node in names.values()}
+    return Compiled(text, tuple(unit.sites), tuple(unit.drops), make, operator_times, timed)
 
 
 def _flushes(compiler: Compiler) -> list[str]:

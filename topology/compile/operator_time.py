@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from coopstreams.topology.columns import Columns
 from coopstreams.topology.graph.join_nodes import stores_of
@@ -72,24 +72,33 @@ def operator_time_columns(
     return columns
 
 
-def operator_id(node: Node) -> int:
-    """Return the id of a node in `OperatorTimes`. Frozen: it is in commits.
+class Operator(NamedTuple):
+    """A node with a stream time of its own.
 
-    A node is named by its store, whose rows go with the time: nodes have other numbers in another version.
+    Shape: `id` names it in commits, and is frozen: that of its store, whose rows go with the time, because nodes have
+    other numbers in another version. `follows`: no node above it drops records on purpose. So its time is the
+    partition's if a commit has none, as commits of earlier versions. It may be behind: records without a key, and
+    those that fail, are dropped.
     """
+
+    id: int
+    follows: bool
+
+    def time(self, times: OperatorTimes, stream_time: int) -> int:
+        """Return its time at a position with these times; -1: no record had reached it."""
+        return dict(times).get(self.id, stream_time if self.follows else -1)
+
+
+def operator_of(node: Node, analysis: Analysis) -> Operator:
+    """Return a node as an operator."""
     stores = stores_of(node)
-    return store_id(stores[0].name if stores else node.name)
+    return Operator(store_id(stores[0].name if stores else node.name), analysis.keeps_time(node))
 
 
-def operators_of(subtopology: SubTopology) -> dict[str, int]:
-    """Return the stores whose operator's stream time is not the partition's, with the ids of their operators."""
+def operators_of(subtopology: SubTopology) -> dict[str, Operator]:
+    """Return the operator of each store."""
     analysis = Analysis(subtopology)
-    return {
-        store.name: operator_id(node)
-        for node in subtopology.nodes
-        if (stores := stores_of(node)) and not analysis.keeps_time(node)
-        for store in stores
-    }
+    return {store.name: operator_of(node, analysis) for node in subtopology.nodes for store in stores_of(node)}
 
 
 def store_id(name: str) -> int:

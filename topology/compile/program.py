@@ -20,6 +20,7 @@ from coopstreams.topology.columns import Columns, Headers, TopicPartition
 from coopstreams.topology.compile.calls import Results, Wanted
 from coopstreams.topology.compile.code import Code, Process
 from coopstreams.topology.compile.operator_time import (
+    Operator,
     OperatorTimeColumns,
     OperatorTimes,
     operator_time_columns,
@@ -130,10 +131,8 @@ class Compiled:
     make: Callable[[Process, Mapping[str, TableStore], Mapping[str, Output]], Code]
     operator_times: Mapping[str, tuple[str, ...]]
     """Topic to the nodes whose stream time its records advance."""
-    kept: Mapping[str, int]
-    """Nodes that some records of their topics do not reach, with their ids: their times are in the commits. The stream
-    time of all others is the partition's.
-    """
+    operators: Mapping[str, Operator]
+    """The nodes with a stream time, which is in the commits: some records of their topics may not reach them."""
 
 
 class BoundProgram:
@@ -283,26 +282,31 @@ class BoundProgram:
 
     def resumed(self, source: TopicPartition, stream_time: int, operator_times: OperatorTimes = ()) -> list[int]:
         """Return the operator times of a topic's nodes, given the times at which an earlier run stopped."""
-        kept, known = self._compiled.kept, dict(operator_times)
-        nodes = self._compiled.operator_times[source.topic]
-        return [known.get(kept[node], -1) if node in kept else stream_time for node in nodes]
+        operators, nodes = self._compiled.operators, self._compiled.operator_times[source.topic]
+        return [operators[node].time(operator_times, stream_time) for node in nodes]
 
     def operator_times(self, topic: str) -> OperatorTimes:
-        """Return the times for a commit: those that do not follow from the partition's stream time."""
-        kept = self._compiled.kept
-        if not kept or not (nodes := self._compiled.operator_times[topic]):
+        """Return the times for a commit."""
+        if not (nodes := self._compiled.operator_times[topic]):
             return ()
-        times = zip(nodes, self._code.times[topic](), strict=True)
-        return tuple(sorted((kept[node], time) for node, time in times if node in kept and time >= 0))
+        times, most = zip(nodes, self._code.times[topic](), strict=True), self._stream_times[topic]
+        # What is later than the partition comes from another topic. Where all records were dropped, it is 0: without a
+        # time, the operator would go on at the partition's.
+        known = [(self._compiled.operators[node], min(time, most)) for node, time in times]
+        return tuple(
+            sorted(
+                (operator.id, max(0, time)) for operator, time in known if time >= 0 or (operator.follows and most >= 0)
+            )
+        )
 
     def parts_of(self, node: str, topics: Sequence[str]) -> list[list[tuple[KeyRange, int]]]:
         """Return the parts of the task's range on each topic, with the first stream time of each for a node; -1:
         unknown.
         """
-        id_ = self._compiled.kept.get(node)
+        operator = self._compiled.operators[node]
         return [
             [
-                (part.key_range, part.stream_time if id_ is None else dict(part.operator_times).get(id_, -1))
+                (part.key_range, operator.time(part.operator_times, part.stream_time))
                 for part in self._parts.get(topic, ())
             ]
             for topic in topics

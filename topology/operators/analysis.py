@@ -130,8 +130,8 @@ class Analysis:
     def keeps_time(self, node: Node) -> bool:
         """Whether every record of the topics upstream reaches a node with its timestamp.
 
-        Then the node's stream time is the partition's. Records without a key are ignored, and an update of a table
-        counts as the record that made it.
+        Records that are dropped because they have no key, or fail, are ignored; an update of a table counts as the
+        record that made it.
         """
         return all(
             self._passes_time(self.named(parent))
