@@ -143,7 +143,12 @@ class GroupMember:
         """
         if generation is not None and not self._coordinator.settled_in(generation):
             return False
-        return self.epoch == epoch and self._host.elapsed() < self._coordinator.sure_until
+        return self.sure_s(epoch) > 0
+
+    def sure_s(self, epoch: int) -> float:
+        """Return for how many seconds this certainly stays a member under that epoch; 0: it may be none now."""
+        left = self._coordinator.sure_until - self._host.elapsed()
+        return max(0.0, left) if self.epoch == epoch else 0.0
 
     def ask(self) -> float:
         """Have the group confirm this member as soon as it can; return the time of the request, for `confirmed`."""

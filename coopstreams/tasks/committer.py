@@ -13,8 +13,10 @@ Invariant: the fence belongs to the epoch of the membership under which the task
 fails, so a member that was lost and came back cannot commit what it did before. Under at-least-once brokers do not
 fence records, so a zombie's may land above those of its successor: a later restore would go back to them, and readers
 of the results would end with old ones. Hence the committer writes nothing unless the group has answered within the
-session time-out, and the producer gives up a record that it could not send for so long (`instance.components`). One
-case remains: a process that is stopped within the milliseconds in which it writes.
+session time-out, and a commit waits for its records no longer than that answer counts: then they are given up. Between
+commits the producer gives up a result that it could not send for a session time-out (`instance.components`). Two cases
+remain: a process that is stopped within the milliseconds in which it writes; and results (no changelogs) in front of a
+function that runs for longer than the session, when no broker could be reached meanwhile.
 Source: KIP-447 for the fence; the notes on individual commits for the order.
 """
 
@@ -63,6 +65,10 @@ class Membership(Protocol):
 
     def sure(self, epoch: int) -> bool:
         """See `GroupMember.sure`."""
+        ...
+
+    def sure_s(self, epoch: int) -> float:
+        """See `GroupMember.sure_s`."""
         ...
 
 
@@ -262,9 +268,9 @@ class Committer:
         self._wait_for("its results to be in the log")
         commit = plan([task.progress for task in tasks], self._follower)
         if not self._transactional:
-            self._writer.flush(self._timeout_s)  # outputs and changelogs are in the log before the positions
+            self._flush()  # outputs and changelogs are in the log before the positions
         self._write_plan(commit)
-        self._writer.flush(self._timeout_s)
+        self._flush()
         # Before the fence: after it, these offsets may lie behind records of a successor, which are not in this
         # state.
         checkpoints = self._checkpoints(
@@ -383,7 +389,7 @@ class Committer:
             self.write_outputs(task)
             self._apply(task, all_of_it=True)
         if not self._transactional and any(changed for _, changed in changes):
-            self._writer.flush(self._timeout_s)
+            self._flush()
         for task, changed in changes:
             for batch in changed:
                 self._check_sure(task.epoch)
@@ -446,6 +452,16 @@ class Committer:
         if applied := task.apply(all_of_it=all_of_it):
             self._metrics.produced(task.id, task.applying.sink, applied)
         self.waiting = before
+
+    def _flush(self) -> None:
+        """Wait until all records are in the log; under at-least-once no longer than this member surely has its tasks.
+
+        Raises:
+            DeliveryError: they are not; `abort` gives them up.
+        """
+        assert self._epoch is not None
+        sure_s = self._timeout_s if self._transactional else self._member.sure_s(self._epoch)
+        self._writer.flush(min(self._timeout_s, sure_s))
 
     def _check_sure(self, epoch: int) -> None:
         """Check that this member certainly has its tasks: under at-least-once brokers do not fence records.

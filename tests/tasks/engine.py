@@ -85,6 +85,7 @@ class Membership:
         self.epoch = 1
         self.generation = 1
         self.answered = True
+        self.certain_s = 10.0
         self._log, self._group = log, group
 
     @contextmanager
@@ -97,7 +98,10 @@ class Membership:
         self._log.commit_offsets(offsets, fence)
 
     def sure(self, epoch: int) -> bool:
-        return self.answered and epoch == self.epoch
+        return self.sure_s(epoch) > 0
+
+    def sure_s(self, epoch: int) -> float:
+        return self.certain_s if self.answered and epoch == self.epoch else 0.0
 
 
 class Engine:

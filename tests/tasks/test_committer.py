@@ -209,6 +209,27 @@ def test_at_least_once_writes_no_result_while_the_group_does_not_answer() -> Non
     assert len(made.read("out")) == 0
 
 
+@BOTH
+def test_at_least_once_no_record_is_waited_for_longer_than_the_tasks_are_certain(
+    guarantee: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be sent when the brokers can be reached again, and would cover what a successor has written meanwhile."""
+    made = engine(guarantee, ["a", "b"])
+    task, waits = made.task(WHOLE), []
+    made.process(task)
+    writer = made.committers[0]._writer
+    flush = writer.flush
+
+    def flushing(timeout_s: float) -> None:
+        waits.append(timeout_s)
+        flush(timeout_s)
+
+    monkeypatch.setattr(writer, "flush", flushing)
+    made.member.certain_s = 3.0
+    made.committers[0].commit([task])
+    assert waits == ([15.0] if guarantee == EXACTLY else [3.0] * 3)
+
+
 def test_at_least_once_positions_are_not_written_when_what_they_stand_for_is_not() -> None:
     made = engine(AT_LEAST, ["a"])
     tasks = made.task(LEFT), made.task(RIGHT)
