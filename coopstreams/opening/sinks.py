@@ -10,6 +10,7 @@ sink was never applied if the group has no position either; otherwise the sink h
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from coopstreams.commit.progress import Progress
@@ -100,14 +101,16 @@ class SinkOpenings:
         opening.why = f'sink "{node.name}" to be opened'
         while not opening.left.is_set():
             try:
-                session = self._session(node, source, progress)
-                if (end := self._log.end_offset(source)) >= session.position:
-                    return session
-                session.close()
-                opening.why = (
-                    f'{source} to have offset {session.position}, up to which sink "{node.name}" has applied it: it '
-                    f"ends at {end}. A broker may be behind; if it stays so, the log has lost records"
-                )
+                with ExitStack() as closing:
+                    session = self._session(node, source, progress)
+                    closing.callback(session.close)
+                    if (end := self._log.end_offset(source)) >= session.position:
+                        closing.pop_all()
+                        return session
+                    opening.why = (
+                        f'{source} to have offset {session.position}, up to which sink "{node.name}" has applied it: '
+                        f"it ends at {end}. A broker may be behind; if it stays so, the log has lost records"
+                    )
             except AccessDeniedError:
                 raise  # only a user can add the ACL
             except LogError as error:
