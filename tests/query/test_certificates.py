@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -14,7 +16,7 @@ from coopstreams.query.access import Access
 from coopstreams.query.certificates import Certificates, Files
 from coopstreams.query.client import QueryClient
 from coopstreams.topology.errors import ConfigError, QueryError
-from tests.query.cluster import Cluster
+from tests.query.cluster import LIMITS, Cluster
 from tests.query.office import HOSTS, Office
 
 DATA = {"counts": {f"w{i}": (i, i) for i in range(50)}}
@@ -136,3 +138,31 @@ def shown(url: str, office: Office) -> bytes:
     """Return the certificate that a server shows."""
     host, port = url.removeprefix("https://").split(":")
     return ssl.get_server_certificate((host, int(port)), ca_certs=str(office.authorities)).encode()
+
+
+def test_connections_without_a_handshake_are_closed_and_are_no_more_than_the_limit_allows(office: Office) -> None:
+    access = [Access({}, Certificates(office.files(), clients_show=False))]
+
+    def connected(cluster: Cluster) -> socket.socket:
+        opened = socket.create_connection(("127.0.0.1", cluster["a"].server.port))
+        opened.settimeout(30)  # asyncio closes it after a minute
+        return opened
+
+    with Cluster(1, replace(LIMITS, connections=2, ask_s=600.0), access=access) as cluster:
+        held = [connected(cluster) for _ in range(4)]
+        with connected(cluster) as one_more:
+            assert ends(one_more)
+        for one in held:
+            one.close()
+        with QueryClient(cluster["a"].url, tls=trusting(office)) as client:
+            assert client.stores()
+    with Cluster(1, replace(LIMITS, ask_s=0.5), access=access) as cluster, connected(cluster) as silent:
+        assert ends(silent)
+
+
+def ends(connection: socket.socket) -> bool:
+    """Return that the other side has ended a connection; wait for it."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True

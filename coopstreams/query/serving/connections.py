@@ -1,7 +1,8 @@
 """Limits of the query server's connections: their number, and how long a client may take to ask and to read.
 
 A connection that is idle after an answer is closed by uvicorn. A client that never finishes a request, or never reads
-its answer, would hold a file descriptor for ever, and the process needs them for its databases and its brokers.
+its answer, would hold a file descriptor for ever, and the process needs them for its databases and its brokers. With
+TLS a connection reaches its protocol after the handshake only: before that, the socket and the loop limit it.
 
 Invariant: every connection makes progress or is closed.
 """
@@ -10,8 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -72,6 +76,41 @@ def limited(limits: RequestLimits) -> type[asyncio.Protocol]:
             super().resume_writing()
 
     return Limited
+
+
+class BoundedSocket(socket.socket):
+    """A socket that listens, and closes at once what it accepts while `most` of its connections are open."""
+
+    def __init__(self, listener: socket.socket, most: int) -> None:
+        """Take the descriptor of a socket over."""
+        super().__init__(fileno=listener.detach())
+        self._most = most
+        self._open: list[socket.socket] = []
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Accept a connection.
+
+        Raises:
+            ConnectionAbortedError: it was closed at once. An event loop goes on to the next one.
+        """
+        accepted, address = super().accept()
+        if len(self._open) >= self._most:
+            self._open = [one for one in self._open if one.fileno() >= 0]
+        if len(self._open) >= self._most:
+            accepted.close()
+            raise ConnectionAbortedError
+        self._open.append(accepted)
+        return accepted, address
+
+
+def limit_handshakes(loop: asyncio.AbstractEventLoop, most_s: float) -> None:
+    """Have the TLS servers that this loop will make close a connection whose handshake takes longer.
+
+    uvicorn has no setting for it, and asyncio waits for a minute.
+    """
+    if isinstance(loop, asyncio.BaseEventLoop):
+        made = partial(loop.create_server, ssl_handshake_timeout=most_s)
+        loop.create_server = made  # type: ignore[method-assign]
 
 
 class _Deadline:

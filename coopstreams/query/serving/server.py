@@ -72,7 +72,7 @@ class QueryServer:
         from coopstreams.log.kafka.native import front
         from coopstreams.query.app import QueryApp
         from coopstreams.query.asked import RequestLimits
-        from coopstreams.query.serving.connections import limited
+        from coopstreams.query.serving.connections import BoundedSocket, limited
         from coopstreams.query.serving.front import FrontThreads
         from coopstreams.query.serving.key_answers import KeyAnswers
 
@@ -85,6 +85,8 @@ class QueryServer:
             self._front = FrontThreads(make, limits)
             listener = self._front.behind
             connections *= 2  # the front counts them; a connection that has just ended there may still be open here
+        if certificates is not None:
+            listener = self._socket = BoundedSocket(self._socket, 2 * connections)  # handshakes among them
         config = uvicorn.Config(
             app.starlette(),
             access_log=False,
@@ -101,7 +103,10 @@ class QueryServer:
         self._server = uvicorn.Server(config)
         started = threading.Event()
         self._thread = threading.Thread(
-            target=self._run, args=(self._server, listener, app, started), name="coopstreams-http", daemon=True
+            target=self._run,
+            args=(self._server, listener, app, started, limits.ask_s if certificates else None),
+            name="coopstreams-http",
+            daemon=True,
         )
         self._thread.start()
         # Without a time-out: a process that is paused during its start would fail, and end all others with this error.
@@ -133,9 +138,20 @@ class QueryServer:
             return self._front.open()
         return 0 if self._server is None else len(self._server.server_state.connections)
 
-    def _run(self, server: uvicorn.Server, listener: socket.socket, app: QueryApp, started: threading.Event) -> None:
+    def _run(
+        self,
+        server: uvicorn.Server,
+        listener: socket.socket,
+        app: QueryApp,
+        started: threading.Event,
+        handshake_s: float | None,
+    ) -> None:
+        from coopstreams.query.serving.connections import limit_handshakes
+
         async def serve() -> None:
             loop = asyncio.get_running_loop()
+            if handshake_s is not None:
+                limit_handshakes(loop, handshake_s)
             self._end_streams = lambda: asyncio.run_coroutine_threadsafe(app.end_streams(), loop)
             serving = asyncio.ensure_future(server.serve([listener]))
             while not server.started and not serving.done():
