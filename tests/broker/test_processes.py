@@ -99,7 +99,7 @@ class Program:
 
     def instances(self) -> list[dict[str, Any]]:
         """Return the status of each process, from the newest process that answers."""
-        for url in reversed(re.findall(r"queries are answered at (\S+)", self.said())):
+        for url in reversed(re.findall(r"queries are answered at (\S+)\n", self.said())):
             with suppress(httpx.ConnectError):  # the process has ended
                 return list(httpx.get(f"{url}/v1/status", timeout=30).json()["instances"])
         return []
