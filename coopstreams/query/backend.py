@@ -303,7 +303,7 @@ class ShareStatus:
 class Status:
     """The status of this instance.
 
-    `state` is a word for people: `joining`, `waiting`, `rebalancing`, `running`, `paused`, `stopping`.
+    `state` is a word for people: `joining`, `waiting`, `rebalancing`, `running`, `paused`.
     """
 
     application: str
