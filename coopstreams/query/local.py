@@ -25,7 +25,7 @@ from coopstreams.topology.versions import versions_within
 CHECK_EVERY = 256
 """Rows between two looks at the clock."""
 MOST_BYTES = 16 << 20
-"""The bytes of entries at which a part of a range query ends: the instance that merges the parts has them in memory."""
+"""The bytes at which a part of a range query ends, or an answer of windows: an instance has all of it in memory."""
 
 Lookup: TypeAlias = tuple[str, bytes, KeyLocation]
 """A key as the request gave it, its bytes, and its location."""
@@ -63,23 +63,18 @@ class LocalReader:
     def timed(self, kind: TimedKind, store: StoreInfo, wanted: Lookup, times: Times, limit: int) -> bytes:
         """Return the JSON of a key's windows that start within `times`, or of its sessions that overlap them.
 
-        Shape: ascending; `more`: the limit cut some off.
+        Shape: ascending; `more`: some were cut off, by the limit or because they are large.
         """
         text, key, at = wanted
         with self.reading(store, at) as view:
-            if kind == "window":
-                windows = view.store.fetch(key, *times, limit=limit + 1)
-                found = [StoredRow(window_key(key, one.start), one.value, one.timestamp) for one in windows]
-            else:
-                sessions = view.store.sessions(key, *times, limit=limit + 1)
-                found = [StoredRow(session_key(key, one.start, one.end), one.value, one.timestamp) for one in sessions]
+            found, more = _first(_timed_rows(kind, view, key, times), limit)
             about = self._about(view)
         where = _where(store, text)
         shown = [
             window_of(store, row.key) | {"value": show_value(store.value, row.value, where), "timestamp": row.timestamp}
-            for row in found[:limit]
+            for row in found
         ]
-        told = {"store": store.name, "key": show_key(store.key, key), f"{kind}s": shown, "more": len(found) > limit}
+        told = {"store": store.name, "key": show_key(store.key, key), f"{kind}s": shown, "more": more}
         return to_json(told | about, where)
 
     def versions(self, store: StoreInfo, wanted: Lookup, times: Times) -> bytes:
@@ -285,6 +280,32 @@ def _check_owned(views: Sequence[OpenView]) -> None:
 def _scan(view: OpenView, store: StoreInfo, query: Query) -> Iterator[tuple[bytes, int, StoredRow]]:
     partition = view.task.partition
     return ((row.key, partition, row) for row in rows(view.store, store.kind, partition, query))
+
+
+def _timed_rows(kind: TimedKind, view: OpenView, key: bytes, times: Times) -> Iterator[tuple[int, StoredRow]]:
+    """Yield the windows of a key that start within `times`, or its sessions that overlap them: their order, the row."""
+    if kind == "window":
+        for window in view.store.fetch(key, *times):
+            yield window.start, StoredRow(window_key(key, window.start), window.value, window.timestamp)
+    else:
+        for session in view.store.sessions(key, *times):
+            stored = session_key(key, session.start, session.end)
+            yield session.end, StoredRow(stored, session.value, session.timestamp)
+
+
+def _first(rows: Iterable[tuple[int, StoredRow]], limit: int) -> tuple[list[StoredRow], bool]:
+    """Return the first `limit` rows, or fewer if they are large, and whether there are more.
+
+    What is large is cut between two times: who asks goes on behind the last one.
+    """
+    found: list[StoredRow] = []
+    size, last = 0, -1
+    for time_ms, row in rows:
+        if len(found) == limit or (size >= MOST_BYTES and time_ms > last):
+            return found, True
+        found.append(row)
+        size, last = size + len(row.value), time_ms
+    return found, False
 
 
 def _collected(store: StoreInfo, query: Query, timeout_s: float, found: _Rows) -> PartialPage:

@@ -142,10 +142,16 @@ class Requests:
     def timed(
         self, what: str, store: str, key: Any, start_ms: int, end_ms: int, limit: int
     ) -> Steps[list[WindowFound]]:
-        """Return the `windows` or `sessions` of a key."""
+        """Return the `windows` or `sessions` of a key; large ones come in several answers."""
         path = yield from self._key_path(store, what, key)
-        answer = yield from self.ask(f"{path}?from={start_ms}&to={end_ms}&limit={limit}")
-        return [WindowFound(one["start"], one["end"], one["value"], one["timestamp"]) for one in answer[what]]
+        found: list[WindowFound] = []
+        while True:
+            answer = yield from self.ask(f"{path}?from={start_ms}&to={end_ms}&limit={limit - len(found)}")
+            found += [WindowFound(one["start"], one["end"], one["value"], one["timestamp"]) for one in answer[what]]
+            if not answer["more"] or len(found) >= limit:
+                return found
+            last = found[-1]
+            start_ms = (last.start if what == "windows" or last.end is None else last.end) + 1
 
     def versions(self, store: str, key: Any, start_ms: int, end_ms: int) -> Steps[list[VersionFound]]:
         """Return the versions of a key."""

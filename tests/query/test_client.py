@@ -13,6 +13,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
+from coopstreams.query import local
 from coopstreams.query.client import AsyncQueryClient, QueryClient
 from coopstreams.query.requests import EntryFound, Requests, WindowFound
 from coopstreams.topology.errors import QueryError
@@ -24,6 +25,7 @@ DATA: Data = {
     "points": {"a": (1, 1), "7": (2, 2), 7: (3, 3)},
     "blobs": {b"\x00\xff": (b"\xff", 1)},
     "hours": {("k", hour * HOUR): ({"n": hour}, hour) for hour in range(6)},
+    "visits": {("k", 10 * n, 10 * n + 5): (n, n) for n in range(9)},
 }
 
 
@@ -144,6 +146,18 @@ def test_windows_are_fetched_by_time(queries: QueryClient) -> None:
         WindowFound(h * HOUR, (h + 1) * HOUR, {"n": h}, h) for h in (1, 2)
     ]
     assert len(queries.windows("hours", "k")) == 6
+
+
+def test_windows_and_sessions_come_in_answers_that_fit_into_memory(
+    queries: QueryClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "MOST_BYTES", 20)
+    hours = [WindowFound(hour * HOUR, (hour + 1) * HOUR, {"n": hour}, hour) for hour in range(6)]
+    visits = [WindowFound(10 * n, 10 * n + 5, n, n) for n in range(9)]
+    assert queries.windows("hours", "k") == hours
+    assert queries.windows("hours", "k", limit=4) == hours[:4]
+    assert queries.sessions("visits", "k") == visits
+    assert queries.sessions("visits", "k", 12, 48) == visits[1:5]
 
 
 def test_metadata_status_and_stores(queries: QueryClient, cluster: Cluster) -> None:

@@ -231,6 +231,18 @@ def test_large_rows_come_in_pages_that_fit_into_memory(monkeypatch: pytest.Monke
         assert (len(lines), orjson.loads(lines[-1])) == (201, {"cursor": None, "count": 200})
 
 
+def test_large_windows_come_in_answers_that_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "MOST_BYTES", 10_000)
+    with Cluster(1) as cluster:
+        cluster.deal(1, {"hours": {("k", hour * HOUR): ("x" * 998, hour) for hour in range(50)}})
+        url = f"{cluster['a'].url}/v1/stores/hours/windows/k"
+        answer = httpx.get(url, trust_env=False, timeout=60).json()
+        assert [window["timestamp"] for window in answer["windows"]] == list(range(10))
+        assert answer["more"]
+        with QueryClient(cluster["a"].url) as client:
+            assert [window.timestamp for window in client.windows("hours", "k")] == list(range(50))
+
+
 def test_the_length_of_a_bound_costs_a_scan_of_windows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = StoreSpec("w", "window", serdes.raw, serdes.raw, window_ms=1, retention_ms=2**40)
     database = Database(Memory(), [spec])
