@@ -121,7 +121,7 @@ class CooperativeFetch:
 
         Raises:
             ConfigError: a setting is missing, or the client refuses it.
-            LogError: the brokers have no share groups.
+            LogError: no broker answers, or the brokers have no share groups.
         """
         settings = resolved(settings)
         if "group.id" not in settings:
@@ -133,6 +133,7 @@ class CooperativeFetch:
         except ValueError as error:
             raise ConfigError(f"max.gap.wait.ms = {said['max.gap.wait.ms']!r}: must be {error}") from None
         self._log = KafkaLog(client)
+        self._log.partitions()  # raises the usual error if no broker answers
         self._client = KafkaShare(
             client, settings["group.id"], {name: said[ours] for ours, (name, _) in _OF_THE_GROUP.items()}
         )

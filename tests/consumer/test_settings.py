@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from coopstreams.consumer import CooperativeFetch
 from coopstreams.consumer.settings import ConsumerConfig
-from coopstreams.topology.errors import ConfigError
+from coopstreams.topology.errors import ConfigError, LogError
 
 
 @pytest.mark.parametrize("name", ["group.id", "group.instance.id"])
@@ -14,3 +15,9 @@ def test_an_id_that_no_commit_could_name_is_refused(name: str, value: str) -> No
     """The first `consume` raised a ValueError."""
     with pytest.raises(ConfigError, match=f"{name} = .*: must be a text"):
         ConsumerConfig.of({"group.id": "g", name: value})
+
+
+@pytest.mark.slow
+def test_brokers_that_are_away_are_not_taken_for_too_old_ones() -> None:
+    with pytest.raises(LogError, match=r"no Kafka broker at 127\.0\.0\.1:1 answered"):
+        CooperativeFetch({"bootstrap.servers": "127.0.0.1:1", "group.id": "g"})
