@@ -24,6 +24,7 @@ from operator import attrgetter
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.common.metrics import Metrics
 from coopstreams.log import time_marks
+from coopstreams.log.kafka.errors import made_again
 from coopstreams.log.kafka.share import AcquiredRecord
 from coopstreams.log.log import Writer
 from coopstreams.sharing.delivery import Deliverer, Delivery, columns_of
@@ -88,6 +89,8 @@ class ShareThread:
         self._acknowledge_every_s, self._lock_s, self._timeout_s = acknowledge_every_s, lock_s, timeout_s
         self._host = host
         self._client: Deliverer | None = None
+        self._connected = False
+        """Whether a client was ever made: the settings are good."""
         self._ready: list[Delivery] = []
         self._later: list[Delivery] = []
         self._done: list[Delivery] = []
@@ -158,7 +161,8 @@ class ShareThread:
         self._news.clear()
 
     def _join(self) -> None:
-        client = self._connect()
+        client = made_again(self._connect) if self._connected else self._connect()
+        self._connected = True
         try:
             client.subscribe(sorted(self.works))
         except BaseException:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from coopstreams import Retry, StreamsBuilder, serdes
 from coopstreams.log import time_marks
 from coopstreams.tasks.queues import STEP_S
-from coopstreams.topology.errors import ProcessingError
+from coopstreams.topology.errors import ConfigError, ProcessingError
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.schemas import RegistryUnavailableError
@@ -117,6 +117,25 @@ def test_it_joins_again_when_the_brokers_are_back() -> None:
     assert results(made).keys() == {0, 1, 2}
     assert group.members == 2
     assert made.members.status()[0].redelivered == 3
+
+
+def test_it_joins_again_once_a_file_for_its_client_has_been_exchanged() -> None:
+    """The settings of a client that was there before are good: the process ended, for good."""
+    group = ShareGroup()
+    group.write("in", *encoded(*range(3)))
+    refused = [ConfigError("the TLS settings cannot be used")]
+
+    def connect() -> Member:
+        if group.members and refused:
+            raise refused.pop()
+        member = group.member()
+        member.breaks_at, member.heals = (0 if group.members == 1 else None), True
+        return member
+
+    made = Instance(mapping(lambda value: value), group, connect=connect)
+    with running(made):
+        until(lambda: settled(group) or not made.events.empty())
+    assert settled(group)
 
 
 def test_what_fails_is_tried_again_dropped_or_sent_away_and_the_rest_passes_once() -> None:
