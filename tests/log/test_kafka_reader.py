@@ -119,8 +119,8 @@ class Latin1(str):
 
     __slots__ = ()
 
-    def encode(self, *_: object) -> bytes:
-        return super().encode("latin-1")
+    def encode(self, encoding: str = "", errors: str = "strict") -> bytes:
+        return super().encode("latin-1", errors)
 
 
 @pytest.mark.usefixtures("plane")
