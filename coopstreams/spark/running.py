@@ -328,7 +328,8 @@ class _Run:
 
 
 def _ours(error: PySparkException) -> Exception:
-    """Return the error that a task raised; Spark has only the text of its traceback."""
-    said = re.search(r"^coopstreams\.topology\.errors\.(\w+): (.+)$", str(error), re.MULTILINE)
-    kind: Any = getattr(errors, said[1], None) if said is not None else None
-    return error if said is None or kind is None else kind(said[2])
+    """Return the error that a task raised; Spark has only the text of its traceback, which ends with it."""
+    told = re.findall(r"^coopstreams\.topology\.errors\.(\w+): (.+)$", str(error), re.MULTILINE)
+    name, text = told[-1] if told else ("", "")
+    kind: Any = getattr(errors, name, None)
+    return error if kind is None else kind(text)

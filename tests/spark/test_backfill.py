@@ -180,6 +180,19 @@ def test_a_record_that_fails_ends_the_run_with_its_position_or_is_a_counted_dead
     assert done.unwritten == {"dead": 1}, "the run writes state only"
 
 
+def test_the_error_of_a_task_is_raised_and_not_its_cause(spark: SparkSession, tmp_path: Path) -> None:
+    builder = StreamsBuilder("app")
+    builder.stream("in", key=serdes.text, value=serdes.int64).filter(lambda _, value: value > 0).to("out")
+    rows = spark.createDataFrame([(b"key", b"short", 1)], "key binary, value binary, timestamp bigint")
+    setting = "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled"
+    spark.conf.set(setting, "false")  # the text has the causes, too
+    try:
+        with pytest.raises(ProcessingError, match='the record at "in" partition 0 offset 0 cannot be read'):
+            run(spark, builder.build(), {"in": TableHistory(rows)}, 1, 1, tmp_path)
+    finally:
+        spark.conf.unset(setting)
+
+
 def test_a_table_without_partitions_gets_those_of_a_producer_and_loses_no_record(spark: SparkSession) -> None:
     keys = [None if number % 5 == 0 else b"key-%d" % number for number in range(200)]
     rows = spark.createDataFrame(
