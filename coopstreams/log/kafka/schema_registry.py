@@ -23,11 +23,15 @@ _TIMEOUT_S = 5.0
 REFUSED_S = 5.0
 """How long a missing schema id is remembered: a topic may be full of such records."""
 _MOST_REFUSED = 10_000
+AWAY_S = 1.0
+"""How long it is remembered that the registry does not answer: a reader extracts timestamps of whole batches."""
 _NOT_FOUND, _CONFLICT, _INVALID = 404, 409, 422
 
 
 _refused: dict[tuple[RegistryClient, int], float] = {}
 """The time (`monotonic`) until which an id counts as unknown."""
+_away: dict[RegistryClient, tuple[float, str]] = {}
+"""The time until which a registry counts as away, and the error of the last request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +72,22 @@ class RegistryClient:
         return int(number)
 
     def schema(self, number: int) -> Schema:
-        """Return the schema with this id. A missing one is remembered for `REFUSED_S`.
+        """Return the schema with this id. A missing one is remembered for `REFUSED_S`, an outage for `AWAY_S`.
 
         Raises:
+            RegistryUnavailableError: the registry does not answer.
             SerdeError: there is none, or it is an Avro schema that refers to others.
         """
-        if _refused.get((self, number), 0.0) > monotonic():
+        now, (away_until, said) = monotonic(), _away.get(self, (0.0, ""))
+        if _refused.get((self, number), 0.0) > now:
             raise self._unknown(number)
-        found = self._ask(lambda client: client.get_schema(number), _NOT_FOUND)
+        if away_until > now:
+            raise RegistryUnavailableError(said)
+        try:
+            found = self._ask(lambda client: client.get_schema(number), _NOT_FOUND)
+        except RegistryUnavailableError as error:
+            _away[self] = monotonic() + AWAY_S, str(error)
+            raise
         if found is None:
             if len(_refused) >= _MOST_REFUSED:
                 _refused.clear()
