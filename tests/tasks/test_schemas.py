@@ -20,12 +20,20 @@ from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.schemas import bind_in_memory, check_schemas, schema_uses, schemas_bound
 from coopstreams.tasks.tries import TriedLaterError, Tries
 from coopstreams.testing import TopologyTestDriver
-from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.columns import Columns, TopicPartition
+from coopstreams.topology.compile.timestamps import extraction_error, failed, timestamp_column
 from coopstreams.topology.errors import ConfigError, LogError, QueryError, SerdeError
 from coopstreams.topology.failures import Failure
+from coopstreams.topology.graph.nodes import Source
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import WHOLE
-from coopstreams.topology.schemas import InMemoryRegistry, RegistryUnavailableError, Schema, SchemaSerde
+from coopstreams.topology.schemas import (
+    InMemoryRegistry,
+    RegistryUnavailableError,
+    Schema,
+    SchemaSerde,
+    registry_is_away,
+)
 from coopstreams.topology.task_id import TaskId
 
 
@@ -255,6 +263,50 @@ def test_an_unknown_id_is_not_asked_for_at_every_record(monkeypatch: pytest.Monk
                 client.schema(7)
         server.shutdown()
     assert asked == ["/schemas/ids/7", "/schemas/ids/7"]
+
+
+def test_a_registry_that_is_away_is_not_asked_at_every_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    class Away(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(503)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None: ...  # noqa: A002 as it is declared
+
+    times = iter((100.0, 105.0, 105.1, 105.9, 106.1, 111.0))
+    monkeypatch.setattr(schema_registry, "monotonic", lambda: next(times))
+    with HTTPServer(("127.0.0.1", 0), Away) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        client = RegistryClient(url, (("url", url),), registers=True)
+        for number in (7, 7, 8, 7):
+            with pytest.raises(RegistryUnavailableError, match=rf"{url} answers 503"):
+                client.schema(number)
+        server.shutdown()
+    assert asked == ["/schemas/ids/7", "/schemas/ids/7"]
+
+
+def test_a_timestamp_for_which_the_registry_did_not_answer_is_to_be_taken_again() -> None:
+    builder = StreamsBuilder("shop")
+    orders = builder.stream(
+        "orders", key=serdes.raw, value=serdes.avro(ORDER), timestamp=lambda read: read.value and read.value["cents"]
+    )
+    orders.to("out")
+    topology, at = builder.build(), TopicPartition("orders", 0)
+    source, _ = topology.subtopologies[0].nodes
+    assert isinstance(source, Source)
+    bind_in_memory(topology)
+    columns = Columns([b""], [source.value.serialize({"cents": 9, "note": ""})], [5], [4], (), None)
+    assert timestamp_column(source)(at, columns, -1) == [9]
+    with schemas_bound(topology, config()):
+        columns.timestamps = timestamp_column(source)(at, columns, -1)
+    assert columns.timestamps == [failed(5)]
+    bind_in_memory(topology)
+    columns.stream_times = [-1]
+    assert registry_is_away(extraction_error(source, at, columns, 0))
 
 
 def test_queries_take_and_show_json() -> None:

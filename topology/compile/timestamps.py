@@ -23,6 +23,7 @@ from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.errors import ProcessingError
 from coopstreams.topology.graph.nodes import Function, Source
 from coopstreams.topology.records import TimestampedRecord
+from coopstreams.topology.schemas import RegistryUnavailableError, SchemaSerde
 
 TimestampColumn: TypeAlias = Callable[[TopicPartition, Columns, int], list[int]]
 """`(partition, records, stream time before them) -> timestamps`: the timestamps that a source's extractor takes from
@@ -99,6 +100,9 @@ def extraction_error(source: Source, at: TopicPartition, columns: Columns, i: in
         _checked(function, function(record))
     except Exception as error:  # noqa: BLE001 the error is the answer
         return error
+    if isinstance(source.key, SchemaSerde) or isinstance(source.value, SchemaSerde):
+        # It has come back since: the reader is to take the timestamp again, which others count on.
+        return RegistryUnavailableError(f'the schema registry did not answer when a record of "{at.topic}" was read')
     return ProcessingError(f'the timestamp extractor of "{at.topic}" failed, and did not when it was called again')
 
 
