@@ -25,7 +25,7 @@ def query(
         str | None,
         typer.Argument(
             metavar="KEY",
-            help="The key as text; a JSON key as JSON. Without one: the entries of the store.",
+            help="The key as text; one of JSON, Avro or Protobuf as JSON. Without one: the entries of the store.",
             show_default=False,
         ),
     ] = None,
@@ -97,8 +97,10 @@ def query(
 
 
 def _key(text: str, serde: str) -> Any:
-    """Return the key in the client's form: a JSON key as its value, others as text."""
-    if not serde.startswith("json"):
+    """Return the key in the client's form: one that is given as JSON as its value, others as text."""
+    from coopstreams.query.requests import AS_JSON
+
+    if not serde.startswith(AS_JSON):
         return text
     try:
         return orjson.loads(text)

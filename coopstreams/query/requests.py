@@ -29,7 +29,7 @@ LONGEST_PAUSE_S = 1.0
 LATEST_MS = (1 << 63) - 1
 """The last timestamp there is."""
 
-_AS_JSON = ("json", "avro", "protobuf")
+AS_JSON = ("json", "avro", "protobuf")
 """The beginnings of the names of serdes whose keys are given as JSON: see `formats`."""
 
 T = TypeVar("T")
@@ -250,7 +250,7 @@ class Requests:
     def _texts(self, store: str, keys: Sequence[Any]) -> Steps[list[str]]:
         """Return keys in the form that the server parses; for a str that depends on the serde of the store's keys."""
         serde = (yield from self._key_serde(store)) if any(isinstance(key, str) for key in keys) else ""
-        return [_text(key, serde.startswith(_AS_JSON)) for key in keys]
+        return [_text(key, serde.startswith(AS_JSON)) for key in keys]
 
     def _key_serde(self, store: str) -> Steps[str]:
         if store not in self._key_serdes:

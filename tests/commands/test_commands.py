@@ -20,6 +20,7 @@ DATA: Data = {
     "counts": {"be": (2, 1), "bee": (1, 5), "to": (3, 2)},
     "numbers": {7: ({"n": 1}, 1)},
     "points": {"a": (1, 1), 7: (2, 2)},
+    "parcels": {"a": (3, 1)},
     "hours": {("k", hour * HOUR): ({"n": hour}, hour) for hour in range(3)},
     "visits": {("k", 1, 5): (2, 5), ("k", 20, 30): (3, 30)},
     "prices": {"k": ([(10, b"1"), (20, b"2")], 20)},
@@ -43,8 +44,14 @@ def lines(result: Result) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("store", "key", "value"),
-    [("counts", "be", 2), ("numbers", "7", {"n": 1}), ("points", '"a"', 1), ("points", "7", 2)],
-    ids=["text", "number", "JSON text", "JSON number"],
+    [
+        ("counts", "be", 2),
+        ("numbers", "7", {"n": 1}),
+        ("points", '"a"', 1),
+        ("points", "7", 2),
+        ("parcels", '"a"', 3),
+    ],
+    ids=["text", "number", "JSON text", "JSON number", "Avro"],
 )
 def test_a_key_is_typed_as_text_and_a_json_key_as_json(url: str, store: str, key: str, value: Any) -> None:
     result = run("query", url, store, key)

@@ -75,6 +75,7 @@ STORES = {
     "blobs": StoreSpec("blobs", "key_value", serdes.raw, serdes.raw),
     "numbers": StoreSpec("numbers", "key_value", serdes.int64, serdes.json),
     "points": StoreSpec("points", "key_value", serdes.json, serdes.json),
+    "parcels": StoreSpec("parcels", "key_value", serdes.avro({"type": "string"}), serdes.json),
     "traced": key_value_store("traced", key=serdes.text, value=serdes.raw, headers=True),
     "hours": StoreSpec("hours", "window", serdes.text, serdes.json, window_ms=HOUR, retention_ms=1000 * HOUR),
     "ever": StoreSpec(

@@ -195,7 +195,7 @@ def test_several_keys_come_in_the_order_asked(cluster: Cluster) -> None:
             "/v1/stores/nope/keys/a",
             404,
             "UNKNOWN_STORE",
-            "blobs, counts, ever, hours, names, numbers, points, prices, traced, visits",
+            "blobs, counts, ever, hours, names, numbers, parcels, points, prices, traced, visits",
         ),
         ("/v1/stores/nope/range", 404, "UNKNOWN_STORE", "nope"),
         ("/v1/store", 404, "UNKNOWN_PATH", "/openapi.json"),
