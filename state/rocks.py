@@ -99,9 +99,14 @@ class Rocks:
             self._db = Rdict(path, options(), column_families={name: options() for name in names})
         except Exception as error:
             raise self._error(error, opening=True) from error
-        for name in names:
-            if name != _DEFAULT:
-                self._open_column(name)
+        try:
+            for name in names:
+                if name != _DEFAULT:
+                    self._open_column(name)
+        except Exception as error:
+            with suppress(StateError):
+                self.close()
+            raise self._error(error) from error
 
     def families(self) -> list[str]:
         """Return the families that exist."""
@@ -234,9 +239,9 @@ class Rocks:
 
     def _open_column(self, name: str) -> None:
         """Take in a column family of the folder."""
+        family = self._db.get(name.encode())  # first: if it cannot be read, no handle is left open
         column = _Column(name, self._db.get_column_family(name))
         self._handles[name] = self._db.get_column_family_handle(name)
-        family = self._db.get(name.encode())
         if family == _NO_FAMILY:
             self._spare.append(column)
         else:

@@ -306,6 +306,25 @@ def test_a_point_read_of_a_damaged_block_is_reported_and_remembered(tmp_path: Pa
     again.close()
 
 
+def test_damage_among_the_names_of_the_families_is_found_at_the_opening(tmp_path: Path) -> None:
+    directory = StateDirectory(tmp_path, "app", 0)
+    database = directory.open(0, 0, [SPEC])
+    engine = database._of["counts"]._engine
+    assert isinstance(engine, Rocks)
+    engine._db.flush()
+    (names,) = (directory.folder / "0_0").glob("*.sst")
+    fill(database)
+    directory.close()
+    data = bytearray(names.read_bytes())
+    data[3] ^= 0xFF
+    names.write_bytes(data)
+    again = StateDirectory(tmp_path, "app", 0)
+    with pytest.raises(StateCorruptError, match="may be deleted"):
+        again.open(0, 0, [SPEC])
+    assert keys_of(again.open(0, 0, [SPEC], wipe_corrupt=True)) == []
+    again.close()
+
+
 def test_a_folder_that_is_deleted_under_its_database_is_an_error_of_the_machine_and_no_damage(tmp_path: Path) -> None:
     rocks = Rocks(tmp_path / "0_0")
     shutil.rmtree(tmp_path / "0_0")
