@@ -51,7 +51,7 @@ from coopstreams.tasks.failures import FATES, Answer, dead_letter_topics, handle
 from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.tally import Tally
 from coopstreams.tasks.task import Incarnation, Task
-from coopstreams.topology.columns import NO_RECORDS, Headers, TopicPartition
+from coopstreams.topology.columns import NO_RECORDS, Columns, Headers, TopicPartition
 from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.compile.operator_time import OperatorTimes
 from coopstreams.topology.compile.outputs import ANY_PARTITION, Output
@@ -234,14 +234,19 @@ class TaskAttempt:
             (source, offset == BEGIN, offset == END)
             for source, offset in zip(rows.column("source").to_pylist(), offsets, strict=True)
         ]
+        # Whole columns, once: where sources take turns, a slice of Arrow for each run costs more than its records.
+        columns, operator_times = columns_of(rows, offsets), rows.column("operator_times")
+        columns.stream_times = rows.column("stream_time").to_pylist()
+        timed = len(operator_times.flatten()) > 0
         for start, end in runs_of(markers):
-            source, part = self._topics[markers[start][0]], rows.slice(start, end - start)
+            source = self._topics[markers[start][0]]
             self._now, self._at_hand = times[end - 1], (offsets[start:end], times[start:end])
             if offsets[start] == BEGIN:
                 continue
-            self._task.add(
-                self._end(source, part) if offsets[start] == END else self._run(source, part, offsets[start:end])
-            )
+            told = operator_times.slice(start, end - start).flatten().to_pylist() if timed else []
+            part = columns.slice(start, end)
+            received = self._end if offsets[start] == END else self._run
+            self._task.add(received(source, part, told))
             while self._task.step() or self._task.wait_for_calls():
                 pass
             if offsets[start] != END:
@@ -286,29 +291,21 @@ class TaskAttempt:
         at, (offsets, times) = self._task.program.where(), self._at_hand
         return self._now if at is None else times[bisect_left(offsets, at.offset)]
 
-    def _run(self, source: TopicPartition, rows: pa.RecordBatch, offsets: list[int]) -> RecordBatch:
+    def _run(self, source: TopicPartition, columns: Columns, operator_times: list[int]) -> RecordBatch:
         """Return records as a batch of a reader."""
-        columns = columns_of(rows, offsets)
-        columns.stream_times = rows.column("stream_time").to_pylist()
-        operator_times = rows.column("operator_times").flatten().to_pylist()
+        if not any(columns.headers or ()):
+            columns.headers = None
         width = len(operator_times) // len(columns)  # each record has as many
         columns.operator_times = [operator_times[number::width] for number in range(width)]
         self._read[source.topic] += len(columns)
-        return RecordBatch(source, 0, columns, offsets[-1] + 1, columns.stream_times[-1], at_end=False)
+        return RecordBatch(source, 0, columns, columns.offsets[-1] + 1, columns.stream_times[-1], at_end=False)
 
-    def _end(self, source: TopicPartition, rows: pa.RecordBatch) -> RecordBatch:
+    def _end(self, source: TopicPartition, columns: Columns, operator_times: list[int]) -> RecordBatch:
         """Return the end of a partition, with its stream time, as a batch of a reader."""
-        self._stream_times[source.topic] = stream_time = rows.column("stream_time")[0].as_py()
+        (stream_time,) = columns.stream_times
+        self._stream_times[source.topic] = stream_time
         at = self._task.queues.received(source)
-        return RecordBatch(
-            source,
-            0,
-            NO_RECORDS,
-            at,
-            stream_time,
-            at_end=True,
-            operator_times=rows.column("operator_times")[0].as_py() or (),
-        )
+        return RecordBatch(source, 0, NO_RECORDS, at, stream_time, at_end=True, operator_times=operator_times)
 
     def _forward(self) -> Iterator[pa.RecordBatch]:
         for output in (*self._task.program.outputs.values(), *self._dead_letters.values()):

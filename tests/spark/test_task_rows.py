@@ -4,6 +4,7 @@ and return Arrow batches.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -26,6 +27,8 @@ from tests.durations import ms
 
 TOPICS = ["left", "right"]
 SETTINGS = {"statestore.cache.max.bytes": 0, "processing.exception.handler": "continue"}
+PIECE = 5
+"""The rows of a batch of Arrow."""
 Rows = list[tuple[bytes, int]]
 """Key and timestamp of the records of a topic, by offset."""
 Results = dict[Any, list[tuple[Any, int]]]
@@ -105,8 +108,8 @@ def backfilled(topology: Topology, logs: dict[str, Rows], ranges: int) -> Result
 
 
 def _in_pieces(rows: list[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
-    for start in range(0, len(rows), 5):
-        yield pa.RecordBatch.from_pylist(rows[start : start + 5], ROUTED)
+    for start in range(0, len(rows), PIECE):
+        yield pa.RecordBatch.from_pylist(rows[start : start + PIECE], ROUTED)
 
 
 def live(topology: Topology, logs: dict[str, Rows], ranges: int) -> Results:
@@ -142,6 +145,24 @@ def test_a_backfill_makes_of_rows_what_a_live_task_makes_of_records(
     assert backfilled(topology, logs, ranges) == live(topology, logs, ranges)
 
 
+def calls_of(work: Callable[[], object]) -> Counter[str]:
+    """Return how often functions of Python were called."""
+    calls = Counter[str]()
+    sys.setprofile(lambda frame, event, _: calls.update([frame.f_code.co_qualname] if event == "call" else []))
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_where_sources_take_turns_a_batch_of_arrow_is_read_once() -> None:
+    logs = {topic: [(b"key", 2 * at + number) for at in range(50)] for number, topic in enumerate(TOPICS)}
+    calls = calls_of(lambda: backfilled(counted(), logs, 1))
+    rows = sum(map(len, logs.values())) + len(logs)
+    assert calls["columns_of"] <= len(logs) + math.ceil(rows / PIECE)
+
+
 def test_a_task_takes_a_batch_of_arrow_in_few_steps() -> None:
     builder, count = StreamsBuilder("app"), 2000
     builder.stream("left", key=serdes.raw, value=serdes.raw).filter(lambda _, value: value != b"").to("out")
@@ -150,12 +171,7 @@ def test_a_task_takes_a_batch_of_arrow_in_few_steps() -> None:
     history = batch(HISTORY, [*columns, pa.nulls(count, HISTORY.field("headers").type)])
     routed = list(Routing(shipped, 0, "left", 1)(iter([history])))
     work = TaskWork(shipped, 0, 1, "run", 0, Config.of({"bootstrap.servers": "nowhere:1", **SETTINGS}, "app"))
-    calls = Counter[str]()
-    sys.setprofile(lambda frame, event, _: calls.update([frame.f_code.co_qualname] if event == "call" else []))
-    try:
-        list(work(iter(routed)))
-    finally:
-        sys.setprofile(None)
+    calls = calls_of(lambda: list(work(iter(routed))))
     assert count / 2 < sum(calls.values()) < 10 * count
     assert calls["Task.step"] < 5
-    assert calls["Columns.slice"] <= count.bit_length()  # steps double
+    assert calls["Columns.slice"] <= count.bit_length() + 2  # steps double; one for the records, one for the end
