@@ -50,6 +50,12 @@ class RequestLimits:
     """Most connections at a time."""
     ask_s: float = 10.0
     """The longest a client may take from its first byte to the end of its request."""
+    idle_s: float = 75.0
+    """How long a connection may be idle after an answer.
+
+    Longer than clients and load balancers keep one (httpx 5 s, usually 60 s): otherwise they may send a request on a
+    connection that is just being closed, and get no answer.
+    """
     read_s: float = 30.0
     """The longest a client may go without reading an answer that waits for it."""
     streams: int = 16

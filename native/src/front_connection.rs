@@ -131,7 +131,7 @@ impl Connection<'_> {
                 _ = self.phase.wait_for(|&phase| phase >= Phase::Draining) => return Ok(false),
             }
             if before == 0 {
-                *deadline = (*deadline).max(Instant::now() + self.limits.ask);
+                *deadline = Instant::now() + self.limits.ask;
             }
             if self.bytes[before..].contains(&b'\n') || self.bytes.len() > CHUNK {
                 return Ok(true);

@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 import httpx
 import pytest
 
-from coopstreams.query.serving import front
+from coopstreams.query.asked import RequestLimits
 from tests.query.cluster import LIMITS, Cluster
 
 MOST = 8
@@ -28,7 +28,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 
 def serving() -> Iterator[Cluster]:
-    with Cluster(1, dataclasses.replace(LIMITS, ask_s=0.5, read_s=0.5, entries=10_000)) as cluster:
+    with Cluster(1, dataclasses.replace(LIMITS, ask_s=0.5, idle_s=5.0, read_s=0.5, entries=10_000)) as cluster:
         cluster.deal(1, {"counts": {f"{i:05}": (i, i) for i in range(30_000)}})
         yield cluster
 
@@ -73,11 +73,8 @@ def test_a_second_request_that_never_ends_is_closed_too(cluster: Cluster) -> Non
         receive_all(client)
 
 
-def test_a_request_that_begins_just_before_a_connection_has_been_idle_for_too_long_has_its_own_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(front, "IDLE_S", 1.0)
-    with Cluster(1) as cluster:
+def test_a_request_that_begins_just_before_a_connection_has_been_idle_for_too_long_has_its_own_time() -> None:
+    with Cluster(1, dataclasses.replace(LIMITS, idle_s=1.0)) as cluster:
         in_time = False
         while not in_time:
             with answered(cluster, b"GET /health/live HTTP/1.1\r\nhost: a\r\n\r\n") as client:
@@ -91,6 +88,12 @@ def test_a_request_that_begins_just_before_a_connection_has_been_idle_for_too_lo
                         time.sleep(0.4)
                         client.sendall(b"host: a\r\n\r\n")
                         assert client.recv(1) == b"H"
+
+
+def test_an_idle_connection_is_kept_for_longer_than_clients_keep_it() -> None:
+    kept = httpx.Limits().keepalive_expiry
+    assert kept is not None
+    assert kept < RequestLimits().idle_s
 
 
 def test_a_body_that_never_ends_is_not_waited_for(cluster: Cluster) -> None:

@@ -1,8 +1,8 @@
 """Limits of the query server's connections: their number, and how long a client may take to ask and to read.
 
-A connection that is idle after an answer is closed by uvicorn. A client that never finishes a request, or never reads
-its answer, would hold a file descriptor for ever, and the process needs them for its databases and its brokers. With
-TLS a connection reaches its protocol after the handshake only: before that, the socket and the loop limit it.
+A connection that is idle after an answer is closed by uvicorn. A client that never finishes a request, or never
+reads its answer, would hold a file descriptor for ever, and the process needs them for its databases and its brokers.
+With TLS a connection reaches its protocol after the handshake only: before that, the socket and the loop limit it.
 
 Invariant: every connection makes progress or is closed.
 """

@@ -29,9 +29,6 @@ from coopstreams.topology.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-IDLE_S = 5.0
-"""How long a connection may be idle after an answer, as uvicorn has it."""
-
 
 class Front(Protocol):
     """A front, as the extension makes it."""
@@ -103,7 +100,7 @@ class FrontThreads:
             limits.connections,
             refusal(limits.connections),
             limits.ask_s,
-            IDLE_S,
+            limits.idle_s,
             limits.read_s,
         )
         self._threads = [

@@ -98,6 +98,7 @@ class QueryServer:
             ssl_context_factory=None if certificates is None else lambda _config, _default: certificates.server,
             h11_max_incomplete_event_size=LONGEST_HEAD,
             server_header=False,
+            timeout_keep_alive=limits.idle_s,  # type: ignore[arg-type]  # a time-out of asyncio
             timeout_graceful_shutdown=DRAIN_S,
         )
         self._server = uvicorn.Server(config)
