@@ -15,7 +15,7 @@ from rocksdict import SstFileWriter
 
 from coopstreams.state.engine import Rows
 from coopstreams.state.rocks import Rocks, options
-from coopstreams.topology.errors import CoopStreamsError, SnapshotError
+from coopstreams.topology.errors import CoopStreamsError, SnapshotError, StateCorruptError, StateError
 
 _CHUNK = 1 << 20
 
@@ -59,17 +59,22 @@ def read_sst(file: Path) -> Iterator[tuple[bytes, bytes]]:
     """Yield the rows of a file, ascending. The file stays. It is copied beside itself, where there is space for state.
 
     Raises:
-        SnapshotError: it is not a file of RocksDB.
+        SnapshotError: it is not a file of RocksDB, or there is no space for its copy.
         StateCorruptError: RocksDB finds it damaged.
     """
-    with tempfile.TemporaryDirectory(prefix="coopstreams-sst-", dir=file.parent) as folder:
-        database = Rocks(Path(folder))
-        try:
-            database.create("rows")
-            database.ingest("rows", [file], move=False)
-            yield from database.scan("rows", b"", None)
-        finally:
-            database.close()
+    try:
+        with tempfile.TemporaryDirectory(prefix="coopstreams-sst-", dir=file.parent) as folder:
+            database = Rocks(Path(folder))
+            try:
+                database.create("rows")
+                database.ingest("rows", [file], move=False)
+                yield from database.scan("rows", b"", None)
+            finally:
+                database.close()
+    except (StateError, OSError) as error:
+        if isinstance(error, SnapshotError | StateCorruptError):
+            raise
+        raise SnapshotError(f"{file} cannot be read: {error}") from error
 
 
 def sha256_of(file: Path) -> str:

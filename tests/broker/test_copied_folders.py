@@ -34,5 +34,6 @@ def test_two_processes_on_copies_of_one_state_folder_say_so(kafka: Kafka, tmp_pa
         with counting.app(tmp_path / "copy", processing_guarantee="exactly_once_v2") as other:
             written += counting.write(KEYS)
             await_running([app, other])
+            await_table(app, written)
             eventually(lambda: reasons(app) == reasons(other) == [], 60, lambda: f"{reasons(app)} {reasons(other)}")
     assert counting.counts() == written

@@ -162,7 +162,8 @@ def test_a_row_of_state_that_is_refused_ends_the_instance_whatever_the_handler_s
     stream.group_by_key().aggregate(bytes, lambda _, value, seen: seen + value, value=serdes.raw, store="seen")
     topology = builder.build()
     [changelog] = [topic.name for topic in topology.internal_topics]
-    kafka.create(changelog, cleanup_policy="compact", max_message_bytes="2000")
+    any_time = str(1000 * HOUR_MS)
+    kafka.create(changelog, cleanup_policy="compact", max_message_bytes="2000", message_timestamp_after_max_ms=any_time)
     write(kafka, source)
     error = failure_of(CoopStreams(topology, settings(kafka, tmp_path, guarantee, dead, "continue")))
     assert isinstance(error, DeliveryError)
@@ -200,7 +201,8 @@ def test_results_of_which_each_fits_arrive_where_the_batches_of_the_client_do_no
     stream.group_by_key().reduce(lambda _, value: value, store="last")
     topology = builder.build()
     [changelog] = [topic.name for topic in topology.internal_topics]
-    kafka.create(changelog, cleanup_policy="compact", max_message_bytes="2000")
+    any_time = str(1000 * HOUR_MS)
+    kafka.create(changelog, cleanup_policy="compact", max_message_bytes="2000", message_timestamp_after_max_ms=any_time)
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
     for number in range(40):
         producer.produce(source, b"x" * 900, f"key-{number}", 0)
