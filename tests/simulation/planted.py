@@ -394,7 +394,7 @@ PLANTED: dict[str, Planted] = {
         times.no_operator_times, 0, "filtered windows that are emitted at their close", oracle="results"
     ),
     "a program behind its commit": Planted(
-        times.behind_its_commit, 0, "calls before windows that are emitted at their close", oracle="progress"
+        times.behind_its_commit, 158, "calls before windows that are emitted at their close", oracle="results"
     ),
     "one time for all owners": Planted(
         times.one_for_all_owners,
@@ -413,7 +413,7 @@ PLANTED: dict[str, Planted] = {
         oracle="progress",
     ),
     "a position of who waits": Planted(
-        times.at_who_waits, 40_014_406, "calls before windows that are emitted at their close", oracle="progress"
+        times.at_who_waits, 94, "calls before windows that are emitted at their close", oracle="progress"
     ),
     "a search of siblings": Planted(
         times.search_of_siblings, 40_058_404, "an outer join of a filtered stream", oracle="progress"
