@@ -287,6 +287,8 @@ async def _all_or_none(parts: Iterable[Awaitable[T]]) -> list[T]:
     finally:
         for part in found:
             part.cancel()
+        if found:
+            await asyncio.wait(found)  # a read that still waits for a thread is off its queue then
 
 
 def _put_together(store: StoreInfo, query: Query, answers: Sequence[PartialPage | bytes]) -> Page:
