@@ -127,6 +127,11 @@ def topology_topic(application_id: str) -> str:
     return internal_topic(application_id, "topology")
 
 
+def marks_topic(application_id: str, run: str) -> str:
+    """Return the name of the topic with the marks of a run of a backfill."""
+    return f"{application_id}{MARKS}{run}"
+
+
 def backfill_runs(application_id: str, topics: Iterable[str]) -> list[str]:
     """Return the runs of an application's unpublished backfills, oldest first: each run has a topic of marks."""
     before = f"{application_id}{MARKS}"

@@ -34,7 +34,7 @@ from coopstreams.topology.graph.outline import Outline
 from coopstreams.topology.graph.partitions import looks_internal
 from coopstreams.topology.graph.patterns import matchable
 from coopstreams.topology.graph.topology import Topology
-from coopstreams.topology.naming import MARKS, backfill_runs, topology_topic
+from coopstreams.topology.naming import backfill_runs, marks_topic, topology_topic
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def plan_reset(topology: Topology, counts: Mapping[str, int], last: Outline | No
         internal |= dict.fromkeys(sorted(changelogs - last.sources), "changelog")
         others = (topic for topic in matchable(topology, counts) if last.reads(topic))
         sources += [topic for topic in others if topic not in {*sources, *last.unordered}]
-    marks = [f"{application}{MARKS}{run}" for run in backfill_runs(application, counts)]
+    marks = [marks_topic(application, run) for run in backfill_runs(application, counts)]
     names = [*internal, *marks, topology_topic(application)]
     return Reset(
         tuple(name for name in names if name in counts and internal.get(name) == "changelog"),

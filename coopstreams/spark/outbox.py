@@ -23,16 +23,11 @@ from coopstreams.log.log import Log, Position, TopicSpec
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.outputs import Output
 from coopstreams.topology.errors import UnknownTopicError
-from coopstreams.topology.naming import MARKS
+from coopstreams.topology.naming import marks_topic
 
 TRANSACTION_TIMEOUT_MS = 900_000
 """The most that brokers allow by default; a task that writes must finish within it."""
 BATCH = 10_000
-
-
-def marks_topic(application: str, run: str) -> str:
-    """Return the name of the topic with the marks of a run."""
-    return f"{application}{MARKS}{run}"
 
 
 def marks_spec(application: str, run: str, tasks: int, replication: int) -> TopicSpec:

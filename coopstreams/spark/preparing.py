@@ -20,7 +20,7 @@ from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.spark import plan as planning
 from coopstreams.spark.history.history import History, KafkaHistory, TableHistory, cut_of
-from coopstreams.spark.outbox import announce, cluster_of, marks_topic
+from coopstreams.spark.outbox import announce, cluster_of
 from coopstreams.spark.plan import Connector, Outputs, Plan
 from coopstreams.spark.table_outputs import absolute
 from coopstreams.spark.unchanged import ids_of
@@ -32,7 +32,7 @@ from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.patterns import unmatched
 from coopstreams.topology.graph.topology import Topology
-from coopstreams.topology.naming import backfill_runs, changelog_topic, internal_topic
+from coopstreams.topology.naming import backfill_runs, changelog_topic, internal_topic, marks_topic
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from coopstreams.common.config import Config
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.spark import plan as planning
-from coopstreams.spark.outbox import cluster_of, marks_topic
+from coopstreams.spark.outbox import cluster_of
 from coopstreams.spark.plan import Plan
 from coopstreams.spark.preparing import BACKFILLED, as_planned
 from coopstreams.spark.running import Backfilled
@@ -32,7 +32,7 @@ from coopstreams.state.manifest import Manifest, Slice, StoreSlices, placed, sha
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, GroupError
 from coopstreams.topology.graph.topology import Topology
-from coopstreams.topology.naming import changelog_topic, internal_topic
+from coopstreams.topology.naming import changelog_topic, internal_topic, marks_topic
 
 
 def publish(done: Backfilled, topology: Topology, settings: Config | Mapping[str, Any]) -> dict[TopicPartition, int]:

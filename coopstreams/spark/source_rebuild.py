@@ -25,7 +25,7 @@ from coopstreams.admin.rebuild import Rebuilder, RebuildScope
 from coopstreams.common.config import Config
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.spark.committed_positions import check_stopped
-from coopstreams.spark.outbox import cluster_of, marks_topic
+from coopstreams.spark.outbox import cluster_of
 from coopstreams.spark.plan import Plan, Stage
 from coopstreams.spark.preparing import as_planned
 from coopstreams.spark.repairing import Differences
@@ -37,6 +37,7 @@ from coopstreams.state.manifest import Slice
 from coopstreams.tasks.schemas import schemas_bound
 from coopstreams.topology.errors import GroupError
 from coopstreams.topology.graph.topology import Topology
+from coopstreams.topology.naming import marks_topic
 
 WORK = "coopstreams-rebuild"
 """The folder in which a run leaves the files that `resume` needs."""

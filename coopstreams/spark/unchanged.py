@@ -12,10 +12,11 @@ from contextlib import closing
 
 from coopstreams.common.config import Config
 from coopstreams.log.kafka.log import KafkaLog
-from coopstreams.spark.outbox import cluster_of, marks_topic
+from coopstreams.spark.outbox import cluster_of
 from coopstreams.spark.plan import Plan
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.topology import Topology
+from coopstreams.topology.naming import marks_topic
 
 
 def ids_of(cluster: KafkaLog, topology: Topology) -> dict[str, str]:

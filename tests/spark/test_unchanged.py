@@ -16,13 +16,12 @@ from coopstreams.common.config import Config
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import TopicSpec
 from coopstreams.spark import Options, preparing
-from coopstreams.spark.outbox import marks_topic
 from coopstreams.spark.plan import Plan
 from coopstreams.spark.preparing import begin, make_plan
 from coopstreams.spark.publishing import publish
 from coopstreams.spark.running import Backfilled, taken_up
 from coopstreams.topology.errors import ConfigError, GroupError, SnapshotError
-from coopstreams.topology.naming import backfill_runs
+from coopstreams.topology.naming import backfill_runs, marks_topic
 from tests.broker.counting import Counting, await_table, failure_of
 from tests.broker.waiting import eventually
 from tests.conftest import Kafka
