@@ -121,6 +121,15 @@ def _told_in_state_only() -> AbstractContextManager[Any]:
     return patch.object(Committer, "_write", together)
 
 
+def _only_who_moved() -> AbstractContextManager[Any]:
+    """A commit leaves out tasks that have written without taking a record."""
+
+    def moved(self: Committer, tasks: Any) -> list[Any]:
+        return [task for task in tasks if task.progress.moved or task.progress.mirror_due(self._follower)]
+
+    return patch.object(Committer, "_due", moved)
+
+
 def _silent_opener() -> AbstractContextManager[Any]:
     """Cancelled openings are forgotten without an event."""
     handle = Instance._handle
@@ -360,6 +369,9 @@ PLANTED: dict[str, Planted] = {
     ),
     "the database before the log": Planted(_early_database, 16, "a join with a table", oracle="rows"),
     "results beside changelogs": Planted(_told_in_state_only, None, "windows that close", AT_LEAST_ONCE),
+    "a commit without who did not move": Planted(
+        _only_who_moved, 0, "values that are held until punctuations", oracle="results"
+    ),
     "a cancel that nobody hears": Planted(_silent_opener, 9, "a table on its source", oracle="progress"),
     "whoever wakes is sure": Planted(_always_sure, 76, "a join with a table", oracle="answers"),
     "an error of before counts": Planted(members.hasty, 76, "a count behind a repartition", oracle="errors"),

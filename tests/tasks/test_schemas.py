@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 from typing import Any
@@ -240,52 +242,44 @@ def test_the_client_keeps_what_the_law_of_the_registry_says() -> None:
         RegistryClient("mock://law", (("url", "mock://law"),), registers=False).register("b-value", text)
 
 
-def test_an_unknown_id_is_not_asked_for_at_every_record(monkeypatch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def answering(status: int, body: bytes = b"") -> Iterator[tuple[RegistryClient, str, list[str]]]:
+    """Yield a client of a registry that answers everything so, its URL, and the paths that it is asked for."""
     asked: list[str] = []
 
-    class Empty(BaseHTTPRequestHandler):
+    class Registry(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             asked.append(self.path)
-            self.send_response(404)
+            self.send_response(status)
             self.end_headers()
-            self.wfile.write(b'{"error_code": 40403, "message": "Schema not found"}')
+            self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None: ...  # noqa: A002 as it is declared
 
-    times = iter((100.0, 100.0, 101.0, 104.9, 106.0, 106.0))
-    monkeypatch.setattr(schema_registry, "monotonic", lambda: next(times))
-    with HTTPServer(("127.0.0.1", 0), Empty) as server:
+    with HTTPServer(("127.0.0.1", 0), Registry) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
-        client = RegistryClient(url, (("url", url),), registers=True)
+        yield RegistryClient(url, (("url", url),), registers=True), url, asked
+        server.shutdown()
+
+
+def test_an_unknown_id_is_not_asked_for_at_every_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter((100.0, 100.0, 101.0, 104.9, 106.0, 106.0))
+    monkeypatch.setattr(schema_registry, "monotonic", lambda: next(times))
+    with answering(404, b'{"error_code": 40403, "message": "Schema not found"}') as (client, _, asked):
         for _ in range(4):
             with pytest.raises(SerdeError, match=r"no schema with id 7"):
                 client.schema(7)
-        server.shutdown()
     assert asked == ["/schemas/ids/7", "/schemas/ids/7"]
 
 
 def test_a_registry_that_is_away_is_not_asked_at_every_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-
-    class Away(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            self.send_response(503)
-            self.end_headers()
-
-        def log_message(self, format: str, *args: object) -> None: ...  # noqa: A002 as it is declared
-
     times = iter((100.0, 105.0, 105.1, 105.9, 106.1, 111.0))
     monkeypatch.setattr(schema_registry, "monotonic", lambda: next(times))
-    with HTTPServer(("127.0.0.1", 0), Away) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
-        client = RegistryClient(url, (("url", url),), registers=True)
+    with answering(503) as (client, url, asked):
         for number in (7, 7, 8, 7):
             with pytest.raises(RegistryUnavailableError, match=rf"{url} answers 503"):
                 client.schema(number)
-        server.shutdown()
     assert asked == ["/schemas/ids/7", "/schemas/ids/7"]
 
 

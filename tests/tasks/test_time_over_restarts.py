@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from coopstreams.commit.progress import Author, Progress
 from coopstreams.commit.record import Segment
 from coopstreams.commit.view import PartitionStart
 from coopstreams.tasks.task import store_times
-from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.compile.operator_time import store_id
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
@@ -38,20 +39,29 @@ def closing(*, filtered: bool = True) -> Topology:
     return builder.build()
 
 
-@pytest.mark.parametrize("ranges", [[WHOLE], HALVES], ids=["whole", "halves"])
-def test_an_operator_behind_a_filter_goes_on_at_its_own_time(ranges: list[KeyRange]) -> None:
-    """Its time is neither that of the partition nor that of the task's rows."""
-    engine = Engine(closing(), {"in": 1, "out": 1}, processing_guarantee=EXACTLY)
-    engine.start()
-    engine.write("in", [(MINE, TOLD, 0), (OTHER, TOLD, 50), (OTHER, PASSED_OVER, HOUR_MS)])
-    for again in ([], [(MINE, TOLD, 5), (MINE, TOLD, 55), (OTHER, TOLD, 100)], [(OTHER, TOLD, 150)]):
+def over_restarts(
+    engine: Engine, ranges: list[KeyRange], batches: Sequence[Sequence[tuple[bytes | None, bytes, int]]]
+) -> Columns:
+    """Return the results after each batch was processed by tasks of its own."""
+    for again in batches:
         engine.write("in", again)
         tasks = [engine.open(key_range) for key_range in ranges]
         engine.settle()
         for task in tasks:
             engine.close(task)
     engine.stop()
-    out = engine.read("out")
+    return engine.read("out")
+
+
+@pytest.mark.parametrize("ranges", [[WHOLE], HALVES], ids=["whole", "halves"])
+def test_an_operator_behind_a_filter_goes_on_at_its_own_time(ranges: list[KeyRange]) -> None:
+    """Its time is neither that of the partition nor that of the task's rows."""
+    engine = Engine(closing(), {"in": 1, "out": 1}, processing_guarantee=EXACTLY)
+    engine.start()
+    engine.write("in", [(MINE, TOLD, 0), (OTHER, TOLD, 50), (OTHER, PASSED_OVER, HOUR_MS)])
+    out = over_restarts(
+        engine, ranges, ([], [(MINE, TOLD, 5), (MINE, TOLD, 55), (OTHER, TOLD, 100)], [(OTHER, TOLD, 150)])
+    )
     told = [
         (key, serdes.int64.decode(value or b""), timestamp)
         for key, value, timestamp in zip(out.keys, out.values, out.timestamps, strict=True)
@@ -68,14 +78,7 @@ def test_a_record_that_was_dropped_closes_no_window_over_a_restart(
     engine = Engine(closing(filtered=False), {"in": 1, "out": 1}, processing_guarantee=EXACTLY)
     engine.start()
     engine.write("in", [*first, (None, TOLD, HOUR_MS)])
-    for again in ([], [(MINE, TOLD, 5), (OTHER, TOLD, 50)], [(OTHER, TOLD, 100)]):
-        engine.write("in", again)
-        tasks = [engine.open(key_range) for key_range in ranges]
-        engine.settle()
-        for task in tasks:
-            engine.close(task)
-    engine.stop()
-    out = engine.read("out")
+    out = over_restarts(engine, ranges, ([], [(MINE, TOLD, 5), (OTHER, TOLD, 50)], [(OTHER, TOLD, 100)]))
     told = [(key, serdes.int64.decode(value or b"")) for key, value in zip(out.keys, out.values, strict=True)]
     assert sorted(told) == sorted([(MINE, len(first) + 1), (OTHER, 1)])
 
