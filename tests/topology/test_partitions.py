@@ -12,6 +12,9 @@ from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import TopologyError, UnknownTopicError
 from coopstreams.topology.graph.partitions import check_names, check_partitions, grown
+from coopstreams.topology.graph.topology import Topology
+from coopstreams.topology.processors import Processor
+from coopstreams.topology.records import Record
 from coopstreams.topology.windows import TimeWindows
 from tests.topology.test_subtopologies import built
 
@@ -133,6 +136,54 @@ def test_internal_topics_of_another_count_are_an_error_with_a_cure() -> None:
         check_partitions(WORDS, {"lines": 6, "app-n-repartition": 4, "app-n-changelog": 6})
     with pytest.raises(TopologyError, match='"app-n-changelog" has 4 partitions'):
         check_partitions(WORDS, {"lines": 6, "app-n-changelog": 4})
+
+
+def cogrouped(*, new_keys: bool = False, windows: TimeWindows | None = None) -> Topology:
+    def program(builder: StreamsBuilder) -> None:
+        other = text(builder, "more")
+        group = other.group_by(lambda k, v: v, key=serdes.text) if new_keys else other.group_by_key()
+        both = text(builder, "some").group_by_key().cogroup(lambda k, v, n: n + 1).cogroup(group, lambda k, v, n: n + 1)
+        (both if windows is None else both.windowed_by(windows)).aggregate(int, value=serdes.int64, store="n")
+
+    return built(program)
+
+
+@pytest.mark.parametrize("windows", [None, TimeWindows(hours=1)])
+def test_streams_that_are_cogrouped_need_equal_counts(windows: TimeWindows | None) -> None:
+    with pytest.raises(TopologyError, match='table at "some, more → n": "some" has 4 partitions, "more" has 6.'):
+        check_partitions(cogrouped(windows=windows), {"some": 4, "more": 6})
+    behind = check_partitions(cogrouped(new_keys=True, windows=windows), {"some": 4, "more": 6})
+    assert (behind.partitions["app-n-1-repartition"], behind.partitions["app-n-changelog"]) == (4, 4)
+
+
+def test_a_kept_view_of_several_topics_needs_equal_counts() -> None:
+    topology = built(lambda builder: text(builder, "a", "b").to_table().filter(lambda k, v: True, store="kept"))
+    with pytest.raises(TopologyError, match='table at "a, b → kept": "a" has 4 partitions, "b" has 6.'):
+        check_partitions(topology, {"a": 4, "b": 6})
+
+
+class Looking(Processor[str, str, str, str]):
+    def process(self, record: Record[str, str]) -> None:
+        pass
+
+
+def test_a_processor_by_key_needs_as_many_partitions_as_the_table_that_it_looks_into() -> None:
+    def program(builder: StreamsBuilder, *, by_key: bool = True) -> None:
+        builder.table("rows", key=serdes.text, value=serdes.text, store="rows")
+        text(builder, "a").process(Looking, stores=["rows"], by_key=by_key)
+
+    with pytest.raises(TopologyError, match='process at "rows, a → rows": "rows" has 6 partitions, "a" has 4.'):
+        check_partitions(built(program), {"rows": 6, "a": 4})
+    assert check_partitions(built(lambda builder: program(builder, by_key=False)), {"rows": 6, "a": 4}).tasks == (6,)
+
+
+def test_processors_of_different_topics_may_look_into_one_global_table() -> None:
+    def program(builder: StreamsBuilder) -> None:
+        builder.global_table("rows", key=serdes.text, value=serdes.text, store="rows")
+        for topic in ("a", "b"):
+            text(builder, topic).process(Looking, stores=["rows"], by_key=True)
+
+    assert check_partitions(built(program), {"rows": 1, "a": 4, "b": 6}).tasks == (4, 6)
 
 
 def test_a_source_topic_that_grows_is_told_with_what_the_next_start_does() -> None:

@@ -113,17 +113,22 @@ def check_processors(nodes: list[Node], kept: Mapping[str, StoreSpec]) -> None:
             _check_own_stores(node, nodes)
             _check_plain_stores(node)
         if node.by_key:
-            _check_state_by_key(node, common_key(keys[parent] for parent in node.parents))
+            used = [stores[name] for name in node.store_names if name not in kept]
+            _check_state_by_key(node, used, common_key(keys[parent] for parent in node.parents))
 
 
-def _check_state_by_key(node: Processing, key: Serde[Any] | None) -> None:
-    for store in node.stores:
+def _check_state_by_key(node: Processing, used: Iterable[StoreSpec], key: Serde[Any] | None) -> None:
+    for store in used:
         if key is not None and store.key != key:
+            cure = (
+                f"Make the store with key=serdes.{key}"
+                if store in node.stores
+                else f"Give the records the keys of the store, .select_key(..., key=serdes.{store.key}).repartition()"
+            )
             raise TopologyError(
                 f'"{node.name}" keeps state by_key, but its store "{store.name}" writes keys as {store.key}, and its '
-                "records come with keys written as "
-                f"{key}: state would lie in other key ranges than its records. Make the store with key=serdes.{key}, "
-                "or say by_key=False."
+                f"records come with keys written as {key}: state would lie in other key ranges than its records. "
+                f"{cure}, or say by_key=False."
             )
 
 
@@ -152,12 +157,17 @@ def _check_plain_stores(node: AsyncProcessing) -> None:
 
 
 def shared_state(nodes: Iterable[Node], above: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield each store kept by key under the records of several topics: its place for messages, and these topics."""
-    topics: dict[str, dict[str, None]] = {}
+    """Yield each store that processors use by the keys of their records, if it is made from several topics: its place
+    for messages, and these topics.
+    """
+    nodes = list(nodes)
+    users = {node.name: node.store_names for node in nodes if isinstance(node, Processing) and node.by_key}
+    kept = {store.name for node in nodes for store in stores_of(node)}  # every instance has all of a global table
+    topics: dict[str, dict[str, None]] = {name: {} for names in users.values() for name in names if name in kept}
     for node in nodes:
-        if isinstance(node, Processing) and node.by_key:
-            for name in node.store_names:
-                topics.setdefault(name, {}).update(dict.fromkeys(above[node.name]))
+        for name in (*users.get(node.name, ()), *(store.name for store in stores_of(node))):
+            if name in topics:
+                topics[name].update(dict.fromkeys(above[node.name]))
     for name, together in topics.items():
         if len(together) > 1:
             yield f'process at "{", ".join(together)} → {name}"', tuple(together)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.graph.aggregate_nodes import CogroupMerge
 from coopstreams.topology.graph.graph import Graph, reads
 from coopstreams.topology.graph.join_nodes import (
     ForeignKeyAnswer,
@@ -27,8 +28,10 @@ from coopstreams.topology.graph.keyed_state import check_processors, shared_stat
 from coopstreams.topology.graph.nodes import (
     Aggregate,
     DropNullKeys,
+    Filter,
     GlobalTable,
     InternalTopic,
+    MapValues,
     Node,
     Processing,
     Sink,
@@ -197,6 +200,8 @@ def _check_topics(nodes: list[Node], internal: set[str]) -> None:
 
 
 _JOINS = StreamTableJoin | TableTableJoin | StreamStreamJoin | ForeignKeyAnswer | ForeignKeyResult
+_KEPT = Aggregate | CogroupMerge | TableSource | Filter | MapValues
+"""Tables with a row for each key, if they have a store."""
 
 
 def _copartitioned(nodes: list[Node]) -> Iterable[tuple[str, tuple[str, ...]]]:
@@ -211,7 +216,7 @@ def _copartitioned(nodes: list[Node]) -> Iterable[tuple[str, tuple[str, ...]]]:
         if isinstance(node, _JOINS) and len(topics) > 1:
             method = method_of(node)
             yield f'{method} at "{", ".join(sides[0])} → {method}({", ".join(sides[1])})"', topics
-        elif isinstance(node, Aggregate | TableSource) and node.store is not None and len(topics) > 1:
+        elif isinstance(node, _KEPT) and node.store is not None and len(topics) > 1:
             yield f'table at "{", ".join(topics)} → {node.store.name}"', topics
     yield from shared_state(nodes, above)
 

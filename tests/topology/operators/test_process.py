@@ -396,6 +396,19 @@ def test_mistakes_are_found_while_building_or_when_the_task_begins() -> None:
         window_store("w", key=serdes.text, value=serdes.text, size=ms(10), retention=ms(5))
 
 
+def test_a_store_that_is_used_by_key_has_the_keys_of_the_records() -> None:
+    builder = StreamsBuilder("app")
+    builder.table("rows", key=serdes.int64, value=serdes.text, store="rows")
+    stream = builder.stream("in", key=serdes.text, value=serdes.json)
+    stream.process(lambda: Each(lambda _, record: record), stores=["rows"], by_key=True, name="look")
+    with pytest.raises(
+        TopologyError,
+        match=r'"look" keeps state by_key, but its store "rows" writes keys as int64, .* written as text: .*'
+        r"Give the records the keys of the store, \.select_key\(\.\.\., key=serdes.int64\)\.repartition\(\), or say",
+    ):
+        builder.build()
+
+
 def counted_by_new_keys(ranges: int, *, by_key: bool, repartitioned: bool) -> list[Any]:
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.json).select_key(
