@@ -52,8 +52,13 @@ class TableFlow:
 
     @property
     def is_windowed(self) -> bool:
-        """Whether its keys are `serdes.Windowed`."""
+        """Whether its keys are `serdes.Windowed`, of windows of its own: tasks have them by the keys in them."""
         return self.store.kind in ("window", "session")
+
+    def kept(self, name: str, value: Serde[Any]) -> StoreSpec:
+        """Return a store for a table with the keys and windows of this one, and options of its own."""
+        options: dict[str, Any] = {"logged": True, "cached": True, "store_type": None, "ttl_ms": None}
+        return replace(self.store, name=name, value=value, history_ms=None, **options)
 
 
 def grouped(flow: Flow, name: str | None, key: Serde[Any] | None, value: Serde[Any] | None) -> Grouped:

@@ -211,13 +211,18 @@ def join_tables(
     """Return the join of two tables by key. It makes the tables whose rows may lack a match forward old values.
 
     Raises:
-        TopologyError: the tables are of two builders or have different key serdes, or a store has no serde for its
-            values.
+        TopologyError: the tables are of two builders or have different keys, or a store has no serde for its values.
     """
     method = "join" if kind == "inner" else f"{kind}_join"
     where = f"{method} with {right.flow.node}"
     left.flow.same_graph(right.flow, where)
     check_same_keys(left.flow, right.flow, where)
+    if left.is_windowed != right.is_windowed:
+        raise TopologyError(
+            f"{where}: one side has windows that it aggregates itself, the other reads them in the keys of its topic, so "
+            "equal keys are in different partitions. Write .to_stream().to_table() before the join, on the side that "
+            "aggregates."
+        )
     function = checked(method, joiner, "value", "other_value")
     graph = left.flow.graph
     value = serde_or_none(value, "value", where)
@@ -225,17 +230,16 @@ def join_tables(
     node_name = graph.names.node("KTABLE-MERGE-", name)
     for prefix in ("KTABLE-JOINTHIS-", "KTABLE-JOINOTHER-"):  # Kafka Streams counts three nodes
         graph.names.node(prefix)
+    retention_ms = max((ms for table in (left, right) if (ms := table.store.retention_ms) is not None), default=None)
+    rows = replace(left, store=replace(left.store, history_ms=None, ttl_ms=None, retention_ms=retention_ms))
     spec = None
     if store is not None:
         if value is None:
             raise TopologyError(
                 f'{where}: store="{name_of(store)}" keeps the joined values as bytes. Write value=serdes.… there.'
             )
-        spec = kept_as(
-            store,
-            StoreSpec(graph.names.store("KTABLE-MERGE-", name_of(store)), "key_value", key, value),
-            no_ttl=FOLLOWS_TABLES,
-        )
+        store_name = graph.names.store("KTABLE-MERGE-", name_of(store))
+        spec = kept_as(store, rows.kept(store_name, value), no_ttl=FOLLOWS_TABLES)
         graph.needed_stores.add(spec.name)
     for table in (left, right):
         materialize(graph, table.flow.node)
@@ -246,7 +250,7 @@ def join_tables(
     parents = (left.flow.node, right.flow.node)
     graph.attach(TableTableJoin(name=node_name, parents=parents, kind=kind, joiner=function, key=key, store=spec))
     flow = replace(left.flow, node=node_name).with_value(value, method)
-    return TableFlow(flow, spec or replace(left.store, history_ms=None, ttl_ms=None))
+    return TableFlow(flow, spec or rows.store)
 
 
 def join_streams(

@@ -92,21 +92,7 @@ def _attached(
                 "before suppress()."
             )
         value = flow.needed("value", f'the table "{store_name}"')
-        row_key = flow.needed("key", f'the table "{store_name}"') if table.is_windowed else None
-        spec = kept_as(
-            store,
-            replace(
-                table.store,
-                name=store_name,
-                value=value,
-                row_key=row_key,
-                history_ms=None,
-                logged=True,
-                cached=True,
-                ttl_ms=None,
-            ),
-            no_ttl=FOLLOWS_TABLES,
-        )
+        spec = kept_as(store, table.kept(store_name, value), no_ttl=FOLLOWS_TABLES)
         graph.needed_stores.add(store_name)
     graph.attach(make(name=flow.node, parents=(table.flow.node,), store=spec))
     return TableFlow(flow, spec or table.store)

@@ -115,7 +115,7 @@ class Analysis:
         return self._incoming[node.name] == 1
 
     def windows_above(self, node: Node) -> list[Aggregate]:
-        """Return the windowed aggregations of which a table is a view."""
+        """Return the windowed aggregations of which a table is a view or a join."""
         above = [self.named(parent) for parent in node.parents]
         return [
             found

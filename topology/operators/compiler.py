@@ -168,6 +168,12 @@ class Compiler:
             self.unit.operator_times[operator_time].stores.append(name)
         return name
 
+    def expire_view(self, function: Function, node: Node, store: StoreSpec) -> None:
+        """Let the windows in the store of a view, or of a join of tables, expire with those of the tables above."""
+        if store.kind != "key_value":
+            for windows in self.analysis.windows_above(node):
+                self.expire(self.operator_time(function, windows), store)
+
     def _part(
         self,
         function: Function,

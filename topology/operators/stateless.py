@@ -97,9 +97,7 @@ def _keep(
     The store has no versions, even if the table above has: each record is the latest of its row.
     """
     key_bytes = function.key_as_bytes(record, store.row_key or store.key, node)
-    if store.kind != "key_value":
-        for windows in compiler.analysis.windows_above(node):
-            compiler.expire(compiler.operator_time(function, windows), store)
+    compiler.expire_view(function, node, store)
     entry, name = function.fresh("entry"), compiler.unit.store(store)
     function.line(f"{entry} = get_{name}({key_bytes}) or load_{name}({key_bytes})")
     if skip_nothing:

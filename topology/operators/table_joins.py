@@ -162,6 +162,7 @@ def _keep(
     compiler: Compiler, function: Function, node: TableTableJoin, key_bytes: str, value: str, timestamp: str
 ) -> None:
     assert node.store is not None
+    compiler.expire_view(function, node, node.store)
     entry, name = function.fresh("entry"), compiler.unit.store(node.store)
     function.line(f"{entry} = get_{name}({key_bytes}) or load_{name}({key_bytes})")
     function.line(f"{entry}.value = {value}")

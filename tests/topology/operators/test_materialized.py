@@ -140,6 +140,15 @@ def test_a_table_that_is_not_cached_tells_of_each_update_whether_the_record_cach
     assert run(topology, ranges, caching=True) == run(topology, ranges)
 
 
+def test_a_kept_view_has_options_of_its_own() -> None:
+    builder = StreamsBuilder("app")
+    options = Materialized("rows", logged=False, cached=False, store_type="in_memory", ttl=ms(5))
+    rows = builder.table("in", key=serdes.text, value=serdes.int64, store=options)
+    rows.filter(lambda _, value: value > 1, store="kept")
+    (kept,) = (store for store in builder.build().subtopologies[0].stores if store.name == "kept")
+    assert (kept.logged, kept.cached, kept.store_type, kept.ttl_ms) == (True, True, None, None)
+
+
 @pytest.mark.parametrize("ranges", [1, 4])
 def test_beside_it_other_tables_are_cached(ranges: int) -> None:
     builder = StreamsBuilder("app")

@@ -9,6 +9,9 @@ from hypothesis import strategies as st
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
+from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.windows import AnyWindows, SessionWindows, SlidingWindows, TimeWindows
+from tests.durations import ms
 
 Event = tuple[str, str, Any]
 
@@ -138,3 +141,84 @@ def test_the_table_is_the_relational_join_of_both_tables(
     keys = {"inner": left.keys() & right.keys(), "left": set(left), "outer": left.keys() | right.keys()}[kind]
     _, table = joined(kind, *events, ranges=ranges, store="kept" if kept else None, caching=caching)
     assert table == {key: [left.get(key), right.get(key)] for key in keys}
+
+
+WINDOWS: dict[str, AnyWindows] = {
+    "tumbling": TimeWindows(milliseconds=10, grace=ms(5)),
+    "sliding": SlidingWindows(milliseconds=10, grace=ms(5)),
+    "sessions": SessionWindows(milliseconds=5, grace=ms(5)),
+}
+
+
+def windows_joined(
+    windows: AnyWindows, kind: str, inputs: list[tuple[str, str, int]], *, ranges: int, caching: bool, store: str | None
+) -> tuple[dict[str, list[Any]], list[Any]]:
+    """Return the outputs of a join of counts in windows, by key, and the rows of its store."""
+    builder = StreamsBuilder("app")
+    left, right = (
+        builder.stream(topic, key=serdes.text, value=serdes.int64).group_by_key().windowed_by(windows).count(store=topic)  # type: ignore[call-overload]
+        for topic in ("left", "right")
+    )
+    method: Any = {"inner": left.join, "left": left.left_join, "outer": left.outer_join}[kind]
+    method(right, pair, value=serdes.json, store=store).to_stream().to("out")
+    found: dict[str, list[Any]] = {}
+    with TopologyTestDriver(builder.build(), ranges, caching=caching) as driver:
+        for topic, key, timestamp in inputs:
+            driver.input(topic).send(key, 1, timestamp)
+        driver.commit()
+        for record in driver.outputs():
+            found.setdefault(str(record.key), []).append((record.value, record.timestamp))
+        return found, [] if store is None else driver.store(store).all()
+
+
+@pytest.mark.parametrize("windows", WINDOWS)
+@settings(max_examples=15, deadline=None)
+@given(
+    st.sampled_from(["inner", "left", "outer"]),
+    st.lists(st.tuples(st.sampled_from(["left", "right"]), st.sampled_from("abcd"), st.integers(0, 40)), max_size=20),
+    st.booleans(),
+    st.sampled_from([2, 7]),
+)
+def test_a_kept_join_of_windows_is_the_same_for_any_number_of_ranges(
+    windows: str, kind: str, inputs: list[tuple[str, str, int]], caching: bool, ranges: int
+) -> None:
+    kept = windows_joined(WINDOWS[windows], kind, inputs, ranges=1, caching=caching, store="kept")
+    assert windows_joined(WINDOWS[windows], kind, inputs, ranges=ranges, caching=caching, store="kept") == kept
+    if not caching:
+        assert windows_joined(WINDOWS[windows], kind, inputs, ranges=1, caching=False, store=None)[0] == kept[0]
+
+
+def test_a_join_of_windows_is_kept_by_window_as_long_as_either_side() -> None:
+    builder = StreamsBuilder("app")
+    left, right = (
+        builder.stream(topic, key=serdes.text, value=serdes.int64)
+        .group_by_key()
+        .windowed_by(TimeWindows(milliseconds=10))
+        .count(store=topic, retention=retention)
+        for topic, retention in (("left", ms(20)), ("right", ms(50)))
+    )
+    left.join(right, pair, value=serdes.json, store="kept").to_stream().group_by_key().count(store="n")
+    topology = builder.build()
+    (kept,) = (store for store in topology.subtopologies[0].stores if store.name == "kept")
+    assert (kept.kind, kept.key, kept.retention_ms) == ("window", serdes.text, 50)
+    assert topology.subtopologies[1].topics == ("app-n-repartition",)  # by the windows themselves
+
+
+def test_windows_in_the_keys_of_a_topic_are_not_where_windows_of_keys_are() -> None:
+    def program(*, moved: bool) -> StreamsBuilder:
+        builder = StreamsBuilder("app")
+        read = builder.table("read", key=serdes.windowed(serdes.text, 10), value=serdes.int64)
+        numbers = builder.stream("in", key=serdes.text, value=serdes.int64)
+        made = numbers.group_by_key().windowed_by(TimeWindows(milliseconds=10)).count(store="made")
+        (made.to_stream().to_table() if moved else made).join(read, pair, value=serdes.json).to_stream().to("out")
+        return builder
+
+    with pytest.raises(TopologyError, match=r"one side has windows .* Write \.to_stream\(\)\.to_table\(\) before"):
+        program(moved=False)
+    with TopologyTestDriver(program(moved=True).build(), ranges=4) as driver:
+        for key in "abcdefgh":
+            driver.input("in").send(key, 1, 5)
+            driver.input("read").send(serdes.Windowed(key, 0, 10), 7, 5)
+        assert {str(key): value for key, value in driver.output("out").latest().items()} == {
+            f"[{key}@0/10]": [1, 7] for key in "abcdefgh"
+        }
