@@ -104,6 +104,14 @@ MISTAKES: dict[str, tuple[Callable[[StreamsBuilder], object], str]] = {
         lambda b: (text(b), text(b, timestamp=lambda record: 0)),
         'topic "in" is read twice with different timestamp=',
     ),
+    "one topic, two resets": (
+        lambda b: (text(b, reset="latest"), table(b, "in")),
+        'topic "in" is read twice with different reset=. Use one for both',
+    ),
+    "one topic, two silences": (
+        lambda b: (text(b), text(b, idle_advance=MINUTE)),
+        'topic "in" is read twice with different idle_advance=. Give it where the topic is read first',
+    ),
     "one topic, two names": (
         lambda b: (text(b), text(b, name="again")),
         'topic "in" is read twice, as "KSTREAM-SOURCE-0000000000" and as "again"',

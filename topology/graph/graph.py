@@ -77,8 +77,8 @@ class Graph:
         """Return the source of some topics: a new node, or the one that reads these topics already.
 
         Raises:
-            TopologyError: a topic is already read with another serde, timestamp extractor or name, or in another set of
-                topics.
+            TopologyError: a topic is already read with another serde, timestamp extractor, order, reset, idle_advance or
+                name, or in another set of topics.
         """
         wanted = make(name="")
         if (known := self.reader_of(wanted)) is not None:
@@ -201,6 +201,12 @@ def _check_same_source(topic: str, node: Source, wanted: Source) -> None:
         raise TopologyError(f'topic "{topic}" is read twice with different timestamp=. Use one function for both.')
     if node.unordered != wanted.unordered:
         raise TopologyError(f'topic "{topic}" is read twice with different order=. Use one order for both.')
+    if node.reset != wanted.reset:
+        raise TopologyError(f'topic "{topic}" is read twice with different reset=. Use one for both.')
+    if wanted.idle_ms not in (None, node.idle_ms):  # a table has none, and follows the stream that reads its topic
+        raise TopologyError(
+            f'topic "{topic}" is read twice with different idle_advance=. Give it where the topic is read first.'
+        )
     if node.name != wanted.name:
         raise TopologyError(
             f'topic "{topic}" is read twice, as "{node.name}" and as "{wanted.name}". Leave out the second name=.'
