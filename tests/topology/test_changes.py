@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coopstreams.testing.memory_sink import MemorySink
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.dsl.materialized import Materialized
@@ -287,6 +288,22 @@ def test_a_repartition_topic_goes_with_what_was_made_from_it() -> None:
     assert between(counts(key=serdes.text, name="one"), counts())["app-one-repartition"] is LOST, (
         "the store is still there"
     )
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [
+        lambda stream, name: stream.repartition(name=name).to(lambda _, value: value),
+        lambda stream, name: stream.repartition(name=name).foreach(print),
+        lambda stream, name: stream.repartition(name=name).repartition(name="next").foreach(print),
+        lambda stream, name: stream.to_sink(MemorySink(), name=name),
+    ],
+)
+def test_a_repartition_topic_of_another_name_is_lost_whatever_its_records_go_to(
+    behind: Callable[[Any, str], object],
+) -> None:
+    found = between(lambda b: behind(text(b), "one"), lambda b: behind(text(b), "two"))
+    assert found["app-one-repartition"] is LOST
 
 
 def test_a_repartition_topic_of_another_width_serde_or_source() -> None:

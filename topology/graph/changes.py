@@ -317,8 +317,8 @@ def _repartition(old: Outline, new: Outline, was: RepartitionOutline, renamed: d
         if was.name.endswith("-repartition"):
             prefix = was.name.removeprefix(f"{old.application_id}-").removesuffix("-repartition")
             cure = (
-                f'name the grouping, the join with a table or the repartition() behind it: name="{prefix}"; in front '
-                f'of a join of streams write .repartition(name="{prefix}")'
+                f'name the grouping, the join with a table, the repartition() or to_sink() behind it: name="{prefix}"; in '
+                f'front of a join of streams write .repartition(name="{prefix}")'
             )
         return TopologyChange(what, was.name, Verdict.LOST, why, f"{cure}; or {drain}", was.name)
     if (was.key, was.value) != (now.key, now.value):
@@ -340,10 +340,11 @@ def _repartition(old: Outline, new: Outline, was: RepartitionOutline, renamed: d
 
 
 def _still_fed(was: RepartitionOutline, new: Outline, renamed: dict[str, str]) -> bool:
-    """Whether the new version still makes a store or sink topic that the repartition topic fed."""
-    return any(
-        name in new.sinks if kind == "topic" else name in new.stores or name in renamed for kind, name in was.feeds
-    )
+    """Whether the new version still makes a store or topic that the repartition topic fed, or may do so, because it has
+    no name: then records that are lost would be missed by nobody.
+    """
+    made = {"store": {*new.stores, *renamed}, "topic": {*new.sinks, *new.repartitions, ""}}
+    return not was.feeds or any(name in made[kind] for kind, name in was.feeds)
 
 
 def _positions(old: Outline, new: Outline) -> Iterator[TopologyChange]:

@@ -156,7 +156,7 @@ def _json_nodes(topology: Structure, subtopology: SubTopology, above: Above) -> 
                 "reads": sorted(above[node.name]),
             }
         elif isinstance(node, ApplyTo):
-            drawn["external"] = str(node.target)
+            drawn |= {"topic": None, "external": str(node.target), "reads": sorted(above[node.name])}
         elif stores := _stores(topology, node):
             drawn["stores"] = [store.name for store in stores]
         if isinstance(node, Aggregate | StreamStreamJoin) and node.windows is not None:

@@ -52,7 +52,8 @@ class Store:
 class RepartitionOutline:
     """A repartition topic.
 
-    Shape: `reads` are the topics that its records come from; `feeds` are the stores and sink topics that come from it.
+    Shape: `reads` are the topics that its records come from; `feeds` are the stores and topics that come from it, with an
+    empty name for an external sink and for topics that a function chooses. What calls alone are made of it is not seen.
     """
 
     name: str
@@ -170,5 +171,5 @@ def _repartition(
     source = next(node for node in nodes if name in node.get("topics", ()))
     reads = frozenset[str]().union(*(node["reads"] for node in sinks if node["topic"] == name))
     feeds = {("store", store.name) for store in stores if name in store.reads}
-    feeds |= {("topic", str(node["topic"])) for node in sinks if name in node["reads"]}
+    feeds |= {("topic", node["topic"] or "") for node in sinks if name in node["reads"]}
     return RepartitionOutline(name, source["key"], source["value"], topic["partitions"], reads, frozenset(feeds))
