@@ -244,3 +244,19 @@ def test_generated_names_of_internal_topics_are_told_with_the_cure() -> None:
         TopologyError, match=r"app-KSTREAM-AGGREGATE-STATE-STORE-\d{10}-repartition.*-changelog.*store="
     ):
         check_names(unnamed)
+
+
+def test_the_generated_names_of_tables_and_cogroups_are_told_too() -> None:
+    def table(builder: StreamsBuilder) -> None:
+        rows = builder.table("rows", key=serdes.text, value=serdes.text)
+        text(builder, "a").join(rows, lambda a, row: a)
+
+    def cogroup(builder: StreamsBuilder) -> None:
+        group = text(builder, "a").group_by(lambda k, v: v, key=serdes.text)
+        group.cogroup(lambda k, v, n: n + 1).aggregate(int, value=serdes.int64)
+
+    with pytest.raises(TopologyError, match=r"app-rows-STATE-STORE-0000000000-changelog"):
+        check_names(built(table))
+    with pytest.raises(TopologyError, match=r"STATE-STORE-\d{10}-repartition, app-COGROUPKSTREAM-.*-changelog"):
+        check_names(built(cogroup))
+    check_names(built(joined))

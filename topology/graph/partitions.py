@@ -24,7 +24,7 @@ from coopstreams.topology.graph.topology import Topology
 ADDITIONAL_RETENTION_MS = 24 * 60 * 60 * 1000
 """Source: Kafka Streams' default of `windowstore.changelog.additional.retention.ms`."""
 
-_GENERATED = re.compile(r"-K(STREAM|TABLE)-[A-Z-]+-\d{10}")
+_GENERATED = re.compile(r"-(COGROUP)?K(STREAM|TABLE)-[A-Z-]+-\d{10}|-STATE-STORE-\d{10}-changelog$")
 _INTERNAL = re.compile(
     r"-(repartition|changelog|subscription-(registration|response)-topic"
     r"|KTABLE-FK-JOIN-SUBSCRIPTION-(REGISTRATION|RESPONSE)-\d{10}-topic)$"
