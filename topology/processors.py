@@ -301,9 +301,9 @@ def key_value_store(
     the headers of the record that wrote it, for `KeyValueStore.headers`, queries and the changelog.
 
     Raises:
-        TopologyError: a time to live below 1 ms, or a name or store type that is not legal.
+        TopologyError: a time to live below 1 ms, no serde, or a name or store type that is not legal.
     """
-    _check(name, store_type)
+    _check(name, store_type, key, value)
     ttl_ms = None if ttl is None else checked_ms(ttl, f'store "{name}": ttl', 1)
     kept = with_headers(value) if headers else value
     return StoreSpec(name, "key_value", key, kept, logged=logged, store_type=store_type, ttl_ms=ttl_ms)
@@ -325,9 +325,10 @@ def window_store(
     queries.
 
     Raises:
-        TopologyError: a size below 1 ms, a retention below the size, or a name or store type that is not legal.
+        TopologyError: a size below 1 ms, a retention below the size, no serde, or a name or store type that is not
+            legal.
     """
-    _check(name, store_type)
+    _check(name, store_type, key, value)
     size_ms = duration_ms(size, f'store "{name}": size')
     retention_ms = duration_ms(retention, f'store "{name}": retention')
     if size_ms < 1 or retention_ms < size_ms:
@@ -354,7 +355,7 @@ def session_store(
 
     A session can be read until a session is put that ends `retention` later.
     """
-    _check(name, store_type)
+    _check(name, store_type, key, value)
     retention_ms = checked_ms(retention, f'store "{name}": the retention', 1)
     row_key = session_windowed(key)
     return StoreSpec(
@@ -375,13 +376,18 @@ def versioned_store(
 
     `history`: how far back it keeps versions, in stream time.
     """
-    _check(name, store_type)
+    _check(name, store_type, key, value)
     history_ms = checked_ms(history, f'store "{name}": the history', 1)
     return StoreSpec(
         name, "key_value", key, versions_of(value), history_ms=history_ms, logged=logged, store_type=store_type
     )
 
 
-def _check(name: str, store_type: str | None) -> None:
+def _check(name: str, store_type: str | None, key: Serde[Any], value: Serde[Any]) -> None:
     check_name(name, "the store name")
     check_store_type(name, store_type)
+    for part, serde in (("key", key), ("value", value)):
+        if not isinstance(serde, Serde):
+            raise TopologyError(
+                f'store "{name}": {part}= must be a serde such as serdes.text or serdes.json(Type), not {serde!r}'
+            )

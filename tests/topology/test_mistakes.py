@@ -8,8 +8,10 @@ import pytest
 
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
+from coopstreams.topology.dsl.materialized import Materialized
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.join_windows import JoinWindows
+from coopstreams.topology.processors import Processor, key_value_store
 from coopstreams.topology.suppressed import until_time_limit, until_window_closes
 from coopstreams.topology.windows import TimeWindows
 from tests.durations import ms
@@ -35,6 +37,10 @@ def hourly(builder: StreamsBuilder, **more: Any) -> Any:
 def both(builder: StreamsBuilder, *operators: Callable[[Any], Any]) -> None:
     for operator in operators:
         operator(text(builder))
+
+
+def max_of(_: str, value: str, most: str) -> str:
+    return max(value, most)
 
 
 MINUTE = timedelta(minutes=1)
@@ -208,6 +214,42 @@ MISTAKES: dict[str, tuple[Callable[[StreamsBuilder], object], str]] = {
             .to("out")
         ),
         '"j.*" waits for the stream time of "app-j.*-repartition", which idle_advance= of "in" does not advance',
+    ),
+    "topics in no order": (
+        lambda b: text(b, {"a", "b"}),
+        r"stream\(\) takes a topic, a list of topics, or re.compile\(…\), not \{",
+    ),
+    "no list of stores": (
+        lambda b: text(b).process(Processor, stores="rows", by_key=True),
+        r"process\(\): stores= takes a list of stores, stores=\[\.\.\.\], not 'rows'",
+    ),
+    "no list of stores of a call": (
+        lambda b: text(b).process_async(max, stores=None),
+        "process_async: stores= takes a list of stores, .* not None",
+    ),
+    "a store whose serde is a type": (
+        lambda b: key_value_store("n", key=serdes.text, value=int),  # type: ignore[arg-type]
+        r'store "n": value= must be a serde such as serdes\.text .* not <class \'int\'>',
+    ),
+    "a processor that is by_key by a word": (
+        lambda b: text(b).process(Processor, by_key="no"),
+        r"process\(\): say how its state is kept",
+    ),
+    "a cogroup with a stream": (
+        lambda b: text(b).group_by_key().cogroup(max_of).cogroup(text(b), max_of),
+        r"cogroup\(\) takes a grouped stream and its aggregator, not a KStream\. A stream has \.group_by_key\(\)",
+    ),
+    "a cogroup without a serde": (
+        lambda b: text(b).group_by_key().cogroup(max_of).aggregate(str, value=None, store="n"),
+        'cogroup into "n": how do the aggregates become bytes',
+    ),
+    "a join by foreign key whose serde is a type": (
+        lambda b: table(b).join(table(b, "others"), max, foreign_key=str, value=str),
+        r"join with .*: value= must be a serde .* not <class \'str\'>",
+    ),
+    "a join of streams with a store for a name": (
+        lambda b: text(b).join(text(b, "b"), max, windows=JoinWindows(minutes=1), store=Materialized("s")),
+        "the store name must be a string, not Materialized",
     ),
     "a source from a changelog": (
         lambda b: (text(b).group_by_key().count(store="n"), text(b, "app-n-changelog")),

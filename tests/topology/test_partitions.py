@@ -150,7 +150,7 @@ def cogrouped(*, new_keys: bool = False, windows: TimeWindows | None = None) -> 
 
 @pytest.mark.parametrize("windows", [None, TimeWindows(hours=1)])
 def test_streams_that_are_cogrouped_need_equal_counts(windows: TimeWindows | None) -> None:
-    with pytest.raises(TopologyError, match='table at "some, more → n": "some" has 4 partitions, "more" has 6.'):
+    with pytest.raises(TopologyError, match=r'table at "some, more → n": "some" has 4 partitions, "more" has 6.'):
         check_partitions(cogrouped(windows=windows), {"some": 4, "more": 6})
     behind = check_partitions(cogrouped(new_keys=True, windows=windows), {"some": 4, "more": 6})
     assert (behind.partitions["app-n-1-repartition"], behind.partitions["app-n-changelog"]) == (4, 4)
@@ -158,7 +158,7 @@ def test_streams_that_are_cogrouped_need_equal_counts(windows: TimeWindows | Non
 
 def test_a_kept_view_of_several_topics_needs_equal_counts() -> None:
     topology = built(lambda builder: text(builder, "a", "b").to_table().filter(lambda k, v: True, store="kept"))
-    with pytest.raises(TopologyError, match='table at "a, b → kept": "a" has 4 partitions, "b" has 6.'):
+    with pytest.raises(TopologyError, match=r'table at "a, b → kept": "a" has 4 partitions, "b" has 6.'):
         check_partitions(topology, {"a": 4, "b": 6})
 
 
@@ -172,7 +172,7 @@ def test_a_processor_by_key_needs_as_many_partitions_as_the_table_that_it_looks_
         builder.table("rows", key=serdes.text, value=serdes.text, store="rows")
         text(builder, "a").process(Looking, stores=["rows"], by_key=by_key)
 
-    with pytest.raises(TopologyError, match='process at "rows, a → rows": "rows" has 6 partitions, "a" has 4.'):
+    with pytest.raises(TopologyError, match=r'process at "rows, a → rows": "rows" has 6 partitions, "a" has 4.'):
         check_partitions(built(program), {"rows": 6, "a": 4})
     assert check_partitions(built(lambda builder: program(builder, by_key=False)), {"rows": 6, "a": 4}).tasks == (6,)
 

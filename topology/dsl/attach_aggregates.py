@@ -108,14 +108,16 @@ def cogroup(
     """Return the table of several grouped streams, each with its own aggregator, and the flow that each takes in.
 
     Raises:
-        TopologyError: as `aggregate`; or the streams have different key serdes, or are of two builders.
+        TopologyError: as `aggregate`; or there is no serde for the aggregates, the streams have different key serdes,
+            or are of two builders.
     """
     first = parts[0][0].flow
     graph = first.graph
     store_name = graph.names.store("COGROUPKSTREAM-AGGREGATE-", name_of(kept.store))
     where = f'cogroup into "{store_name}"'
     value = serde_or_none(kept.value, "value", where)
-    assert value is not None  # the signature requires it
+    if value is None:
+        raise TopologyError(f"{where}: how do the aggregates become bytes? Write value=serdes.… there.")
     spec: StoreSpec | None = None
     taken: list[Flow] = []
     for number, (group, aggregator) in enumerate(parts):

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Unpack
 
 from coopstreams.topology.calls import BatchOptions, CallOptions, batching, calling
-from coopstreams.topology.dsl.attach_processors import using
+from coopstreams.topology.dsl.attach_processors import check_list, using
 from coopstreams.topology.dsl.functions import checked_async
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.graph import Flow
@@ -101,6 +101,7 @@ def process_async(
             f'{where}: its stores have rows by the keys that the records have in their topic, and "{flow.node}" may '
             "give them other ones. Write .repartition() before it."
         )
+    check_list(stores, where)
     for store in stores:
         if not isinstance(store, StoreSpec) or store.kind != "key_value" or store.history_ms is not None:
             raise TopologyError(

@@ -20,7 +20,7 @@ from coopstreams.topology.dsl.functions import checked
 from coopstreams.topology.dsl.materialized import FOLLOWS_TABLES, StoreOption, kept_as, name_of
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.foreign_keys import ANSWERS, SUBSCRIBERS, SUBSCRIPTION
-from coopstreams.topology.graph.graph import Flow, Graph, Repartition
+from coopstreams.topology.graph.graph import Flow, Graph, Repartition, serde_or_none
 from coopstreams.topology.graph.join_nodes import ForeignKeyAnswer, ForeignKeyAsk, ForeignKeyResult
 from coopstreams.topology.graph.nodes import Sink, Source, TableSource
 from coopstreams.topology.naming import check_name
@@ -55,6 +55,7 @@ def join_foreign(
         raise TopologyError(f"{where}: a foreign key cannot be joined with a windowed table")
     extract = _extractor(where, foreign_key, foreign_key_with_key)
     checked(method, joiner, "value", "other_value")
+    value = serde_or_none(value, "value", where)
     if value is None:
         raise TopologyError(
             f"{where}: how do the joined values become bytes? Write value=serdes.… there: a join by foreign key may "

@@ -33,6 +33,7 @@ from coopstreams.topology.graph.join_nodes import (
 from coopstreams.topology.graph.nodes import GlobalTable, StreamTableJoin
 from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.kept_headers import with_headers
+from coopstreams.topology.naming import check_name
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
 
@@ -219,8 +220,8 @@ def join_tables(
     check_same_keys(left.flow, right.flow, where)
     if left.is_windowed != right.is_windowed:
         raise TopologyError(
-            f"{where}: one side has windows that it aggregates itself, the other reads them in the keys of its topic, so "
-            "equal keys are in different partitions. Write .to_stream().to_table() before the join, on the side that "
+            f"{where}: one side aggregates in windows, the other reads windows in the keys of its topic, so equal keys "
+            "are in different partitions. Write .to_stream().to_table() before the join, on the side that "
             "aggregates."
         )
     function = checked(method, joiner, "value", "other_value")
@@ -279,6 +280,8 @@ def join_streams(
         raise TopologyError(
             f"{where}: two streams are joined within windows such as JoinWindows(minutes=5), not {windows!r}"
         )
+    if store is not None:
+        check_name(store, "the store name")
     if not isinstance(left.key, Serde):
         left = replace(left, key=right.key)
     elif not isinstance(right.key, Serde):

@@ -63,7 +63,7 @@ def by_key_of(by_key: bool | None, where: str) -> bool:
     Raises:
         TopologyError: it is missing.
     """
-    if by_key is None:
+    if not isinstance(by_key, bool):
         raise TopologyError(
             f"{where}: say how its state is kept. by_key=True: it treats each key on its own, and key ranges of a "
             "partition can be tasks. by_key=False: it may look at several keys at a time, and each partition is one "
@@ -78,6 +78,7 @@ def using(graph: Graph, node: AnyProcessing, stores: Sequence[StoreSpec | str], 
     Raises:
         TopologyError: something else than stores, or a store's name is taken.
     """
+    check_list(stores, where)
     for store in stores:
         if not isinstance(store, StoreSpec | str):
             raise TopologyError(
@@ -94,6 +95,16 @@ def using(graph: Graph, node: AnyProcessing, stores: Sequence[StoreSpec | str], 
         stores=tuple(dict.fromkeys([*node.stores, *own])),
         store_names=tuple(dict.fromkeys([*node.store_names, *names])),
     )
+
+
+def check_list(stores: Sequence[StoreSpec | str], where: str) -> None:
+    """Check that `stores=` is a list.
+
+    Raises:
+        TopologyError: it is not, but for example a single name, or a set, which has another order in each process.
+    """
+    if isinstance(stores, str) or not isinstance(stores, Sequence):
+        raise TopologyError(f"{where}: stores= takes a list of stores, stores=[...], not {stores!r}")
 
 
 def take_store(graph: Graph, store: StoreSpec) -> None:

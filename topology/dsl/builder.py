@@ -20,6 +20,7 @@ from coopstreams.topology.dsl.ktable import KTable
 from coopstreams.topology.dsl.materialized import Materialized, kept_as, name_of
 from coopstreams.topology.dsl.sources import SourceOrder, described
 from coopstreams.topology.durations import Duration, checked_ms
+from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.graph import Flow, Graph
 from coopstreams.topology.graph.nodes import TableSource
 from coopstreams.topology.graph.offset_resets import OffsetReset
@@ -66,6 +67,8 @@ class StreamsBuilder:
         `reset`: where a partition of which the group has no position is begun: "earliest", "latest", a timedelta before
         now, or "by_duration:PT1H"; without it, where `auto.offset.reset` says.
         """
+        if not isinstance(topic, Pattern | Sequence):
+            raise TopologyError(f"stream() takes a topic, a list of topics, or re.compile(…), not {topic!r}")
         pattern = topic if isinstance(topic, Pattern) else None
         topics = () if isinstance(topic, Pattern) else (topic,) if isinstance(topic, str) else tuple(topic)
         node = described("stream", topics, key, value, timestamp, pattern, idle_advance, reset, order)

@@ -36,6 +36,13 @@ class CogroupedKStream(Generic[K, A]):
 
     def cogroup(self, group: KGroupedStream[K, V], aggregator: Callable[[K, V, A], A | None]) -> CogroupedKStream[K, A]:
         """Add another grouped stream, with its aggregator: `aggregator(key, value, aggregate)`."""
+        from coopstreams.topology.dsl.grouped import KGroupedStream
+
+        if not isinstance(group, KGroupedStream):
+            raise TopologyError(
+                f"cogroup() takes a grouped stream and its aggregator, not a {type(group).__name__}. A stream has "
+                ".group_by_key() and .group_by(…)."
+            )
         return CogroupedKStream(
             [*self._parts, (group._group, checked("cogroup", aggregator, "key", "value", "aggregate"))]
         )
@@ -79,7 +86,7 @@ class _WindowedCogroupedKStream(Generic[K, A]):
         Raises:
             TopologyError: `aggregate` was not called yet, or the stream is not part of this cogroup.
         """
-        numbers = [number for number, (part, _) in enumerate(self._parts) if part is group._group]
+        numbers = [number for number, (part, _) in enumerate(self._parts) if part is getattr(group, "_group", None)]
         if not numbers:
             raise TopologyError("late(): give one of the grouped streams that are cogrouped here")
         return late_stream(self._taken[numbers[0]] if self._taken else None, name)

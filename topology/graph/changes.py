@@ -317,8 +317,8 @@ def _repartition(old: Outline, new: Outline, was: RepartitionOutline, renamed: d
         if was.name.endswith("-repartition"):
             prefix = was.name.removeprefix(f"{old.application_id}-").removesuffix("-repartition")
             cure = (
-                f'name the grouping, the join with a table, the repartition() or to_sink() behind it: name="{prefix}"; in '
-                f'front of a join of streams write .repartition(name="{prefix}")'
+                f'name the grouping, the join with a table, the repartition() or to_sink() behind it: name="{prefix}"; '
+                f'in front of a join of streams write .repartition(name="{prefix}")'
             )
         return TopologyChange(what, was.name, Verdict.LOST, why, f"{cure}; or {drain}", was.name)
     if (was.key, was.value) != (now.key, now.value):

@@ -77,8 +77,8 @@ class Graph:
         """Return the source of some topics: a new node, or the one that reads these topics already.
 
         Raises:
-            TopologyError: a topic is already read with another serde, timestamp extractor, order, reset, idle_advance or
-                name, or in another set of topics.
+            TopologyError: a topic is already read with another serde, timestamp extractor, order, reset, idle_advance
+                or name, or in another set of topics.
         """
         wanted = make(name="")
         if (known := self.reader_of(wanted)) is not None:

@@ -52,8 +52,8 @@ class Store:
 class RepartitionOutline:
     """A repartition topic.
 
-    Shape: `reads` are the topics that its records come from; `feeds` are the stores and topics that come from it, with an
-    empty name for an external sink and for topics that a function chooses. What calls alone are made of it is not seen.
+    Shape: `reads` are the topics that its records come from; `feeds` are the stores and topics that come from it, with
+    an empty name for an external sink and for topics that a function chooses. Calls, as of `foreach`, are not seen.
     """
 
     name: str

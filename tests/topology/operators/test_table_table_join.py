@@ -156,7 +156,10 @@ def windows_joined(
     """Return the outputs of a join of counts in windows, by key, and the rows of its store."""
     builder = StreamsBuilder("app")
     left, right = (
-        builder.stream(topic, key=serdes.text, value=serdes.int64).group_by_key().windowed_by(windows).count(store=topic)  # type: ignore[call-overload]
+        builder.stream(topic, key=serdes.text, value=serdes.int64)
+        .group_by_key()
+        .windowed_by(windows)
+        .count(store=topic)  # type: ignore[call-overload]
         for topic in ("left", "right")
     )
     method: Any = {"inner": left.join, "left": left.left_join, "outer": left.outer_join}[kind]
@@ -213,7 +216,9 @@ def test_windows_in_the_keys_of_a_topic_are_not_where_windows_of_keys_are() -> N
         (made.to_stream().to_table() if moved else made).join(read, pair, value=serdes.json).to_stream().to("out")
         return builder
 
-    with pytest.raises(TopologyError, match=r"one side has windows .* Write \.to_stream\(\)\.to_table\(\) before"):
+    with pytest.raises(
+        TopologyError, match=r"one side aggregates in windows, .* Write \.to_stream\(\)\.to_table\(\) before"
+    ):
         program(moved=False)
     with TopologyTestDriver(program(moved=True).build(), ranges=4) as driver:
         for key in "abcdefgh":
