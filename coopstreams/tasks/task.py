@@ -30,7 +30,7 @@ from coopstreams.tasks.pending_calls import PendingCalls
 from coopstreams.tasks.queues import FIRST_STEP, MOST_AT_ONCE, STEP_S, Pace, SourceQueues, Step
 from coopstreams.tasks.tally import Tally
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.compile.operator_time import Operator, operators_of
+from coopstreams.topology.compile.operator_time import operators_of
 from coopstreams.topology.compile.outputs import Output
 from coopstreams.topology.compile.program import BoundProgram, Part, Program
 from coopstreams.topology.compile.timestamps import as_written
@@ -78,17 +78,17 @@ def committed_positions(
 
 
 def store_times(subtopology: SubTopology, progress: Progress) -> dict[str, int]:
-    """Return the stream time of each store's operator at the task's lowest positions; -1 if no record has reached it.
+    """Return the latest stream time of each store's operators at the task's lowest positions; -1 if no record has
+    reached them.
 
     No window of the stores starts later. Below a filter, that is not the stream time of the partition.
     """
     lowest, operators = [progress.lowest(source) for source in progress.partitions], operators_of(subtopology)
-
-    def time(at: Segment, operator: Operator | None) -> int:
-        return at.stream_time if operator is None else operator.time(at.operator_times, at.stream_time)
-
     return {
-        store.name: max((time(at, operators.get(store.name)) for at in lowest), default=NO_STREAM_TIME)
+        store.name: max(
+            (each.time(at.operator_times, at.stream_time) for at in lowest for each in operators[store.name]),
+            default=NO_STREAM_TIME,
+        )
         for store in subtopology.stores
     }
 

@@ -162,6 +162,28 @@ def test_a_window_is_closed_by_a_record_before_the_restart_only_if_that_reached_
     assert [serdes.int64.decode(value) for value in engine.read("out").values if value] == counts
 
 
+@pytest.mark.parametrize("ranges", [[WHOLE], HALVES], ids=["whole", "halves"])
+def test_streams_that_are_cogrouped_go_on_each_at_its_own_time(ranges: list[KeyRange]) -> None:
+    """The second stream is an hour ahead of the first one, for which the window of 5 is still open."""
+
+    def counted(_: bytes, _value: bytes, count: int) -> int:
+        return count + 1
+
+    builder = StreamsBuilder("app")
+    stream = builder.stream("in", key=serdes.raw, value=serdes.raw)
+    one, other = (stream.filter(lambda _, value, told=told: value == told).group_by_key() for told in (b"1", b"2"))
+    windows = one.cogroup(counted).cogroup(other, counted).windowed_by(TimeWindows(milliseconds=10))
+    counts = windows.aggregate(int, value=serdes.int64, store="counts", retention=ms(2 * HOUR_MS)).to_stream()
+    counts.select_key(lambda window, _: window.key, key=serdes.raw).to("out")
+    engine = Engine(builder.build(), {"in": 1, "out": 1}, processing_guarantee=EXACTLY)
+    engine.start()
+    out = over_restarts(
+        engine, ranges, ([(MINE, b"1", 0), (OTHER, b"2", HOUR_MS)], [(MINE, b"1", 5), (OTHER, b"2", 5)], [])
+    )
+    told = [(key, serdes.int64.decode(value or b"")) for key, value in zip(out.keys, out.values, strict=True)]
+    assert sorted(told) == sorted([(MINE, 1), (OTHER, 1), (MINE, 2)])
+
+
 def answered(gate: Gate) -> Topology:
     """Count the results of calls in windows of ten milliseconds; emit on close."""
     builder = StreamsBuilder("app")

@@ -92,18 +92,28 @@ class Operator(NamedTuple):
 def operator_of(node: Node, analysis: Analysis) -> Operator:
     """Return a node as an operator."""
     stores = stores_of(node)
-    return Operator(store_id(stores[0].name if stores else node.name), analysis.keeps_time(node))
+    name = stores[0].name if stores else node.name
+    cogrouped = [
+        other.name
+        for other in analysis.nodes
+        if isinstance(other, Aggregate) and other.cogrouped and other.store.name == name
+    ]
+    number = cogrouped.index(node.name) if node.name in cogrouped else 0
+    return Operator(store_id(name, number), analysis.keeps_time(node))
 
 
-def operators_of(subtopology: SubTopology) -> dict[str, Operator]:
-    """Return the operator of each store."""
-    analysis = Analysis(subtopology)
-    return {store.name: operator_of(node, analysis) for node in subtopology.nodes for store in stores_of(node)}
+def operators_of(subtopology: SubTopology) -> dict[str, list[Operator]]:
+    """Return the operators of each store."""
+    analysis, found = Analysis(subtopology), dict[str, list[Operator]]()
+    for node in subtopology.nodes:
+        for store in stores_of(node):
+            found.setdefault(store.name, []).append(operator_of(node, analysis))
+    return found
 
 
-def store_id(name: str) -> int:
-    """Return the id of the node that has this store."""
-    return key_hash(name.encode())
+def store_id(name: str, number: int = 0) -> int:
+    """Return the id of the node that has this store. `number`: its number among those that are cogrouped into it."""
+    return key_hash(f"{name}/{number}".encode() if number else name.encode())
 
 
 def latest(some: OperatorTimes, others: OperatorTimes) -> OperatorTimes:
