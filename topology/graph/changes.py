@@ -23,6 +23,7 @@ from enum import StrEnum
 
 from xxhash import xxh64_hexdigest
 
+from coopstreams.topology.compatibility.classes import why_unreadable
 from coopstreams.topology.graph.outline import Outline, RepartitionOutline, Store
 from coopstreams.topology.naming import changelog_topic, internal_topic
 
@@ -220,6 +221,9 @@ def _misfits(old: Outline, new: Outline, was: Store, now: Store) -> Iterator[Top
         why = f"its values are read as {now.value}, and were written as {was.value}"
         cure = f"if {now.value} reads what {was.value} wrote, accept it; else {another}"
         yield TopologyChange("store", was.name, Verdict.UNREADABLE, why, cure, topic)
+    if changed := _changed_class(was, now):
+        cure = f"give new fields a default, and a field of another type another name; else {another}"
+        yield TopologyChange("store", was.name, Verdict.UNREADABLE, changed, cure, topic)
     if was.windows != now.windows:
         why = f"its windows are {_shown(now)}, and were {_shown(was)}: rows of both would lie beside each other"
         yield TopologyChange("store", was.name, Verdict.MIXED, why, another, topic)
@@ -242,6 +246,13 @@ def _misfits(old: Outline, new: Outline, was: Store, now: Store) -> Iterator[Top
             f"keep topology.optimization=reuse.ktable.source.topics, or have the changelog made: {_rebuild(was.name)}"
         )
         yield TopologyChange("store", was.name, Verdict.LOST, why, cure, topic)
+
+
+def _changed_class(was: Store | RepartitionOutline, now: Store | RepartitionOutline) -> str:
+    """Return why values of the classes of one version cannot be read with those of the next; empty if they may be."""
+    pairs = zip(now.schemas, was.schemas, strict=False)
+    why = next(filter(None, (why_unreadable(reader, writer) for reader, writer in pairs)), "")
+    return f"its values are read as {now.value}, whose class has changed: {why}" if why else ""
 
 
 def _shown(store: Store) -> str:
@@ -324,6 +335,9 @@ def _repartition(old: Outline, new: Outline, was: RepartitionOutline, renamed: d
     if (was.key, was.value) != (now.key, now.value):
         why = f"its records are read as {now.key} and {now.value}, and were written as {was.key} and {was.value}"
         return TopologyChange(what, was.name, Verdict.UNREADABLE, why, f"{drain}, or give it another name", was.name)
+    if changed := _changed_class(was, now):
+        cure = f"{drain}, or give new fields a default, and a field of another type another name"
+        return TopologyChange(what, was.name, Verdict.UNREADABLE, changed, cure, was.name)
     if old.outside(was.reads) and not old.meets(was.reads, new, now.reads):
         why = f"its records come from {_words(new.outside(now.reads))}, and came from {_words(old.outside(was.reads))}"
         return TopologyChange(what, was.name, Verdict.MIXED, why, f"{drain}, or give it another name", was.name)

@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from coopstreams.topology.compatibility.classes import schemas_of
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.drawing import drawn
 from coopstreams.topology.graph.fingerprint import said
@@ -31,6 +32,7 @@ from coopstreams.topology.graph.origins import Above, Made, made, topics_above
 from coopstreams.topology.graph.svg import svg
 from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.naming import changelog_topic, internal_topic
+from coopstreams.topology.serdes import Serde
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.windows import AnyWindows
 
@@ -144,6 +146,7 @@ def _json_nodes(topology: Structure, subtopology: SubTopology, above: Above) -> 
                 "value": node.value.name,
                 "extracts_timestamps": node.timestamp is not None,
             }
+            drawn |= _schemas(node.value) if node.internal else {}
             drawn |= {} if node.pattern is None else {"pattern": node.pattern.pattern}
             drawn |= {"order": "none"} if node.unordered else {}
         elif isinstance(node, DynamicSink):
@@ -179,6 +182,7 @@ def _json_store(store: StoreSpec, how: Made) -> dict[str, Any]:
         "kind": store.kind,
         "key": store.key.name,
         "value": store.value.name,
+        **_schemas(store.value),
         "made_by": sorted(how.methods),
         "reads": sorted(how.reads),
         "windows": None if how.windows is None else _windows(how.windows),
@@ -188,6 +192,12 @@ def _json_store(store: StoreSpec, how: Made) -> dict[str, Any]:
         **({} if store.ttl_ms is None else {"ttl_ms": store.ttl_ms}),
         "suffix_bytes": store.suffix_bytes,
     }
+
+
+def _schemas(value: Serde[Any]) -> dict[str, Any]:
+    """Return the schemas of the classes of values, if there are some."""
+    schemas = schemas_of(value)
+    return {"schemas": schemas} if schemas else {}
 
 
 def _windows(windows: AnyWindows | JoinWindows) -> dict[str, Any]:

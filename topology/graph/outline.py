@@ -25,7 +25,8 @@ class Store:
     """A store.
 
     Shape: `reads` are the topics that its rows come from, internal topics included; `changelog` is the changelog topic,
-    which may be the source topic itself, or None.
+    which may be the source topic itself, or None. `schemas` are those of the classes of its values, see
+    `compatibility.classes`.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Store:
     changelog: str | None
     expires: bool = False
     """Whether its rows have a time to live."""
+    schemas: tuple[Any, ...] = ()
 
     @property
     def form(self) -> tuple[object, ...]:
@@ -62,6 +64,7 @@ class RepartitionOutline:
     partitions: int | None
     reads: frozenset[str]
     feeds: frozenset[tuple[str, str]]
+    schemas: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +161,7 @@ def _store(drawn: Mapping[str, Any], subtopology: int) -> Store:
         reads=frozenset(drawn["reads"]),
         windows=windows,
         expires="ttl_ms" in drawn,
+        schemas=tuple(drawn.get("schemas", ())),
     )
 
 
@@ -172,4 +176,7 @@ def _repartition(
     reads = frozenset[str]().union(*(node["reads"] for node in sinks if node["topic"] == name))
     feeds = {("store", store.name) for store in stores if name in store.reads}
     feeds |= {("topic", node["topic"] or "") for node in sinks if name in node["reads"]}
-    return RepartitionOutline(name, source["key"], source["value"], topic["partitions"], reads, frozenset(feeds))
+    schemas = tuple(source.get("schemas", ()))
+    return RepartitionOutline(
+        name, source["key"], source["value"], topic["partitions"], reads, frozenset(feeds), schemas
+    )
