@@ -140,12 +140,16 @@ def suppress(table: TableFlow, until: Suppressed, name: str | None) -> TableFlow
 
 
 def _windows(graph: Graph, name: str) -> AnyWindows | None:
-    """Return the windows of the aggregation at the root of a table, None if there are none."""
+    """Return the windows of the aggregation at the root of a table, of several those that close last; None if there are
+    none.
+
+    Source: Kafka Streams `GraphGraceSearchUtil`.
+    """
     node = graph.nodes[name]
     if isinstance(node, Aggregate):
         return node.windows
-    parents = node.parents[:1] if isinstance(node, CogroupMerge) else node.parents
-    return _windows(graph, parents[0]) if len(parents) == 1 else None
+    found = [windows for parent in node.parents if (windows := _windows(graph, parent)) is not None]
+    return max(found, key=_wait_ms, default=None)
 
 
 def _wait_ms(windows: AnyWindows) -> int:

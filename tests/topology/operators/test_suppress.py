@@ -148,6 +148,35 @@ def test_below_it_the_old_value_is_what_was_forwarded_before() -> None:
         assert driver.output("out", serdes.text, serdes.int64).latest() == {"all": 7}
 
 
+@pytest.mark.parametrize("store", [None, "kept"])
+@pytest.mark.parametrize("caching", [False, True])
+@pytest.mark.parametrize("ranges", [1, 4])
+def test_a_join_of_windows_is_forwarded_when_both_sides_are_closed(
+    ranges: int, caching: bool, store: str | None
+) -> None:
+    builder = StreamsBuilder("app")
+    left, right = (
+        builder.stream(topic, key=serdes.text, value=serdes.text)
+        .group_by_key()
+        .windowed_by(TimeWindows(milliseconds=10, grace=ms(grace)))
+        .count(store=topic)
+        for topic, grace in (("left", 5), ("right", 0))
+    )
+    joined = left.join(right, lambda one, other: [one, other], value=serdes.json, store=store)
+    joined.suppress(until_window_closes()).to_stream().to("out")
+    with TopologyTestDriver(builder.build(), ranges, caching=caching) as driver:
+        for topic, at in (("left", 5), ("right", 5), ("left", 6), ("left", 14), ("right", 14)):
+            for key in "abcd":
+                driver.input(topic).send(key, "", at)
+        driver.commit()
+        assert driver.outputs() == []
+        driver.input("left").send("a", "", 15)
+        driver.commit()
+        assert sorted((str(record.key), record.value, record.timestamp) for record in driver.outputs()) == [
+            (f"[{key}@0/10]", [2, 1], 6) for key in "abcd"
+        ]
+
+
 def test_a_table_without_windows_cannot_wait_for_them() -> None:
     builder = StreamsBuilder("app")
     with pytest.raises(TopologyError, match="no windows that could close"):
