@@ -181,6 +181,14 @@ MISTAKES: dict[str, tuple[Callable[[StreamsBuilder], object], str]] = {
         lambda b: hourly(b, store="n", retention=timedelta(hours=1)),
         'count into "n": a retention of 3600000 ms .* 7200000 ms',
     ),
+    "a kept view of suppressed windows": (
+        lambda b: hourly(b).suppress(until_window_closes()).filter(max, store="kept"),
+        'the table "kept": suppressed windows come when they expire, and cannot be kept',
+    ),
+    "a kept view of a view of suppressed windows": (
+        lambda b: hourly(b).suppress(until_window_closes()).filter(max).map_values(int, value=serdes.int64, store="v"),
+        'the table "v": suppressed windows come when they expire, and cannot be kept',
+    ),
     "a sink to an internal topic": (
         lambda b: both(
             b,

@@ -86,7 +86,7 @@ def _attached(
     spec: StoreSpec | None = None
     if store is not None:
         store_name = graph.names.store(prefix, name_of(store))
-        if table.is_windowed and isinstance(graph.nodes[table.flow.node], Suppress):
+        if table.is_windowed and _is_suppressed(graph, table.flow.node):
             raise TopologyError(
                 f'the table "{store_name}": suppressed windows come when they expire, and cannot be kept. Filter them '
                 "before suppress()."
@@ -96,6 +96,13 @@ def _attached(
         graph.needed_stores.add(store_name)
     graph.attach(make(name=flow.node, parents=(table.flow.node,), store=spec))
     return TableFlow(flow, spec or table.store)
+
+
+def _is_suppressed(graph: Graph, name: str) -> bool:
+    """Whether a table is a suppressed one, or a view of such a table."""
+    node = graph.nodes[name]
+    view = isinstance(node, Filter | MapValues) and node.store is None
+    return isinstance(node, Suppress) or (view and _is_suppressed(graph, node.parents[0]))
 
 
 def suppress(table: TableFlow, until: Suppressed, name: str | None) -> TableFlow:
