@@ -28,7 +28,7 @@ class Windows:
 
     Shape: `[start, end)`. `size_ms` is the length of the longest window; `grace_ms` is how long after its end, in
     stream time, a window takes late records. Objects are constants of the program; use one object, or objects that are
-    equal, for the same windows.
+    equal, for the same windows. Of a dataclass, two versions of the program are compared by all fields.
     """
 
     __slots__ = ()
