@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import pytest
 
 from coopstreams import (
+    KTable,
     Processor,
     Record,
     StreamsBuilder,
     TopologyBuilder,
+    key_value_store,
+    until_time_limit,
     window_store,
 )
 from coopstreams.testing import TopologyTestDriver
@@ -275,6 +279,36 @@ def test_a_program_of_operators_goes_on_by_names(ranges: int) -> None:
     assert topology.subtopologies[0].divisible
     assert builder.build() == topology
     assert outputs(topology, ("in", "a", "x"), ranges=ranges) == [("counts", "a", 1), ("out", "a", 1), ("out", "a", 1)]
+
+
+def more(_key: str, _value: int, count: int) -> int:
+    return count + 1
+
+
+TABLES: dict[str, Callable[[KTable[str, int], KTable[str, int]], KTable[str, int]]] = {
+    "a join": lambda one, other: one.join(other, max, value=serdes.int64),
+    "a join by foreign key": lambda one, other: one.join(other, max, foreign_key=str, value=serdes.int64),
+    "updates held back": lambda one, _: one.suppress(until_time_limit(ms(5))),
+    "rows of other keys": lambda one, _: one.group_by(
+        lambda key, n: (key, n), key=serdes.text, value=serdes.int64
+    ).count(),
+    "a cogroup": lambda one, _: one.to_stream().group_by_key().cogroup(more).aggregate(int, value=serdes.int64),
+}
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_processor_may_go_by_the_keys_of_any_table_without_windows(table: str) -> None:
+    builder = StreamsBuilder("app")
+    one, other = (builder.table(topic, key=serdes.text, value=serdes.int64) for topic in ("one", "other"))
+    TABLES[table](one, other).to_stream(name="updates")
+    program = TopologyBuilder(builder).add_processor("count", Counting, "updates", stores=[COUNTS], by_key=True)
+    assert all(part.divisible for part in program.build().subtopologies)
+    numbered = key_value_store("by-number", key=serdes.int64, value=serdes.int64)
+    program.add_processor("look", Pass, "updates", stores=[numbered], by_key=True)
+    with pytest.raises(
+        TopologyError, match='"look" keeps state by_key, but its store "by-number" writes keys as int64'
+    ):
+        program.build()
 
 
 def test_all_pictures_show_the_names() -> None:

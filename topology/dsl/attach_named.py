@@ -121,7 +121,7 @@ def processor(
         raise TopologyError(
             f"{where}: by_key=True needs the keys with which records were read from their topic, but {why}. Say "
             "fixed_key=True of a processor above that does not change keys; or send the records through a topic, "
-            "with add_sink and add_source; or leave out by_key=True: then each partition is one task."
+            "with add_sink and add_source; or say by_key=False: then each partition is one task."
         )
     node = Processing(
         name=check_name(name, "the node name"),

@@ -14,7 +14,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.graph.join_nodes import StreamGlobalJoin, StreamStreamJoin, stores_of
+from coopstreams.topology.graph.aggregate_nodes import CogroupMerge, Suppress, TableAggregate
+from coopstreams.topology.graph.join_nodes import (
+    ForeignKeyResult,
+    StreamGlobalJoin,
+    StreamStreamJoin,
+    TableTableJoin,
+    stores_of,
+)
 from coopstreams.topology.graph.nodes import (
     Aggregate,
     AsyncMap,
@@ -41,9 +48,11 @@ from coopstreams.topology.stores import StoreSpec
 
 _KEEP_KEYS = (
     Branch
+    | CogroupMerge
     | DropNullKeys
     | Filter
     | FlatMapValues
+    | ForeignKeyResult
     | MapValues
     | Merge
     | Peek
@@ -51,7 +60,10 @@ _KEEP_KEYS = (
     | StreamGlobalJoin
     | StreamStreamJoin
     | StreamTableJoin
+    | Suppress
+    | TableAggregate
     | TableSource
+    | TableTableJoin
     | ToStream
 )
 
