@@ -173,6 +173,10 @@ MISTAKES: dict[str, tuple[Callable[[StreamsBuilder], object], str]] = {
         lambda b: text(b).group_by_key(key=serdes.json),
         r"group_by_key\(\): the keys are written as text",
     ),
+    "a table with another key serde": (
+        lambda b: text(b).to_table(key=serdes.json),
+        r"to_table\(\): the keys are written as text, and it does not write them again",
+    ),
     "no windows": (
         lambda b: text(b).group_by_key().windowed_by(timedelta(hours=1)),
         r"windowed_by\(\) needs windows such as TimeWindows",

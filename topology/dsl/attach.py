@@ -61,13 +61,12 @@ class TableFlow:
         return replace(self.store, name=name, value=value, history_ms=None, **options)
 
 
-def grouped(flow: Flow, name: str | None, key: Serde[Any] | None, value: Serde[Any] | None) -> Grouped:
-    """Return the flow with the serdes for a repartition topic, to be aggregated.
+def grouped(flow: Flow, name: str | None, key: Serde[Any] | None, value: Serde[Any] | None, where: str) -> Grouped:
+    """Return the flow with the serdes for a repartition topic, to be aggregated. `where`: the method that groups.
 
     Raises:
         TopologyError: another key serde than that of the keys: grouping by key does not serialise keys again.
     """
-    where = "group_by_key()"
     key, value = serde_or_none(key, "key", where), serde_or_none(value, "value", where)
     if key is not None and not flow.rekeyed and key != flow.key:
         raise TopologyError(
@@ -115,7 +114,7 @@ def to_table(
     graph, where = flow.graph, "to_table()"
     node_name = graph.names.node("KSTREAM-TOTABLE-", name)
     store_name = graph.names.store("KSTREAM-TOTABLE-", name_of(store))
-    given = grouped(flow, None, key, value).flow
+    given = grouped(flow, None, key, value, where).flow
     flow = keyed(given, name or store_name, where, cure=where)
     spec = kept_as(
         store, StoreSpec(store_name, "key_value", flow.needed("key", where, where), flow.needed("value", where, where))

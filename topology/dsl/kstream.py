@@ -178,7 +178,7 @@ class KStream(StreamCalls[K, V], StreamJoins[K, V]):
         self, *, key: Serde[K] | None = None, value: Serde[V] | None = None, name: str | None = None
     ) -> KGroupedStream[K, V]:
         """Group the records by key. `name=` names the repartition topic, which is needed if the key has changed."""
-        return KGroupedStream(attach.grouped(self._flow, name, key, value))
+        return KGroupedStream(attach.grouped(self._flow, name, key, value, "group_by_key()"))
 
     def group_by(
         self,
@@ -191,7 +191,7 @@ class KStream(StreamCalls[K, V], StreamJoins[K, V]):
         """Group the records by `mapper(key, value)`, through a repartition topic. A None key drops the record."""
         make = partial(SelectKey, mapper=checked("group_by", mapper, "key", "value"))
         flow = self._flow.then("KSTREAM-KEY-SELECT-", name, make).with_key(key, "group_by")
-        return KGroupedStream(attach.grouped(flow, name, None, value))
+        return KGroupedStream(attach.grouped(flow, name, None, value, "group_by()"))
 
     def process(
         self,
