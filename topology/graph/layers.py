@@ -10,6 +10,7 @@ Source: Sugiyama, Tagawa, Toda: Methods for visual understanding of hierarchical
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -182,7 +183,10 @@ class _Grid:
                 for place, vertex in enumerate(upper)
                 for one, own, port in self.below.get(vertex, ())
             ]
-            count += sum((a[0] - b[0]) * (a[1] - b[1]) < 0 for i, a in enumerate(ends) for b in ends[i + 1 :])
+            passed: list[float] = []  # where edges that begin further left end
+            for _, end in sorted(ends):
+                count += len(passed) - bisect_right(passed, end)
+                insort(passed, end)
         return count
 
 

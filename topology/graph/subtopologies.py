@@ -131,10 +131,9 @@ def _connected(nodes: list[Node]) -> list[list[Node]]:
                 both = [*component_of[other], *component_of[node.name]]
                 component_of |= {member.name: both for member in both}
     position = {node.name: at for at, node in enumerate(nodes)}
-    components = {
-        id(component): sorted(component, key=lambda node: position[node.name]) for component in component_of.values()
-    }
-    return sorted(components.values(), key=lambda component: position[component[0].name])
+    components = {id(component): component for component in component_of.values()}
+    ordered = (sorted(component, key=lambda node: position[node.name]) for component in components.values())
+    return sorted(ordered, key=lambda component: position[component[0].name])
 
 
 def _keepers(node: Node, keepers: Mapping[str, str]) -> list[str]:
