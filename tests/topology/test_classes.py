@@ -146,10 +146,22 @@ def test_a_topology_that_cannot_read_its_rows_any_more_is_refused(way: Way) -> N
         assert same.verdict is Verdict.KEEPS
 
 
+def test_a_description_has_each_schema_once_without_the_words_for_readers() -> None:
+    builder = StreamsBuilder("app")
+    class_ = a_class(id=int, items=list[ITEM], note=(str, ""))
+    class_.__doc__ = "A long text."
+    for store in ("one", "other"):
+        builder.table(store, key=serdes.text, value=serdes.json(class_), store=store)
+    described = builder.build().describe("json")
+    assert len(orjson.loads(described)["schemas"]) == 1
+    assert "A long text." not in described
+
+
 def test_a_description_without_schemas_is_compared_without() -> None:
     """As an earlier version of coopstreams wrote it."""
     way = Way("store", "rows")
     described = orjson.loads(way.program(ORDER).build().describe("json"))
+    del described["schemas"]
     for part in described["subtopologies"]:
         for store in part["stores"]:
             del store["schemas"]

@@ -13,12 +13,17 @@ from typing import Any, TypeAlias
 Defs: TypeAlias = dict[str, Any]
 
 
-def why_unreadable(reader: Any, writer: Any) -> str:
-    """Return why JSON of the schema `writer` cannot be read with `reader`, with the path; empty if it may be."""
-    return _why(reader, writer, "", (reader, writer), set())
+def why_unreadable(reader: Any, writer: Any, *, complete: bool = False) -> str:
+    """Return why JSON of the schema `writer` cannot be read with `reader`, with the path; empty if it may be.
+
+    `complete`: the writer writes all properties, not only the required ones.
+    """
+    return _why(reader, writer, "", (reader, writer), set(), complete=complete)
 
 
-def _why(reader: Any, writer: Any, at: str, roots: tuple[Any, Any], seen: set[tuple[int, int]]) -> str:
+def _why(
+    reader: Any, writer: Any, at: str, roots: tuple[Any, Any], seen: set[tuple[int, int]], *, complete: bool
+) -> str:
     reader, writer = _followed(reader, roots[0]), _followed(writer, roots[1])
     if not isinstance(reader, dict) or not isinstance(writer, dict) or (id(reader), id(writer)) in seen:
         return ""
@@ -29,15 +34,15 @@ def _why(reader: Any, writer: Any, at: str, roots: tuple[Any, Any], seen: set[tu
             f"{at or 'the value'}: it may be {' or '.join(sorted(more))}, and is read as {' or '.join(sorted(wanted))}"
         )
     ours, theirs = reader.get("properties", {}), writer.get("properties", {})
-    always = set(writer.get("required", ()))
+    always = set(theirs if complete else writer.get("required", ()))
     for name in reader.get("required", ()):
         if name not in always:
             return f"{at}.{name}".removeprefix(".") + ": it is required, and not always written"
     for name in ours.keys() & theirs.keys():
-        if why := _why(ours[name], theirs[name], f"{at}.{name}".removeprefix("."), roots, seen):
+        if why := _why(ours[name], theirs[name], f"{at}.{name}".removeprefix("."), roots, seen, complete=complete):
             return why
     if "items" in reader and "items" in writer:
-        return _why(reader["items"], writer["items"], f"{at}[]", roots, seen)
+        return _why(reader["items"], writer["items"], f"{at}[]", roots, seen, complete=complete)
     return ""
 
 

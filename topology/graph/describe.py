@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import orjson
+from xxhash import xxh64_hexdigest
 
 from coopstreams.topology.compatibility.classes import schemas_of
 from coopstreams.topology.errors import TopologyError
@@ -131,6 +132,7 @@ def _json(topology: Structure) -> str:
             for table in topology.global_tables
         ],
         "copartitioned": [{"at": where, "topics": topics} for where, topics in topology.copartitioned],
+        "schemas": {_id(schema): schema for value in _kept_values(topology) for schema in schemas_of(value)},
     }
     return orjson.dumps(drawn, option=orjson.OPT_INDENT_2).decode() + "\n"
 
@@ -194,10 +196,21 @@ def _json_store(store: StoreSpec, how: Made) -> dict[str, Any]:
     }
 
 
-def _schemas(value: Serde[Any]) -> dict[str, Any]:
-    """Return the schemas of the classes of values, if there are some."""
-    schemas = schemas_of(value)
-    return {"schemas": schemas} if schemas else {}
+def _kept_values(topology: Structure) -> Iterator[Serde[Any]]:
+    """Yield the serdes of the values in stores and repartition topics."""
+    for part in topology.subtopologies:
+        yield from (store.value for store in part.stores)
+        yield from (node.value for node in part.nodes if isinstance(node, Source) and node.internal)
+
+
+def _schemas(value: Serde[Any]) -> dict[str, list[str]]:
+    """Return the ids of the schemas of the classes of values, if there are some."""
+    ids = [_id(schema) for schema in schemas_of(value)]
+    return {"schemas": ids} if ids else {}
+
+
+def _id(schema: Any) -> str:
+    return xxh64_hexdigest(orjson.dumps(schema))
 
 
 def _windows(windows: AnyWindows | JoinWindows) -> dict[str, Any]:

@@ -130,10 +130,11 @@ def read_outline(described: str | bytes) -> Outline:
 
 def _outline(drawn: Mapping[str, Any]) -> Outline:
     nodes = [node for part in drawn["subtopologies"] for node in part["nodes"]]
-    stores = [_store(store, part["id"]) for part in drawn["subtopologies"] for store in part["stores"]]
+    schemas = drawn.get("schemas", {})
+    stores = [_store(store, part["id"], schemas) for part in drawn["subtopologies"] for store in part["stores"]]
     internal = {topic["name"]: topic for topic in drawn["internal_topics"] if topic["kind"] == "repartition"}
     sinks = [node for node in nodes if "reads" in node]
-    repartitions = [_repartition(topic, nodes, stores, sinks) for topic in internal.values()]
+    repartitions = [_repartition(topic, nodes, stores, sinks, schemas) for topic in internal.values()]
     read = [node for node in nodes if "topics" in node]
     patterns = frozenset(node["pattern"] for node in read if "pattern" in node)
     return Outline(
@@ -149,7 +150,7 @@ def _outline(drawn: Mapping[str, Any]) -> Outline:
     )
 
 
-def _store(drawn: Mapping[str, Any], subtopology: int) -> Store:
+def _store(drawn: Mapping[str, Any], subtopology: int, schemas: Mapping[str, Any]) -> Store:
     windows = tuple(
         sorted((name, str(value)) for name, value in (drawn["windows"] or {}).items() if name != "grace_ms")
     )
@@ -161,7 +162,7 @@ def _store(drawn: Mapping[str, Any], subtopology: int) -> Store:
         reads=frozenset(drawn["reads"]),
         windows=windows,
         expires="ttl_ms" in drawn,
-        schemas=tuple(drawn.get("schemas", ())),
+        schemas=tuple(schemas[id_] for id_ in drawn.get("schemas", ())),
     )
 
 
@@ -170,13 +171,14 @@ def _repartition(
     nodes: Iterable[Mapping[str, Any]],
     stores: Iterable[Store],
     sinks: Iterable[Mapping[str, Any]],
+    schemas: Mapping[str, Any],
 ) -> RepartitionOutline:
     name = topic["name"]
     source = next(node for node in nodes if name in node.get("topics", ()))
     reads = frozenset[str]().union(*(node["reads"] for node in sinks if node["topic"] == name))
     feeds = {("store", store.name) for store in stores if name in store.reads}
     feeds |= {("topic", node["topic"] or "") for node in sinks if name in node["reads"]}
-    schemas = tuple(source.get("schemas", ()))
+    written = tuple(schemas[id_] for id_ in source.get("schemas", ()))
     return RepartitionOutline(
-        name, source["key"], source["value"], topic["partitions"], reads, frozenset(feeds), schemas
+        name, source["key"], source["value"], topic["partitions"], reads, frozenset(feeds), written
     )
