@@ -60,7 +60,9 @@ class Deployed:
         self._config = config
         self.topic = topology_topic(config["application.id"])
         self.begun = frozenset[str]()
-        """The repartition topics that this version reads and the one before did not: they may have no positions yet."""
+        """The repartition topics that this version reads and the one before did not: they may have no positions yet. If
+        there are none, those of the version before: it may have ended before it began with them.
+        """
         self.changelogs = frozenset[str]()
         """The changelogs of the last version, as far as it is known: none of them is created anew in silence."""
 
@@ -128,7 +130,8 @@ class Deployed:
                     _is(change.verdict),
                     change.why,
                 )
-        self.begun = frozenset() if last is None else frozenset(mine.repartitions.keys() - last.repartitions.keys())
+        new = frozenset() if last is None else frozenset(mine.repartitions.keys() - last.repartitions.keys())
+        self.begun = new or self.begun & mine.repartitions.keys()
         told = orjson.dumps(orjson.loads(topology.describe("json")) | {_BEGUN: sorted(self.begun)})
         self._log.create_topics([topic_spec(self._config["application.id"], self._config["replication.factor"])])
         with closing(self._log.writer()) as writer:
