@@ -10,7 +10,6 @@ from coopstreams.common.config import Config
 from coopstreams.instance.deployed import Deployed
 from coopstreams.log.memory.log import MemoryLog
 
-
 ORDER = make_dataclass("Order", [("id", int)])
 WITH_NOTE = make_dataclass("Order", [("id", int), ("note", str, "")])
 
