@@ -14,6 +14,7 @@ name the format); comparing serdes by name (two teams call theirs "json").
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from struct import Struct
@@ -37,11 +38,12 @@ import msgspec
 import orjson
 
 from coopstreams.topology.avro import avro as avro  # noqa: PLC0414 users call it serdes.avro
+from coopstreams.topology.compatibility.json_schema import compared
 from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.json_schema import json_schema as json_schema  # noqa: PLC0414
 from coopstreams.topology.protobuf import protobuf as protobuf  # noqa: PLC0414
 from coopstreams.topology.serde import Serde as Serde  # noqa: PLC0414 as it is known
-from coopstreams.topology.serde import check_nulls
+from coopstreams.topology.serde import check_nulls, within
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -140,6 +142,20 @@ def changed(inner: Serde[V]) -> Serde[tuple[V | None, V | None]]:
     Source: Kafka Streams `ChangedSerializer` (KIP-904).
     """
     return _changed(inner)
+
+
+def schemas_of(serde: Serde[Any]) -> list[Any]:
+    """Return the schemas of the types that a serde reads from JSON, as `compared`, in the order of the serdes within.
+
+    A type with a hook has none.
+    """
+    schemas = []
+    for part in within(serde):
+        decoder = getattr(part.decode, "__self__", None)
+        if isinstance(decoder, msgspec.json.Decoder) and decoder.strict and decoder.dec_hook is None:
+            with suppress(TypeError):  # it has a part that only a hook could read
+                schemas.append(compared(msgspec.json.schema(decoder.type)))
+    return schemas
 
 
 def _same_bytes(value: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""A class that got a required field, or another type for one, cannot read what was written for the one before."""
+"""A class that got a required field, or another type for one, cannot read what was written before."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coopstreams import StreamsBuilder, serdes
-from coopstreams.topology.compatibility.classes import schemas_of, why_unreadable
+from coopstreams.topology.compatibility.json_schema import why_unreadable
 from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.graph.changes import Verdict, changes, weighed
 from coopstreams.topology.graph.outline import outline, read_outline
-from coopstreams.topology.serdes import changed
+from coopstreams.topology.serdes import changed, schemas_of
 from coopstreams.topology.versions import versions_of
 
 
@@ -33,7 +33,7 @@ ORDER = a_class(id=int, items=list[ITEM])
 
 def why(reader: Any, writer: Any) -> str:
     (ours,), (theirs,) = schemas_of(serdes.json(reader)), schemas_of(serdes.json(writer))
-    return why_unreadable(ours, theirs)
+    return why_unreadable(ours, theirs, complete=True)
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,28 @@ Defs: TypeAlias = dict[str, Any]
 def why_unreadable(reader: Any, writer: Any, *, complete: bool = False) -> str:
     """Return why JSON of the schema `writer` cannot be read with `reader`, with the path; empty if it may be.
 
-    `complete`: the writer writes all properties, not only the required ones.
+    `complete`: the writer writes all properties, not only the required ones, as msgspec does of a class. So a field
+    that loses its default is no reason.
     """
     return _why(reader, writer, "", (reader, writer), set(), complete=complete)
+
+
+def compared(schema: Any) -> Any:
+    """Return the part of a schema that is compared, with values that may be null as those that may not."""
+    if not isinstance(schema, dict):
+        return schema
+    branches = [each for each in schema.get("anyOf", ()) if each != {"type": "null"}]
+    if len(branches) == 1:
+        schema = {**schema, **branches[0]}
+    found = {name: schema[name] for name in ("$ref", "type", "required") if name in schema}
+    for name in ("properties", "$defs"):
+        if name in schema:
+            found[name] = {key: compared(each) for key, each in schema[name].items()}
+    if "items" in schema:
+        found["items"] = compared(schema["items"])
+    if schema.get("format") == "decimal":  # a number can be read as a Decimal
+        del found["type"]
+    return found
 
 
 def _why(

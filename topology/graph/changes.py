@@ -23,7 +23,7 @@ from enum import StrEnum
 
 from xxhash import xxh64_hexdigest
 
-from coopstreams.topology.compatibility.classes import why_unreadable
+from coopstreams.topology.compatibility.json_schema import why_unreadable
 from coopstreams.topology.graph.outline import Outline, RepartitionOutline, Store
 from coopstreams.topology.naming import changelog_topic, internal_topic
 
@@ -251,7 +251,7 @@ def _misfits(old: Outline, new: Outline, was: Store, now: Store) -> Iterator[Top
 def _changed_class(was: Store | RepartitionOutline, now: Store | RepartitionOutline) -> str:
     """Return why values of the classes of one version cannot be read with those of the next; empty if they may be."""
     pairs = zip(now.schemas, was.schemas, strict=False)
-    why = next(filter(None, (why_unreadable(reader, writer) for reader, writer in pairs)), "")
+    why = next(filter(None, (why_unreadable(reader, writer, complete=True) for reader, writer in pairs)), "")
     return f"its values are read as {now.value}, whose class has changed: {why}" if why else ""
 
 

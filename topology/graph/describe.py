@@ -13,7 +13,6 @@ from typing import Any
 import orjson
 from xxhash import xxh64_hexdigest
 
-from coopstreams.topology.compatibility.classes import schemas_of
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.drawing import drawn
 from coopstreams.topology.graph.fingerprint import said
@@ -33,7 +32,7 @@ from coopstreams.topology.graph.origins import Above, Made, made, topics_above
 from coopstreams.topology.graph.svg import svg
 from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.naming import changelog_topic, internal_topic
-from coopstreams.topology.serdes import Serde
+from coopstreams.topology.serdes import Serde, schemas_of
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.windows import AnyWindows
 

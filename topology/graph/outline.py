@@ -26,7 +26,7 @@ class Store:
 
     Shape: `reads` are the topics that its rows come from, internal topics included; `changelog` is the changelog topic,
     which may be the source topic itself, or None. `schemas` are those of the classes of its values, see
-    `compatibility.classes`.
+    `serdes.schemas_of`.
     """
 
     name: str
