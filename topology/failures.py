@@ -20,9 +20,12 @@ class Failure:
     """A record that a node could not process.
 
     Shape: `key`, `value`, `headers`, `timestamp` and `offset` are those of the source record, as read. `timestamp` is
-    what `timestamp=` extracted, Kafka's own if it could not, -1 if there is none. While the record cache is forwarded
-    (`flush`) there is no source record: `offset` and `value` are None, `key` and `timestamp` are the table entry's, and
-    `source` is the partition processed last.
+    what `timestamp=` extracted, Kafka's own if it could not, -1 if there is none.
+
+    What was held back and is forwarded later (a row of the record cache, a window that closes or that `suppress` lets
+    go, a record that waited for a match, a row that expires) has no source record any more: `offset` and `value` are
+    None, `key` and `timestamp` are its own, and `source` is the partition processed last. In a punctuation the key is
+    None, too.
     """
 
     phase: Phase

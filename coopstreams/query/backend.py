@@ -264,8 +264,8 @@ class TaskStatus:
 class FailureStatus:
     """A record that failed here. Without the message of the error, which may quote the record.
 
-    Shape: `task` None: of a global table. `offset` None: of an update from the record cache. `answer`: what was done.
-    Units: `at` in ms.
+    Shape: `task` None: of a global table. `offset` None: of what was held back, or of a punctuation. `answer`: what was
+    done. Units: `at` in ms.
     """
 
     at: int

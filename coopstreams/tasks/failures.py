@@ -62,18 +62,24 @@ def may_drop(config: Config) -> bool:
 
 
 def describe_failure(task: TaskId | None, failure: Failure) -> str:
-    """Return a sentence that names task, node, topic, partition and offset of a failure. No task: a global table."""
-    at = f"offset {failure.offset}" if failure.offset is not None else f"key {failure.key!r}, from the record cache,"
+    """Return a sentence that names task, node, topic, partition and offset of a failure. No task: a global table.
+
+    What was held back is named by its own key.
+    """
+    where = f'"{failure.source.topic}" partition {failure.source.partition}'
+    what = f"what was held back with key {failure.key!r}, behind {where},"
+    if failure.offset is not None:
+        what = f"the record at {where} offset {failure.offset}"
+    elif failure.key is None:
+        what = "what belongs to no record, a punctuation perhaps,"
     did = {
         "deserialization": "cannot be read",
         "processing": "made a function raise",
         "production": "gave a result that cannot be written",
     }[failure.phase]
     whose = "global tables" if task is None else f"task {task}"
-    return (
-        f'{whose}: the record at "{failure.source.topic}" partition {failure.source.partition} {at} '
-        f"{did} at {failure.node}: {type(failure.error).__name__}: {failure.error}{place_of(failure.error)}"
-    )
+    error = f"{type(failure.error).__name__}: {failure.error}{place_of(failure.error)}"
+    return f"{whose}: {what} {did} at {failure.node}: {error}"
 
 
 def place_of(error: BaseException) -> str:
@@ -109,7 +115,7 @@ def dead_letter_headers(task: TaskId | None, failure: Failure) -> Headers:
     }
     if task is not None:
         said["task"] = str(task)
-    if failure.offset is not None:  # an update from the record cache belongs to no single record
+    if failure.offset is not None:  # what was held back belongs to no single record
         said["offset"] = str(failure.offset)
     # An error may quote invalid Unicode: a dead letter that cannot be encoded would stop the instance.
     coded = (

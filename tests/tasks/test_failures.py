@@ -146,7 +146,9 @@ def test_a_failure_names_task_topic_partition_offset_node_and_reason() -> None:
     said = describe_failure(TASK, FAILURE)
     for part in ("task 1_3[0..127]", '"orders" partition 3 offset 42', "KSTREAM-MAP-1", "ValueError: no such colour"):
         assert part in said
-    assert "key b'k', from the record cache" in describe_failure(TASK, replace(FAILURE, offset=None))
+    held = replace(FAILURE, offset=None)
+    assert """what was held back with key b'k', behind "orders" partition 3, made""" in describe_failure(TASK, held)
+    assert "what belongs to no record, a punctuation perhaps, made" in describe_failure(TASK, replace(held, key=None))
 
 
 def test_a_dead_letter_keeps_its_headers_and_says_what_happened() -> None:

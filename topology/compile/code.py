@@ -1,14 +1,16 @@
-"""Interfaces of generated code bound to a task: its functions, and those that it calls."""
+"""Generated code: before it is bound to a task, bound (its functions), and the functions that it calls."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from coopstreams.topology.columns import Columns, Headers, TopicPartition
+from coopstreams.topology.compile.operator_time import Operator
 from coopstreams.topology.compile.outputs import Output
 from coopstreams.topology.compile.processing import Children, EffectsWork, Work
+from coopstreams.topology.failures import Phase
 from coopstreams.topology.graph.nodes import Processing
 from coopstreams.topology.sinks import Applied
 from coopstreams.topology.stores import Entry, TableStore
@@ -29,6 +31,13 @@ class Process(Protocol):
 
     def flushing(self, entries: list[tuple[bytes, Entry]]) -> Iterator[tuple[bytes, Entry]]:
         """Return an iterator over table entries; the current entry is the one that it returned last."""
+        ...
+
+    held_row: tuple[bytes | None, int] | None
+    """Key and timestamp of the row at hand among those of `held`; None: the current record is."""
+
+    def held(self, rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+        """Return an iterator over rows that were held back, from key to timestamp; what fails meanwhile is theirs."""
         ...
 
     def stream_time(self, topics: Sequence[str]) -> int:
@@ -61,6 +70,27 @@ class Process(Protocol):
     ) -> Work | EffectsWork:
         """Return the work of a processor node in this task."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """The code of a program for one setting of the record cache, not yet bound to a task."""
+
+    text: str
+    """The generated source, for people and tracebacks."""
+    sites: tuple[tuple[Phase, str], ...]
+    """Phase and node of each place where a record can fail."""
+    drops: tuple[tuple[str, str], ...]
+    """Node and reason of each place that drops a record.
+
+    Shape: the reason is `null-key`, `null-value`, `late`, `timestamp`, `no-partition`, `not-the-latest` or
+    `stale-answer`.
+    """
+    make: Callable[[Process, Mapping[str, TableStore], Mapping[str, Output]], Code]
+    operator_times: Mapping[str, tuple[str, ...]]
+    """Topic to the nodes whose stream time its records advance."""
+    operators: Mapping[str, Operator]
+    """The nodes with a stream time, which is in the commits: some records of their topics may not reach them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ from functools import cache, partial
 from typing import Any, TypeAlias
 
 from coopstreams.topology.compile.calls import ahead_of_calls, keys_suffice
-from coopstreams.topology.compile.code import Code, Process
+from coopstreams.topology.compile.code import Code, Compiled, Process
 from coopstreams.topology.compile.operator_time import operator_of
 from coopstreams.topology.compile.outputs import Output
-from coopstreams.topology.compile.program import Compiled, Program
+from coopstreams.topology.compile.program import Program
 from coopstreams.topology.compile.timestamps import DROPPED, extraction_error, timestamp_column
 from coopstreams.topology.errors import SerdeError, TopologyError
 from coopstreams.topology.graph.aggregate_nodes import CogroupMerge, Suppress, TableAggregate

@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 
 from coopstreams.topology.columns import Columns, Headers, TopicPartition
 from coopstreams.topology.compile.calls import Results, Wanted
-from coopstreams.topology.compile.code import Code, Process
+from coopstreams.topology.compile.code import Compiled
 from coopstreams.topology.compile.operator_time import (
-    Operator,
     OperatorTimeColumns,
     OperatorTimes,
     operator_time_columns,
@@ -29,7 +28,7 @@ from coopstreams.topology.compile.outputs import Output
 from coopstreams.topology.compile.processing import Children, EffectsWork, Work
 from coopstreams.topology.compile.punctuations import PunctuationQueue
 from coopstreams.topology.compile.timestamps import TimestampColumn, as_written
-from coopstreams.topology.failures import Failure, OnFailure, Phase
+from coopstreams.topology.failures import Failure, OnFailure
 from coopstreams.topology.graph.nodes import AsyncProcessing, Processing, SubTopology
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.naming import check_name
@@ -114,27 +113,6 @@ class Program:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Compiled:
-    """The code of a program for one setting of the record cache, not yet bound to a task."""
-
-    text: str
-    """The generated source, for people and tracebacks."""
-    sites: tuple[tuple[Phase, str], ...]
-    """Phase and node of each place where a record can fail."""
-    drops: tuple[tuple[str, str], ...]
-    """Node and reason of each place that drops a record.
-
-    Shape: the reason is `null-key`, `null-value`, `late`, `timestamp`, `no-partition`, `not-the-latest` or
-    `stale-answer`.
-    """
-    make: Callable[[Process, Mapping[str, TableStore], Mapping[str, Output]], Code]
-    operator_times: Mapping[str, tuple[str, ...]]
-    """Topic to the nodes whose stream time its records advance."""
-    operators: Mapping[str, Operator]
-    """The nodes with a stream time, which is in the commits: some records of their topics may not reach them."""
-
-
 class BoundProgram:
     """A program bound to one task.
 
@@ -167,6 +145,7 @@ class BoundProgram:
         self._source = TopicPartition("", -1)
         self._columns: Columns | None = None
         self._entries: list[tuple[bytes, Entry]] = []
+        self.held_row: tuple[bytes | None, int] | None = None
         self._cursor: Iterator[object] = iter(())
         self.wall_clock, self.partitions, self._parts = clock, partitions, parts
         self.headers: Headers | None = None
@@ -209,6 +188,7 @@ class BoundProgram:
             return
         run = self._code.sources[source.topic]
         self._source, self._columns = source, columns
+        self.held_row = self.ending = None
         nodes = self._compiled.operator_times[source.topic] if self.shared else ()
         operator_times = (columns.operator_times or [[-1] * len(columns)] * len(nodes),) if nodes else ()
         values = iter(columns.values)
@@ -235,6 +215,7 @@ class BoundProgram:
         Raises:
             Whatever the failure handler raises.
         """
+        self.held_row = self.ending = None
         if stream_time > self._stream_times[source.topic]:
             self._stream_times[source.topic] = stream_time
         if operator_times and self.shared:
@@ -318,6 +299,7 @@ class BoundProgram:
         Raises:
             Whatever the failure handler raises.
         """
+        self.held_row = self.ending = None
         for flush in self._code.flushes:
             flush()
             self._entries = []  # what is forwarded next may be of other rows: a suppression's, or one that has expired
@@ -391,26 +373,16 @@ class BoundProgram:
         if error is self.ending:
             raise error  # the error ends the batch, and passes through a processor
         phase, node = self._compiled.sites[site]
-        if self._columns is None and not self._entries:
-            failure = Failure(phase, node, error, self._source, None, None, None, -1, None)
-        elif self._columns is None:
-            key, entry = self._entries[self._index(len(self._entries))]
-            failure = Failure(phase, node, error, self._source, None, key, None, entry.timestamp, None)
+        record: tuple[TopicPartition, int | None, bytes | None, bytes | None, int, Headers | None]
+        if self.held_row is not None or self._columns is None:
+            key, timestamp = self.held_row or self._flushed()
+            record = self._source, None, key, None, timestamp, None
         else:
             source, columns, i = self.at_hand()
             headers = columns.headers[i] if columns.headers is not None else None
-            failure = Failure(
-                phase,
-                node,
-                error,
-                source,
-                columns.offsets[i],
-                columns.keys[i],
-                columns.values[i],
-                as_written(columns.timestamps[i]),
-                headers,
-            )
-        self._hand_over(failure)
+            timestamp = as_written(columns.timestamps[i])
+            record = source, columns.offsets[i], columns.keys[i], columns.values[i], timestamp, headers
+        self._hand_over(Failure(phase, node, error, *record))
 
     def _hand_over(self, failure: Failure) -> None:
         try:
@@ -418,6 +390,17 @@ class BoundProgram:
         except BaseException as ending:
             self.ending = ending
             raise
+
+    def held(self, rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+        """Yield rows that were held back until now: what fails meanwhile is theirs, not the current record's.
+
+        Shape: the key comes first, the timestamp last.
+        """
+        before = self.held_row
+        for row in rows:
+            self.held_row = row[0], row[-1]
+            yield row
+        self.held_row = before
 
     def want(self, node: str, key: Any, value: Any) -> None:
         """Note in `wanted` that a node is to be called for the current record."""
@@ -443,6 +426,13 @@ class BoundProgram:
         at_hand = iter(entries)
         self._cursor = at_hand
         return self._giving_their_headers(at_hand) if self._headed else at_hand
+
+    def _flushed(self) -> tuple[bytes | None, int]:
+        """Return key and timestamp of the entry that is being flushed."""
+        if not self._entries:
+            return None, -1
+        key, entry = self._entries[self._index(len(self._entries))]
+        return key, entry.timestamp
 
     def _index(self, length: int) -> int:
         """Return the index of the current record, from the length of the cursor's rest: no loop needs a counter."""
@@ -490,6 +480,7 @@ class BoundProgram:
         columns, headers = self._columns, self.headers
         self._give_headers(headers)
         self._columns, self.headers, self._entries = None, None, []
+        self.held_row = self.ending = None
         try:
             return self.punctuations[type_].punctuate(now_ms)
         finally:

@@ -365,7 +365,7 @@ def _closing(compiler: Compiler, node: Aggregate, windows: AnyWindows, operator_
         due = unit.function(f"{name}_due")
         due.over_batch = True
         record = RecordVariables(None, None, None, None, None, None, node.name, stream_time=operator_time)
-        _forward_updates(compiler, due, node, f"{name}.closed({operator_time})", record)
+        _forward_updates(compiler, due, node, f"process.held({name}.closed({operator_time}))", record)
     return name
 
 

@@ -50,7 +50,7 @@ def expire(compiler: Compiler, node: Node, store: StoreSpec) -> None:
         "key_bytes", None, row_key(node, store), None, "value", None, node.name, has_key=True, old=old
     )
     compiler.forward(emit, node, record)
-    with due.loop(f"for key_bytes, old, timestamp in {name}.expired(stream_time):"):
+    with due.loop(f"for key_bytes, old, timestamp in process.held({name}.expired(stream_time)):"):
         due.line(f"process.under_headers(None, lambda: {emit.name}(key_bytes, old, timestamp, stream_time))")
 
 

@@ -73,13 +73,22 @@ def buffered_join(compiler: Compiler, function: Function, node: BufferedJoin, re
         due.append(f"{name}_due")
         _write_join(compiler, node, name, now)
         _meet(unit.function(f"{name}_due"), name, f"{name}.due({now})")
-    _meet(function, name, f"{name}.take({key_bytes}, {value}, {record.timestamp}, process.headers, {now})")
+    taken = f"{name}.take({key_bytes}, {value}, {record.timestamp}, process.headers, {now})"
+    _meet(function, name, taken, (key_bytes, value, record.timestamp))
 
 
-def _meet(function: Function, name: str, held: str) -> None:
-    """Generate code: records are joined with their rows, each under its own headers."""
+def _meet(function: Function, name: str, held: str, at_hand: tuple[str, str, str] | None = None) -> None:
+    """Generate code: records are joined with their rows, each under its own headers.
+
+    `at_hand`: the variables of the current record, which may be among them.
+    """
     key, value, headers, timestamp = (function.fresh(part) for part in ("key", "value", "headers", "timestamp"))
-    with function.loop(f"for {key}, {value}, {headers}, {timestamp} in {held}:"):
+    with function.loop(f"for {key}, {value}, {headers}, {timestamp} in process.held({held}):"):
+        if at_hand is not None:
+            own_key, own_value, own_timestamp = at_hand
+            own = f"{value} is {own_value} and {timestamp} == {own_timestamp} and {key} == {own_key}"
+            with function.block(f"if {own}:"):
+                function.line("process.held_row = None")
         join = f"{name}_join({key}, {value}, {timestamp})"
         function.line(f"process.under_headers({headers} or None, lambda: {join})")
 

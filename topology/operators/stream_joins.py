@@ -30,8 +30,10 @@ def stream_stream_join(compiler: Compiler, function: Function, node: StreamStrea
         _drop_if(function, node, f"{key_bytes} is None", "null-key", f"{memory}.skip({now})")
     if len(node.stores) > 2:
         _tell_when_due(compiler, node, now, memory, record)
-        before = f"{memory}.before({record.side}, {key_bytes}, {record.timestamp}, {now})"
-        _forward(compiler, function, node, before, record)
+        before = function.fresh("held")
+        function.line(f"{before} = {memory}.before({record.side}, {key_bytes}, {record.timestamp}, {now})")
+        with function.block(f"if {before}:"):  # few records let others go
+            _forward(compiler, function, node, f"process.held({before})", record)
     matches = f"{memory}.take({record.side}, {key_bytes}, {value}, {record.timestamp}, {now})"
     _forward(compiler, function, node, matches, record, skip="break")
 
@@ -68,7 +70,8 @@ def _tell_when_due(
         again.line(f"{name}()")
         compiler.unit.operator_times[operator_time].stores.append(again.name)
     function = compiler.unit.function(name)
-    _forward(compiler, function, node, f"{memory}.due({operator_time})", replace(record, stream_time=operator_time))
+    due_now = f"process.held({memory}.due({operator_time}))"
+    _forward(compiler, function, node, due_now, replace(record, stream_time=operator_time))
 
 
 def _forward(

@@ -65,8 +65,8 @@ class SuppressionBuffer:
         held: SuppressedUpdate | None = (self._store.entries.get(key) or self._store.load(key)).value
         return held
 
-    def due(self, stream_time: int) -> Iterator[tuple[bytes, SuppressedUpdate]]:
-        """Yield the due updates, and the earliest ones above the limits; remove each afterwards.
+    def due(self, stream_time: int) -> Iterator[tuple[bytes, SuppressedUpdate, int]]:
+        """Yield the due updates with key and timestamp, and the earliest ones above the limits; remove each afterwards.
 
         A look-up of the row while its update is forwarded finds the row as it was before, as in Kafka Streams.
 
@@ -85,7 +85,7 @@ class SuppressionBuffer:
             entry = self._store.entries.get(key) or self._store.load(key)
             update: SuppressedUpdate = entry.value
             if update.value is not None or not self._drops_deletions:
-                yield key, update
+                yield key, update, update.timestamp
             heappop(queue)
             del self._places[key]
             self._bytes -= _size(key, update)
@@ -150,7 +150,7 @@ def _write_due(compiler: Compiler, node: Suppress, name: str, operator_time: str
         record = replace(record, old="old")
     compiler.forward(emit, node, record)
     due = unit.function(f"{name}_due")
-    with due.loop(f"for key_bytes, update in {name}.due({operator_time}):"):
+    with due.loop(f"for key_bytes, update, _ in process.held({name}.due({operator_time})):"):
         due.line(f"process.under_headers(update.headers, lambda: {name}_emit(key_bytes, update))")
     if not compiler.caching:
         unit.operator_times[operator_time].due.append(f"{name}_due")

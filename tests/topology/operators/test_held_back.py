@@ -1,0 +1,111 @@
+"""What fails when a later record lets it go is not that record's failure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from coopstreams import (
+    JoinWindows,
+    KStream,
+    Materialized,
+    Processor,
+    Record,
+    StreamsBuilder,
+    TimeWindows,
+    serdes,
+    until_window_closes,
+)
+from coopstreams.testing import TopologyTestDriver
+from coopstreams.topology.errors import ProcessingError
+from coopstreams.topology.stores import window_key
+
+DEAD = {"processing.exception.handler": "dead-letter", "errors.dead.letter.queue.topic.name": "dead"}
+Stream = KStream[str, str]
+
+
+def fails_at_a(key: Any, value: Any) -> Any:
+    if "a" in str(key):
+        raise ValueError("a")
+    return value
+
+
+def suppressed(numbers: Stream) -> KStream[Any, Any]:
+    windows = numbers.group_by_key().windowed_by(TimeWindows(milliseconds=10))
+    return windows.count().suppress(until_window_closes()).to_stream()
+
+
+def emitted_on_close(numbers: Stream) -> KStream[Any, Any]:
+    windows = numbers.group_by_key().windowed_by(TimeWindows(milliseconds=10))
+    return windows.emit_strategy("on_window_close").count().to_stream()
+
+
+def unmatched(numbers: Stream) -> KStream[Any, Any]:
+    others = numbers.filter(lambda _, __: False)
+    windows = JoinWindows(milliseconds=10, grace=timedelta(0))
+    return numbers.left_join(others, lambda one, _: one, windows=windows, value=serdes.text)
+
+
+def expired(numbers: Stream) -> KStream[Any, Any]:
+    rows = numbers.to_table(store=Materialized("rows", ttl=timedelta(milliseconds=10)))
+    return rows.to_stream().filter(lambda _, value: value is None or value == "2")
+
+
+@pytest.mark.parametrize(
+    ("held", "key"),
+    [
+        (suppressed, window_key(b"a", 0)),
+        (emitted_on_close, window_key(b"a", 0)),
+        (unmatched, b"a"),
+        (expired, b"a"),
+    ],
+)
+@pytest.mark.parametrize("ranges", [1, 4])
+def test_a_row_that_is_let_go_fails_itself_and_not_the_record_that_lets_it_go(
+    held: Callable[[Stream], KStream[Any, Any]], key: bytes, ranges: int
+) -> None:
+    builder = StreamsBuilder("held")
+    numbers = builder.stream("in", key=serdes.text, value=serdes.text)
+    held(numbers).map_values_with_key(fails_at_a, value=serdes.json).to("out")
+    with TopologyTestDriver(builder.build(), ranges, DEAD) as driver:
+        driver.input("in").send("a", "1", 0)
+        driver.input("in").send("b", "2", 100)
+        assert [(failure.offset, failure.key, failure.value) for failure in driver.failures] == [(None, key, None)]
+        (letter,) = driver.output("dead").records()
+        assert (letter.key, letter.value) == (key, None)
+        assert "__coopstreams.errors.offset" not in dict(letter.headers)
+
+
+@pytest.mark.parametrize("grace_ms", [0, 5])
+def test_a_record_that_waits_for_a_row_fails_as_itself_only_while_it_is_at_hand(grace_ms: int) -> None:
+    builder = StreamsBuilder("grace")
+    rows = builder.table("rows", key=serdes.text, value=serdes.text, history=timedelta(seconds=1))
+    joined = builder.stream("in", key=serdes.text, value=serdes.text).left_join(
+        rows, lambda one, _: one, value=serdes.text, grace=timedelta(milliseconds=grace_ms)
+    )
+    joined.map_values_with_key(fails_at_a, value=serdes.text).to("out")
+    with TopologyTestDriver(builder.build(), config=DEAD) as driver:
+        for key, value, timestamp in [("a", "waits", 0), ("b", "lets it go", 5), ("a", "late", 0)]:
+            driver.input("in").send(key, value, timestamp)
+        first = (None, b"a", None) if grace_ms else (0, b"a", b"waits")
+        letters = [(failure.offset, failure.key, failure.value) for failure in driver.failures]
+        assert letters == [first, (2, b"a", b"late")]
+
+
+class Upper(Processor[str, str, str, str]):
+    def process(self, record: Record[str, str]) -> None:
+        self.context.forward(record.with_value(fails_at_a(record.key, record.value.upper())))
+
+
+def test_a_driver_that_has_told_a_failure_does_not_tell_it_again_of_the_next_record() -> None:
+    builder = StreamsBuilder("again")
+    numbers = builder.stream("in", key=serdes.text, value=serdes.text)
+    numbers.process(Upper, key=serdes.text, value=serdes.text, by_key=True).to("out")
+    with TopologyTestDriver(builder.build()) as driver:
+        with pytest.raises(ProcessingError, match="offset 0 made a function raise"):
+            driver.input("in").send("a", "x")
+        driver.input("in").send("b", "y")
+        assert driver.output("out").latest() == {"b": "Y"}
