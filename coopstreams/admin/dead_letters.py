@@ -4,6 +4,9 @@ A dead letter is the record that failed, as it was read, with headers that say w
 it, without these headers, to the partition that it came from, and commits its position in the same transaction, for the
 group `<topic>-replay`. So no letter is written back twice, even if a replay is interrupted or two run at once.
 
+Letters of what was held back (a row of the record cache, a window that closed) have no offset: they are no records of
+any topic. Written to one, such a letter would be a tombstone for its key. So a replay passes it.
+
 Invariant: a replay ends. It does not read letters written after it began, because the replayed records may have caused
 them, nor those of transactions that were open then.
 """
@@ -51,6 +54,11 @@ class DeadLetter:
         """The partition of the failed record; None: this is no dead letter."""
         topic, partition = self.why.get("topic"), self.why.get("partition", "")
         return TopicPartition(topic, int(partition)) if topic and partition.isdecimal() else None
+
+    @property
+    def is_record(self) -> bool:
+        """Whether it is a record of a topic, which can go back."""
+        return self.source is not None and "offset" in self.why
 
 
 def dead_letter(
@@ -125,7 +133,7 @@ def ends_of(log: KafkaLog, topic: str) -> dict[TopicPartition, int]:
 
 @dataclass(slots=True)
 class Replayed:
-    """The counts of a replay so far. `passed`: records that are no dead letters, or were not wanted."""
+    """The counts of a replay so far. `passed`: letters that were not wanted or cannot go back, and other records."""
 
     written: int = 0
     passed: int = 0
@@ -167,11 +175,11 @@ def replay(
                         letter = dead_letter(
                             _place(record), record.offset, record.timestamp, record.key, record.value, record.headers
                         )
-                        if letter.source is None or not wanted(letter):
-                            now.passed += 1
-                        else:
+                        if letter.source is not None and letter.is_record and wanted(letter):
                             _write(producer, letter, letter.source, to)
                             now.written += 1
+                        else:
+                            now.passed += 1
                         consumer.done(record)
             except MembershipLostError:
                 continue  # another replay has them now, or this one reads them again

@@ -106,15 +106,15 @@ def _say(done: Replayed) -> None:
 
 
 def _reason(letter: DeadLetter) -> tuple[str, str] | None:
-    """Return the node and the phase in which a record failed; None: this is no dead letter."""
-    return None if letter.source is None else (letter.why.get("node", ""), letter.why.get("phase", ""))
+    """Return the node and the phase in which a record failed; None: this is no record that can go back."""
+    return (letter.why.get("node", ""), letter.why.get("phase", "")) if letter.is_record else None
 
 
 def _nothing_chosen(others: Mapping[tuple[str, str], int]) -> str:
     there = "; ".join(f"{n} at {node} ({phase})" for (node, phase), n in sorted(others.items()))
     return (
         "no letter that a replay would read failed at this node and in this phase, so nothing was written or passed. "
-        f"There are: {there or 'none, only records that are no dead letters'}"
+        f"There are: {there or 'none, only records that cannot go back'}"
     )
 
 

@@ -136,7 +136,7 @@ def test_a_topic_may_be_empty_or_unknown_and_letters_may_go_elsewhere(kafka: Kaf
     dead, elsewhere = kafka.topic("dead"), kafka.topic("elsewhere")
     assert dlq(kafka, "replay", dead).stdout.splitlines()[-1] == "0 written, 0 passed"
     assert "0 dead letters" in dlq(kafka, "show", dead).output
-    why = {"topic": "gone", "partition": "7", "node": "a", "phase": "processing"}
+    why = {"topic": "gone", "partition": "7", "offset": "3", "node": "a", "phase": "processing"}
     headers: list[tuple[str, str | bytes | None]] = [
         (f"__coopstreams.errors.{name}", text) for name, text in why.items()
     ]
@@ -167,12 +167,38 @@ def test_a_topic_may_be_empty_or_unknown_and_letters_may_go_elsewhere(kafka: Kaf
         dlq(kafka, "show", "nowhere")
 
 
+def test_what_was_held_back_does_not_go_back_as_a_record_of_the_topic_behind_which_it_was(
+    kafka: Kafka, tmp_path: Path
+) -> None:
+    """Its letter has the key of a row and no value: in the topic of a table it would delete the row of that key."""
+    source, dead = kafka.topic("rows"), kafka.topic("dead")
+    builder = StreamsBuilder(kafka.unique("held"))
+    counts = builder.table(source, key=serdes.raw, value=serdes.raw).group_by(
+        lambda key, value: (key, value), key=serdes.raw
+    )
+    counts.count(store="counts").to_stream().map_values(str.upper, value=serdes.text, name="up").to(kafka.topic("out"))
+    settings = kafka.config(
+        tmp_path, processing_exception_handler="dead-letter", errors_dead_letter_queue_topic_name=dead
+    )
+    kafka.write(source, [(b"a", b"1")])
+    with CoopStreams(builder.build(), settings | PATIENT):
+        eventually(lambda: len(read_topic(kafka.bootstrap, dead)) == 1, 60, lambda: "the row of the record cache")
+    assert "1 dead letters" in dlq(kafka, "show", dead, "--node", "up").output
+    with pytest.raises(ConfigError, match=r"nothing was written or passed. There are: none, only records that cannot"):
+        dlq(kafka, "replay", dead, "--node", "up")
+    done = dlq(kafka, "replay", dead)
+    assert f"Send 0 letters of {dead} back to where they came from, and pass 1 other records?" in done.stdout
+    assert done.stdout.splitlines()[-1] == "0 written, 1 passed"
+    assert [record.value for record in read_topic(kafka.bootstrap, source)] == [b"1"]
+
+
 def test_letters_of_an_open_transaction_are_not_waited_for(kafka: Kafka) -> None:
     """A transaction that hangs would have no end; the next replay finds what was committed meanwhile."""
     dead, to = kafka.topic("dead"), kafka.topic("to")
     headers: list[tuple[str, str | bytes | None]] = [
         ("__coopstreams.errors.topic", to.encode()),
         ("__coopstreams.errors.partition", b"0"),
+        ("__coopstreams.errors.offset", b"0"),
     ]
     producer = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": kafka.unique("dead")})
     producer.init_transactions(60)
