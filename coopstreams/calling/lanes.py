@@ -9,6 +9,8 @@ Invariant: calls of a lane with the same chain (`Calling.order`) are made one af
 they were begun, each with all of its attempts. Not more than `max_in_flight` are under way, batches counted as one.
 Invariant: every call of a lane that is neither drained nor cancelled ends, with a value or an error. Without a
 time-out, that is up to the user's function.
+Invariant: a time-out counts from where the function begins. A thread cannot be ended: one whose call took too long is
+left to itself, and another takes the next call. While `MOST_LEFT` of them have not returned, calls wait.
 Invariant: a batch that fails for good is made again record by record, so that only the record that is bad fails.
 Turned down: a task of the event loop for each call (it costs as much as half a call; so a task makes several, one after
 the other), an event loop for each stream thread (a function that computes would stop the records, too), or for each
@@ -45,6 +47,8 @@ LOOKS = 16
 """Checks for late calls within the time-out of one call."""
 MOST_THREADS = 64
 """The threads of a lane. A function that waits on more of them is better written as a coroutine."""
+MOST_LEFT = 64
+"""The threads of a lane that may be left to themselves, beside those: more of them would be a leak."""
 
 
 @dataclass(slots=True, eq=False)
@@ -77,7 +81,7 @@ class _Attempt(Generic[AnyCall]):
     late: bool = False
     """Whether the attempt was cancelled because it took too long."""
     rests: bool = False
-    """Whether the attempt pauses before the next call of the function."""
+    """Whether the attempt waits before it calls the function."""
 
 
 class Lane(Generic[AnyCall]):
@@ -89,10 +93,14 @@ class Lane(Generic[AnyCall]):
         self._calling = calling
         self._ended = ended
         self._processes = calling.executor == "process"
-        # Not more attempts than threads: the time-out of one that waits for a thread would run.
         places = calling.max_in_flight if calling.coroutine else MOST_PROCESSES if self._processes else MOST_THREADS
         self._most = min(calling.max_in_flight, places)
-        self._threads = None if calling.coroutine else WorkerPool("call", self._most)
+        self._most_out = self._most + MOST_LEFT
+        self._threads = None if calling.coroutine else WorkerPool("call", self._most_out)
+        self._out = 0
+        """The threads with a call, also one that took too long."""
+        self._returned = asyncio.Event()
+        """Set for a moment whenever a thread has returned."""
         self.retried = 0
         """How often the function was called again because it had failed; for a batch once, not once for each record."""
         self._by_key, self._chain_of_all = calling.order == "key", b"" if calling.order == "partition" else None
@@ -117,6 +125,8 @@ class Lane(Generic[AnyCall]):
     @property
     def pauses(self) -> str:
         """Why no call is begun, in words; empty: they are. Any thread."""
+        if self._out == self._most_out:
+            return f"{self._out} threads have not come back, most of them from calls that took too long"
         return "" if self._breaker is None else self._breaker.why(self._loop.time())
 
     def begin(self, calls: Sequence[AnyCall]) -> None:
@@ -255,7 +265,7 @@ class Lane(Generic[AnyCall]):
             error: Exception | None = None
             attempt.late = False
             try:
-                if not self._processes:
+                if self._threads is None:
                     self._begun(attempt)
                 if self._calling.together:
                     for call, value in zip(calls, await self._together(attempt), strict=True):
@@ -266,7 +276,7 @@ class Lane(Generic[AnyCall]):
             except Exception as raised:  # noqa: BLE001 the records' failure: their task reports it
                 error = raised
             except BaseException as raised:  # else the call would not end, or the loop would
-                if self._cancelled:
+                if self._cancelled or attempt.rests:
                     raise
                 error = ProcessingError(f"the function raised {raised!r}")
                 if attempt.late:
@@ -297,7 +307,7 @@ class Lane(Generic[AnyCall]):
         return admission
 
     async def _rest(self, attempt: _Attempt[AnyCall], until: Awaitable[object]) -> None:
-        """Wait between two attempts: if the lane is drained meanwhile, no other is made."""
+        """Wait before an attempt: if the lane is drained meanwhile, it is not made."""
         attempt.rests = True
         await until
         attempt.rests = False
@@ -327,21 +337,46 @@ class Lane(Generic[AnyCall]):
         """Return an awaitable of the function's result."""
         if self._threads is None:
             return function(*arguments)  # type: ignore[no-any-return]  # it is a coroutine function
+        return self._threaded(self._threads, attempt, function, arguments)
+
+    async def _threaded(
+        self, threads: WorkerPool, attempt: _Attempt[AnyCall], function: Callable[..., Any], arguments: Sequence[Any]
+    ) -> Any:
+        """Return the result of a function that runs on a thread, or in a process for which a thread waits."""
+        while self._out == self._most_out:
+            await self._rest(attempt, self._returned.wait())
         answer: asyncio.Future[Any] = self._loop.create_future()
         if self._processes:
             call = ProcessCall(function, arguments)
             begun = partial(self._loop.call_soon_threadsafe, self._begun, attempt)  # there are places for all lanes
             function, arguments = call.make, (begun,)
             answer.add_done_callback(lambda answer: call.abandon() if answer.cancelled() else None)
-        self._threads.put(self, partial(self._on_thread, function, arguments, answer))
-        return answer
+        else:
+            self._begun(attempt)
+        threads.put(self, partial(self._on_thread, function, arguments, answer))
+        self._out += 1
+        return await answer
 
     def _on_thread(self, function: Callable[..., Any], arguments: Sequence[Any], answer: asyncio.Future[Any]) -> None:
         try:
             value, error = function(*arguments), None
         except BaseException as raised:  # noqa: BLE001 whatever it is, it belongs to this call
             value, error = None, raised
-        self._loop.call_soon_threadsafe(_settle, answer, value, error)
+        self._loop.call_soon_threadsafe(self._settle, answer, value, error)
+
+    def _settle(self, answer: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
+        """Take a thread back; set the result of a future from its answer, unless the future was cancelled."""
+        self._out -= 1
+        self._returned.set()
+        self._returned.clear()
+        if answer.done():
+            return
+        if isinstance(error, StopIteration):  # a future cannot raise it
+            error = ProcessingError(f"the function raised {error!r}")
+        if error is None:
+            answer.set_result(value)
+        else:
+            answer.set_exception(error)
 
     def _watch(self, timeout_s: float) -> None:
         """Check for calls that take too long from time to time: a timer for each costs as much as half a call."""
@@ -358,15 +393,3 @@ class Lane(Generic[AnyCall]):
                     attempt.late = True
                     task.cancel()
                 self._watch(timeout_s)
-
-
-def _settle(answer: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
-    """Set the result of a future from a thread's answer, unless the future was cancelled."""
-    if answer.done():
-        return
-    if isinstance(error, StopIteration):  # a future cannot raise it
-        error = ProcessingError(f"the function raised {error!r}")
-    if error is None:
-        answer.set_result(value)
-    else:
-        answer.set_exception(error)
