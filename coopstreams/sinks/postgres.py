@@ -39,8 +39,8 @@ _OF_THE_RECORD = ("22", "23", "42", "44", "54", "P0")
 """Classes of errors that come from the content of a row: data, constraints, types, views, limits (a key too long for an
 index), triggers. A server that takes no writes any more says class 54, too, but it has refused the position before.
 """
-_OF_THE_TABLE = ("42501", "42P01")
-"""No privilege, no table: opening the next session raises it."""
+_OF_THE_TABLE = ("42501", "42P01", "42P10")
+"""No privilege, no table, no unique index on the key: opening the next session raises it."""
 
 _CREATE = """CREATE TABLE IF NOT EXISTS {} (
     application text, sink text, partition int, topic_id text NOT NULL, next_offset bigint NOT NULL,
@@ -146,7 +146,7 @@ class PostgresSink:
                 connection.execute(_over("EXPLAIN DELETE FROM {0} WHERE false", self.table))
             else:
                 connection.execute(_over("EXPLAIN INSERT INTO {0} DEFAULT VALUES", self.table))
-        except psycopg.ProgrammingError as error:
+        except (psycopg.ProgrammingError, psycopg.errors.ObjectNotInPrerequisiteState) as error:  # or it is a view
             columns = f" with a primary key or a unique index on ({', '.join(keys)})" if keys else ""
             raise ConfigError(
                 f"PostgresSink: table {self.table} cannot take the records: {_said(error)}. Make the table{columns}, "

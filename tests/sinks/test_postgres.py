@@ -113,6 +113,8 @@ def test_what_cannot_work_is_said_when_a_partition_is_opened(postgres: PostgresS
     name = table(postgres, "guest text, nights int")
     assert 'relation "nowhere" does not exist' in said(PostgresSink(postgres.dsn, "nowhere", key="guest"))
     assert "unique index on (guest)" in said(PostgresSink(postgres.dsn, name, key="guest"))
+    postgres.run(f"CREATE VIEW {name}_view AS SELECT DISTINCT guest FROM {name}")
+    assert f'cannot insert into view "{name}_view"' in said(PostgresSink(postgres.dsn, f"{name}_view"))
     assert 'column "host" of relation' in said(PostgresSink(postgres.dsn, name, key="host"))
     postgres.run("CREATE ROLE reader LOGIN")
     postgres.run(f"GRANT SELECT ON {name} TO reader")
@@ -124,6 +126,23 @@ def test_what_cannot_work_is_said_when_a_partition_is_opened(postgres: PostgresS
     postgres.run(unmade.partition("Make it: ")[2])
     postgres.run('GRANT SELECT, INSERT, UPDATE ON "Mine" TO reader')
     PostgresSink(reader, name, positions="Mine").open(partition(), 0).close()
+
+
+def test_an_index_that_is_dropped_meanwhile_is_no_fault_of_the_records(postgres: PostgresServer) -> None:
+    """A handler that leaves records out would have been asked for each of them; the next session says what is missing."""
+    name = table(postgres, "guest text CONSTRAINT only_one UNIQUE, nights int")
+    sink = PostgresSink(postgres.dsn, name, key="guest")
+    session = sink.open(partition(), 0)
+    postgres.run(f"ALTER TABLE {name} DROP CONSTRAINT only_one")
+
+    def refused(_: SinkRecord, error: Exception) -> None:
+        raise AssertionError(error)
+
+    with pytest.raises(SinkUnavailableError, match="no unique or exclusion constraint"):
+        session.apply([SinkRecord(0, "ann", {"nights": 1}, 0)], 1, refused, 0)
+    session.close()
+    with pytest.raises(ConfigError, match="unique index"):
+        sink.open(partition(), None)
 
 
 @pytest.mark.slow
