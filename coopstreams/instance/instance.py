@@ -237,6 +237,8 @@ class Instance:
                 self._dispatcher.move(WAIT_S)
         except CoopStreamsError as error:
             self._doubtful(Failed(error, "reader"))
+        except SystemExit as error:  # the reader runs functions of the program, too: see `operator_time`
+            return Failed(error, "reader")
         return None
 
     def _tell(self, event: Event) -> None:

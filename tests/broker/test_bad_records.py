@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from coopstreams import CoopStreams, Failure, Retry, StreamsBuilder, Topology, serdes
+from coopstreams import CoopStreams, Failure, Retry, StreamsBuilder, TimeWindows, Topology, serdes
 from coopstreams.topology.errors import CoopStreamsError, ProcessingError
 from tests.broker.counting import failure_of, instance_of, metric
 from tests.broker.reading import Record, by_key, read_topic
@@ -289,15 +289,18 @@ def test_a_record_is_processed_again_later_while_another_partition_goes_on(kafka
     assert attempts == list(range(1, len(attempts) + 1))
 
 
+@pytest.mark.parametrize(("threads", "where"), [(1, "stream thread 0"), (2, "reader")])
 def test_a_function_that_exits_ends_the_instance_with_an_error_and_not_as_if_it_was_asked_to_end(
-    kafka: Kafka, tmp_path: Path
+    kafka: Kafka, tmp_path: Path, threads: int, where: str
 ) -> None:
+    """Where tasks share a partition, the reader runs what is above a window."""
     case = Case.make(kafka, "processing")
     builder = StreamsBuilder(case.application)
-    builder.stream(case.source, key=serdes.text, value=serdes.json).map_values(
-        lambda _: sys.exit(), value=serdes.json
-    ).to(case.sink)
+    numbers = builder.stream(case.source, key=serdes.text, value=serdes.json).filter(lambda _, __: sys.exit())
+    windows = numbers.group_by_key().windowed_by(TimeWindows(seconds=1))
+    windows.count(store="counts").to_stream().to(case.sink)
     case.write()
-    app = CoopStreams(builder.build(), {"bootstrap.servers": kafka.bootstrap, "state.dir": str(tmp_path), **PATIENT})
-    with pytest.raises(CoopStreamsError, match=r"stream thread 0: a function of the program raised SystemExit\(\)"):
+    settings = {"bootstrap.servers": kafka.bootstrap, "state.dir": str(tmp_path), "num.stream.threads": threads}
+    app = CoopStreams(builder.build(), settings | PATIENT)
+    with pytest.raises(CoopStreamsError, match=rf"{where}: a function of the program raised SystemExit\(\)"):
         app.run()
