@@ -13,6 +13,7 @@ the columns of one topic).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -246,9 +247,10 @@ class BoundProgram:
         return self.punctuations["wall_clock"].next_ms
 
     def close(self) -> None:
-        """Close the processors."""
-        for work in self._works:
-            work.close()
+        """Close the processors, each of them, whatever another one raises."""
+        with ExitStack() as closing:
+            for work in reversed(self._works):
+                closing.callback(work.close)
 
     def resume(self, source: TopicPartition, stream_time: int, operator_times: OperatorTimes = ()) -> None:
         """Set the partition's times to those at which an earlier run stopped, which has forwarded all results due by

@@ -484,3 +484,29 @@ def test_a_row_of_a_key_that_another_task_has_is_an_error(use: str) -> None:
         for failure in driver.failures:
             assert isinstance(failure.error, StateError)
             assert "it is not the key of the record. A processor with by_key=True" in str(failure.error)
+
+
+def test_each_processor_is_closed_whatever_another_one_raises() -> None:
+    closed: list[str] = []
+
+    class Closing(Processor[str, str, str, str]):
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def process(self, record: Record[str, str]) -> None:
+            self.context.forward(record)
+
+        def close(self) -> None:
+            closed.append(self._name)
+            if self._name == "first":
+                raise ConnectionError("the connection is gone")
+
+    builder = StreamsBuilder("app")
+    stream = builder.stream("in", key=serdes.text, value=serdes.text)
+    for name in ("first", "second"):
+        stream = stream.process(lambda name=name: Closing(name), key=serdes.text, value=serdes.text, by_key=False)
+    stream.to("out")
+    driver = TopologyTestDriver(builder.build())
+    with pytest.raises(ConnectionError):
+        driver.close()
+    assert closed == ["first", "second"]
