@@ -175,12 +175,14 @@ class TopologyTestDriver:
     def input(self, topic: str, key: AnySerde = None, value: AnySerde = None) -> InputTopic[Any, Any]:
         """Return an input topic, with these serdes, or by default those with which the topology reads it.
 
-        A topic that a pattern of the topology matches is created by this call.
+        A topic that a pattern of the topology matches is created by this call. Tasks that read it are opened anew, so
+        calls under way end.
 
         Raises:
             TopologyError: the topology does not read it.
         """
         if topic not in self.topology.source_topics and topic in matched(self._built, [topic]).source_topics:
+            self.settle()
             self.commit()
             self._begin(topic)
         return InputTopic(self._send, topic, *read_with(self.topology, topic, key, value))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import timedelta
@@ -92,3 +93,15 @@ def test_a_seed_chooses_the_order_between_keys_and_always_the_same() -> None:
     for order in orders:
         assert [value for value in order if value % 2] == [1, 3, 5]
         assert [value for value in order if not value % 2] == [0, 2, 4]
+
+
+def test_calls_under_way_end_when_another_topic_matches_and_no_result_comes_twice() -> None:
+    builder = StreamsBuilder("app")
+    stream = builder.stream(re.compile("in-.*"), key=serdes.text, value=serdes.int64)
+    stream.map_values_async(doubled, value=serdes.int64).to("out")
+    with TopologyTestDriver(builder.build(), calls_seed=1) as driver:
+        driver.input("in-a").send("a", 1)
+        driver.input("in-a").send("b", 2)
+        driver.input("in-b").send("a", 3)
+        driver.settle()
+        assert sorted(record.value for record in driver.output("out").records()) == [2, 4, 6]
