@@ -117,13 +117,7 @@ class PostgresSink:
         try:
             with _heard(self.dsn):
                 self._check(connection)
-                self._prepare(connection, partition)
-                with connection.transaction():
-                    name = partition.application, partition.sink, partition.number
-                    if begin is not None:
-                        connection.execute(_over(_BEGIN, self.positions), (*name, partition.topic_id, begin))
-                    row = connection.execute(_over(_TAKE, self.positions), name).fetchone()
-                    self._check_row(partition, row)
+                row = self._taken(connection, partition, begin)
             return PostgresSession(self, partition, connection, *row[1:])
         except BaseException:
             connection.close()
@@ -153,27 +147,33 @@ class PostgresSink:
                 "and let the user insert, update and delete there"
             ) from error
 
-    def _prepare(self, connection: Any, partition: SinkPartition) -> None:
-        """Make the table of the positions if it is not there.
+    def _taken(self, connection: Any, partition: SinkPartition, begin: int | None) -> Any:
+        """Take over the position of a partition; make the table of the positions if it is not there.
 
         Raises:
-            ConfigError: it cannot be made.
+            ConfigError: it cannot be made or used, or the position is not that of this topic.
         """
         import psycopg
 
-        if connection.execute("SELECT to_regclass(%s)", (_quoted(self.positions),)).fetchone()[0] is not None:
-            return
+        name = partition.application, partition.sink, partition.number
         try:
-            # one at a time: IF NOT EXISTS ignores tables that other transactions are creating
+            if connection.execute("SELECT to_regclass(%s)", (_quoted(self.positions),)).fetchone()[0] is None:
+                # one at a time: IF NOT EXISTS ignores tables that other transactions are creating
+                with connection.transaction():
+                    connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (self.positions,))
+                    connection.execute(_over(_CREATE, self.positions))
             with connection.transaction():
-                connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (self.positions,))
-                connection.execute(_over(_CREATE, self.positions))
+                if begin is not None:
+                    connection.execute(_over(_BEGIN, self.positions), (*name, partition.topic_id, begin))
+                row = connection.execute(_over(_TAKE, self.positions), name).fetchone()
+                self._check_row(partition, row)
         except psycopg.ProgrammingError as error:
             ddl = " ".join(_CREATE.format(_quoted(self.positions)).split())
             raise ConfigError(
-                f"PostgresSink: table {self.positions}, which has the positions of {partition}, cannot be made: "
-                f"{_said(error)}. Make it: {ddl}"
+                f"PostgresSink: table {self.positions}, which has the positions of {partition}, cannot be made or "
+                f"used: {_said(error)}. Let the user select, insert and update there, or make it: {ddl}"
             ) from error
+        return row
 
     def _check_row(self, partition: SinkPartition, row: Any) -> None:
         where = f"application = '{partition.application}' AND sink = '{partition.sink}'"

@@ -121,15 +121,19 @@ def test_what_cannot_work_is_said_when_a_partition_is_opened(postgres: PostgresS
     reader = postgres.dsn.replace("tester", "reader")
     assert "permission denied for table" in said(PostgresSink(reader, name))
     postgres.run(f"GRANT INSERT ON {name} TO reader")
+    columns = "application text, sink text, partition int, topic_id text, next_offset int, term int, refused int[]"
+    postgres.run(f"CREATE TABLE others ({columns})")
+    postgres.run("GRANT SELECT ON others TO reader")
+    assert "for table others. Let the user select, insert and" in said(PostgresSink(reader, name, positions="others"))
     unmade = said(PostgresSink(reader, name, positions="Mine"))
-    assert 'Make it: CREATE TABLE IF NOT EXISTS "Mine" ( application text' in unmade
-    postgres.run(unmade.partition("Make it: ")[2])
+    assert 'or make it: CREATE TABLE IF NOT EXISTS "Mine" ( application text' in unmade
+    postgres.run(unmade.partition("or make it: ")[2])
     postgres.run('GRANT SELECT, INSERT, UPDATE ON "Mine" TO reader')
     PostgresSink(reader, name, positions="Mine").open(partition(), 0).close()
 
 
 def test_an_index_that_is_dropped_meanwhile_is_no_fault_of_the_records(postgres: PostgresServer) -> None:
-    """A handler that leaves records out would have been asked for each of them; the next session says what is missing."""
+    """A handler would have been asked for each of them. The next session says what is missing."""
     name = table(postgres, "guest text CONSTRAINT only_one UNIQUE, nights int")
     sink = PostgresSink(postgres.dsn, name, key="guest")
     session = sink.open(partition(), 0)
