@@ -125,8 +125,6 @@ class Lane(Generic[AnyCall]):
     @property
     def pauses(self) -> str:
         """Why no call is begun, in words; empty: they are. Any thread."""
-        if self._out == self._most_out:
-            return f"{self._out} threads have not come back, most of them from calls that took too long"
         return "" if self._breaker is None else self._breaker.why(self._loop.time())
 
     def begin(self, calls: Sequence[AnyCall]) -> None:
