@@ -4,6 +4,9 @@ A dead letter is the record that failed, as it was read, with headers that say w
 it, without these headers, to the partition that it came from, and commits its position in the same transaction, for the
 group `<topic>-replay`. So no letter is written back twice, even if a replay is interrupted or two run at once.
 
+A record that failed at two operators, or of whose values two failed, has two letters. It goes back once: a replay
+leaves out what it has just written. Letters of one record lie close together, because one commit has written them.
+
 Letters of what was held back (a row of the record cache, a window that closed) have no offset: they are no records of
 any topic. Written to one, such a letter would be a tombstone for its key. So a replay passes it.
 
@@ -15,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from coopstreams.commit.offsets import list_consumer_group_offsets
 from coopstreams.consumer.consumer import CooperativeConsumer
@@ -29,6 +32,12 @@ from coopstreams.topology.errors import MembershipLostError, UnknownTopicError
 PREFIX = "__coopstreams.errors."
 AT_ONCE = 500
 """Letters in one transaction."""
+MOST_KNOWN = 100_000
+"""The latest records that a replay has written, of which it knows further letters."""
+
+
+_Record: TypeAlias = tuple[TopicPartition, int, int]
+"""A record: its partition and offset, and a hash of its content, because the topic may have been made anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +65,12 @@ class DeadLetter:
         return TopicPartition(topic, int(partition)) if topic and partition.isdecimal() else None
 
     @property
-    def is_record(self) -> bool:
-        """Whether it is a record of a topic, which can go back."""
-        return self.source is not None and "offset" in self.why
+    def record(self) -> _Record | None:
+        """The record that failed, which can go back; None: this is no letter of one."""
+        offset = self.why.get("offset", "")
+        if self.source is None or not offset.isdecimal():
+            return None
+        return self.source, int(offset), hash((self.key, self.value))
 
 
 def dead_letter(
@@ -133,7 +145,10 @@ def ends_of(log: KafkaLog, topic: str) -> dict[TopicPartition, int]:
 
 @dataclass(slots=True)
 class Replayed:
-    """The counts of a replay so far. `passed`: letters that were not wanted or cannot go back, and other records."""
+    """The counts of a replay so far.
+
+    `passed`: letters that were not wanted, or cannot go back, or whose record has gone back, and other records.
+    """
 
     written: int = 0
     passed: int = 0
@@ -158,7 +173,7 @@ def replay(
             next replay goes on there.
     """
     ends = {at: end for at, end in ends_of(log, topic).items() if log.start_offset(at) < end}
-    done = Replayed()
+    done, known = Replayed(), dict[_Record, None]()
     connection = {**settings, "group.id": replay_group(topic), "auto.offset.reset": "earliest"}
     with CooperativeConsumer(connection) as consumer:
         consumer.subscribe([topic])
@@ -168,22 +183,24 @@ def replay(
             if not records:
                 consumer.commit()  # past the transaction markers at the end
                 continue
-            now = Replayed(done.written, done.passed)
+            now, fresh = Replayed(done.written, done.passed), dict[_Record, None]()
             try:
                 with consumer.transaction(producer):
                     for record in records:
                         letter = dead_letter(
                             _place(record), record.offset, record.timestamp, record.key, record.value, record.headers
                         )
-                        if letter.source is not None and letter.is_record and wanted(letter):
-                            _write(producer, letter, letter.source, to)
+                        failed = letter.record
+                        if failed is not None and wanted(letter) and failed not in known and failed not in fresh:
+                            _write(producer, letter, failed[0], to)
                             now.written += 1
+                            fresh[failed] = None
                         else:
                             now.passed += 1
                         consumer.done(record)
             except MembershipLostError:
                 continue  # another replay has them now, or this one reads them again
-            done = now
+            done, known = now, dict.fromkeys([*known, *fresh][-MOST_KNOWN:])
             on_progress(done)
     return done
 

@@ -107,7 +107,7 @@ def _say(done: Replayed) -> None:
 
 def _reason(letter: DeadLetter) -> tuple[str, str] | None:
     """Return the node and the phase in which a record failed; None: this is no record that can go back."""
-    return (letter.why.get("node", ""), letter.why.get("phase", "")) if letter.is_record else None
+    return (letter.why.get("node", ""), letter.why.get("phase", "")) if letter.record else None
 
 
 def _nothing_chosen(others: Mapping[tuple[str, str], int]) -> str:

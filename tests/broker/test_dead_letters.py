@@ -192,19 +192,30 @@ def test_what_was_held_back_does_not_go_back_as_a_record_of_the_topic_behind_whi
     assert [record.value for record in read_topic(kafka.bootstrap, source)] == [b"1"]
 
 
+def test_a_record_that_failed_twice_has_two_letters_and_goes_back_once(kafka: Kafka) -> None:
+    dead, to = kafka.topic("dead"), kafka.topic("to")
+    for offset, node in [("3", "a"), ("3", "b"), ("4", "a"), ("3", "a")]:
+        why = {"topic": to, "partition": "0", "offset": offset, "node": node, "phase": "processing"}
+        headers: list[tuple[str, str | bytes | None]] = [
+            (f"__coopstreams.errors.{name}", text) for name, text in why.items()
+        ]
+        kafka.write(dead, [(b"k", offset.encode())], timestamp=1_700_000_000_000, headers=headers)
+    assert dlq(kafka, "replay", dead).stdout.splitlines()[-1] == "2 written, 2 passed"
+    assert [record.value for record in read_topic(kafka.bootstrap, to)] == [b"3", b"4"]
+
+
 def test_letters_of_an_open_transaction_are_not_waited_for(kafka: Kafka) -> None:
     """A transaction that hangs would have no end; the next replay finds what was committed meanwhile."""
     dead, to = kafka.topic("dead"), kafka.topic("to")
     headers: list[tuple[str, str | bytes | None]] = [
         ("__coopstreams.errors.topic", to.encode()),
         ("__coopstreams.errors.partition", b"0"),
-        ("__coopstreams.errors.offset", b"0"),
     ]
     producer = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": kafka.unique("dead")})
     producer.init_transactions(60)
     for value in (b"committed", b"open"):
         producer.begin_transaction()
-        producer.produce(dead, value, b"k", headers=headers)
+        producer.produce(dead, value, b"k", headers=[*headers, ("__coopstreams.errors.offset", b"%d" % len(value))])
         producer.flush(60)
         if value == b"committed":
             producer.commit_transaction(60)
