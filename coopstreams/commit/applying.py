@@ -18,9 +18,6 @@ from coopstreams.topology.errors import ProcessingError
 from coopstreams.topology.failures import Failure, OnFailure
 from coopstreams.topology.sinks import Applied, SinkRecord, SinkSession
 
-MOST_APPLIED = 2000
-"""Records of one transaction. They are applied again if its answer is lost, and a stream thread waits for them."""
-
 
 class RefusedEarlierError(ProcessingError):
     """The sink refused the record before it was read again; the log of the earlier process has the first error."""
@@ -36,6 +33,11 @@ class Applying:
         self._session, self._source, self._progress, self._on_failure = session, source, progress, on_failure
         self._begin = session.position
         """Earlier sessions applied the records below this offset."""
+
+    @property
+    def ahead(self) -> int:
+        """How many offsets from the task's position on are applied already; 0: none."""
+        return max(0, self._begin - self._progress.position(self._source).offset)
 
     def apply(self, noted: list[Applied], *, all_of_it: bool = False) -> int:
         """Apply the noted records; return how many. `all_of_it`: also bring the sink to the task's position, which the

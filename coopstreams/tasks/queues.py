@@ -223,18 +223,15 @@ class SourceQueues:
 
 
 class Pace:
-    """How many records the next step takes: as many as fit into `STEP_S`, no more than `MOST_AT_ONCE`.
+    """How many records the next step takes: as many as fit into the time, no more than `MOST_AT_ONCE`."""
 
-    `bound`: a step of as many records does not grow; None: any grows.
-    """
-
-    def __init__(self, bound: int | None = None) -> None:
+    def __init__(self, within_s: float = STEP_S) -> None:
         self.most = FIRST_STEP
-        self._bound = bound
+        self._within_s = within_s
 
     def took(self, records: int, seconds: float) -> None:
         """Adjust the size to the duration of a step."""
-        if seconds > STEP_S:
-            self.most = max(1, int(records * STEP_S / seconds))
-        elif records >= self.most and (self._bound is None or self.most < self._bound):
+        if seconds > self._within_s:
+            self.most = max(1, int(records * self._within_s / seconds))
+        elif records >= self.most:
             self.most = min(2 * self.most, MOST_AT_ONCE)

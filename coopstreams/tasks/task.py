@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from coopstreams.commit.applying import MOST_APPLIED, Applying
+from coopstreams.commit.applying import Applying
 from coopstreams.commit.progress import Progress
 from coopstreams.commit.record import Segment
 from coopstreams.common.host import SYSTEM, Host
@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 
 MOST_TAKEN = 1000
 """Most records whose calls begin at once; then the bytes of waiting records are checked again."""
+
+APPLIED_S = 1.0
+"""How long a transaction of an external sink may take. Kafka's is open meanwhile, and its broker waits for neither."""
 
 log = logging.getLogger(__name__)
 
@@ -195,7 +198,7 @@ class Task:
         """Applies its records to its external sink; None: it has none."""
         if opened.sink is not None and (sink := program.subtopology.applies_to) is not None:
             self.applying = Applying(opened.sink, sink.name, opened.sources[0], opened.progress, on_failure)
-        self._pace = Pace(None if self.applying is None else MOST_APPLIED)
+        self._pace, self._applying_pace = Pace(), Pace(APPLIED_S)
         self.idle_ms = program.idle_ms
         self._sinks = {node.topic: node.name for node in program.subtopology.nodes if isinstance(node, Sink)}
         self._singles: deque[Step] = deque()
@@ -245,7 +248,8 @@ class Task:
             before, now = now, self._host.now()
             self._pace.took(len(step.columns), now - before)
             done += len(step.columns)
-            if single or done >= MOST_AT_ONCE or now - began > STEP_S or len(self.program.applied) >= MOST_APPLIED:
+            full = len(self.program.applied) >= self._most_applied
+            if single or full or done >= MOST_AT_ONCE or now - began > STEP_S:
                 more = True
                 break
         if first_ms >= 0:  # once a batch: the clock and the histogram cost as much as a few records
@@ -276,7 +280,14 @@ class Task:
             self._begin_calls(calls, now)
 
     def _size(self, *, single: bool) -> int:
-        return FIRST_STEP if single else self._pace.most
+        return FIRST_STEP if single else min(self._pace.most, self._most_applied)
+
+    @property
+    def _most_applied(self) -> int:
+        """The number of records that the external sink, if there is one, can take in its next transaction."""
+        if self.applying is None:
+            return MOST_AT_ONCE
+        return max(self._applying_pace.most, min(self.applying.ahead, MOST_AT_ONCE))
 
     def _begin_calls(self, calls: PendingCalls, now: float) -> None:
         """Begin the calls of as many records as there is room for."""
@@ -380,10 +391,13 @@ class Task:
         """
         if self.applying is None:
             return 0
+        began = self._host.now()
         try:
-            return self.applying.apply(self.program.applied, all_of_it=all_of_it)
+            applied = self.applying.apply(self.program.applied, all_of_it=all_of_it)
         finally:
             self.program.applied.clear()
+        self._applying_pace.took(applied, self._host.now() - began)
+        return applied
 
     def flush(self) -> Sequence[ChangelogBatch]:
         """Forward the updates of the record caches to `program.outputs`; return the changelog records to write."""
