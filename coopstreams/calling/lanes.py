@@ -14,8 +14,7 @@ left to itself, and another takes the next call. While `MOST_LEFT` of them have 
 Invariant: a batch that fails for good is made again record by record, so that only the record that is bad fails.
 Turned down: a task of the event loop for each call (it costs as much as half a call; so a task makes several, one after
 the other), an event loop for each stream thread (a function that computes would stop the records, too), or for each
-application (a client that is made when the program is loaded belongs to one loop), and `concurrent.futures` (at its
-end, a process waits for its threads).
+application (a client that is made when the program is loaded belongs to one loop).
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from coopstreams.calling import arrow
 from coopstreams.calling.breaker import Admission, Breaker
 from coopstreams.calling.processes import MOST_PROCESSES, ProcessCall
+from coopstreams.calling.threads import CallThreads
 from coopstreams.common.host import SYSTEM, Host
-from coopstreams.state.worker_pool import WorkerPool
 from coopstreams.topology.calls import Calling
 from coopstreams.topology.errors import ProcessingError
 
@@ -96,7 +95,7 @@ class Lane(Generic[AnyCall]):
         places = calling.max_in_flight if calling.coroutine else MOST_PROCESSES if self._processes else MOST_THREADS
         self._most = min(calling.max_in_flight, places)
         self._most_out = self._most + MOST_LEFT
-        self._threads = None if calling.coroutine else WorkerPool("call", self._most_out)
+        self._threads = None if calling.coroutine else CallThreads()
         self._out = 0
         """The threads with a call, also one that took too long."""
         self._returned = asyncio.Event()
@@ -338,7 +337,7 @@ class Lane(Generic[AnyCall]):
         return self._threaded(self._threads, attempt, function, arguments)
 
     async def _threaded(
-        self, threads: WorkerPool, attempt: _Attempt[AnyCall], function: Callable[..., Any], arguments: Sequence[Any]
+        self, threads: CallThreads, attempt: _Attempt[AnyCall], function: Callable[..., Any], arguments: Sequence[Any]
     ) -> Any:
         """Return the result of a function that runs on a thread, or in a process for which a thread waits."""
         while self._out == self._most_out:
@@ -351,7 +350,7 @@ class Lane(Generic[AnyCall]):
             answer.add_done_callback(lambda answer: call.abandon() if answer.cancelled() else None)
         else:
             self._begun(attempt)
-        threads.put(self, partial(self._on_thread, function, arguments, answer))
+        threads.put(partial(self._on_thread, function, arguments, answer))
         self._out += 1
         return await answer
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coopstreams.calling.lanes import MOST_LEFT, MOST_THREADS, Call, Lane
+from coopstreams.calling.lanes import MOST_THREADS, Call, Lane
 from coopstreams.topology.calls import Calling, CallOrder, CircuitBreaker, Retry, batching, calling
 from coopstreams.topology.errors import ProcessingError
 from tests.durations import ms
@@ -178,66 +178,6 @@ def test_an_attempt_that_takes_too_long_is_a_time_out_that_can_be_tried_again(th
     call = one(hangs if threads else hangs_later, timeout=ms(1000), retry=Retry(backoff=ms(1), on=(TimeoutError,)))
     assert (call.value, call.error, attempts) == (7, None, [7, 7])
     assert "no answer within 0.05 s" in str(one(lambda _: time.sleep(1), timeout=ms(50)).error)
-    let_go.set()
-
-
-def test_a_call_behind_one_that_never_returns_is_made_on_another_thread() -> None:
-    let_go, made = threading.Event(), list[int]()
-
-    def hangs(number: int) -> int:
-        made.append(number)
-        if number == 0:
-            let_go.wait(PATIENCE_S)
-        return number
-
-    first, *others = ended([Call(hangs, (number,), None) for number in range(3)], max_in_flight=1, timeout=ms(1000))
-    let_go.set()
-    assert isinstance(first.error, TimeoutError)
-    assert [(call.value, call.error) for call in others] == [(1, None), (2, None)]
-    assert made == [0, 1, 2]
-
-
-def test_threads_that_never_return_are_not_more_and_more_and_calls_that_wait_for_them_are_made_later() -> None:
-    let_go, begun = threading.Event(), threading.Semaphore(0)
-
-    def hangs(number: int) -> int:
-        begun.release()
-        let_go.wait(PATIENCE_S)
-        return number
-
-    told: queue.SimpleQueue[Sequence[Call]] = queue.SimpleQueue()
-    lane = Lane[Call](calling("f", hangs, order="none", max_in_flight=MOST_LEFT, timeout=ms(1000)), told.put)
-    calls = [Call(hangs, (number,), None) for number in range(2 * MOST_LEFT + 1)]
-    lane.begin(calls)
-    for _ in range(2 * MOST_LEFT):
-        assert begun.acquire(timeout=PATIENCE_S)
-    over = list[Call]()
-    while len(over) < 2 * MOST_LEFT:
-        over += told.get(timeout=PATIENCE_S)
-    assert all(isinstance(call.error, TimeoutError) for call in over)
-    let_go.set()
-    assert told.get(timeout=PATIENCE_S) == [calls[-1]]
-    assert (calls[-1].value, calls[-1].error) == (2 * MOST_LEFT, None)
-
-
-def test_a_call_that_waits_for_a_thread_is_forgotten_when_the_lane_is_drained() -> None:
-    let_go, begun = threading.Event(), threading.Semaphore(0)
-
-    def hangs() -> None:
-        begun.release()
-        let_go.wait(PATIENCE_S)
-
-    told: queue.SimpleQueue[Sequence[Call]] = queue.SimpleQueue()
-    lane = Lane[Call](calling("f", hangs, max_in_flight=1, timeout=ms(1)), told.put)
-    lane.begin([Call(hangs, (), None) for _ in range(MOST_LEFT + 2)])
-    for _ in range(MOST_LEFT + 1):
-        assert begun.acquire(timeout=PATIENCE_S)
-    over = list[Call]()
-    while len(over) < MOST_LEFT + 1:
-        over += told.get(timeout=PATIENCE_S)
-    lane.drain()
-    assert told.get(timeout=PATIENCE_S) == ()
-    assert lane.drained
     let_go.set()
 
 
