@@ -20,6 +20,7 @@ from coopstreams.common.host import SYSTEM, Host, HostThread
 from coopstreams.log.log import Log, Position, Writer
 from coopstreams.state.global_table import GlobalRows
 from coopstreams.state.global_updates import rows_of
+from coopstreams.tasks.events import Failed
 from coopstreams.tasks.failures import Count, handler
 from coopstreams.tasks.repeats import Sayings
 from coopstreams.topology.columns import Headers, TopicPartition
@@ -74,6 +75,7 @@ class Globals:
             LogError: they cannot be read, or a dead letter cannot be written.
             ProcessingError: a record cannot be deserialised, or the processor of a global store raised, and the handler
                 says `fail`.
+            CoopStreamsError: it called `sys.exit()`.
         """
         if self._reader is None:
             self.loaded = True
@@ -83,7 +85,11 @@ class Globals:
         self._reader.assign({partition: Position(start) for partition, start in starts.items()})
         self._left = {at: (starts[at], end) for at, end in ends.items() if starts[at] < end}
         while self._left and not cancelled():
-            for partition, reached in self._step().items():
+            try:
+                step = self._step()
+            except SystemExit as error:  # of the processor of a global store
+                raise Failed(error, "global tables").raised from error
+            for partition, reached in step.items():
                 self._left[partition] = reached, ends[partition]
             self._left = {partition: left for partition, left in self._left.items() if left[0] < left[1]}
         self.loaded = not self._left

@@ -1,5 +1,6 @@
 """Global tables: read completely before the first look-up, then followed. Unreadable records go to the handler."""
 
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -15,7 +16,7 @@ from coopstreams.tasks.failures import Answer, Count
 from coopstreams.tasks.repeats import Sayings
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import ProcessingError
+from coopstreams.topology.errors import CoopStreamsError, ProcessingError
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.graph.nodes import GlobalTable, GlobalUpdate
 from coopstreams.topology.stores import StoreSpec
@@ -211,6 +212,20 @@ def test_of_a_record_that_is_left_out_no_row_is_seen_but_by_the_processor_itself
     )
     assert reasons == ["processing"]
     assert Moving.seen == [[("b", "good"), ("c", "good")], [("b", bad.decode()), ("c", bad.decode()), ("d", "good")]]
+    tables.stop()
+
+
+class Exiting(Processor[str, str, Any, Any]):
+    def process(self, record: Record[str, str]) -> None:
+        sys.exit()
+
+
+def test_a_processor_that_exits_ends_the_load_with_an_error() -> None:
+    update = GlobalUpdate("exit", Exiting, serdes.text, serdes.text)
+    table = GlobalTable("names", StoreSpec("rows", "key_value", serdes.text, serdes.text, logged=False), update)
+    tables = tables_of(written((b"k", b"v")), tables=[table])
+    with pytest.raises(CoopStreamsError, match=r"global tables: a function of the program raised SystemExit\(\)"):
+        tables.load(lambda: False)
     tables.stop()
 
 
