@@ -44,7 +44,7 @@ def show(
     others = 0
     with cluster(connection(bootstrap_servers, config)) as log:
         for letter in letters(log, topic):
-            if letter.source is None:
+            if not letter.why:
                 others += 1
             elif wanted(letter):
                 newest.append(letter)
