@@ -42,7 +42,7 @@ from coopstreams.topology.durations import Duration, checked_ms, duration_ms
 from coopstreams.topology.errors import ProcessingError, TopologyError
 from coopstreams.topology.kept_headers import with_headers
 from coopstreams.topology.naming import check_name
-from coopstreams.topology.records import Record
+from coopstreams.topology.records import Record, check_writable
 from coopstreams.topology.serdes import Serde, session_windowed, windowed
 from coopstreams.topology.stores import StoreSpec, check_store_type
 from coopstreams.topology.versions import versions_of
@@ -81,6 +81,7 @@ class ProcessorContext(Protocol[K2, V2]):
 
         Raises:
             ProcessingError: no node directly below has this name.
+            TypeError: the record's timestamp or headers are none.
         """
 
     def store(self, name: str) -> Any:
@@ -202,7 +203,9 @@ class CallContext(Generic[K2, V2]):
 
         Raises:
             ProcessingError: no node directly below has this name, or the call is over.
+            TypeError: the record's timestamp or headers are none.
         """
+        check_writable(record)
         if to is not None and to not in self._below:
             known = ", ".join(self._below) or "none"
             raise ProcessingError(

@@ -6,7 +6,7 @@ Invariant: a record object is made for one call and not kept; batches are column
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from coopstreams.topology.columns import Headers
 
@@ -14,6 +14,9 @@ K = TypeVar("K")
 V = TypeVar("V")
 K2 = TypeVar("K2")
 V2 = TypeVar("V2")
+
+_CONTENT = (bytes, str, type(None))
+"""The types of a header's value. The client encodes texts."""
 
 
 @dataclass(slots=True)
@@ -43,6 +46,24 @@ class Record(Generic[K, V]):
     def with_header(self, name: str, value: bytes | None) -> Record[K, V]:
         """Return the record with one more header."""
         return replace(self, headers=[*self.headers, (name, value)])
+
+
+def check_writable(record: Record[Any, Any]) -> None:
+    """Check that Kafka can have the timestamp and the headers of a record that a user's function forwards.
+
+    Raises:
+        TypeError: it cannot. Of a key or a value, the serde says so.
+    """
+    if record.timestamp.__class__ is not int and not hasattr(record.timestamp, "__index__"):
+        raise TypeError(f"a timestamp is a whole number of milliseconds, not {record.timestamp!r}")
+    for header in record.headers:
+        if not (
+            isinstance(header, tuple)
+            and len(header) == 2
+            and isinstance(header[0], str)
+            and isinstance(header[1], _CONTENT)
+        ):
+            raise TypeError(f'headers are a list of names and bytes, [("trace", b"1")], not {record.headers!r}')
 
 
 @dataclass(slots=True)  # not frozen: frozen costs 700 ns a record

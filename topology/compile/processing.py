@@ -30,7 +30,7 @@ from coopstreams.topology.errors import ProcessingError, TopologyError
 from coopstreams.topology.graph.nodes import Processing
 from coopstreams.topology.kept_headers import KeptHeaders
 from coopstreams.topology.processors import Effect, Processor, Punctuation, PunctuationType, Put, RecordMetadata
-from coopstreams.topology.records import Record
+from coopstreams.topology.records import Record, check_writable
 from coopstreams.topology.stores import TableStore
 
 Children: TypeAlias = Callable[[bytes | None, Any, Any, int], object]
@@ -170,7 +170,12 @@ class Work:
             self._processor.close()
 
     def forward(self, record: Record[Any, Any], *, to: str | None = None) -> None:
-        """Pass a record on to all nodes below, or to the one named `to`."""
+        """Pass a record on to all nodes below, or to the one named `to`.
+
+        Raises:
+            TypeError: its timestamp or headers are none: the record that is at hand fails here.
+        """
+        check_writable(record)
         key_bytes, children = None, self._children if to is None else self._child(to)
         if self._node.fixed_key:
             key_bytes = self._same_key(record)
