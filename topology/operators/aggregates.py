@@ -233,15 +233,19 @@ def _add_to_windows(
             f"max(0, {record.timestamp} - {windows.size_ms - windows.advance_ms}) // {windows.advance_ms} * "
             f"{windows.advance_ms}"
         )
-        starts = f"range({first}, {record.timestamp} + 1, {windows.advance_ms})"
-        closed = f"{start} + {windows.size_ms + windows.grace_ms}"
-    else:
-        name = compiler.unit.constant("windows", windows)
-        starts, closed = f"{name}.starts({record.timestamp})", f"{name}.end({start}) + {windows.grace_ms}"
+        each = f"{start} in range({first}, {record.timestamp} + 1, {windows.advance_ms})"
+        start_bytes, closed = f"{pack}({start})", f"{start} + {windows.size_ms + windows.grace_ms}"
+    else:  # of the user's, whose methods may fail
+        name, found = compiler.unit.constant("windows", windows), function.fresh("found")
+        start_bytes, closed = function.fresh("start_bytes"), function.fresh("closed")
+        each = f"{start_bytes}, {closed} in {found}"
+        pair = f"({pack}({start}), {name}.end({start}) + {windows.grace_ms})"
+        with function.guard("processing", node.name, skip=f"{found} = ()"):
+            function.line(f"{found} = [{pair} for {start} in {name}.starts({record.timestamp})]")
     late = function.fresh("late") if compiler.analysis.late_edges(node) else None
     if late:
         function.line(f"{late} = None")
-    with function.loop(f"for {start} in {starts}:"):
+    with function.loop(f"for {each}:"):
         with function.block(f"if {closed} <= {operator_time}:"):
             if late:
                 function.line(f"{late} = {late} is not False")
@@ -249,7 +253,7 @@ def _add_to_windows(
             function.line(function.skip)
         if late:
             function.line(f"{late} = False")
-        function.line(f"{key} = {key_bytes} + {pack}({start})")
+        function.line(f"{key} = {key_bytes} + {start_bytes}")
         if node.emit_on_close:
             function.line(f"{_closing(compiler, node, windows, operator_time)}.add({key})")
         # A record fails once, with the windows that remain.

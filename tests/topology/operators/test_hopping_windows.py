@@ -145,3 +145,16 @@ def test_days_of_a_time_zone_are_windows_of_ones_own_and_may_differ_in_length() 
 def test_windows_with_gaps_or_without_progress_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(TopologyError, match=r"TimeWindows: .* (leave gaps|at least 1 ms|not be negative)"):
         TimeWindows(milliseconds=10, **wrong)
+
+
+@pytest.mark.parametrize("ranges", [1, 4])
+def test_a_record_for_which_such_windows_raise_fails_like_one_at_which_a_function_raises(ranges: int) -> None:
+    """A timestamp in microseconds lies in no year of a calendar."""
+    config = {"processing.exception.handler": "continue"}
+    with TopologyTestDriver(counts(Days("Europe/Berlin")), ranges, config) as driver:
+        for timestamp in (HOUR, 1_700_000_000_000_000):
+            driver.input("in", serdes.text, serdes.text).send("a", "x", timestamp)
+        (failure,) = driver.failures
+        assert (failure.phase, failure.offset) == ("processing", 1)
+        assert "year 55840 is out of range" in str(failure.error)
+        assert len(driver.store("counts").all()) == 1
