@@ -24,7 +24,7 @@ from coopstreams.common.config import Config
 from coopstreams.spark.outbox import cluster_of
 from coopstreams.spark.session import session_or_local
 from coopstreams.spark.table_outputs import absolute
-from coopstreams.spark.workers.shipping import Batches, plain_function, ship, unship
+from coopstreams.spark.workers.shipping import Batches, plain_function
 from coopstreams.state.manifest import Manifest, Slice
 from coopstreams.tasks.resolved_topology import as_it_runs
 from coopstreams.topology.errors import ConfigError
@@ -59,7 +59,7 @@ def rebuild(
         rebuilder = Rebuilder(cluster, running, config["application.id"], url, afresh=afresh)
         partitions = rebuilder.to_rebuild(wanted or RebuildScope())
         with session_or_local(spark, f"rebuild of {config['application.id']}") as session:
-            found = _made(session, _Work(ship(running), config, url, rebuilder.run, afresh, tuple(partitions)))
+            found = _made(session, _Work(running, config, url, rebuilder.run, afresh, tuple(partitions)))
         return rebuilder.publish(found)
 
 
@@ -67,7 +67,7 @@ def rebuild(
 class _Work:
     """The work of all tasks, as sent to the workers."""
 
-    shipped: bytes
+    topology: Topology
     config: Config
     url: str
     run: str
@@ -76,10 +76,9 @@ class _Work:
 
     def __call__(self, batches: Batches) -> Iterator[pa.RecordBatch]:
         """Rebuild the partitions that these rows name; yield a row for each."""
-        topology = unship(self.shipped)
         application = self.config["application.id"]
         with closing(cluster_of(self.config)) as cluster:
-            rebuilder = Rebuilder(cluster, topology, application, self.url, afresh=self.afresh, run=self.run)
+            rebuilder = Rebuilder(cluster, self.topology, application, self.url, afresh=self.afresh, run=self.run)
             for number in (number for batch in batches for number in batch.column(0).to_pylist()):
                 made = rebuilder.rebuild(self.partitions[number], lambda *_: None)
                 yield pa.RecordBatch.from_pydict(

@@ -23,9 +23,9 @@ from coopstreams.spark.committed import ALL, Cut, Now
 from coopstreams.spark.history.rows import END, ROUTED, batch, columns_of, lists_column, record_columns
 from coopstreams.spark.rounds import round_of
 from coopstreams.spark.workers.progress import Reporter
-from coopstreams.spark.workers.shipping import unship
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.compile.compile import compile_subtopology
+from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import KeyRange
 
 
@@ -37,7 +37,7 @@ class Routing:
     `numbered`: the offsets are those of the topic; else records are numbered in the order in which they come.
     """
 
-    shipped: bytes
+    topology: Topology
     subtopology: int
     topic: str
     ranges: int
@@ -52,9 +52,8 @@ class Routing:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the tasks, and one last row for each task with its final time."""
-        topology = unship(self.shipped)
-        round_ = round_of(topology, self.subtopology, self.round)
-        program = compile_subtopology(topology, round_.part)
+        round_ = round_of(self.topology, self.subtopology, self.round)
+        program = compile_subtopology(self.topology, round_.part)
         source = program.subtopology.topics.index(self.topic)
         filled = (rows for rows in batches if rows.num_rows)
         first = next(filled, None)

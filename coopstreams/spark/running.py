@@ -51,7 +51,7 @@ from coopstreams.spark.table_outputs import absolute, stage_folder
 from coopstreams.spark.task import TaskResult, TaskWork
 from coopstreams.spark.unchanged import check_resumable
 from coopstreams.spark.workers.progress import ProgressWatcher, TaskProgress
-from coopstreams.spark.workers.shipping import plain_function, ship
+from coopstreams.spark.workers.shipping import plain_function
 from coopstreams.state.storage import Storage
 from coopstreams.tasks.schemas import schemas_bound
 from coopstreams.topology import errors
@@ -200,7 +200,6 @@ class _Run:
         on_progress: OnProgress | None,
     ) -> None:
         self._topology = topology
-        self._shipped = ship(topology)
         self._config = config
         self._plan = plan
         self._histories = histories
@@ -245,7 +244,7 @@ class _Run:
         repair = None if self._plan.rebuild is None else Repair.of(stage, self._plan.rebuild)
         counts = stage.is_last and (self._plan.rebuild is None or repair is not None)
         return TaskWork(
-            shipped=self._shipped,
+            topology=self._topology,
             subtopology=stage.subtopology,
             ranges=stage.ranges,
             run=self._plan.run,
@@ -298,7 +297,7 @@ class _Run:
             cut = self._plan.cut[topic] if numbered else None
             committed = self._plan.rebuild.committed[topic] if numbered and self._plan.rebuild is not None else None
             routing = Routing(
-                self._shipped, stage.subtopology, topic, stage.ranges, numbered, cut, reports, stage.round, committed
+                self._topology, stage.subtopology, topic, stage.ranges, numbered, cut, reports, stage.round, committed
             )
             history = self._history(spark, topic)
             # Empty lists in place of null: see `rows`.

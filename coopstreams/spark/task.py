@@ -41,7 +41,6 @@ from coopstreams.spark.plan import Outputs
 from coopstreams.spark.repairing import Differences, Rebuilt, Repair
 from coopstreams.spark.rounds import round_of
 from coopstreams.spark.workers.progress import Reporter
-from coopstreams.spark.workers.shipping import unship
 from coopstreams.state.database import Database
 from coopstreams.state.manifest import Slice
 from coopstreams.state.rocks import Rocks
@@ -58,6 +57,7 @@ from coopstreams.topology.compile.outputs import ANY_PARTITION, Output
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.graph.fingerprint import global_tables_of
+from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import KeyRange, offset_hash, partition_of
 from coopstreams.topology.naming import changelog_topic, internal_topic
 from coopstreams.topology.stores import StoreSpec
@@ -101,7 +101,7 @@ class TaskWork:
     `forwarded` are the repartition topics, with their partition counts: records for them become RESULTS rows.
     """
 
-    shipped: bytes
+    topology: Topology
     subtopology: int
     ranges: int
     run: str
@@ -162,7 +162,7 @@ class TaskAttempt:
         self, work: TaskWork, number: int, closing: ExitStack, *, tables: Mapping[str, MakeTable] | None = None
     ) -> None:
         """`tables`: stores with other factories; None: known folds, native where possible."""
-        topology = unship(work.shipped)
+        topology = work.topology
         round_ = round_of(topology, work.subtopology, work.round)
         program = compile_subtopology(topology, round_.part, parts=native_parts())
         partition, slot = divmod(number, work.ranges)

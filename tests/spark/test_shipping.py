@@ -13,12 +13,17 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
+import pyarrow as pa
 import pytest
+from pyspark import cloudpickle
 
 from coopstreams import StreamsBuilder, Topology, serdes
 from coopstreams.commands.loading import load_topology
+from coopstreams.common.config import Config
+from coopstreams.spark.history.rows import BEGIN, ROUTED
+from coopstreams.spark.task import TaskWork
 from coopstreams.spark.workers.modules import sources_of
-from coopstreams.spark.workers.shipping import ship, unship
+from coopstreams.spark.workers.shipping import plain_function, ship, unship
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.errors import TopologyError
@@ -117,6 +122,7 @@ def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     def load(said: str) -> Topology:
         (tmp_path / "sent_words.py").write_text(
             f"from sent_package.inner import ENDING\ndef word(_):\n    return {said!r} + ENDING\n"
+            f"def handled(_):\n    return {said!r}\n"
         )
         importlib.invalidate_caches()
         return load_topology(str(tmp_path / "sent_program.py"))
@@ -162,6 +168,21 @@ def test_a_module_that_a_worker_has_is_not_replaced(beside: Callable[[str], Topo
     forget()
     beside("worker")
     assert said(unship(shipped)) == ["worker!"]
+
+
+def test_a_failure_handler_beside_a_program_travels_with_the_settings(
+    beside: Callable[[str], Topology], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topology = beside("continue")
+    settings = {"bootstrap.servers": "nowhere:1", "processing.exception.handler": "sent_words:handled"}
+    work = TaskWork(topology, 0, 1, "run", 0, Config.of(settings, topology.application_id))
+    dumps: Any = cloudpickle.dumps  # without types; as Spark does
+    sent = dumps(plain_function(work))
+    forget()
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder != str(tmp_path)])
+    begun = pa.RecordBatch.from_pylist([{"task": 0, "source": 0, "offset": BEGIN}], ROUTED)
+    (ended,) = pickle.loads(sent)(iter([begun]))
+    assert ended["task"].to_pylist() == [0]
 
 
 def test_what_is_installed_is_not_sent() -> None:

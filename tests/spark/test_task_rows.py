@@ -21,7 +21,6 @@ from coopstreams.common.config import Config
 from coopstreams.spark.history.rows import HISTORY, ROUTED, batch
 from coopstreams.spark.routing import Routing
 from coopstreams.spark.task import TaskWork
-from coopstreams.spark.workers.shipping import ship
 from coopstreams.testing import TopologyTestDriver
 from tests.durations import ms
 
@@ -79,7 +78,7 @@ def value_of(topic: str, offset: int) -> bytes:
 
 
 def backfilled(topology: Topology, logs: dict[str, Rows], ranges: int) -> Results:
-    shipped, rows = ship(topology), list[dict[str, Any]]()
+    rows = list[dict[str, Any]]()
     for topic, log in logs.items():
         columns = [
             [topic] * len(log),
@@ -90,10 +89,10 @@ def backfilled(topology: Topology, logs: dict[str, Rows], ranges: int) -> Result
         ]
         values = [value_of(topic, offset) for offset in range(len(log))]
         history = batch(HISTORY, [*columns, values, pa.nulls(len(log), HISTORY.field("headers").type)])
-        for routed in Routing(shipped, 0, topic, ranges)(iter([history])):
+        for routed in Routing(topology, 0, topic, ranges)(iter([history])):
             rows += routed.to_pylist()
     work = TaskWork(
-        shipped, 0, ranges, "run", 0, Config.of({"bootstrap.servers": "nowhere:1", **SETTINGS}, "app"), outputs="table"
+        topology, 0, ranges, "run", 0, Config.of({"bootstrap.servers": "nowhere:1", **SETTINGS}, "app"), outputs="table"
     )
     results: Results = defaultdict(list)
     for task in range(ranges):
@@ -166,11 +165,11 @@ def test_where_sources_take_turns_a_batch_of_arrow_is_read_once() -> None:
 def test_a_task_takes_a_batch_of_arrow_in_few_steps() -> None:
     builder, count = StreamsBuilder("app"), 2000
     builder.stream("left", key=serdes.raw, value=serdes.raw).filter(lambda _, value: value != b"").to("out")
-    shipped, times = ship(builder.build()), list(range(count))
+    topology, times = builder.build(), list(range(count))
     columns = [["left"] * count, [0] * count, times, times, [b"key"] * count, [b"value"] * count]
     history = batch(HISTORY, [*columns, pa.nulls(count, HISTORY.field("headers").type)])
-    routed = list(Routing(shipped, 0, "left", 1)(iter([history])))
-    work = TaskWork(shipped, 0, 1, "run", 0, Config.of({"bootstrap.servers": "nowhere:1", **SETTINGS}, "app"))
+    routed = list(Routing(topology, 0, "left", 1)(iter([history])))
+    work = TaskWork(topology, 0, 1, "run", 0, Config.of({"bootstrap.servers": "nowhere:1", **SETTINGS}, "app"))
     calls = calls_of(lambda: list(work(iter(routed))))
     assert count / 2 < sum(calls.values()) < 10 * count
     assert calls["Task.step"] < 5

@@ -18,7 +18,6 @@ from coopstreams.spark.history.rows import HISTORY, ROUTED, batch
 from coopstreams.spark.native.translation import translated
 from coopstreams.spark.routing import Routing
 from coopstreams.spark.task import TaskWork
-from coopstreams.spark.workers.shipping import ship
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.keys import key_hash
 from tests.durations import ms
@@ -58,7 +57,7 @@ def live(log: Log) -> Found:
 
 
 def backfilled(log: Log, ranges: int) -> Found:
-    shipped, times = ship(topology()), [time for _, time in log]
+    times = [time for _, time in log]
     keys, values = [key for key, _ in log], [None if key is None else b"" for key, _ in log]
     headers = [
         None if key is not None else [{"name": name, "value": value} for name, value in headers_of(time)]
@@ -66,9 +65,9 @@ def backfilled(log: Log, ranges: int) -> Found:
     ]
     columns = [["in"] * len(log), [0] * len(log), list(range(len(log))), times, keys, values, headers]
     history = batch(HISTORY, columns)
-    rows = [row for routed in Routing(shipped, 0, "in", ranges)(iter([history])) for row in routed.to_pylist()]
+    rows = [row for routed in Routing(topology(), 0, "in", ranges)(iter([history])) for row in routed.to_pylist()]
     config = Config.of({"bootstrap.servers": "nowhere:1", **SETTINGS}, "app")
-    work = TaskWork(shipped, 0, ranges, "run", 0, config, outputs="table")
+    work = TaskWork(topology(), 0, ranges, "run", 0, config, outputs="table")
     found: Found = {}
     for task in range(ranges):
         mine = sorted((row for row in rows if row["task"] == task), key=lambda row: (row["time"], row["offset"]))

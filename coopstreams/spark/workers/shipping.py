@@ -1,4 +1,4 @@
-"""Serialises a topology for the workers of Spark.
+"""Serialises work for the workers of Spark: a topology, with the settings that it runs under.
 
 Functions are pickled by cloudpickle: those of `__main__` by value, those of a module by name; the user's own modules
 are sent along.
@@ -22,7 +22,6 @@ from pyspark import cloudpickle
 
 from coopstreams.spark.workers.modules import provide, sources_of
 from coopstreams.topology.errors import TopologyError
-from coopstreams.topology.graph.topology import Topology
 
 Batches = Iterable[pa.RecordBatch]
 
@@ -49,8 +48,8 @@ class _Pickler(cloudpickle.CloudPickler):
     dispatch_table = ChainMap[type, Any](dict.fromkeys(_CODECS, _recreated), _KNOWN)  # noqa: RUF012 cloudpickle's own way
 
 
-def ship(topology: Topology) -> bytes:
-    """Return the topology as bytes.
+def ship(work: object) -> bytes:
+    """Return the work as bytes.
 
     Raises:
         TopologyError: a function refers to an object that cannot be pickled (a connection, a lock); names it.
@@ -58,32 +57,34 @@ def ship(topology: Topology) -> bytes:
     buffer = io.BytesIO()
     try:
         make: Any = _Pickler  # cloudpickle has no types
-        make(buffer).dump(topology)
+        make(buffer).dump(work)
     except Exception as error:
         raise TopologyError(
-            f'the topology "{topology.application_id}" cannot be sent to Spark\'s workers: {error}. '
-            "A function in it refers to an object that does not pickle: make that object inside the function, or "
-            "register it with copyreg."
+            f"the program cannot be sent to Spark's workers: {error}. A function in it, or in its settings, refers to "
+            "an object that does not pickle: make that object inside the function, or register it with copyreg."
         ) from error
     pickled = buffer.getvalue()
     return pickle.dumps((sources_of(pickled), pickled))
 
 
-def unship(data: bytes) -> Topology:
-    """Return the topology that `ship` serialised."""
+def unship(data: bytes) -> Any:
+    """Return the work that `ship` serialised."""
     sources, pickled = pickle.loads(data)
     provide(sources)
-    topology: Any = pickle.loads(pickled)
-    assert isinstance(topology, Topology)
-    return topology
+    return pickle.loads(pickled)
 
 
 def plain_function(
     work: Callable[[Batches], Iterator[pa.RecordBatch]],
 ) -> Callable[[Batches], Iterator[pa.RecordBatch]]:
-    """Wrap a callable in a plain function, which Spark requires."""
+    """Return a plain function, which Spark requires, that does the work where the user's modules may be missing.
+
+    Raises:
+        TopologyError: see `ship`.
+    """
+    shipped = ship(work)
 
     def run(batches: Batches) -> Iterator[pa.RecordBatch]:
-        yield from work(batches)
+        yield from unship(shipped)(batches)
 
     return run
