@@ -27,6 +27,7 @@ from coopstreams.spark.unchanged import ids_of
 from coopstreams.state.snapshot import new_run
 from coopstreams.state.storage import Storage
 from coopstreams.tasks.resolved_topology import as_it_runs
+from coopstreams.tasks.schemas import schemas_bound
 from coopstreams.tasks.topics import check_topics, create_missing
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError
@@ -144,7 +145,7 @@ def make_plan(
         )
     if options.snapshots is not None:
         Storage(options.snapshots)  # fails now if its driver is missing, instead of in the tasks
-    with closing(cluster_of(config)) as cluster:
+    with schemas_bound(built, config), closing(cluster_of(config)) as cluster:
         topology = as_it_runs(built, cluster.partitions(), config)
         planning.check(topology)
         chosen, known = _histories(topology, histories, options.until)

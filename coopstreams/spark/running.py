@@ -127,14 +127,13 @@ def backfill(
     """
     config = Config.of(settings, topology.application_id)
     wanted, histories = options or Options(), dict(sources or {})
-    with schemas_bound(topology, config):
-        plan = (
-            begin(topology, config, histories, wanted)
-            if resume is None
-            else taken_up(topology, config, wanted.work, resume)
-        )
-        with session_or_local(spark, f"backfill of {plan.application}") as session:
-            return carry_out(session, topology, config, plan, histories, wanted.work, on_stage, on_progress)
+    plan = (
+        begin(topology, config, histories, wanted)
+        if resume is None
+        else taken_up(topology, config, wanted.work, resume)
+    )
+    with session_or_local(spark, f"backfill of {plan.application}") as session:
+        return carry_out(session, topology, config, plan, histories, wanted.work, on_stage, on_progress)
 
 
 def taken_up(topology: Topology, config: Config, work: str, run: str, *, rebuild: bool = False) -> Plan:
@@ -178,7 +177,8 @@ def carry_out(
         announce(config, plan.run, plan.tasks)
     run = _Run(running, config, plan, histories, work, on_progress)
     try:
-        went = [(stage, run.stage(spark, stage, on_stage)) for stage in plan.stages]
+        with schemas_bound(running, config):  # as they are sent, the workers ask the same registry
+            went = [(stage, run.stage(spark, stage, on_stage)) for stage in plan.stages]
         results = tuple(result for stage, each in went if stage.is_last for result in each)
         if plan.table is not None:
             table_outputs.write(spark, plan, run.folder, Storage(work))

@@ -29,6 +29,7 @@ from coopstreams.state.manifest import whole_slices
 from coopstreams.state.snapshot import new_run
 from coopstreams.state.storage import Storage
 from coopstreams.tasks.resolved_topology import as_it_runs
+from coopstreams.tasks.schemas import schemas_bound
 from coopstreams.tasks.topics import check_topics, create_missing, reset_of
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, OffsetOutOfRangeError, TopologyError
@@ -61,7 +62,7 @@ def begin_rebuild(
                 "Rebuild its state from the changelogs instead of the source."
             )
     check_stopped(config)
-    with closing(cluster_of(config)) as cluster:
+    with schemas_bound(built, config), closing(cluster_of(config)) as cluster:
         topology = as_it_runs(built, cluster.partitions(), config)
         planning.check(topology)
         resolved = check_topics(cluster, topology, config)

@@ -34,7 +34,6 @@ from coopstreams.spark.session import session_or_local
 from coopstreams.spark.source_planning import begin_rebuild, stands
 from coopstreams.spark.task import TaskResult
 from coopstreams.state.manifest import Slice
-from coopstreams.tasks.schemas import schemas_bound
 from coopstreams.topology.errors import GroupError
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.naming import marks_topic
@@ -81,19 +80,18 @@ def rebuild_from_source(
         ProcessingError: a record failed and its handler says `fail`.
     """
     config = Config.of(settings, topology.application_id)
-    with schemas_bound(topology, config):
-        plan = plan_rebuild(
-            topology,
-            config,
-            wanted or RebuildScope(),
-            ranges=ranges,
-            dry_run=dry_run,
-            incomplete=incomplete,
-            work=work,
-            resume=resume,
-        )
-        with session_or_local(spark, f"rebuild of {plan.application}") as session:
-            return carry_out_rebuild(session, topology, config, plan, work, on_stage, on_progress)
+    plan = plan_rebuild(
+        topology,
+        config,
+        wanted or RebuildScope(),
+        ranges=ranges,
+        dry_run=dry_run,
+        incomplete=incomplete,
+        work=work,
+        resume=resume,
+    )
+    with session_or_local(spark, f"rebuild of {plan.application}") as session:
+        return carry_out_rebuild(session, topology, config, plan, work, on_stage, on_progress)
 
 
 def plan_rebuild(

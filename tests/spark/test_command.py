@@ -135,3 +135,16 @@ def test_what_cannot_be_is_refused_before_spark_starts(kafka: Kafka, tmp_path: P
         result = CliRunner().invoke(app, [*given, *options])
         assert isinstance(result.exception, ConfigError)
         assert said in str(result.exception)
+
+
+def test_schemas_without_a_registry_are_refused_by_a_dry_run(kafka: Kafka, tmp_path: Path) -> None:
+    """Unnoticed, each worker would write the ids of a registry of its own."""
+    program = tmp_path / "program.py"
+    written = PROGRAM.format(application=kafka.unique("schemas"), source=kafka.topic("in"), sink=kafka.topic("out"))
+    schema = {"type": "record", "name": "Order", "fields": [{"name": "amount", "type": "int"}]}
+    program.write_text(written.replace("value=serdes.raw", f"value=serdes.avro({schema})"))
+    for command in (["backfill"], ["rebuild", "--from", "source"]):
+        typed = [*command, str(program), "--bootstrap-servers", kafka.bootstrap, "--dry-run"]
+        refused = CliRunner().invoke(app, typed)
+        assert isinstance(refused.exception, ConfigError), refused.output
+        assert "set schema.registry.url" in str(refused.exception)
