@@ -2,6 +2,7 @@
 
     offsets    the position of each partition, with its stream time and those of operators: windows close and late
                records drop as if the application had run without a break
+    version    the topology of the run is the last version from now on: another one that loses its state is refused
     snapshot   the manifest, with the changelog offsets behind the seeded records
     marks      deleted: the run is over
 
@@ -20,6 +21,7 @@ from typing import Any
 from coopstreams.commit.record import Committed
 from coopstreams.common.config import Config
 from coopstreams.group.admin import GroupAdmin
+from coopstreams.instance.deployed import Deployed
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.spark import plan as planning
 from coopstreams.spark.outbox import cluster_of
@@ -40,6 +42,7 @@ def publish(done: Backfilled, topology: Topology, settings: Config | Mapping[str
 
     Raises:
         GroupError: it runs, or has run.
+        TopologyChangedError: another version of it was published, whose state this one would lose.
         ConfigError: the run wrote no changelogs, or they are gone, so that a live application would have no state; or
             it is of another topology.
     """
@@ -53,6 +56,7 @@ def publish(done: Backfilled, topology: Topology, settings: Config | Mapping[str
         check_topics(cluster, done.plan)
         goes_on = _positions(done, cluster)
         _check_unused(group, goes_on, done.plan)
+        Deployed(cluster, config).take_over(running)
         # The snapshot comes before the offsets. The broker refuses offsets while the group has members; once they are
         # set, an application may start, and its changelogs grow beyond the end of the snapshot.
         manifest = _manifest(done, running, cluster)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from confluent_kafka import Consumer
 from typer.testing import CliRunner
 
+from coopstreams import StreamsBuilder, serdes
 from coopstreams.commands.cli import app
 from coopstreams.common.config import Config
 from coopstreams.log.kafka.log import KafkaLog
@@ -20,7 +22,7 @@ from coopstreams.spark.plan import Plan
 from coopstreams.spark.preparing import begin, make_plan
 from coopstreams.spark.publishing import publish
 from coopstreams.spark.running import Backfilled, taken_up
-from coopstreams.topology.errors import ConfigError, GroupError, SnapshotError
+from coopstreams.topology.errors import ConfigError, GroupError, SnapshotError, TopologyChangedError
 from coopstreams.topology.naming import backfill_runs, marks_topic
 from tests.broker.counting import Counting, await_table, failure_of
 from tests.broker.waiting import eventually
@@ -136,6 +138,18 @@ def test_what_is_left_of_a_publication_that_died_behind_its_offsets_is_told(
     marks = marks_topic(plan.application, plan.run)
     with pytest.raises(GroupError, match=f"nothing is left to do but to delete the topic {marks}"):
         publish(done, counting.topology, config_of(counting))
+
+
+def test_behind_a_publication_a_version_that_loses_the_state_is_refused(kafka: Kafka, tmp_path: Path) -> None:
+    counting = Counting.make(kafka)
+    plan = begun(counting, tmp_path / "work")
+    kafka.write(counting.changelog, [("a", serdes.int64.encode(2))])
+    publish(Backfilled(plan, (), str(tmp_path / "work")), counting.topology, config_of(counting))
+    builder = StreamsBuilder(counting.application)
+    builder.stream(counting.source, key=serdes.text, value=serdes.raw).group_by_key().count(store="renamed")
+    refused = failure_of(replace(counting, topology=builder.build()).app(tmp_path / "state"))
+    assert isinstance(refused, TopologyChangedError)
+    assert 'the same store is named "renamed" now, which starts empty' in str(refused)
 
 
 def test_a_run_does_not_go_on_with_another_source_of_the_same_name(
