@@ -23,9 +23,11 @@ COMMIT_TOPIC = "__individual_commit_offsets"
 """The topic in which every group keeps the progress of its key ranges."""
 MARKS = "-backfill-"
 """Separates the application id and the run in the name of a backfill's topic of marks."""
+REBUILD = "-rebuild"
+"""The end of the names of rebuilds from the source. They keep no application from starting, as other runs do."""
 
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
-_RUN = re.compile(r"\d{8}T\d{12}-[0-9a-f]{8}")  # as `new_run` of state/snapshot.py names them
+_RUN = r"\d{8}T\d{12}-[0-9a-f]{8}"  # as `new_run` of state/snapshot.py names them
 _GENERATED = re.compile(r"KSTREAM.*-[0-9]{10}")
 
 
@@ -134,9 +136,11 @@ def marks_topic(application_id: str, run: str) -> str:
 
 def backfill_runs(application_id: str, topics: Iterable[str]) -> list[str]:
     """Return the runs of an application's unpublished backfills, oldest first: each run has a topic of marks."""
-    before = f"{application_id}{MARKS}"
-    return sorted(
-        topic.removeprefix(before)
-        for topic in topics
-        if topic.startswith(before) and _RUN.fullmatch(topic.removeprefix(before))
-    )
+    runs = (topic.removeprefix(marks_topic(application_id, "")) for topic in marks_topics(application_id, topics))
+    return [run for run in runs if not run.endswith(REBUILD)]
+
+
+def marks_topics(application_id: str, topics: Iterable[str]) -> list[str]:
+    """Return the topics of marks of an application's backfills and rebuilds that are under way, or were given up."""
+    form = re.compile(re.escape(marks_topic(application_id, "")) + f"{_RUN}({REBUILD})?")
+    return sorted(topic for topic in topics if form.fullmatch(topic))

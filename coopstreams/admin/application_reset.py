@@ -5,7 +5,8 @@
     offsets     of the source topics: as chosen; of repartition topics: the beginning, because they are created again
     shares      the share group of sources with `order="none"`: deleted; it begins anew at auto.offset.reset
     topics      the other internal ones: deleted; the next start creates the repartition topics. Also deleted are the
-                marks of unpublished backfills, and, last, the record of the topology version that ran last
+                marks of backfills and rebuilds that did not end, and, last, the record of the topology version that ran
+                last
 
 The version that ran last is reset with the given one: the next start may be of either, and would add to what is left.
 
@@ -34,7 +35,7 @@ from coopstreams.topology.graph.outline import Outline
 from coopstreams.topology.graph.partitions import looks_internal
 from coopstreams.topology.graph.patterns import matchable
 from coopstreams.topology.graph.topology import Topology
-from coopstreams.topology.naming import backfill_runs, marks_topic, topology_topic
+from coopstreams.topology.naming import marks_topics, topology_topic
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +76,7 @@ def plan_reset(topology: Topology, counts: Mapping[str, int], last: Outline | No
         internal |= dict.fromkeys(sorted(changelogs - last.sources), "changelog")
         others = (topic for topic in matchable(topology, counts) if last.reads(topic))
         sources += [topic for topic in others if topic not in {*sources, *last.unordered}]
-    marks = [marks_topic(application, run) for run in backfill_runs(application, counts)]
-    names = [*internal, *marks, topology_topic(application)]
+    names = [*internal, *marks_topics(application, counts), topology_topic(application)]
     return Reset(
         tuple(name for name in names if name in counts and internal.get(name) == "changelog"),
         tuple(name for name in names if name in counts and internal.get(name) != "changelog"),

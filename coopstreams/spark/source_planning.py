@@ -38,6 +38,7 @@ from coopstreams.topology.graph.offset_resets import EARLIEST
 from coopstreams.topology.graph.partitions import ResolvedTopics
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import WHOLE, KeyRange
+from coopstreams.topology.naming import REBUILD
 from coopstreams.topology.task_id import TaskId
 
 _NOTHING = (Segment(WHOLE, 0),)
@@ -83,7 +84,7 @@ def begin_rebuild(
         tables = {table.topic: resolved.partitions[table.topic] for table in topology.global_tables}
         plan = Plan(
             # Named differently from a backfill, whose runs keep the application from starting until they are published.
-            run=f"{new_run()}-rebuild",
+            run=f"{new_run()}{REBUILD}",
             application=topology.application_id,
             topology=planning.digest(topology),
             cut={topic: cut.get(topic, {}) for topic in planning.sources(topology)},

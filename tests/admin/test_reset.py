@@ -34,10 +34,16 @@ def test_only_what_the_topology_names_is_deleted_and_what_it_reads_is_read_again
         "app-older-repartition": 1,
     }
     marks = "app-backfill-20261122T022849608407-35596c9f"
-    there |= {marks: 8, "app-backfill-changelog": 1, "app-2-backfill-20261122T022849608407-35596c9f": 8}
+    there |= {
+        marks: 8,
+        f"{marks}-rebuild": 8,
+        "app-backfill-changelog": 1,
+        "app-2-backfill-20261122T022849608407-35596c9f": 8,
+    }
     plan = plan_reset(counting(), there)
     assert plan.changelogs == ("app-n-changelog",)
-    assert plan.topics == ("app-n-repartition", marks, "app-topology"), "the last one refuses a start before the end"
+    deleted = ("app-n-repartition", marks, f"{marks}-rebuild", "app-topology")
+    assert plan.topics == deleted, "the last one refuses a start before the end"
     assert plan.sources == (TopicPartition("in", 0), TopicPartition("in", 1)), "a global table has no offsets"
     assert plan.begun_anew == (TopicPartition("app-n-repartition", 0), TopicPartition("app-n-repartition", 1))
     assert plan.left == ("app-2-n-changelog", "app-backfill-changelog", "app-older-repartition")

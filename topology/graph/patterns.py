@@ -21,7 +21,7 @@ from coopstreams.topology.graph.nodes import Node, Source
 from coopstreams.topology.graph.partitions import looks_internal
 from coopstreams.topology.graph.subtopologies import assembled
 from coopstreams.topology.graph.topology import Topology
-from coopstreams.topology.naming import backfill_runs, marks_topic, topology_topic
+from coopstreams.topology.naming import marks_topics, topology_topic
 
 
 def unmatched(topology: Topology) -> list[str]:
@@ -48,7 +48,7 @@ def matched(topology: Topology, names: Iterable[str]) -> Topology:
 def matchable(topology: Topology, names: Iterable[str]) -> list[str]:
     """Return the topics that a pattern may match, in the order of their names: all but internal ones."""
     names, application = sorted(names), topology.application_id
-    own = {topology_topic(application), *(marks_topic(application, run) for run in backfill_runs(application, names))}
+    own = {topology_topic(application), *marks_topics(application, names)}
     return [name for name in names if not (name.startswith("__") or name in own or looks_internal(topology, name))]
 
 
