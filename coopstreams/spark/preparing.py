@@ -69,29 +69,29 @@ def begin(topology: Topology, config: Config, histories: Mapping[str, History], 
     """Return the plan of a new run, stored in its folder and announced in Kafka, so that no other run can begin.
 
     Raises:
-        ConfigError: see `make_plan`; or another run has begun meanwhile, and this one is given up.
+        ConfigError: see `make_plan`; or another run or an instance has begun meanwhile, and this run is given up.
     """
     plan = make_plan(topology, config, histories, options)
     Storage(options.work).write(f"{plan.run}/plan.json", plan.to_json())
     if plan.seed:
         announce(config, plan.run, plan.tasks)
-        _check_alone(config, plan)
+        _check_alone(as_planned(topology, config, plan), config, plan)
     return plan
 
 
-def _check_alone(config: Config, plan: Plan) -> None:
-    """Give a run up, which has just been announced, if another one has been since `check_unused` looked for some.
+def _check_alone(topology: Topology, config: Config, plan: Plan) -> None:
+    """Give a run up, which has just been announced, if another run or an instance has begun since `check_unused`.
 
-    Of two that look at once, both are given up.
+    Of two runs that look at once, both are given up. Whatever starts from now on finds this run, and ends.
     """
     with closing(cluster_of(config)) as cluster:
-        others = [run for run in backfill_runs(plan.application, cluster.partitions()) if run != plan.run]
-        if others:
+        try:
+            check_unused(cluster, config, topology, plan.partitions, plan.run)
+        except ConfigError as error:
             cluster.delete_topics([marks_topic(plan.application, plan.run)])
             raise ConfigError(
-                f'run {others[-1]} of "{plan.application}" has begun at the same time as this one, which is given up. '
-                f"Go on with it (--resume {others[-1]}); or, if it was given up as well, try again."
-            )
+                f"run {plan.run} is given up, something else has begun at the same time: {error}"
+            ) from error
 
 
 def load_plan(work: str, run: str, topology: Topology, config: Config, *, rebuild: bool = False) -> Plan:
@@ -216,17 +216,21 @@ def _histories(
     return chosen, known
 
 
-def check_unused(cluster: KafkaLog, config: Config, topology: Topology, partitions: Mapping[str, int]) -> None:
+def check_unused(
+    cluster: KafkaLog, config: Config, topology: Topology, partitions: Mapping[str, int], begun: str | None = None
+) -> None:
     """Check that the application has never run; otherwise its state and progress would mix with the backfill's.
+
+    `begun`: the run that asks, if it has been announced.
 
     Raises:
         ConfigError: it runs or has run, or another backfill has begun; the message has the evidence and the cure.
     """
     known = cluster.partitions()
-    if begun := backfill_runs(topology.application_id, known):
+    if others := [run for run in backfill_runs(topology.application_id, known) if run != begun]:
         raise ConfigError(
-            f'run {begun[-1]} of "{topology.application_id}" has begun and is not published: go on with it (--resume '
-            f"{begun[-1]}). To begin anew, "
+            f'run {others[-1]} of "{topology.application_id}" has begun and is not published: go on with it (--resume '
+            f"{others[-1]}). To begin anew, "
             "`coopstreams reset` the application, or give the program another id."
         )
     for topic in topology.internal_topics:

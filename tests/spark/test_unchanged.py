@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,25 @@ def test_no_run_begins_while_the_group_has_members(kafka: Kafka, tmp_path: Path)
         eventually(lambda: not member.poll(0.1) and bool(member.assignment()), 60, lambda: "it has joined no group")
         with pytest.raises(ConfigError, match="it has 1 members: stop all instances"):
             begun(counting, tmp_path / "work")
+
+
+def test_a_run_is_given_up_if_an_instance_starts_while_it_begins(
+    kafka: Kafka, cluster: KafkaLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counting = Counting.make(kafka)
+    written = counting.write(["a", "b", "a"])
+    with ExitStack() as running:
+
+        def slow(*arguments: Any) -> Plan:
+            """Make a plan; before it is stored and announced, an instance starts."""
+            plan = make_plan(*arguments)
+            await_table(running.enter_context(counting.app(tmp_path / "state")), written)
+            return plan
+
+        monkeypatch.setattr(preparing, "make_plan", slow)
+        with pytest.raises(ConfigError, match=r"is given up, something else has begun .* the application has run"):
+            begun(counting, tmp_path / "work")
+    assert not backfill_runs(counting.application, cluster.partitions())
 
 
 def test_of_two_runs_that_begin_at_once_no_two_go_on(
