@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
@@ -115,7 +115,7 @@ def backfill(
         work=work,
         connector=connector,
         native=native,
-        until=None if until is None else until.replace(tzinfo=UTC) if until.tzinfo is None else until,
+        until=until,
     )
     topology, checked = loaded(target, config, set_, {"bootstrap.servers": bootstrap_servers})
     if resume is not None:

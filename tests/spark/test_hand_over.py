@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,30 @@ def test_behind_a_table_live_goes_on_at_an_offset_that_the_topic_still_has(kafka
         goes_on(continues_at={0: 2})
     with pytest.raises(ConfigError, match="it ends at 5, the cut is 6"):
         goes_on(continues_at={0: 6})
+    with pytest.raises(ConfigError, match="says where partition '0' goes on: there are 0 to 0"):
+        goes_on(continues_at={"0": 4})
+
+
+@pytest.fixture
+def tokyo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process is in another time zone."""
+    with monkeypatch.context() as there:
+        there.setenv("TZ", "Asia/Tokyo")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("tokyo")
+def test_a_cut_by_time_without_a_zone_is_utc_wherever_the_driver_is(kafka: Kafka) -> None:
+    source, hour_ms = kafka.topic("in", retention_ms="-1"), 3_600_000
+    kafka.write(source, [(b"key", b"x", at * hour_ms) for at in range(24)])
+    builder = StreamsBuilder(kafka.unique("app"))
+    builder.stream(source, key=serdes.text, value=serdes.text).group_by_key().count(store="counts")
+    topology = builder.build()
+    config = Config.of({"bootstrap.servers": kafka.bootstrap}, topology.application_id)
+    plan = make_plan(topology, config, {}, Options(until=datetime(1970, 1, 1, 12)), create=False)
+    assert plan.cut == {source: {0: (0, 12)}}
 
 
 class Ticks(Processor[str, str, str, int]):

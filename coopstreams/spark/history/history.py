@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import reduce
 from typing import Any
 
@@ -31,8 +31,9 @@ _OPTIONAL = {"partition": "int", "headers": "array<struct<name:string,value:bina
 class KafkaHistory:
     """The records of a topic in Kafka, from its first one to a cut.
 
-    `until`: None is now, the last stable offset of each partition; a datetime, the first record at or after it; or
-    offsets by partition, exclusive. For an offset above the last stable one the reader waits up to `PATIENCE_S`.
+    `until`: None is now, the last stable offset of each partition; a datetime (UTC, if it names no time zone), the
+    first record at or after it; or offsets by partition, exclusive. For an offset above the last stable one the reader
+    waits up to `PATIENCE_S`.
     """
 
     until: datetime | Mapping[int, int] | None = None
@@ -81,6 +82,11 @@ def cut_of(cluster: KafkaLog, topic: str, history: History, partitions: int) -> 
         ConfigError: a cut outside the topic.
         OffsetOutOfRangeError: a cut below the first offset that the topic still has.
     """
+    given = history.continues_at if isinstance(history, TableHistory) else history.until
+    if isinstance(given, Mapping) and (unknown := [number for number in given if number not in range(partitions)]):
+        raise ConfigError(
+            f'the history of "{topic}" says where partition {unknown[0]!r} goes on: there are 0 to {partitions - 1}'
+        )
     places = [TopicPartition(topic, number) for number in range(partitions)]
     starts = {place: cluster.start_offset(place) for place in places}
     ends = cluster.stable_offsets(places)
@@ -88,7 +94,9 @@ def cut_of(cluster: KafkaLog, topic: str, history: History, partitions: int) -> 
         wanted = {place: history.continues_at.get(place.partition, starts[place]) for place in places}
         ends = {place: _reached(cluster, place, offset) for place, offset in wanted.items()}
     elif isinstance(history.until, datetime):
-        until_ms = int(history.until.timestamp() * 1000)
+        # As of the command: the zone of the driver's machine would decide otherwise.
+        until = history.until if history.until.tzinfo is not None else history.until.replace(tzinfo=UTC)
+        until_ms = int(until.timestamp() * 1000)
         ends = {place: min(cluster.offset_at(place, until_ms), end) for place, end in ends.items()}
     elif history.until is not None:
         ends = {place: _reached(cluster, place, history.until.get(place.partition)) for place in places}
