@@ -49,6 +49,8 @@ class Routing:
     round: int = 1
     committed: Mapping[int, tuple[Segment, ...]] | None = None
     """By partition the committed segments, which also decide at what time a task ends; None: all records count."""
+    may_drop: bool = True
+    """Whether a record that fails may be dropped, so that others go on; else fewer functions are called here."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the tasks, and one last row for each task with its final time."""
@@ -62,7 +64,11 @@ class Routing:
         partition, stream_time, next_offset = _only_partition(first), NO_STREAM_TIME, 0
         cut = Cut(KeyRange.split(self.ranges), ALL if self.committed is None else self.committed[partition.partition])
         idle = bool(program.idle_ms)
-        operator_times = program.operator_times_of(self.topic) if idle or len(cut.segment_ranges) > 1 else None
+        operator_times = (
+            program.operator_times_of(self.topic, may_drop=self.may_drop)
+            if idle or len(cut.segment_ranges) > 1
+            else None
+        )
         routes = Routes(
             [segment_range.key_range for segment_range in cut.segment_ranges],
             program.timestamp_of.get(self.topic),

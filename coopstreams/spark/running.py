@@ -53,6 +53,7 @@ from coopstreams.spark.unchanged import check_resumable
 from coopstreams.spark.workers.progress import ProgressWatcher, TaskProgress
 from coopstreams.spark.workers.shipping import plain_function
 from coopstreams.state.storage import Storage
+from coopstreams.tasks.failures import may_drop
 from coopstreams.tasks.schemas import schemas_bound
 from coopstreams.topology import errors
 from coopstreams.topology.errors import ConfigError
@@ -297,7 +298,16 @@ class _Run:
             cut = self._plan.cut[topic] if numbered else None
             committed = self._plan.rebuild.committed[topic] if numbered and self._plan.rebuild is not None else None
             routing = Routing(
-                self._topology, stage.subtopology, topic, stage.ranges, numbered, cut, reports, stage.round, committed
+                topology=self._topology,
+                subtopology=stage.subtopology,
+                topic=topic,
+                ranges=stage.ranges,
+                numbered=numbered,
+                cut=cut,
+                reports=reports,
+                round=stage.round,
+                committed=committed,
+                may_drop=may_drop(self._config),
             )
             history = self._history(spark, topic)
             # Empty lists in place of null: see `rows`.

@@ -77,7 +77,7 @@ def value_of(topic: str, offset: int) -> bytes:
     return b"%s %d" % (topic.encode(), offset)
 
 
-def backfilled(topology: Topology, logs: dict[str, Rows], ranges: int) -> Results:
+def backfilled(topology: Topology, logs: dict[str, Rows], ranges: int, *, may_drop: bool = True) -> Results:
     rows = list[dict[str, Any]]()
     for topic, log in logs.items():
         columns = [
@@ -89,7 +89,7 @@ def backfilled(topology: Topology, logs: dict[str, Rows], ranges: int) -> Result
         ]
         values = [value_of(topic, offset) for offset in range(len(log))]
         history = batch(HISTORY, [*columns, values, pa.nulls(len(log), HISTORY.field("headers").type)])
-        for routed in Routing(topology, 0, topic, ranges)(iter([history])):
+        for routed in Routing(topology, 0, topic, ranges, may_drop=may_drop)(iter([history])):
             rows += routed.to_pylist()
     work = TaskWork(
         topology, 0, ranges, "run", 0, Config.of({"bootstrap.servers": "nowhere:1", **SETTINGS}, "app"), outputs="table"
@@ -160,6 +160,24 @@ def test_where_sources_take_turns_a_batch_of_arrow_is_read_once() -> None:
     calls = calls_of(lambda: backfilled(counted(), logs, 1))
     rows = sum(map(len, logs.values())) + len(logs)
     assert calls["columns_of"] <= len(logs) + math.ceil(rows / PIECE)
+
+
+@pytest.mark.parametrize(("may_drop", "times"), [(False, 1), (True, 2)])
+def test_only_where_records_may_be_dropped_are_mappers_called_on_the_way_to_tasks_too(
+    *, may_drop: bool, times: int
+) -> None:
+    called: list[bytes] = []
+
+    def same(value: bytes) -> bytes:
+        called.append(value)
+        return value
+
+    builder = StreamsBuilder("app")
+    mapped = builder.stream("left", key=serdes.raw, value=serdes.raw).map_values(same, value=serdes.raw)
+    mapped.group_by_key().windowed_by(TimeWindows(milliseconds=5, grace=0)).count().to_stream().to("out")
+    log = [(b"k%d" % (at % 7), at) for at in range(100)]
+    backfilled(builder.build(), {"left": log}, 4, may_drop=may_drop)
+    assert len(called) == times * len(log)
 
 
 def test_a_task_takes_a_batch_of_arrow_in_few_steps() -> None:
