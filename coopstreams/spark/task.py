@@ -57,6 +57,7 @@ from coopstreams.topology.compile.outputs import ANY_PARTITION, Output
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.graph.fingerprint import global_tables_of
+from coopstreams.topology.graph.subtopologies import before_windows
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import KeyRange, offset_hash, partition_of
 from coopstreams.topology.naming import changelog_topic, internal_topic
@@ -180,8 +181,10 @@ class TaskAttempt:
             Rocks(Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="coopstreams-backfill-")))), self._specs
         )
         closing.callback(self._database.close)
-        # With caching, a question or answer would wait for a flush, and be joined with other rows than its own.
-        caching = work.config["statestore.cache.max.bytes"] > 0 and not round_.placed
+        # With caching, a question or answer would wait for a flush, and be joined with other rows than its own. A flush
+        # comes when the buffers are full, perhaps once for all of history: its updates would be late for windows.
+        at_once = round_.placed or work.subtopology in before_windows(topology.subtopologies)
+        caching = work.config["statestore.cache.max.bytes"] > 0 and not at_once
         if tables is None:
             # Their updates may follow the records of a batch, but a placed record needs its own time.
             tables = {} if round_.placed else native_tables(program.subtopology, work.config, caching=caching)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from coopstreams import JoinWindows, KStream, StreamsBuilder, TimeWindows, Topology, serdes, until_window_closes
 from coopstreams.common.config import Config
-from coopstreams.spark.history.rows import HISTORY, ROUTED, batch
+from coopstreams.spark.history.rows import HISTORY, ROUTED, batch, headers_column
 from coopstreams.spark.routing import Routing
 from coopstreams.spark.task import TaskWork
 from coopstreams.testing import TopologyTestDriver
@@ -178,6 +178,23 @@ def test_only_where_records_may_be_dropped_are_mappers_called_on_the_way_to_task
     log = [(b"k%d" % (at % 7), at) for at in range(100)]
     backfilled(builder.build(), {"left": log}, 4, may_drop=may_drop)
     assert len(called) == times * len(log)
+
+
+@pytest.mark.parametrize(("windowed", "updates"), [(False, 7), (True, 100)])
+def test_what_feeds_windows_does_without_the_record_cache(*, windowed: bool, updates: int) -> None:
+    """Flushed once, at the end, nearly all updates would be late there."""
+    builder = StreamsBuilder("app")
+    counts = builder.stream("left", key=serdes.raw, value=serdes.raw).group_by_key().count().to_stream()
+    moved = counts.select_key(lambda key, _: key[-1:], key=serdes.raw).repartition(name="moved").group_by_key()
+    (moved.windowed_by(TimeWindows(milliseconds=5, grace=0)) if windowed else moved).count()
+    times = list(range(100))
+    keys = [b"k%d" % (at % 7) for at in times]
+    history = batch(HISTORY, [["left"] * 100, [0] * 100, times, times, keys, keys, headers_column(None, 100)])
+    topology, forwarded = builder.build(), "app-moved-repartition"
+    config = Config.of({"bootstrap.servers": "nowhere:1"}, "app")
+    work = TaskWork(topology, 0, 1, "run", 0, config, forwarded=((forwarded, 1),))
+    rows = [row for made in work(Routing(topology, 0, "left", 1)(iter([history]))) for row in made.to_pylist()]
+    assert sum(row["topic"] == forwarded for row in rows) == updates
 
 
 def test_a_task_takes_a_batch_of_arrow_in_few_steps() -> None:
