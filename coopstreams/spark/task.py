@@ -191,8 +191,7 @@ class TaskAttempt:
         self._state = TaskState(self._database, self._specs, self.id.key_range, BUFFER_BYTES, tables)
         self._read, self._dropped = Counter[str](), Counter[str]()
         self._stream_times, self._times = dict[str, int](), dict[str, int]()
-        self._now = -1
-        self._at_hand: tuple[list[int], list[int]] = [], []
+        self._at_hand: tuple[TopicPartition, list[int], list[int]] = self._topics[0], [BEGIN], [-1]
         self._dead_letters = {topic: Output(topic) for topic in dead_letter_topics(topology, work.config)}
         self._sayings = Sayings()
         closing.callback(self._sayings.close)
@@ -243,9 +242,9 @@ class TaskAttempt:
         timed = len(operator_times.flatten()) > 0
         for start, end in runs_of(markers):
             source = self._topics[markers[start][0]]
-            self._now, self._at_hand = times[end - 1], (offsets[start:end], times[start:end])
             if offsets[start] == BEGIN:
                 continue
+            self._at_hand = source, offsets[start:end], times[start:end]
             told = operator_times.slice(start, end - start).flatten().to_pylist() if timed else []
             part = columns.slice(start, end)
             received = self._end if offsets[start] == END else self._run
@@ -291,8 +290,10 @@ class TaskAttempt:
 
     def _time(self) -> int:
         """Return the current record's time in the task's processing order."""
-        at, (offsets, times) = self._task.program.where(), self._at_hand
-        return self._now if at is None else times[bisect_left(offsets, at.offset)]
+        at, (source, offsets, times) = self._task.program.where(), self._at_hand
+        if at is None:  # between two records, or behind the last one
+            return times[len(times) - self._task.queues.waiting(source) - 1]
+        return times[bisect_left(offsets, at.offset)]
 
     def _run(self, source: TopicPartition, columns: Columns, operator_times: list[int]) -> RecordBatch:
         """Return records as a batch of a reader."""

@@ -16,12 +16,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coopstreams import JoinWindows, KStream, StreamsBuilder, TimeWindows, Topology, serdes, until_window_closes
+from coopstreams import (
+    JoinWindows,
+    KStream,
+    Materialized,
+    StreamsBuilder,
+    TimeWindows,
+    Topology,
+    serdes,
+    until_window_closes,
+)
 from coopstreams.common.config import Config
+from coopstreams.spark import plan as planning
 from coopstreams.spark.history.rows import HISTORY, ROUTED, batch, headers_column
 from coopstreams.spark.routing import Routing
 from coopstreams.spark.task import TaskWork
 from coopstreams.testing import TopologyTestDriver
+from coopstreams.topology.graph.partitions import check_partitions
 from tests.durations import ms
 
 TOPICS = ["left", "right"]
@@ -178,6 +189,26 @@ def test_only_where_records_may_be_dropped_are_mappers_called_on_the_way_to_task
     log = [(b"k%d" % (at % 7), at) for at in range(100)]
     backfilled(builder.build(), {"left": log}, 4, may_drop=may_drop)
     assert len(called) == times * len(log)
+
+
+def test_a_question_that_is_asked_behind_a_record_has_its_time_and_not_that_of_the_batch() -> None:
+    """A row that comes too late expires behind its record. Its deletion must not pass the row's next update."""
+    builder = StreamsBuilder("app")
+    left = builder.table("left", key=serdes.raw, value=serdes.raw, store=Materialized("rows", ttl=ms(300)))
+    right = builder.table("right", key=serdes.raw, value=serdes.raw)
+    left.join(right, lambda one, other: one + other, foreign_key=lambda value: value, value=serdes.raw)
+    topology = builder.build()
+    asks = planning.stages(topology, check_partitions(topology, {"left": 1, "right": 1}).partitions, 1)[0]
+    times = [1000, 1001, 10, *range(1003, 1011)]  # the first steps of a task take one and two records
+    count = len(times)
+    columns = [["left"] * count, [0] * count, list(range(count)), times, [b"key"] * count, [b"person"] * count]
+    history = batch(HISTORY, [*columns, headers_column(None, count)])
+    routed = list(Routing(topology, 0, "left", 1, round=asks.round)(iter([history])))
+    config = Config.of({"bootstrap.servers": "nowhere:1"}, "app")
+    work = TaskWork(topology, 0, 1, "run", 0, config, forwarded=asks.forwarded, round=asks.round)
+    placed = [row["time"] for made in work(iter(routed)) for row in made.to_pylist() if row["topic"] is not None]
+    assert len(placed) > count
+    assert placed == sorted(placed)
 
 
 @pytest.mark.parametrize(("windowed", "updates"), [(False, 7), (True, 100)])
