@@ -357,9 +357,10 @@ def test_a_server_that_takes_long_to_come_up_comes_up(monkeypatch: pytest.Monkey
         assert httpx.get(f"{cluster['a'].server.url}/v1/stores", trust_env=False).status_code == httpx.codes.OK
 
 
-def test_a_server_on_all_addresses_is_known_by_the_name_of_its_host() -> None:
-    server = QueryServer("0.0.0.0:0")
-    assert server.url == f"http://{socket.gethostname()}:{server.port}"
+@pytest.mark.parametrize(("listen", "host"), [("0.0.0.0", None), ("[::]", None), ("[::1]", "[::1]")])
+def test_a_server_on_all_addresses_is_known_by_the_name_of_its_host(listen: str, host: str | None) -> None:
+    server = QueryServer(f"{listen}:0")
+    assert server.url == f"http://{host or socket.gethostname()}:{server.port}"
     server.stop()
 
 

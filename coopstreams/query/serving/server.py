@@ -51,7 +51,7 @@ class QueryServer:
         self.port: int = port
         self._access = access
         self.url = url_of(
-            advertised or (f"[{_reachable(host)}]:{port}" if ":" in host else f"{_reachable(host)}:{port}"),
+            advertised or f"{_reachable(host)}:{port}",
             "http" if access.certificates is None else "https",
         )
         if exposed := access.exposed(host):
@@ -195,8 +195,10 @@ def _bound(listen: str) -> socket.socket:
 
 
 def _reachable(host: str) -> str:
-    """Return this host's name for a server on all addresses."""
-    return socket.gethostname() if host in ("0.0.0.0", "::") else host
+    """Return an address as a URL has it; of a server on all addresses, this host's name."""
+    if host in ("0.0.0.0", "::"):
+        return socket.gethostname()
+    return f"[{host}]" if ":" in host else host
 
 
 def url_of(address: str, scheme: str) -> str:
