@@ -63,6 +63,16 @@ class RequestLimits:
     stream_every_s: float = 1.0
     """The time between two events of an event stream."""
 
+    @property
+    def read_part_s(self) -> float:
+        """The time limit of the read of an instance's part of a range: its error says what to do, so it comes first."""
+        return 0.7 * self.request_s
+
+    @property
+    def ask_part_s(self) -> float:
+        """The longest wait for another instance's part of a range: its error says which instance."""
+        return 0.85 * self.request_s
+
 
 class Parameters:
     """The query string of a request: known names only, each once, except the name `many`.

@@ -4,11 +4,14 @@ A request names its target instance and the sender's generation; an answer names
 is refused if another process has taken over the address (after a restart, or of another application).
 
 Invariant: whatever keeps the owner from answering is TASK_MOVING, which is retried, and never "not found".
+Invariant: an instance that does not answer holds up no request to another one.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
+from weakref import WeakValueDictionary
 
 import httpx
 
@@ -26,6 +29,9 @@ INSTANCE = "x-coopstreams-instance"
 PART_TYPE = "application/x-msgpack"
 """The media type of the parts of a range query."""
 
+MOST_AT_ONCE = 128
+"""The most requests to one instance at a time; further ones wait in order."""
+
 
 class Peers:
     """The other instances of the application. Used on the server's event loop."""
@@ -36,12 +42,14 @@ class Peers:
         self._connect_s = connect_s
         self._client = httpx.AsyncClient(
             trust_env=False,
-            limits=httpx.Limits(max_connections=200, max_keepalive_connections=50),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=50),
             verify=access.certificates.client if access.certificates else True,
         )
+        self._lines: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        """By instance, of those that are asked now: a bound for all would let one that is frozen take it up."""
 
     async def ask(self, target: Peer, path: str, timeout_s: float) -> bytes:
-        """Return the body of an instance's answer to `GET path`.
+        """Return the body of an instance's answer to `GET path`. The time is for its turn, then for each piece.
 
         Raises:
             QueryError: the error that the instance returns; TASK_MOVING if it does not answer, if another instance
@@ -54,12 +62,22 @@ class Peers:
             GENERATION: str(self._backend.placement().generation),
             **self._access.headers(path.partition("?")[0]),
         }
-        timeout = httpx.Timeout(timeout_s, connect=min(self._connect_s, timeout_s))
+        timeout = httpx.Timeout(timeout_s, connect=min(self._connect_s, timeout_s), pool=None)
+        line = self._lines.setdefault(target.id, asyncio.Semaphore(MOST_AT_ONCE))
         try:
-            response = await self._client.get(f"{target.url}{path}", headers=headers, timeout=timeout)
+            async with asyncio.timeout(timeout_s):
+                await line.acquire()
+            try:
+                response = await self._client.get(f"{target.url}{path}", headers=headers, timeout=timeout)
+            finally:
+                line.release()
+        except TimeoutError as error:
+            raise moving(
+                f"instance {target.id} at {target.url} does not answer: {MOST_AT_ONCE} requests wait for it"
+            ) from error
         except httpx.InvalidURL as error:
             raise bad_request("BAD_PARAMETER", f"the request does not fit into a URL: {error}") from error
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise moving(
                 f"instance {target.id} at {target.url} does not answer: {str(error) or type(error).__name__}"
             ) from error
@@ -68,7 +86,10 @@ class Peers:
         if refusal is not None and refusal.code == "TOO_MANY_CONNECTIONS":  # said before it is known who asks for whom
             raise moving(f"instance {target.id} at {target.url} takes no more connections: {refusal}")
         if response.headers.get(INSTANCE) != target.id:
-            raise moving(f"what answers at {target.url} is not instance {target.id}")
+            raise moving(
+                f"what answers at {target.url} is not instance {target.id}: each instance needs an application.server "
+                "of its own, which is no address of a proxy for several"
+            )
         if refusal is None:
             return response.content
         if refusal.code in ("UNAUTHORIZED", "FORBIDDEN"):

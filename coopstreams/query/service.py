@@ -138,7 +138,7 @@ class QueryService:
             async def part(instance: Peer) -> PartialPage | bytes:
                 if instance.id == placement.here:
                     return await self._part(store, query)
-                return await self._peers.ask(instance, path, self.limits.request_s)
+                return await self._peers.ask(instance, path, self.limits.ask_part_s)
 
             parts = await _all_or_none([part(instance) for instance in instances])
             return await self._run(self._scans, lambda: _put_together(store, query, parts))
@@ -258,7 +258,7 @@ class QueryService:
         return entries
 
     async def _part(self, store: StoreInfo, query: Query) -> PartialPage:
-        return await self._run(self._scans, lambda: self._local.part(store, query, self.limits.request_s))
+        return await self._run(self._scans, lambda: self._local.part(store, query, self.limits.read_part_s))
 
     async def _ask_all(self, path: str) -> list[tuple[Peer, Mapping[str, Any] | QueryError]]:
         placement = self.backend.placement()

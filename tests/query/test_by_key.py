@@ -6,6 +6,7 @@ import itertools
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
@@ -15,7 +16,7 @@ import httpx
 import pytest
 
 from coopstreams.query.asked import RequestLimits
-from coopstreams.query.peers import APPLICATION, FORWARDED, GENERATION, TARGET
+from coopstreams.query.peers import APPLICATION, FORWARDED, GENERATION, MOST_AT_ONCE, TARGET
 from coopstreams.topology.kept_headers import Headed
 from tests.query.cluster import LIMITS, Cluster, Data, Node
 
@@ -284,6 +285,31 @@ def test_an_owner_that_hangs_is_moving_before_the_client_gives_up() -> None:
         owner.server.url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         cluster.locate(cluster.placed)
         assert "does not answer" in moving(ask(other, key_path("counts", "word-1")))
+
+
+def test_an_instance_that_hangs_holds_up_no_query_for_another_one() -> None:
+    with Cluster(3) as cluster, socket.create_server(("127.0.0.1", 0), backlog=1024) as silent, ExitStack() as held:
+        cluster.deal(3, DATA)
+        keys = {
+            node.name: next(key for key in COUNTS if cluster.owner("counts", key) is node) for node in cluster.nodes
+        }
+        cluster["b"].server.url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        cluster.locate(cluster.placed)
+        for _ in range(2 * MOST_AT_ONCE):
+            client = held.enter_context(socket.create_connection(("127.0.0.1", cluster["a"].server.port)))
+            client.sendall(f"GET {key_path('counts', keys['b'])} HTTP/1.1\r\nhost: a\r\n\r\n".encode())
+        for _ in range(MOST_AT_ONCE):
+            held.enter_context(silent.accept()[0])
+        assert ask(cluster["a"], key_path("counts", keys["c"])).json()["value"] == COUNTS[keys["c"]][0]
+
+
+def test_a_range_says_which_instance_does_not_answer() -> None:
+    with Cluster(2, RequestLimits(request_s=4.0)) as cluster, socket.create_server(("127.0.0.1", 0)) as silent:
+        cluster.deal(2, DATA)
+        cluster["b"].server.url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        cluster.locate(cluster.placed)
+        answer = ask(cluster["a"], "/v1/stores/counts/range")
+        assert f"instance b at {cluster['b'].url} does not answer: ReadTimeout" in moving(answer)
 
 
 def test_whoever_took_over_the_address_of_the_owner_is_not_believed() -> None:
