@@ -3,6 +3,8 @@
 An instance shows one certificate both as a server and, if others ask for it (mutual TLS), as a client of theirs.
 
 Invariant: files that cannot be used never replace those that are in use.
+Invariant: an authority that is no longer in its file is no longer trusted.
+Turned down: reading the files into the context that is in use (OpenSSL adds authorities to it, and takes none away).
 """
 
 from __future__ import annotations
@@ -68,6 +70,17 @@ class Files:
         """
         return self.into(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
 
+    def server(self, *, clients_show: bool) -> ssl.SSLContext:
+        """Return the context of a server. With `clients_show`, clients need a certificate of the authorities.
+
+        Raises:
+            ConfigError: as `into`.
+        """
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        if clients_show:
+            context.verify_mode = ssl.CERT_REQUIRED
+        return self.into(context)
+
     def stamps(self) -> list[tuple[int, int] | None]:
         """Return when each file was changed; None for one that is not there."""
         stamps: list[tuple[int, int] | None] = []
@@ -92,11 +105,9 @@ class Certificates:
         self.clients_show = clients_show
         self._files = files
         self._stamps = files.stamps()
-        self.client = files.client()
-        self.server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        if clients_show:
-            self.server.verify_mode = ssl.CERT_REQUIRED
-        files.into(self.server)
+        self.client = _Latest(ssl.PROTOCOL_TLS_CLIENT)
+        self.server = _Latest(ssl.PROTOCOL_TLS_SERVER)
+        self._read()
 
     def renew(self) -> bool:
         """Read the files again if they have changed; return whether. They hold for new connections.
@@ -107,8 +118,20 @@ class Certificates:
         stamps = self._files.stamps()
         if stamps == self._stamps:
             return False
-        self._files.client()  # a context in use would keep a certificate whose key does not fit
-        for context in (self.server, self.client):
-            self._files.into(context)
+        self._read()
         self._stamps = stamps  # last: files that could not be read are read again, though they may never change
         return True
+
+    def _read(self) -> None:
+        client, server = self._files.client(), self._files.server(clients_show=self.clients_show)
+        self.client.latest, self.server.latest = client, server
+
+
+class _Latest(ssl.SSLContext):
+    """A context for a server or a client that keeps it, and makes each connection by the latest one."""
+
+    latest: ssl.SSLContext
+
+    def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
+        """Return a new connection of the latest context."""
+        return self.latest.wrap_bio(*args, **kwargs)

@@ -85,6 +85,22 @@ def test_a_renewed_certificate_is_shown_to_new_connections(office: Office) -> No
         assert shown(cluster["a"].url, office) != before
 
 
+def test_an_authority_that_is_taken_out_of_its_file_is_not_trusted_any_more(office: Office) -> None:
+    certificates = Certificates(office.files(), clients_show=True)
+    tls = trusting(office, office.files("client"))
+    with Cluster(1, access=[Access({}, certificates)]) as cluster:
+
+        def status() -> int:
+            with httpx.Client(verify=tls, trust_env=False, timeout=60) as client:
+                return client.get(cluster["a"].url + "/v1/stores").status_code
+
+        assert status() == httpx.codes.OK
+        office.authorities.write_bytes(authority().certificate)
+        assert certificates.renew()
+        with pytest.raises(httpx.TransportError):
+            status()
+
+
 def test_a_half_written_renewal_leaves_the_old_certificate_and_is_read_when_it_is_whole(office: Office) -> None:
     files = office.files()
     certificates = Certificates(files, clients_show=False)
