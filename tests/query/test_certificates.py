@@ -176,6 +176,16 @@ def test_connections_without_a_handshake_are_closed_and_are_no_more_than_the_lim
         assert ends(silent)
 
 
+def test_a_server_stops_although_clients_keep_connections_for_later(
+    office: Office, caplog: pytest.LogCaptureFixture
+) -> None:
+    access = [Access({}, Certificates(office.files(), clients_show=False))]
+    with Cluster(1, access=access) as cluster, QueryClient(cluster["a"].url, tls=trusting(office)) as client:
+        assert client.stores()
+        cluster["a"].server.stop()
+    assert caplog.messages == []  # a graceful time-out that was exceeded, by no request
+
+
 def ends(connection: socket.socket) -> bool:
     """Return that the other side has ended a connection; wait for it."""
     try:

@@ -25,6 +25,10 @@ from coopstreams.query.problems import body_of, too_many
 log = logging.getLogger(__name__)
 
 SAY_EVERY_S = 60.0
+CLOSE_S = 0.5
+"""How long an idle connection may take to close when the server stops: of TLS, it would wait for the client's goodbye,
+which one that keeps the connection for later does not send.
+"""
 
 
 def refusal(most: int) -> bytes:
@@ -45,6 +49,7 @@ def limited(limits: RequestLimits) -> type[asyncio.Protocol]:
             super().connection_made(transport)
             self._asking = _Deadline(self.loop, limits.ask_s, transport.close)
             self._reading = _Deadline(self.loop, limits.read_s, transport.abort)
+            self._closing = _Deadline(self.loop, CLOSE_S, transport.abort)
             if len(self.connections) <= limits.connections:
                 self._asking.set()
                 return
@@ -57,6 +62,7 @@ def limited(limits: RequestLimits) -> type[asyncio.Protocol]:
         def connection_lost(self, exc: Exception | None) -> None:
             self._asking.cancel()
             self._reading.cancel()
+            self._closing.cancel()
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
@@ -66,6 +72,11 @@ def limited(limits: RequestLimits) -> type[asyncio.Protocol]:
                 self._asking.cancel()
             elif getattr(before, "response_complete", True):  # no request yet, or the last one is answered
                 self._asking.set()
+
+        def shutdown(self) -> None:
+            super().shutdown()
+            if self.transport.is_closing():
+                self._closing.set()
 
         def pause_writing(self) -> None:
             super().pause_writing()
