@@ -59,6 +59,8 @@ log = logging.getLogger(__name__)
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
+PIECE = 1 << 16
+"""The bytes that are sent at a time: a client may be slow, but reads so much within `read_s`."""
 
 Answer: TypeAlias = Callable[[Request], Awaitable[Response]]
 
@@ -162,7 +164,7 @@ class QueryApp:
         store = self._store(request)
         if request.headers.get(FORWARDED) == "1":
             query = unpacked(_parameters(request, "query").text("query"))
-            return Response(await self._service.packed_part(store, query), media_type=PART_TYPE)
+            return _Answer(await self._service.packed_part(store, query), media_type=PART_TYPE)
         parameters = _parameters(request, *RANGE_PARAMETERS)
         asked, streamed = self._asked(request, parameters), NDJSON in request.headers.get("accept", "")
         if not streamed:
@@ -183,7 +185,9 @@ class QueryApp:
         cursor: str | None = None
         while True:
             count += len(page.entries)
-            yield b"".join(entry + b"\n" for _, _, entry in page.entries)
+            lines = b"".join(entry + b"\n" for _, _, entry in page.entries)
+            for at in range(0, len(lines), PIECE):
+                yield lines[at : at + PIECE]
             cursor = page.cursor
             if cursor is None or count == total:
                 break
@@ -356,8 +360,19 @@ def _page_body(store: StoreInfo, page: Page) -> bytes:
     return orjson.dumps({"store": store.name, "entries": entries, "cursor": page.cursor, "ranges": ranges})
 
 
+class _Answer(Response):
+    """A response that is sent piece by piece."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 the names in Starlette
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        size = len(self.body)
+        for at in range(0, max(size, 1), PIECE):
+            piece, more = self.body[at : at + PIECE], at + PIECE < size
+            await send({"type": "http.response.body", "body": piece, "more_body": more})
+
+
 def _json(body: bytes, status: int = 200) -> Response:
-    return Response(body, status, media_type=JSON)
+    return _Answer(body, status, media_type=JSON)
 
 
 def _failure(error: QueryError) -> Response:

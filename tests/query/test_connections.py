@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from coopstreams.query.asked import RequestLimits
-from tests.query.cluster import LIMITS, Cluster
+from tests.query.cluster import LIMITS, Cluster, Data
 
 MOST = 8
 
@@ -106,6 +106,22 @@ def test_who_never_reads_a_long_answer_is_closed(cluster: Cluster) -> None:
     request = b"GET /v1/stores/counts/range HTTP/1.1\r\nhost: a\r\naccept: application/x-ndjson\r\n\r\n"
     with answered(cluster, request):
         wait_for_the_end_of_all(cluster)
+
+
+@pytest.mark.parametrize("lines", [b"", b"accept: application/x-ndjson\r\n"], ids=["json", "lines"])
+@pytest.mark.parametrize("chosen", ["", "0"], ids=["front", "no front"])
+def test_who_reads_slowly_gets_all_of_a_long_answer(chosen: str, lines: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COOPSTREAMS_NATIVE", chosen)
+    rows: Data = {"blobs": {b"%d" % i: (b"x" * 4000, i) for i in range(2000)}}
+    with Cluster(1, dataclasses.replace(LIMITS, read_s=1.5, entries=2000)) as cluster:
+        cluster.deal(1, rows)
+        with connection(cluster) as client:
+            client.sendall(b"GET /v1/stores/blobs/range HTTP/1.1\r\nhost: a\r\nconnection: close\r\n%b\r\n" % lines)
+            received = bytearray()
+            while some := client.recv(4096):
+                received += some
+                time.sleep(0.001)
+        assert received.count(b'"key"') == 2000
 
 
 def test_connections_beyond_the_limit_are_refused_in_our_words_and_others_are_answered_again() -> None:
