@@ -50,7 +50,7 @@ from coopstreams.query.feed import EVENTS, StatusFeed
 from coopstreams.query.openapi import description
 from coopstreams.query.pages import Page, Query
 from coopstreams.query.peers import FORWARDED, INSTANCE, PART_TYPE, Peers, check_hop
-from coopstreams.query.problems import body_of, headers_of, internal, moving, timed_out
+from coopstreams.query.problems import body_of, headers_of, internal, moving, timed_out, unknown_path
 from coopstreams.query.router import Asked
 from coopstreams.query.service import QueryService
 from coopstreams.topology.errors import ConfigError, QueryError
@@ -87,7 +87,9 @@ class QueryApp:
         routes += [Route(path, self._endpoint(path, answer), methods=["POST"]) for path, answer in changes]
         for route in routes:  # Starlette's `path` would end at a line end in a key
             route.path_regex = re.compile(route.path_regex.pattern, re.DOTALL)
-        return Starlette(routes=routes, lifespan=self._lifespan, exception_handlers={HTTPException: self._no_route})
+        app = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers={HTTPException: self._no_route})
+        app.router.redirect_slashes = False  # a redirect is no JSON, and goes to the host that the client has named
+        return app
 
     def answers(self) -> dict[str, Answer]:
         """Return the handler of each path of the interface for programs."""
@@ -292,11 +294,12 @@ class QueryApp:
             return _failure(internal(error))
 
     async def _no_route(self, request: Request, error: Exception) -> Response:
-        status = error.status_code if isinstance(error, HTTPException) else 500
-        code = "UNKNOWN_PATH" if status == 404 else "METHOD_NOT_ALLOWED"
-        response = _failure(
-            QueryError(code, f"{request.method} {request.url.path}: see /openapi.json for the paths", status=status)
-        )
+        assert isinstance(error, HTTPException)
+        refusal = unknown_path(f"{request.method} {request.url.path}")
+        if error.status_code != refusal.status:
+            refusal = QueryError("METHOD_NOT_ALLOWED", str(refusal), status=error.status_code)
+        response = _failure(refusal)
+        response.headers.update(error.headers or {})  # `Allow`
         response.headers[INSTANCE] = self._backend.placement().here
         return response
 

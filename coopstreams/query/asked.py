@@ -17,7 +17,7 @@ from coopstreams.common.nearest import did_you_mean
 from coopstreams.query.backend import StoreInfo
 from coopstreams.query.formats import parse_key, parse_prefix
 from coopstreams.query.pages import Query, cursor_of
-from coopstreams.query.problems import bad_request
+from coopstreams.query.problems import bad_request, unknown_path
 from coopstreams.query.router import Asked
 
 FAR = (1 << 63) - 1
@@ -128,10 +128,13 @@ def path_piece(raw_path: bytes, number: int) -> str:
     """Return the rest of a path after its `number`-th slash, as text; the rest may have slashes.
 
     Raises:
-        QueryError: BAD_KEY: not UTF-8.
+        QueryError: BAD_KEY: not UTF-8; UNKNOWN_PATH: a slash before the rest is percent-encoded: it separates nothing.
     """
+    *before, rest = raw_path.split(b"/", number)
+    if len(before) < number or any(b"%2f" in piece.lower() for piece in before):
+        raise unknown_path(f"{raw_path.decode('latin-1')} has a slash before the key that is percent-encoded")
     try:
-        return unquote_to_bytes(raw_path.split(b"/", number)[number]).decode()
+        return unquote_to_bytes(rest).decode()
     except UnicodeDecodeError as error:
         raise bad_request("BAD_KEY", f"the key in the path is not UTF-8 ({error}): give bytes as base64:...") from error
 

@@ -16,7 +16,7 @@ from importlib.resources import files
 from starlette.requests import Request
 from starlette.responses import Response
 
-from coopstreams.topology.errors import QueryError
+from coopstreams.query.problems import unknown_path
 
 INDEX = "index.html"
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
@@ -43,7 +43,7 @@ def asset(request: Request) -> Response:
     name = request.path_params.get("file", INDEX)
     found = _files().get(name)
     if found is None:
-        raise QueryError("UNKNOWN_PATH", f"the page has no file {name}", status=404)
+        raise unknown_path(f"the page has no file {name}")
     body, tag = found
     headers = _HEADERS | {"etag": tag}
     if request.headers.get("if-none-match") == tag:

@@ -5,6 +5,7 @@
     403  FORBIDDEN                            the token of another role
     404  KEY_NOT_FOUND                        only from the owner of the key, whose range was open during the whole read
     404  UNKNOWN_STORE, UNKNOWN_PATH
+    405  METHOD_NOT_ALLOWED                   the header `allow` has those that are
     410  FORGOTTEN                            the time lies before the history that a versioned store keeps
     421  NOT_OWNER                            `local=true` at another instance; `owner` and `url` name the owner
     500  UNREADABLE, INTERNAL                 stored bytes that the serde cannot read, or a bug
@@ -32,6 +33,11 @@ RETRY_AFTER_MS = 200
 def bad_request(code: str, message: str) -> QueryError:
     """Return the error for a request that can never succeed."""
     return QueryError(code, message, status=400)
+
+
+def unknown_path(message: str) -> QueryError:
+    """Return the error for a path that there is not."""
+    return QueryError("UNKNOWN_PATH", f"{message}: see /openapi.json for the paths", status=404)
 
 
 def unknown_store(name: str, names: list[str]) -> QueryError:

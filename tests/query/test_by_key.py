@@ -200,6 +200,11 @@ def test_several_keys_come_in_the_order_asked(cluster: Cluster) -> None:
         ),
         ("/v1/stores/nope/range", 404, "UNKNOWN_STORE", "nope"),
         ("/v1/store", 404, "UNKNOWN_PATH", "/openapi.json"),
+        ("/v1/stores/", 404, "UNKNOWN_PATH", "/openapi.json"),
+        ("/v1/stores/counts/windows", 404, "UNKNOWN_PATH", "/openapi.json"),
+        ("/v1/stores/counts%2Fkeys/a", 404, "UNKNOWN_PATH", "/v1/stores/counts%2Fkeys/a has a slash"),
+        ("/v1/stores/counts%2fkeys/a/b", 404, "UNKNOWN_PATH", "percent-encoded"),
+        ("/v1%2Fmetadata/counts/a", 404, "UNKNOWN_PATH", "percent-encoded"),
         ("/v1/stores/numbers/keys/12a", 400, "BAD_KEY", "a whole number such as 42"),
         ("/v1/stores/numbers/keys/9223372036854775808", 400, "BAD_KEY", "one that fits"),
         ("/v1/stores/points/keys/a", 400, "BAD_KEY", "the serialised key as text"),
@@ -225,6 +230,7 @@ def test_what_cannot_be_asked_is_refused_with_the_reason(
 def test_only_get_is_allowed(cluster: Cluster) -> None:
     response = httpx.post(cluster["a"].url + "/v1/stores", trust_env=False, timeout=60)
     assert (response.status_code, response.json()["error"]) == (405, "METHOD_NOT_ALLOWED")
+    assert set(response.headers["allow"].split(", ")) == {"GET", "HEAD"}
 
 
 def moving(response: httpx.Response) -> str:
