@@ -2,7 +2,8 @@
 
     read       the state: stores, keys, ranges, and where a key lies
     operate    status, metrics and the topology; pause and resume, which always need a token
-    (none)     health, the description and the files of the page: probes carry no token, and the files no data
+    (none)     health, the description and the files of the page: probes carry no token, and the files no data. Health
+               says the reasons in words to the role `operate` only: an error that they name may quote a record
 
 A role may have several tokens, and all are accepted. Instances send each other all of theirs, so a token is replaced
 without a refusal: first `old,new` on one instance after the other, then `new`.
@@ -73,6 +74,14 @@ class Access:
         if any(_in_common(given, tokens) for tokens in self.tokens.values()):
             raise QueryError("FORBIDDEN", f"this path needs the token http.token.{role}, not the other one", status=403)
         raise unauthorized("the application does not know this token")
+
+    def allows(self, role: Role, authorization: str | None) -> bool:
+        """Whether a request with this header has the role."""
+        try:
+            self.check(role, authorization)
+        except QueryError:
+            return False
+        return True
 
     def headers(self, path: str) -> dict[str, str]:
         """Return the headers that another instance requires for a request of the path."""

@@ -44,7 +44,7 @@ from coopstreams.query.asked import (
     version_times,
 )
 from coopstreams.query.assets import asset
-from coopstreams.query.backend import Backend, StoreInfo, TimedKind
+from coopstreams.query.backend import Backend, Health, StoreInfo, TimedKind
 from coopstreams.query.certificates import CHECK_EVERY_S, Certificates
 from coopstreams.query.feed import EVENTS, StatusFeed
 from coopstreams.query.openapi import description
@@ -59,6 +59,8 @@ log = logging.getLogger(__name__)
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
+WITHHELD = "send the token http.token.operate to read it"
+"""The message of each reason of health to a request without the token: it may quote a record."""
 PIECE = 1 << 16
 """The bytes that are sent at a time: a client may be slow, but reads so much within `read_s`."""
 
@@ -236,13 +238,19 @@ class QueryApp:
         self._backend.pause(paused)
         return _json(orjson.dumps({"id": self._backend.placement().here, "paused": paused}))
 
-    async def _live(self, _request: Request) -> Response:
+    async def _live(self, request: Request) -> Response:
         health = self._backend.health()
-        return _json(orjson.dumps(reports.health(health)), 200 if health.live else 503)
+        return self._health(request, health, health.live)
 
-    async def _ready(self, _request: Request) -> Response:
+    async def _ready(self, request: Request) -> Response:
         health = self._backend.health()
-        return _json(orjson.dumps(reports.health(health)), 200 if health.live and health.ready else 503)
+        return self._health(request, health, health.live and health.ready)
+
+    def _health(self, request: Request, health: Health, well: bool) -> Response:
+        told = reports.health(health)
+        if not self._access.allows("operate", request.headers.get("authorization")):
+            told["reasons"] = [reason | {"message": WITHHELD} for reason in told["reasons"]]
+        return _json(orjson.dumps(told), 200 if well else 503)
 
     async def _prometheus(self, _request: Request) -> Response:
         self._metrics.health(Counter(reason.code for reason in self._backend.health().reasons))

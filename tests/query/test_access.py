@@ -12,6 +12,7 @@ from coopstreams.common.config import Config
 from coopstreams.query.access import Access, Role, role_of
 from coopstreams.query.app import QueryApp
 from coopstreams.query.asked import RequestLimits
+from coopstreams.query.backend import Health, Reason
 from coopstreams.query.client import QueryClient
 from coopstreams.query.serving.server import OPEN, QueryServer
 from coopstreams.topology.errors import ConfigError, QueryError
@@ -63,6 +64,20 @@ def test_a_path_is_answered_with_the_token_of_its_role_only(cluster: Cluster, pa
     own, other = (READ, OPERATE) if role == "read" else (OPERATE, READ)
     assert answers[own] in (200, 400)  # a path that does not fit the kind of this store
     assert (answers[None], answers[NEW], answers[other]) == (401, 401, 403)
+
+
+@pytest.mark.parametrize("path", ["/health/live", "/health/ready"])
+def test_health_says_why_in_words_with_the_token_to_operate_only(path: str) -> None:
+    with Cluster(1, access=[Access(TOKENS)]) as cluster, Cluster(1) as without:
+        for node in (cluster["a"], without["a"]):
+            node.now = Health(live=False, ready=False, reasons=(Reason("resting", "KeyError: 'ann@example.org'"),))
+        asked = [(cluster["a"], None), (cluster["a"], READ), (cluster["a"], OPERATE), (without["a"], None)]
+        answers = [ask(node, path, token) for node, token in asked]
+        assert [answer.status_code for answer in answers] == [503] * 4
+        reasons = [answer.json()["reasons"] for answer in answers]
+        assert {reason["code"] for (reason,) in reasons} == {"resting"}
+        assert ["ann@" in reason["message"] for (reason,) in reasons] == [False, False, True, True]
+        assert "http.token.operate" in reasons[0][0]["message"]
 
 
 @pytest.mark.parametrize("path", ["/v1/pause", "/v1/resume"])
