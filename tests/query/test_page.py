@@ -28,6 +28,7 @@ DATA: Data = {
     "hours": {("k", 0): (1, 1), ("k", HOUR): (2, 2)},
     "visits": {("k", 1, 2): (1, 2)},
     "prices": {"k": ([(1, b"cheap"), (200, b"dear")], 200)},
+    "numbers": {2**53 + 1: ([2**53 + 1], 1_700_000_000_000_000_000)},
 }
 STREAM = {"accept": "text/event-stream"}
 AGAIN = dataclasses.replace(LIMITS, stream_every_s=0.05)
@@ -118,6 +119,36 @@ def test_an_instance_that_does_not_answer_and_a_restore_are_shown_as_such(page: 
         cluster["a"].server.stop()
         page.shows("document.body.classList.contains('stale')")
         assert page.run("document.querySelector('#connection a').href") == cluster["b"].url + "/"
+
+
+def test_instances_that_are_started_again_at_their_addresses_keep_their_letters(page: Page) -> None:
+    with Cluster(2, AGAIN) as cluster:
+        cluster.deal(2, DATA)
+        page.open(cluster["a"].url + "/")
+        page.shows("document.body.dataset.generation === '1'")
+        for generation, (before, after) in enumerate((("b", "b2"), ("a", "a2")), 2):
+            owned = {**cluster.placed, after: cluster.placed[before]}
+            cluster[before].name = after
+            cluster.locate({name: tasks for name, tasks in owned.items() if name != before})
+            page.shows(f"document.body.dataset.generation === '{generation}'")
+            assert f"{before[0].upper()} 127.0.0.1" in page.text("#happened").split(" has joined")[0]
+        assert page.run("[...document.querySelectorAll('#instances .letter')].map(one => one.innerText)") == ["A", "B"]
+        page.shows("!document.body.classList.contains('stale')")
+        assert page.complaints() == []
+
+
+def test_a_status_that_cannot_be_shown_holds_no_stream(page: Page) -> None:
+    """The page asks for a stream again after each error, and a browser has six connections to a host."""
+    with Cluster(1, dataclasses.replace(AGAIN, streams=4)) as cluster:
+        cluster.deal(1, DATA)
+        page.open(cluster["a"].url + "/")
+        page.shows("document.body.dataset.at")
+        told = page.run(
+            "import('/page/stream.js').then(({ watch }) => new Promise((done) => { let told = 0; watch("
+            "() => { if ((told += 1) < 4) throw Error('not shown'); done(told) }, "
+            "async ({ code }) => { if (code) done(code) }) }))"
+        )
+        assert told == 4
 
 
 def test_failures_and_commits_are_those_of_all_processes(page: Page) -> None:
@@ -213,6 +244,7 @@ def test_keys_and_readers_of_screens_get_at_everything(page: Page, cluster: Clus
 def test_stores_are_asked_as_the_interface_has_them(page: Page, cluster: Cluster) -> None:
     page.open(cluster["a"].url + "/#stores")
     page.shows("document.querySelectorAll('#stores tbody tr').length === 100")
+    page.run("document.querySelector('#stores [name=prefix]').value = 'of another question'")
     page.run("document.querySelector('#stores .more').click()")
     page.shows("document.querySelectorAll('#stores tbody tr').length === 50")
 
@@ -238,6 +270,8 @@ def test_stores_are_asked_as_the_interface_has_them(page: Page, cluster: Cluster
     assert [row[2] for row in ask("hours", "windows", key="k", **{"from": "1"})] == ["2"]
     assert [row[2] for row in ask("visits", "sessions", key="k")] == ["1"]
     assert [row[2] for row in ask("prices", "versions", key="k")] == ["cheap", "dear"]
+    large = "9007199254740993"
+    assert ask("numbers", "keys", key=large)[0] == [large, f'["{large}"]', "1700000000000000000"]
     assert ask("counts", "keys", key="nowhere") == []
     assert 'store counts has no key "nowhere"' in page.text("#stores")
 
@@ -258,6 +292,17 @@ def test_the_page_asks_for_the_tokens_that_it_needs_and_keeps_them_out_of_urls(p
         assert READ not in addresses
         assert OPERATE not in addresses
         assert page.run("document.cookie + Object.values(localStorage).join()") == "system"
+
+
+def test_a_page_that_opens_at_the_stores_gets_the_status_with_the_token_that_was_typed_in(page: Page) -> None:
+    with Cluster(1, AGAIN, access=[Access(TOKENS)]) as cluster:
+        cluster.deal(1, DATA)
+        page.open(cluster["a"].url + "/#stores")
+        for token, seen in ((OPERATE, "document.body.dataset.at"), (READ, "document.querySelector('#stores tbody')")):
+            page.shows("!document.querySelector('#access').hidden")
+            page.run(f"document.querySelector('#token').value = '{token}'")
+            page.run("document.querySelector('#access').requestSubmit()")
+            page.shows(seen)
 
 
 def test_the_policy_lets_no_other_script_run_and_no_other_host_be_asked(page: Page, cluster: Cluster) -> None:

@@ -26,6 +26,12 @@ export function duration(ms) {
 
 export const clock = (ms) => new Date(ms).toLocaleTimeString("en-GB");
 
-export const moment = (ms) => (ms === null || ms === undefined ? "–" : new Date(ms).toISOString().replace("T", " ").replace(".000Z", " UTC").replace("Z", " UTC"));
+const LAST_MS = 8.64e15; // the last moment that a Date can be: one in nanoseconds is behind it
+
+export function moment(ms) {
+  if (ms === null || ms === undefined) return "–";
+  if (!(Math.abs(ms) <= LAST_MS)) return String(ms);
+  return new Date(ms).toISOString().replace("T", " ").replace(".000Z", " UTC").replace("Z", " UTC");
+}
 
 export const plural = (count, word) => `${whole(count)} ${word}${count === 1 ? "" : "s"}`;

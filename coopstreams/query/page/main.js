@@ -175,21 +175,24 @@ function connection() {
     ...(others.length ? ["Ask another: "] : []), ...others.flatMap(({ id, url }) => [h("a", { href: `${url}/` }, nameOf(id)), " "]));
 }
 
-// Shows the form for a token, and returns when one was given.
+// Shows the form for a token, and returns when one was given: to all who want one.
+let given = null;
 function wantToken(error) {
   const form = by("access");
   text(by("access-why"), error.message);
   form.hidden = false;
   by("token").focus();
-  return new Promise((given) => {
+  given ??= new Promise((resume) => {
     form.onsubmit = (event) => {
       event.preventDefault();
       addToken(by("token").value.trim());
       by("token").value = "";
       form.hidden = true;
-      given();
+      given = null;
+      resume();
     };
   });
+  return given;
 }
 
 async function lost(error) {

@@ -11,7 +11,7 @@ export function span(keyRange) {
 }
 
 // A letter and a colour for each instance, kept while the page is open. One that was started again at the address of
-// one that has gone gets what that had.
+// one that has gone gets what that had; both have it then, because plots and earlier statuses still name the other one.
 export class Names {
   #known = new Map();
 
@@ -22,12 +22,11 @@ export class Names {
         this.#known.get(id).url ??= url; // it may have told its address since
         continue;
       }
-      const heir = [...this.#known].find(([other, one]) => !present.has(other) && url && one.url === url);
+      const before = [...this.#known].find(([other, one]) => !present.has(other) && url && one.url === url);
       const taken = new Set([...this.#known.values()].map((one) => one.number));
       let number = 0;
       while (taken.has(number)) number += 1;
-      if (heir) (this.#known.delete(heir[0]), (number = heir[1].number));
-      this.#known.set(id, { number, url });
+      this.#known.set(id, { number: before ? before[1].number : number, url });
     }
   }
 

@@ -40,7 +40,7 @@ export class Stores {
     this.#root = root;
     this.#wantToken = wantToken;
     root.append(h("h2", {}, "Stores"), this.#list, this.#form, this.#answer);
-    this.#form.addEventListener("submit", (event) => (event.preventDefault(), this.#submit(null)));
+    this.#form.addEventListener("submit", (event) => (event.preventDefault(), this.#submit()));
   }
 
   async open() {
@@ -63,7 +63,7 @@ export class Stores {
       kinds.map((kind) => h("option", { value: kind }, FORMS[kind][0])));
     this.#form.replaceChildren(how, h("span", { class: "fields" }), h("button", {}, "Ask"));
     this.#fields(kinds[0]);
-    this.#submit(null);
+    this.#submit();
   }
 
   #fields(how) {
@@ -73,18 +73,24 @@ export class Stores {
       h("label", {}, label, h("input", { name, autocomplete: "off", spellcheck: "false", inputmode: label.endsWith("(ms)") ? "numeric" : null }))));
   }
 
-  async #submit(cursor) {
+  #submit() {
     const { how, key, ...rest } = Object.fromEntries(new FormData(this.#form));
     const query = new URLSearchParams(Object.entries(rest).filter(([, value]) => value !== ""));
     if (["range", "windows", "sessions"].includes(how)) query.set("limit", PAGE);
-    if (cursor) query.set("cursor", cursor);
-    const path = `v1/stores/${piece(this.#store.name)}/${how}${how === "range" ? "" : `/${piece(key)}`}`;
-    const store = this.#store;
-    const answer = await this.#get(query.size ? `${path}?${query}` : path);
-    if (answer) this.#show(store, how, answer);
+    this.#ask(this.#store, how, `v1/stores/${piece(this.#store.name)}/${how}${how === "range" ? "" : `/${piece(key)}`}`, query);
   }
 
-  #show(store, how, answer) {
+  // The next page is one of the same question, whatever the form says by then.
+  async #ask(store, how, path, query) {
+    const answer = await this.#get(query.size ? `${path}?${query}` : path);
+    if (!answer) return;
+    this.#show(store, how, answer, () => {
+      query.set("cursor", answer.cursor);
+      this.#ask(store, how, path, query);
+    });
+  }
+
+  #show(store, how, answer, next) {
     const where = answer.partition === undefined ? "" : `partition ${answer.partition ?? "–"}, key range ${answer.key_range ?? "–"}, owner ${answer.owner}, epoch ${answer.epoch ?? "–"}`;
     const windows = (list) => [["from", "until", "value", "timestamp"], list.map((one) => [moment(one.start), one.end === null ? "for ever" : moment(one.end), h("code", {}, text(one.value)), moment(one.timestamp)])];
     const [heads, rows] = {
@@ -96,7 +102,7 @@ export class Stores {
       sessions: () => windows(answer.sessions),
       versions: () => [["since", "until", "value"], answer.versions.map((one) => [moment(one.since), one.until === null ? "now" : moment(one.until), h("code", {}, text(one.value))])],
     }[how]();
-    const more = answer.cursor ? h("button", { type: "button", class: "more", onclick: () => this.#submit(answer.cursor) }, `The next ${PAGE}`) : null;
+    const more = answer.cursor ? h("button", { type: "button", class: "more", onclick: next }, `The next ${PAGE}`) : null;
     this.#answer.replaceChildren(rows.length ? table(`${store.name}: ${FORMS[how][0]}`, heads, rows) : h("p", { class: "empty" }, "Nothing there."),
       ...(more ? [more] : answer.more ? [h("p", { class: "note" }, `The first ${PAGE}; narrow the times for others.`)] : []), h("p", { class: "note" }, where));
   }

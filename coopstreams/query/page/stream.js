@@ -32,7 +32,10 @@ async function get(path, headers = {}, signal = undefined) {
   return response;
 }
 
-export const ask = async (path) => (await get(path)).json();
+// A whole number that JavaScript would round stays the text that came: it may be a key.
+const exact = (_, value, context) => (Number.isInteger(value) && !Number.isSafeInteger(value) && context ? context.source : value);
+
+export const ask = async (path) => JSON.parse(await (await get(path)).text(), exact);
 
 // Calls `tell` with each status, and `lost` with each error; goes on until the page is closed.
 export async function watch(tell, lost) {
@@ -56,15 +59,19 @@ export async function watch(tell, lost) {
 async function* events(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = [];
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) return;
-    const parts = value.split("\n\n");
-    for (let index = 0; index < parts.length - 1; index += 1) {
-      const lines = (rest.join("") + parts[index]).split("\n");
-      rest = [];
-      yield lines.filter((line) => line.startsWith("data: ")).map((line) => line.slice(6)).join("\n");
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      const parts = value.split("\n\n");
+      for (let index = 0; index < parts.length - 1; index += 1) {
+        const lines = (rest.join("") + parts[index]).split("\n");
+        rest = [];
+        yield lines.filter((line) => line.startsWith("data: ")).map((line) => line.slice(6)).join("\n");
+      }
+      rest.push(parts.at(-1));
     }
-    rest.push(parts.at(-1));
+  } finally {
+    reader.cancel().catch(() => {}); // unread, it would hold a stream of the instance and a connection of the browser
   }
 }
