@@ -79,7 +79,7 @@ class QueryApp:
         self.budget = CpuBudget(limits.cpu_share, backend.busy)
         self._feed: StatusFeed
         self._ended = False
-        """Whether its threads and connections are closed, or about to be."""
+        """Whether it stops: requests that are cut off by that are asked again."""
 
     def starlette(self) -> Starlette:
         """Return the ASGI application."""
@@ -216,8 +216,9 @@ class QueryApp:
         _parameters(request)
         return _json(self._service.key_metadata(self._store(request), path_piece(_raw_path(request), 4)))
 
-    async def end_streams(self) -> None:
-        """End the streams of the status: a server that stops would wait for them."""
+    async def end(self) -> None:
+        """End the streams of the status: a server that stops would wait for them. What it cancels then is answered."""
+        self._ended = True
         await self._feed.close()
 
     async def _page(self, request: Request) -> Response:

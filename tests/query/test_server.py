@@ -386,6 +386,40 @@ def test_stopping_finishes_what_is_being_answered_and_leaves_no_thread(monkeypat
     assert set(threading.enumerate()) <= before
 
 
+@pytest.mark.parametrize("path", ["keys/w1?local=true", "range"])
+def test_a_request_that_a_stopping_server_cuts_off_is_to_be_asked_again(
+    path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server, "DRAIN_S", 1)
+    monkeypatch.setenv("COOPSTREAMS_NATIVE", "0")
+    asked, goes_on = threading.Event(), threading.Event()
+
+    class Slow(Node):
+        def view(self, *which: Any) -> Any:
+            asked.set()
+            goes_on.wait()
+            return super().view(*which)
+
+        def views(self, store: str) -> Any:
+            asked.set()
+            goes_on.wait()
+            return super().views(store)
+
+    with Cluster(1, kind=Slow) as cluster, httpx.Client(trust_env=False, timeout=60) as client:
+        cluster.deal(1, DATA)
+        url, answers = f"{cluster['a'].url}/v1/stores/counts/{path}", list[httpx.Response]()
+        asking = threading.Thread(target=lambda: answers.append(client.get(url)))
+        asking.start()
+        asked.wait()
+        stopping = threading.Thread(target=cluster["a"].server.stop)
+        stopping.start()
+        asking.join()
+        goes_on.set()
+        stopping.join()
+    assert (answers[0].status_code, answers[0].json()["error"]) == (503, "TASK_MOVING")
+    assert "Exception in ASGI application\n" not in caplog.messages
+
+
 def test_importing_the_rooms_entrance_loads_no_web_server() -> None:
     rooms = ("serving.server", "backend", "router")
     code = "; ".join(["import sys", *(f"import coopstreams.query.{room}" for room in rooms), "print(*sys.modules)"])

@@ -58,7 +58,7 @@ class QueryServer:
             log.warning("%s answers on %s: %s", self.url, listen, exposed)
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
-        self._end_streams: Callable[[], object] = lambda: None
+        self._end_app: Callable[[], object] = lambda: None
         self._front: FrontThreads | None = None
 
     def start(self, backend: Backend, metrics: Metrics, limits: RequestLimits | None = None) -> None:
@@ -123,7 +123,7 @@ class QueryServer:
             self._front.drain()
         if self._server is not None and self._thread is not None:
             self._server.should_exit = True
-            self._end_streams()
+            self._end_app()
             self._thread.join(2 * DRAIN_S + 4)
             if self._thread.is_alive():
                 log.error("the query server at %s did not stop in time", self.url)
@@ -153,7 +153,7 @@ class QueryServer:
             loop = asyncio.get_running_loop()
             if handshake_s is not None:
                 limit_handshakes(loop, handshake_s)
-            self._end_streams = lambda: asyncio.run_coroutine_threadsafe(app.end_streams(), loop)
+            self._end_app = lambda: asyncio.run_coroutine_threadsafe(app.end(), loop)
             serving = asyncio.ensure_future(server.serve([listener]))
             while not server.started and not serving.done():
                 await asyncio.sleep(0.005)
@@ -165,7 +165,7 @@ class QueryServer:
         except (Exception, SystemExit):  # uvicorn exits when it cannot start
             log.exception("the query server at %s ended", self.url)
         finally:
-            self._end_streams = lambda: None
+            self._end_app = lambda: None
             started.set()
 
 
