@@ -15,7 +15,7 @@ from coopstreams.query.backend import Backend, NotOpen, OpenView, Placement, Sto
 from coopstreams.query.entries import history_of, row_headers, row_value, shown, window_of
 from coopstreams.query.formats import show_key, show_value, to_json
 from coopstreams.query.pages import Cover, Entry, PartialPage, Query, in_order
-from coopstreams.query.problems import forgotten, key_not_found, moving, not_owner, timed_out
+from coopstreams.query.problems import forgotten, key_not_found, moving, not_owner, timed_out, too_large
 from coopstreams.query.router import Asked, Elsewhere, Here, KeyLocation, Moving, There, route
 from coopstreams.query.scan import rows
 from coopstreams.state.views import GlobalView, StoredRow
@@ -25,7 +25,9 @@ from coopstreams.topology.versions import versions_within
 CHECK_EVERY = 256
 """Rows between two looks at the clock."""
 MOST_BYTES = 16 << 20
-"""The bytes at which a part of a range query ends, or an answer of windows: an instance has all of it in memory."""
+"""The bytes at which a part of a range query ends, or an answer of windows, and the most of several keys: an instance
+has all of it in memory.
+"""
 
 Lookup: TypeAlias = tuple[str, bytes, KeyLocation]
 """A key as the request gave it, its bytes, and its location."""
@@ -57,8 +59,17 @@ class LocalReader:
         return point_of(store, wanted, *self._row(store, wanted))
 
     def points(self, store: StoreInfo, wanted: Sequence[Lookup]) -> list[bytes]:
-        """Return the JSON of several keys; a missing one has `found` false."""
-        return [entry_of(store, one, *self._row(store, one)) for one in wanted]
+        """Return the JSON of several keys; a missing one has `found` false.
+
+        Raises:
+            QueryError: TASK_MOVING; TOO_LARGE.
+        """
+        entries, size = [], 0
+        for one in wanted:
+            about, row = self._row(store, one)
+            size = grown(store, size, row)
+            entries.append(entry_of(store, one, about, row))
+        return entries
 
     def timed(self, kind: TimedKind, store: StoreInfo, wanted: Lookup, times: Times, limit: int) -> bytes:
         """Return the JSON of a key's windows that start within `times`, or of its sessions that overlap them.
@@ -222,6 +233,18 @@ def point_of(store: StoreInfo, wanted: Lookup, about: About, row: Row | None) ->
     if found is None:
         raise key_not_found(store.name, wanted[0], {"store": store.name} | fields, store.misplaced)
     return to_json({"store": store.name} | fields | found, _where(store, wanted[0]))
+
+
+def grown(store: StoreInfo, size: int, row: Row | None) -> int:
+    """Return the bytes of the values of several keys with one more.
+
+    Raises:
+        QueryError: TOO_LARGE.
+    """
+    more = 0 if row is None else len(row[0])
+    if size and size + more > MOST_BYTES:
+        raise too_large(store.name, MOST_BYTES)
+    return size + more
 
 
 def entry_of(store: StoreInfo, wanted: Lookup, about: About, row: Row | None) -> bytes:

@@ -73,18 +73,7 @@ def _paths(limits: RequestLimits) -> Schema:
         "/v1/stores/{store}/keys/{key}": _get(
             "key", "The value of a key", "Found", store, key, local, by_key=True, missing=True
         ),
-        "/v1/stores/{store}/keys": _get(
-            "keys",
-            f"The values of several keys, at most {limits.max_keys}, in the order asked: all, or none while one is "
-            "moving",
-            "FoundMany",
-            store,
-            _query(
-                "key", {"type": "array", "items": {"type": "string"}}, "A key; give it several times.", required=True
-            ),
-            local,
-            by_key=True,
-        ),
+        "/v1/stores/{store}/keys": _keys(limits, store, local),
         "/v1/stores/{store}/range": _range(store, limit, local),
         **_timed(store, key, limit, local),
         "/v1/metadata": _get("metadata", "Instances, their tasks and key ranges, by the last assignment", "Metadata"),
@@ -163,6 +152,20 @@ def _timed(store: Schema, key: Schema, limit: Schema, local: Schema) -> Schema:
         ),
         "/v1/stores/{store}/versions/{key}": operation,
     }
+
+
+def _keys(limits: RequestLimits, store: Schema, local: Schema) -> Schema:
+    operation = _get(
+        "keys",
+        f"The values of several keys, at most {limits.max_keys}, in the order asked: all, or none while one is moving",
+        "FoundMany",
+        store,
+        _query("key", {"type": "array", "items": {"type": "string"}}, "A key; give it several times.", required=True),
+        local,
+        by_key=True,
+    )
+    operation["get"]["responses"]["413"] = _error("TOO_LARGE: the values are large: ask for fewer keys at a time")
+    return operation
 
 
 def _range(store: Schema, limit: Schema, local: Schema) -> Schema:

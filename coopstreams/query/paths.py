@@ -22,16 +22,25 @@ def store_path(store: str, rest: str) -> str:
     return f"/v1/stores/{path_text(store)}/{rest}"
 
 
-def key_batches(texts: Sequence[str]) -> Iterator[str]:
-    """Yield `key=a&key=b` query strings that together ask for all keys in order."""
+def keys_path(store: str, texts: Sequence[str]) -> str:
+    """Return the path of several keys of a store."""
+    return store_path(store, f"keys?{'&'.join(map(_asked, texts))}")
+
+
+def key_batches(texts: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the keys in order, as many at a time as one request asks for."""
     batch: list[str] = []
     length = 0
     for text in texts:
-        asked = f"key={quote(text, safe='')}"
-        if batch and (len(batch) == KEYS_A_REQUEST or length + len(asked) > CHARACTERS_A_REQUEST):
-            yield "&".join(batch)
+        size = len(_asked(text)) + 1
+        if batch and (len(batch) == KEYS_A_REQUEST or length + size > CHARACTERS_A_REQUEST):
+            yield batch
             batch, length = [], 0
-        batch.append(asked)
-        length += len(asked) + 1
+        batch.append(text)
+        length += size
     if batch:
-        yield "&".join(batch)
+        yield batch
+
+
+def _asked(text: str) -> str:
+    return f"key={quote(text, safe='')}"

@@ -7,6 +7,7 @@
     404  UNKNOWN_STORE, UNKNOWN_PATH
     405  METHOD_NOT_ALLOWED                   the header `allow` has those that are
     410  FORGOTTEN                            the time lies before the history that a versioned store keeps
+    413  TOO_LARGE                            the values of several keys: ask for fewer keys at a time
     421  NOT_OWNER                            `local=true` at another instance; `owner` and `url` name the owner
     500  UNREADABLE, INTERNAL                 stored bytes that the serde cannot read, or a bug
     503  TASK_MOVING                          no instance can prove that it owns the key: ask again
@@ -70,6 +71,12 @@ def forgotten(store: str, key: str, last: int, oldest: int) -> QueryError:
         "has changed since"
     )
     return QueryError("FORGOTTEN", message, status=410, details={"known_since": oldest})
+
+
+def too_large(store: str, most: int) -> QueryError:
+    """Return the error for several keys whose values are larger than an answer may be. One key is always answered."""
+    message = f"the values of these keys of {store} are more than {most >> 20} MiB together: ask for fewer at a time"
+    return QueryError("TOO_LARGE", message, status=413)
 
 
 def not_owner(owner: str, url: str) -> QueryError:

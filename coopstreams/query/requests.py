@@ -19,7 +19,7 @@ from urllib.parse import quote
 import httpx
 import orjson
 
-from coopstreams.query.paths import key_batches, path_text, store_path
+from coopstreams.query.paths import key_batches, keys_path, path_text, store_path
 from coopstreams.query.problems import bad_request, error_of, moving
 from coopstreams.topology.errors import QueryError
 
@@ -134,8 +134,17 @@ class Requests:
     def get_many(self, store: str, keys: Sequence[Any]) -> Steps[list[Found | None]]:
         """Return the values of several keys, in their order."""
         found: list[Found | None] = []
-        for query in key_batches((yield from self._texts(store, keys))):
-            answer = yield from self.ask(store_path(store, f"keys?{query}"))
+        left = list(key_batches((yield from self._texts(store, keys))))[::-1]
+        while left:
+            batch = left.pop()
+            try:
+                answer = yield from self.ask(keys_path(store, batch))
+            except QueryError as error:
+                if error.code != "TOO_LARGE":
+                    raise
+                half = len(batch) // 2
+                left += [batch[half:], batch[:half]]
+                continue
             found += [_found(entry) if entry["found"] else None for entry in answer["entries"]]
         return found
 

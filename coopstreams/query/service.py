@@ -27,7 +27,7 @@ from coopstreams.query.backend import Backend, Kind, Peer, StoreInfo, TimedKind
 from coopstreams.query.formats import parse_key
 from coopstreams.query.local import LocalReader, Lookup, Times, decided
 from coopstreams.query.pages import Page, PartialPage, Query, page_of
-from coopstreams.query.paths import key_batches, path_text, store_path
+from coopstreams.query.paths import key_batches, keys_path, path_text, store_path
 from coopstreams.query.peers import Peers
 from coopstreams.query.problems import bad_request, moving, unknown_store
 from coopstreams.query.router import (
@@ -252,8 +252,8 @@ class QueryService:
 
     async def _ask_points(self, store: StoreInfo, owner: Peer, texts: Sequence[str]) -> list[Any]:
         entries: list[Any] = []
-        for query in key_batches(texts):
-            answer = await self._peers.ask(owner, store_path(store.name, f"keys?{query}"), self.limits.forward_s)
+        for batch in key_batches(texts):
+            answer = await self._peers.ask(owner, keys_path(store.name, batch), self.limits.forward_s)
             entries += orjson.loads(answer)["entries"]
         return entries
 

@@ -160,6 +160,20 @@ def test_windows_and_sessions_come_in_answers_that_fit_into_memory(
     assert queries.sessions("visits", "k", 12, 48) == visits[1:5]
 
 
+def test_many_keys_come_in_answers_that_fit_into_memory(
+    queries: QueryClient, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = [f"w{i}" for i in range(50)]
+    url = f"{cluster['b'].url}/v1/stores/counts/keys?"
+    monkeypatch.setattr(local, "MOST_BYTES", 20)
+    answer = httpx.get(url + "&".join(f"key={key}" for key in keys), trust_env=False, timeout=60)
+    assert (answer.status_code, answer.json()["error"]) == (413, "TOO_LARGE")
+    assert "fewer" in answer.json()["message"]
+    assert [found and found.value for found in queries.get_many("counts", keys)] == list(range(50))
+    monkeypatch.setattr(local, "MOST_BYTES", 1)
+    assert httpx.get(url + "key=w1", trust_env=False, timeout=60).status_code == httpx.codes.OK
+
+
 def test_metadata_status_and_stores(queries: QueryClient, cluster: Cluster) -> None:
     assert [i["id"] for i in queries.metadata()["instances"]] == ["a", "b"]
     assert queries.owner("counts", "w1")["owner"]["id"] == cluster.owner("counts", "w1").name

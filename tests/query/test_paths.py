@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coopstreams.query.asked import path_piece
-from coopstreams.query.paths import CHARACTERS_A_REQUEST, KEYS_A_REQUEST, key_batches, path_text, store_path
+from coopstreams.query.paths import CHARACTERS_A_REQUEST, KEYS_A_REQUEST, key_batches, keys_path, path_text, store_path
 
 
 @given(st.text())
@@ -21,10 +21,11 @@ def test_a_key_arrives_as_it_was_sent(text: str) -> None:
 
 @given(st.lists(st.text(max_size=20)))
 def test_batches_ask_for_every_key_once_in_order(texts: list[str]) -> None:
-    assert [value for query in key_batches(texts) for _, value in parse_qsl(query, keep_blank_values=True)] == texts
+    queries = [keys_path("s", batch).partition("?")[2] for batch in key_batches(texts)]
+    assert [value for query in queries for _, value in parse_qsl(query, keep_blank_values=True)] == texts
 
 
 def test_no_batch_is_longer_than_an_address_may_be() -> None:
-    queries = list(key_batches(["é" * 1000] * 50 + ["k"] * 1200))
-    assert all(len(query) <= CHARACTERS_A_REQUEST and query.count("key=") <= KEYS_A_REQUEST for query in queries)
-    assert sum(query.count("key=") for query in queries) == 1250
+    paths = [keys_path("s", batch) for batch in key_batches(["é" * 1000] * 50 + ["k"] * 1200)]
+    assert all(len(path) <= CHARACTERS_A_REQUEST + 20 and path.count("key=") <= KEYS_A_REQUEST for path in paths)
+    assert sum(path.count("key=") for path in paths) == 1250

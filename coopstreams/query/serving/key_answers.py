@@ -25,6 +25,7 @@ from coopstreams.query.access import Access
 from coopstreams.query.asked import Parameters, RequestLimits, how_asked, path_piece
 from coopstreams.query.backend import Backend, NotOpen, OpenView, Placement, StoreInfo
 from coopstreams.query.local import (
+    MOST_BYTES,
     About,
     LocalReader,
     Lookup,
@@ -33,6 +34,7 @@ from coopstreams.query.local import (
     about_of,
     decided,
     entry_of,
+    grown,
     point_of,
 )
 from coopstreams.query.peers import INSTANCE
@@ -85,7 +87,10 @@ class KeyAnswers:
         began = time.monotonic()
         placement = self._backend.placement()
         with _Views(self._backend, placement.here) as views:
-            found = [self._read(target, authorization, placement, views) for target, authorization, _ in requests]
+            found = [
+                None if views.size > MOST_BYTES else self._read(target, authorization, placement, views)
+                for target, authorization, _ in requests
+            ]
             lost = views.lost()
         answers = _Answers(placement.here)
         for (target, _, waited_s), read in zip(requests, found, strict=True):
@@ -112,18 +117,24 @@ class KeyAnswers:
             self._access.check("read", None if authorization is None else authorization.decode("latin-1"))
             store, texts, asked, many = self._parsed(target)
             wanted = keys_of(store, texts, self._limits.max_keys)
+            rows: list[tuple[Lookup, About, Row | None]] = []
+            size = 0
             if store.kind == "global":
                 table, about = self._local.global_table(store), about_global(placement.here)
-                return _Read(store, many, [(one, about, table.get(one[1])) for one in wanted])
+                for one in wanted:
+                    rows.append((one, about, row := table.get(one[1])))
+                    size = grown(store, size, row)
+                return _Read(store, many, rows)
             if not all(isinstance(decided(placement, store, at, asked), Here) for _, _, at in wanted):
                 return None
-            rows = []
             for one in wanted:
                 opened = views.of(store, one)
                 if opened is None:
                     return None
                 view, about = opened
-                rows.append((one, about, view.store.get(one[1])))
+                rows.append((one, about, row := view.store.get(one[1])))
+                size = grown(store, size, row)
+            views.size += size
             return _Read(store, many, rows)
         except QueryError as error:
             return None if error.code == "TASK_MOVING" else error
@@ -151,6 +162,8 @@ class _Views:
     def __init__(self, backend: Backend, here: str) -> None:
         self._backend = backend
         self._here = here
+        self.size = 0
+        """The bytes of the values that were read. When they are many, `QueryApp` answers: a few requests at a time."""
         self._open: dict[tuple[str, int], list[tuple[OpenView, About]]] = {}
         self._stack = ExitStack()
 
