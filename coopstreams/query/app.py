@@ -198,6 +198,7 @@ class QueryApp:
             key, partition, _ = page.entries[-1]
             limit = query.limit if total is None else min(query.limit, total - count)
             query = msgspec.structs.replace(query, after=(key, partition), limit=limit)
+            await self.budget.turn()
             try:
                 async with asyncio.timeout(self._limits.request_s):
                     page = await self._service.page(store, query, asked)
