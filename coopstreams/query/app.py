@@ -135,7 +135,10 @@ class QueryApp:
             await self._service.close()
 
     async def _stores(self, request: Request) -> Response:
-        return _json(await self._service.stores(self._asked(request, _parameters(request, "local"))))
+        parameters = _parameters(request, "local", "brief")
+        if parameters.flag("brief"):
+            return _json(self._service.known_stores())
+        return _json(await self._service.stores(self._asked(request, parameters)))
 
     async def _key(self, request: Request) -> Response:
         store = self._store(request)

@@ -63,13 +63,14 @@ def _paths(limits: RequestLimits) -> Schema:
     store = _path("store", "Name of a store.")
     key = _path("key", _KEY)
     local = _query("local", _BOOLEAN, "Answer from this instance only.")
+    brief = _query("brief", _BOOLEAN, "Count no entries, and ask no other instance.")
     limit = _query(
         "limit",
         {**_WHOLE, "minimum": 1, "maximum": limits.max_entries, "default": limits.entries},
         "Most entries in an answer; large ones come in shorter pages.",
     )
     return {
-        "/v1/stores": _get("stores", "All stores of the topology", "Stores", local),
+        "/v1/stores": _get("stores", "All stores of the topology", "Stores", local, brief),
         "/v1/stores/{store}/keys/{key}": _get(
             "key", "The value of a key", "Found", store, key, local, by_key=True, missing=True
         ),
@@ -283,7 +284,7 @@ def _group_schemas() -> Schema:
         "key": _STRING,
         "value": _STRING,
     }
-    seen = {"approximate_entries": _WHOLE, "misplaced": _list(_STRING)}
+    seen = {"approximate_entries": _MAYBE_WHOLE, "misplaced": _list(_STRING)}
     store = _object({**known, "window_ms": _MAYBE_WHOLE, **seen})
     key = {
         "store": _STRING,

@@ -75,8 +75,8 @@ def key_metadata(placement: Placement, store: StoreInfo, key: bytes, at: KeyLoca
     }
 
 
-def store_list(stores: Mapping[str, StoreInfo], sizes: Mapping[str, int], unreachable: Iterable[str]) -> Report:
-    """Return the stores; `unreachable` instances are missing from the sizes."""
+def store_list(stores: Mapping[str, StoreInfo], sizes: Mapping[str, int] | None, unreachable: Iterable[str]) -> Report:
+    """Return the stores; `unreachable` instances are missing from the sizes. None: they were not counted."""
     return {
         "stores": [
             {
@@ -87,7 +87,7 @@ def store_list(stores: Mapping[str, StoreInfo], sizes: Mapping[str, int], unreac
                 "key": store.key.name,
                 "value": store.value.name,
                 "window_ms": store.window_ms,
-                "approximate_entries": sizes.get(store.name, 0),
+                "approximate_entries": None if sizes is None else sizes.get(store.name, 0),
                 "misplaced": list(store.misplaced),
             }
             for store in sorted(stores.values(), key=lambda store: store.name)

@@ -263,7 +263,12 @@ class Requests:
 
     def _key_serde(self, store: str) -> Steps[str]:
         if store not in self._key_serdes:
-            answer = yield from self.ask("/v1/stores?local=true")
+            try:
+                answer = yield from self.ask("/v1/stores?brief=true")
+            except QueryError as error:
+                if error.code != "BAD_PARAMETER":
+                    raise
+                answer = yield from self.ask("/v1/stores?local=true")  # of an older version, which counts
             self._key_serdes = {known["name"]: known["key"] for known in answer["stores"]}
         return self._key_serdes.get(store, "")
 

@@ -154,6 +154,10 @@ class QueryService:
         """Return this instance's part of a range query, packed for the instance that merges the parts."""
         return msgspec.msgpack.encode(await self._part(store, query))
 
+    def known_stores(self) -> bytes:
+        """Return the JSON of all stores, of which nothing is counted and no other instance is asked."""
+        return orjson.dumps(reports.store_list(self.backend.stores(), None, []))
+
     async def stores(self, asked: Asked) -> bytes:
         """Return the JSON of all stores; sizes, and what was seen of them, are of all instances that answer."""
         stores = dict(self.backend.stores())

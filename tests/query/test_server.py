@@ -21,6 +21,7 @@ from coopstreams.query.access import Access
 from coopstreams.query.app import QueryApp
 from coopstreams.query.asked import RequestLimits
 from coopstreams.query.backend import Health
+from coopstreams.query.client import QueryClient
 from coopstreams.query.openapi import description
 from coopstreams.query.serving import server
 from coopstreams.query.serving.server import QueryServer
@@ -76,6 +77,18 @@ def test_stores_are_listed_with_the_sizes_of_all_instances(cluster: Cluster) -> 
     assert size == sum(store["approximate_entries"] for stores in here for store in stores if store["name"] == "counts")
     assert size == 50
     assert answer["unreachable"] == []
+
+
+def test_stores_are_listed_without_counting_them(cluster: Cluster) -> None:
+    node = cluster["a"]
+    reads = node.reads
+    whole, brief = (get(f"{node.url}/v1/stores?{asked}=true")["stores"] for asked in ("local", "brief"))
+    assert brief == [store | {"approximate_entries": None} for store in whole]
+    assert node.reads > reads
+    reads = node.reads
+    with QueryClient(node.url) as queries:
+        assert queries.owner("counts", "w1")["partition"] in (0, 1)
+    assert node.reads == reads
 
 
 def test_metadata_names_instances_tasks_and_key_ranges(cluster: Cluster) -> None:
@@ -299,6 +312,7 @@ def test_query_parameters_of_the_description_are_those_that_are_understood(clust
         "prefix": "1",
         "reverse": "true",
         "local": "true",
+        "brief": "true",
         "key": "w1",
         "cursor": "AAAAAA",
         "as_of": "1",
