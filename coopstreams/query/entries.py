@@ -27,12 +27,14 @@ def shown(store: StoreInfo, row: StoredRow, partition: int) -> bytes | None:
     Shape: a key that cannot be read is `base64:...`; then the field `key_error` says why.
 
     Raises:
-        QueryError: UNREADABLE: the store's serde cannot read the value.
+        QueryError: UNREADABLE: the store's serde cannot read the value, or the schema registry does not answer.
     """
     stored, unread = plain_key(store.kind, row.key), {}
     try:
         key = show_key(store.key, stored)
     except QueryError as error:
+        if error.retryable:
+            raise
         key, unread = show_bytes(stored), {"key_error": str(error)}
     where = f"the value of key {key!r} in {store.name}"
     value = row_value(store, row.value, where)
@@ -74,7 +76,7 @@ def history_of(data: bytes, where: str) -> list[Version]:
     try:
         return versions_of(serdes.raw).deserialize(data)
     except SerdeError as error:
-        raise unreadable(f"{where} cannot be read: {error}") from error
+        raise unreadable(f"{where} cannot be read: {error}", error) from error
 
 
 def window_of(store: StoreInfo, stored: bytes) -> dict[str, int | None]:

@@ -25,7 +25,7 @@ from coopstreams.query.problems import bad_request, unreadable
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import Headers
 from coopstreams.topology.errors import QueryError, SerdeError
-from coopstreams.topology.schemas import SchemaSerde
+from coopstreams.topology.schemas import SchemaSerde, registry_is_away
 from coopstreams.topology.serdes import Serde
 
 BASE64 = "base64:"
@@ -38,7 +38,8 @@ def parse_key(key: Serde[Any], text: str) -> bytes:
     """Return the bytes of a key given as text.
 
     Raises:
-        QueryError: BAD_KEY: the text is no key of this serde; the message shows the expected form.
+        QueryError: BAD_KEY: the text is no key of this serde; the message shows the expected form. UNREADABLE: the
+            schema registry does not answer.
     """
     if key == serdes.text:
         return text.encode()
@@ -111,7 +112,7 @@ def to_json(value: Any, where: str) -> bytes:
     try:
         return orjson.dumps(value, _builtins, _OPTIONS)
     except TypeError as error:
-        raise unreadable(f"{where} has no form in JSON: {error.__cause__ or error}") from error
+        raise unreadable(f"{where} has no form in JSON: {error.__cause__ or error}", error) from error
 
 
 def _builtins(value: Any) -> Any:
@@ -134,7 +135,7 @@ def _shown(serde: Serde[Any], data: bytes, where: str) -> Any:
     try:
         return serde.deserialize(data)
     except SerdeError as error:
-        raise unreadable(f"{where} cannot be read: {error}") from error
+        raise unreadable(f"{where} cannot be read: {error}", error) from error
 
 
 def _as_text(data: bytes) -> str:
@@ -162,6 +163,8 @@ def _canonical(key: Serde[Any], data: bytes, text: str) -> bytes:
             return key.serialize(key.from_json(data))
         return key.serialize(key.deserialize(data))
     except (SerdeError, msgspec.MsgspecError) as error:
+        if registry_is_away(error):
+            raise unreadable(f'the key "{text}" cannot be read: {error}', error) from error
         reason = error.__cause__ or error
         raise bad_key(key, text, f"the serialised key as text ({reason}), or its bytes as base64:...") from error
 

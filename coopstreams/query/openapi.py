@@ -203,7 +203,7 @@ def _get(
         )
     if by_key:
         responses["421"] = _error("NOT_OWNER: `local=true` at another instance; `owner` and `url` say whom to ask")
-        responses["503"] = _error(f"TASK_MOVING. {_RETRY}") | {
+        responses["503"] = _error(f"TASK_MOVING. {_RETRY} Or UNREADABLE: the schema registry does not answer") | {
             "headers": {"Retry-After": {"schema": _WHOLE, "description": "Seconds."}}
         }
         responses["500"] = _error("UNREADABLE: what is stored is no value of the store's serde; or INTERNAL")

@@ -11,6 +11,7 @@
     421  NOT_OWNER                            `local=true` at another instance; `owner` and `url` name the owner
     500  UNREADABLE, INTERNAL                 stored bytes that the serde cannot read, or a bug
     503  TASK_MOVING                          no instance can prove that it owns the key: ask again
+    503  UNREADABLE                           the schema registry does not answer: ask again
     503  TOO_MANY_CONNECTIONS                 ask again, or close some
     503  TOO_MANY_STREAMS                     close a page that watches this instance, or watch another one
     504  TIMED_OUT                            ask again, or ask for less
@@ -26,6 +27,7 @@ from typing import Any
 import orjson
 
 from coopstreams.topology.errors import QueryError
+from coopstreams.topology.schemas import registry_is_away
 
 RETRY_AFTER_MS = 200
 """The pause before a retry, unless the instance knows a better one."""
@@ -111,8 +113,10 @@ def too_many_streams(most: int) -> QueryError:
     return _unavailable("TOO_MANY_STREAMS", message, 5000)
 
 
-def unreadable(message: str) -> QueryError:
-    """Return the error for stored bytes that cannot be shown as JSON."""
+def unreadable(message: str, why: BaseException) -> QueryError:
+    """Return the error for bytes that cannot be read, or be shown as JSON."""
+    if registry_is_away(why):
+        return _unavailable("UNREADABLE", message, 1000)
     return QueryError("UNREADABLE", message, status=500)
 
 

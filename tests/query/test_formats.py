@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -12,9 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coopstreams.query.formats import parse_key, parse_prefix, show_key, show_value, to_json
+from coopstreams.query.backend import StoreInfo
+from coopstreams.query.entries import shown
+from coopstreams.query.formats import parse_key, parse_prefix, show_bytes, show_key, show_value, to_json
+from coopstreams.state.views import StoredRow
 from coopstreams.topology import serdes
 from coopstreams.topology.errors import QueryError
+from coopstreams.topology.schemas import RegistryUnavailableError, Schema
 from coopstreams.topology.serdes import Serde
 
 
@@ -126,3 +131,36 @@ def test_what_cannot_be_shown_says_which_value_it_is() -> None:
     assert (caught.value.code, caught.value.status) == ("UNREADABLE", 500)
     with pytest.raises(QueryError, match="has no form in JSON"):
         to_json(object(), "it")
+
+
+class Away:
+    """A schema registry that does not answer."""
+
+    def latest(self, subject: str) -> Schema | None:
+        raise RegistryUnavailableError("the registry cannot be reached")
+
+    def lookup(self, subject: str, schema: Schema) -> int | None:
+        raise RegistryUnavailableError("the registry cannot be reached")
+
+    def register(self, subject: str, schema: Schema) -> int:
+        raise RegistryUnavailableError("the registry cannot be reached")
+
+    def schema(self, number: int) -> Schema:
+        raise RegistryUnavailableError("the registry cannot be reached")
+
+
+def test_while_the_schema_registry_does_not_answer_one_may_ask_again() -> None:
+    serde: Any = serdes.avro({"type": "record", "name": "Away", "fields": [{"name": "n", "type": "long"}]})
+    written = b"\0\0\0\0\x09\x02"
+    store = StoreInfo("parcels", "key_value", 0, 1, serde, serdes.raw)
+    reads: list[Callable[[], object]] = [
+        lambda: parse_key(serde, '{"n": 1}'),
+        lambda: parse_key(serde, show_bytes(written)),
+        lambda: show_value(serde, written, "a value"),
+        lambda: shown(store, StoredRow(written, b"x", 1), 0),
+    ]
+    with serde.codec.bound(Away(), ()):
+        for read in reads:
+            with pytest.raises(QueryError, match="the registry cannot be reached") as caught:
+                read()
+            assert (caught.value.code, caught.value.status, caught.value.retryable) == ("UNREADABLE", 503, True)
