@@ -144,13 +144,19 @@ def internal(error: Exception) -> QueryError:
 
 
 def error_of(status: int, body: bytes) -> QueryError:
-    """Return the error that a body carries; INTERNAL if it carries none."""
+    """Return the error that a body carries; INTERNAL if it carries none, as those of a proxy.
+
+    A proxy says by 502, 503 or 504 that what is behind it does not answer now.
+    """
     try:
         fields = orjson.loads(body)
         code, message, retryable = str(fields.pop("error")), str(fields.pop("message")), bool(fields.pop("retryable"))
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
         return QueryError(
-            "INTERNAL", f"HTTP status {status} with a body that is not ours: {body[:200]!r}", status=status
+            "INTERNAL",
+            f"HTTP status {status} with a body that is not ours: {body[:200]!r}",
+            status=status,
+            retryable=status in (502, 503, 504),
         )
     return QueryError(
         code,

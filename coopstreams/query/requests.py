@@ -238,6 +238,8 @@ class Requests:
                 "Does the application run, and is this an address of it? Each process logs where its queries are "
                 "answered."
             )
+            if self._url.startswith("https:") and isinstance(response, httpx.ReadError | httpx.RemoteProtocolError):
+                cure += " With http.ssl.client.auth=required it disconnects clients that show no certificate it trusts."
             raise moving(
                 f"{self._url} does not answer: {str(response) or type(response).__name__}. {cure}"
             ) from response

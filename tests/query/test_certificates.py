@@ -65,6 +65,11 @@ def test_without_a_certificate_a_client_gets_nothing(office: Office) -> None:
         ):
             with httpx.Client(verify=tls, trust_env=False) as client, pytest.raises(httpx.TransportError):
                 client.get(cluster["a"].url + "/v1/stores")
+            with (
+                QueryClient(cluster["a"].url, deadline_s=0, tls=tls) as queries,
+                pytest.raises(QueryError, match=r"http\.ssl\.client\.auth=required"),
+            ):
+                queries.stores()
 
 
 def test_plain_http_at_an_https_port_is_no_answer(cluster: Cluster) -> None:

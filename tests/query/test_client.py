@@ -225,6 +225,16 @@ def test_a_server_that_is_no_instance_is_an_error_with_what_it_says() -> None:
         steps.send(httpx.Response(200, content=b"<html>log in</html>"))
 
 
+def test_a_proxy_whose_instance_does_not_answer_is_asked_again() -> None:
+    steps = Requests("http://proxy", 30.0, None).ask("/v1/status")
+    next(steps)
+    for status in (502, 503, 504):
+        assert isinstance(steps.send(httpx.Response(status, content=b"<html>no upstream</html>")), float)
+        assert next(steps) == "http://proxy/v1/status"
+    with pytest.raises(QueryError, match="HTTP status 500"):
+        steps.send(httpx.Response(500, content=b"<html>wrong</html>"))
+
+
 def test_both_clients_have_the_same_methods() -> None:
     def methods(kind: type) -> dict[str, list[str]]:
         public = {name: method for name, method in inspect.getmembers(kind, callable) if not name.startswith("_")}
