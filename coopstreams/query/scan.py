@@ -20,6 +20,8 @@ from coopstreams.state.views import GlobalView, KeyRangeView, StoredRow
 from coopstreams.topology.stores import session_key, window_key
 
 _LATEST = (1 << 63) - 1
+_AGES = 1 << 40
+"""More milliseconds than there are between two commits: 34 years."""
 _TIMES: Mapping[Kind, int] = {"window": START_BYTES, "session": SESSION_BYTES}
 """How many bytes of times follow the key in a stored key."""
 
@@ -55,20 +57,19 @@ def _sought(view: KeyRangeView | GlobalView, query: Query, last: bytes | None) -
 def _timed_rows(view: KeyRangeView, query: Query, times: int) -> Iterator[StoredRow]:
     if query.last is None:
         return (row for row in _sought(view, query, None) if _within(query, row.key[:-times]))
-    bound = query.last + b"\xff" * times  # behind all times that are not negative
+    latest = TIMESTAMP.pack(min(view.latest_ms() + _AGES, _LATEST))  # a commit may come before the scan
+    # Behind all rows of the last key. Longer keys that begin with it are behind the bound, unless zero bytes follow.
+    bound = query.last + latest + b"\xff" * (times - START_BYTES)
     most = (row for row in _sought(view, query, bound) if _within(query, row.key[:-times]))
-    stragglers = sorted(_stragglers(view, query, query.last, bound), reverse=query.reverse)
+    stragglers = sorted(_stragglers(view, query, query.last, bound, latest), reverse=query.reverse)
     return chain(stragglers, most) if query.reverse else chain(most, stragglers)
 
 
-def _stragglers(view: KeyRangeView, query: Query, last: bytes, bound: bytes) -> Iterator[StoredRow]:
+def _stragglers(view: KeyRangeView, query: Query, last: bytes, bound: bytes, latest: bytes) -> Iterator[StoredRow]:
     """Yield the rows above the bound whose keys are within it: those of keys that are a prefix of the last key."""
-    if (latest_ms := view.latest_ms()) < 0:
-        return
-    latest = TIMESTAMP.pack(latest_ms)
     for length in range(len(last)):
         # A row of this key lies above the bound if its time does above what follows the key: seldom, in a text never.
-        if last[length : length + START_BYTES] < latest and _within(query, key := last[:length]):
+        if last[length : length + START_BYTES] <= latest and _within(query, key := last[:length]):
             yield from (row for row in _rows_of(view, key) if row.key > bound)
 
 

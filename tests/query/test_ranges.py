@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import orjson
@@ -28,7 +28,7 @@ from coopstreams.state.views import KeyRangeView
 from coopstreams.topology import serdes
 from coopstreams.topology.errors import QueryError
 from coopstreams.topology.keys import WHOLE
-from coopstreams.topology.stores import StoreSpec, window_key
+from coopstreams.topology.stores import StoreSpec, session_key, window_key
 from tests.query.cluster import HOUR, LIMITS, STORES, Cluster, Data, Node, tasks
 from tests.state.rows import put
 
@@ -184,6 +184,7 @@ def test_windows_of_all_keys_come_by_key_and_start(cluster: Cluster, limit: int,
     st.none() | st.text("\x00\x01a", max_size=2).map(str.encode),
     st.booleans(),
     st.none() | st.integers(0, 11),
+    st.sampled_from(["window", "session"]),
 )
 def test_bounds_on_keys_hold_for_windows_of_keys_that_continue_each_other(
     windows: dict[tuple[bytes, int], bytes],
@@ -192,17 +193,22 @@ def test_bounds_on_keys_hold_for_windows_of_keys_that_continue_each_other(
     prefix: bytes | None,
     reverse: bool,
     after: int | None,
+    kind: Literal["window", "session"],
 ) -> None:
-    spec = StoreSpec("w", "window", serdes.raw, serdes.raw, window_ms=1, retention_ms=2**62)
+    spec = StoreSpec("w", kind, serdes.raw, serdes.raw, window_ms=1, retention_ms=2**62, step_ms=1)
     database = Database(Memory(), [spec])
     state = TaskState(database, [spec], WHOLE, 1 << 20)
+
+    def stored(key: bytes, start: int) -> bytes:
+        return window_key(key, start) if kind == "window" else session_key(key, max(0, start - 5), start)
+
     for key, start in windows:
-        put(state.stores["w"], window_key(key, start), b"v", 1)
+        put(state.stores["w"], stored(key, start), b"v", 1)
     state.changes()
     state.commit({"w": 1})
     wanted = sorted(
         (
-            window_key(key, start)
+            stored(key, start)
             for key, start in windows
             if (first is None or key >= first)
             and (last is None or key <= last)
@@ -214,7 +220,7 @@ def test_bounds_on_keys_hold_for_windows_of_keys_that_continue_each_other(
     if cursor is not None:
         wanted = wanted[(after or 0) + 1 :]
     query = Query(first=first, last=last, prefix=prefix, reverse=reverse, limit=100, after=cursor)
-    assert [row.key for row in rows(KeyRangeView(database, spec, [WHOLE]), "window", 0, query)] == wanted
+    assert [row.key for row in rows(KeyRangeView(database, spec, [WHOLE]), kind, 0, query)] == wanted
 
 
 def test_large_rows_come_in_pages_that_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,6 +247,29 @@ def test_large_windows_come_in_answers_that_fit_into_memory(monkeypatch: pytest.
         assert answer["more"]
         with QueryClient(cluster["a"].url) as client:
             assert [window.timestamp for window in client.windows("hours", "k")] == list(range(50))
+
+
+def test_a_scan_of_the_windows_of_a_key_reads_none_of_longer_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = StoreSpec("w", "window", serdes.raw, serdes.raw, window_ms=1, retention_ms=2**40)
+    database = Database(Memory(), [spec])
+    state = TaskState(database, [spec], WHOLE, 1 << 20)
+    for key in (b"k", *(b"k%d" % number for number in range(1000))):
+        put(state.stores["w"], window_key(key, 1_700_000_000_000), b"v", 1)
+    state.changes()
+    state.commit({"w": 1})
+    read, scan = list[bytes](), database.scan
+
+    def counted(*which: Any, **how: Any) -> Rows:
+        for row in scan(*which, **how):
+            read.append(row[0])
+            yield row
+
+    monkeypatch.setattr(database, "scan", counted)
+    for reverse in (False, True):
+        query = Query(first=b"k", last=b"k", reverse=reverse, limit=10)
+        found = rows(KeyRangeView(database, spec, [WHOLE]), "window", 0, query)
+        assert [row.key for row in found] == [window_key(b"k", 1_700_000_000_000)]
+    assert len(read) == 2
 
 
 def test_the_length_of_a_bound_costs_a_scan_of_windows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
