@@ -32,6 +32,8 @@ from coopstreams.topology.stores import Entry, StoreSpec
 
 _EVER = -(1 << 63)
 _NEVER = 1 << 63
+TIME_BYTES = 240
+"""What a time takes at which buffered entries are: windows share theirs, nearly each session has one of its own."""
 
 
 @dataclass(slots=True)
@@ -145,7 +147,7 @@ class WindowTable(Table):
     @property
     def size_bytes(self) -> int:
         """The approximate memory of the buffer."""
-        return super().size_bytes + ENTRY_BYTES * len(self._of_key or ())
+        return super().size_bytes + ENTRY_BYTES * len(self._of_key or ()) + TIME_BYTES * len(self._by_start)
 
     @property
     def observed(self) -> int:

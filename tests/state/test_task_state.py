@@ -12,13 +12,14 @@ from coopstreams.state.restore import Restore, lacking
 from coopstreams.state.task_state import TaskState
 from coopstreams.topology.keys import ALL_GROUPS, WHOLE, KeyGroups, KeyRange, key_hash
 from coopstreams.topology.serdes import int64, json, text
-from coopstreams.topology.stores import StoreSpec, window_key
+from coopstreams.topology.stores import StoreSpec, session_key, window_key
 from tests.state.bounds import TOPIC_ID, bounds, stands
 from tests.state.conftest import NewEngine
 from tests.state.rows import put, stored
 
 COUNTS = StoreSpec("counts", "key_value", text, int64)
 NAMES = StoreSpec("names", "key_value", text, text)
+VISITS = StoreSpec("visits", "session", text, int64, retention_ms=1 << 40, step_ms=1)
 LOCAL = StoreSpec("local", "key_value", text, int64, logged=False)
 WINDOWS = StoreSpec("windows", "window", text, int64, window_ms=10, retention_ms=100)
 PAGES = StoreSpec("pages", "key_value", text, json)
@@ -158,15 +159,18 @@ def test_entries_that_grow_fill_the_buffer_before_they_are_ever_serialised() -> 
         (COUNTS, 1 << 40),
         (NAMES, "some text of a usual length"),
         (PAGES, {"carrier": "UA", "delay": 12.5, "count": 17, "tail": "N14228"}),
+        (VISITS, 1 << 40),
     ],
-    ids=["int", "text", "dict"],
+    ids=["int", "text", "dict", "session"],
 )
 def test_the_size_of_a_buffer_is_about_what_python_takes(spec: StoreSpec, value: object) -> None:
     state = TaskState(Database(Memory(), [spec]), [spec], WHOLE, BYTES)
     table = state.stores[spec.name]
     tracemalloc.start()
     for number in range(20_000):
-        put(table, b"user-%08d" % number, table.spec.value.decode(table.spec.value.encode(value)))
+        key = b"user-%08d" % number
+        at = session_key(key, number, number + 5) if spec is VISITS else key
+        put(table, at, table.spec.value.decode(table.spec.value.encode(value)))
     state.changes()
     table.frozen.clear()  # the frozen changes do not count as the buffer's
     taken, _ = tracemalloc.get_traced_memory()
