@@ -22,7 +22,7 @@ from coopstreams.topology.operators import folding, windowing
 from coopstreams.topology.operators.analysis import aggregate_reads
 from coopstreams.topology.operators.codegen import Function, RecordVariables
 from coopstreams.topology.operators.compiler import Compiler, Operator
-from coopstreams.topology.operators.tables import drop_null_key, entry_of, touch
+from coopstreams.topology.operators.tables import drop_null_key
 from coopstreams.topology.operators.versioned import drop_the_past
 from coopstreams.topology.operators.windowing import snapshot
 from coopstreams.topology.stores import StoreSpec
@@ -131,7 +131,7 @@ def table_aggregate(compiler: Compiler, function: Function, node: TableAggregate
     unit, pair = compiler.unit, function.value(record)
     key_bytes = function.key_as_bytes(record, node.store.key, node)
     key = function.key(record) if node.initializer is not None else "None"
-    entry = entry_of(compiler, function, node.store, key_bytes)
+    entry = compiler.entry_of(function, node.store, key_bytes)
     before = function.fresh("before")
     new = function.fresh("new")
     fold = unit.constant("changed_aggregate", _folding(node))
@@ -148,7 +148,7 @@ def table_aggregate(compiler: Compiler, function: Function, node: TableAggregate
     with function.block(f"if {before} is None or {later}:"):
         function.line(f"{entry}.timestamp = {record.timestamp}")
     function.line(f"{entry}.value = {new}")
-    touch(compiler, function, node.store, key_bytes, entry)
+    compiler.touch(function, node.store, key_bytes, entry)
     compiler.keep_headers(function, node, entry)
     if forwards:
         timestamp = function.fresh("timestamp")
@@ -194,7 +194,7 @@ def _add_to_row(
 
     `skip`: the statement behind a failure, if it is not the function's.
     """
-    entry = entry_of(compiler, function, node.store, key_bytes)
+    entry = compiler.entry_of(function, node.store, key_bytes)
     before = function.fresh("old")
     function.line(f"{before} = {entry}.value")
     forwards = not compiler.caches(node) and not node.emit_on_close and compiler.analysis.edges(node)
@@ -206,7 +206,7 @@ def _add_to_row(
     if old is not None:
         old = _begun(compiler, function, node, before, old, skip)
     value = _new_aggregate(compiler, function, node, record, entry, before, skip)
-    touch(compiler, function, node.store, key_bytes, entry)
+    compiler.touch(function, node.store, key_bytes, entry)
     if not node.emit_on_close:
         compiler.keep_headers(function, node, entry)
     if forwards:

@@ -109,10 +109,14 @@ class Compiler:
                 function.line(f"old = None if entry.stored is None else {decode}(entry.stored)")
                 record.old = "old"
             self.forward(function, node, record)
+        self.read_stream_time(function, node)
+        return function.name
+
+    def read_stream_time(self, function: Function, node: Node) -> None:
+        """Generate code: a flush begins with the stream time of its node, if a node below asks for it."""
         if function.mentions("stream_time"):
             topics = self.unit.constant("topics", self.analysis.topics(node))
             function.prologue.append(f"stream_time = process.stream_time({topics})")
-        return function.name
 
     def call_of(
         self, function: Function, label: str, called: UserFunction, record: RecordVariables, parts: tuple[str, ...]
@@ -153,6 +157,20 @@ class Compiler:
         if self.caches(node) and self.analysis.edges(node):
             with function.block("if headed:"):
                 function.line(f"{entry}.headers = process.headers")
+
+    def entry_of(self, function: Function, store: StoreSpec, key_bytes: str) -> str:
+        """Generate the look-up of a row of a store; return the variable of its entry."""
+        entry, name = function.fresh("entry"), self.unit.store(store)
+        function.line(f"{entry} = get_{name}({key_bytes}) or load_{name}({key_bytes})")
+        return entry
+
+    def touch(self, function: Function, store: StoreSpec, key_bytes: str, entry: str) -> None:
+        """Generate code: an entry, whose value and timestamp are set, is marked as changed."""
+        name = self.unit.store(store)
+        with function.block(f"if not {entry}.dirty:"):
+            function.line(f"touch_{name}({key_bytes}, {entry})")
+        if store.ttl_ms is not None:
+            function.line(f"note_{name}({key_bytes}, {entry})")
 
     def operator_time(self, function: Function, node: Node) -> str:
         """Return the variable of a node's stream time, for a function that may change it."""

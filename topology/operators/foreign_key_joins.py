@@ -50,15 +50,13 @@ def answer(compiler: Compiler, function: Function, node: ForeignKeyAnswer, recor
 
     Subscribers are answered in the order of their keys.
     """
-    name = compiler.unit.store(node.store)
     key_bytes = function.key_as_bytes(record, node.store.key, node)
-    entry = function.fresh("entry")
     if record.side == 1:
         drop_the_past(function, node.name, record)
         data = function.value_as_bytes(record, node.value, node)
         primary_key = function.fresh("primary_key")
         hash_ = function.fresh("hash")
-        function.line(f"{entry} = get_{name}({key_bytes}) or load_{name}({key_bytes})")
+        entry = compiler.entry_of(function, node.store, key_bytes)
         with function.loop(f"for {primary_key}, {hash_} in sorted({entry}.value.items()) if {entry}.value else ():"):
             made = f"{compiler.unit.constant('Answer', Answer)}({hash_}, {data})"
             _send(compiler, function, node, record, primary_key, made, record.timestamp)
@@ -67,11 +65,10 @@ def answer(compiler: Compiler, function: Function, node: ForeignKeyAnswer, recor
     timestamp, said = function.fresh("timestamp"), function.fresh("answer")
     function.line(f"{row}, {timestamp} = None, {record.timestamp}")
     with function.block(f"if {key_bytes} is not None:"):
-        function.line(f"{entry} = get_{name}({key_bytes}) or load_{name}({key_bytes})")
+        entry = compiler.entry_of(function, node.store, key_bytes)
         function.line(f"{entry}.value = {compiler.unit.constant('subscribe', subscribe)}({entry}.value, {asked})")
         function.line(f"{entry}.timestamp = {record.timestamp}")
-        with function.block(f"if not {entry}.dirty:"):
-            function.line(f"touch_{name}({key_bytes}, {entry})")
+        compiler.touch(function, node.store, key_bytes, entry)
         found = look_up(compiler, function, node.parents[1], replace(record, has_key=True), key_bytes)
         with function.block(f"if {found.value} is not None:"):
             function.line(f"{timestamp} = max({timestamp}, {found.timestamp})")

@@ -98,8 +98,7 @@ def _keep(
     """
     key_bytes = function.key_as_bytes(record, store.row_key or store.key, node)
     compiler.expire_view(function, node, store)
-    entry, name = function.fresh("entry"), compiler.unit.store(store)
-    function.line(f"{entry} = get_{name}({key_bytes}) or load_{name}({key_bytes})")
+    entry = compiler.entry_of(function, store, key_bytes)
     if skip_nothing:
         with function.block(f"if {value} is None and {entry}.value is None:"):
             function.line(function.skip)
@@ -108,8 +107,7 @@ def _keep(
         function.line(f"{old} = {entry}.value")
     function.line(f"{entry}.value = {value}")
     function.line(f"{entry}.timestamp = {record.timestamp}")
-    with function.block(f"if not {entry}.dirty:"):
-        function.line(f"touch_{name}({key_bytes}, {entry})")
+    compiler.touch(function, store, key_bytes, entry)
     compiler.keep_headers(function, node, entry)
     if not compiler.caches(node):
         compiler.forward(function, node, replace(record.with_value(value, old), latest=None))

@@ -81,9 +81,7 @@ def flush(compiler: Compiler, node: TableTableJoin) -> str:
             node,
             RecordVariables("key_bytes", None, node.key, None, "value", None, node.name, has_key=True, old=old),
         )
-    if function.mentions("stream_time"):
-        topics = compiler.unit.constant("topics", compiler.analysis.topics(node))
-        function.prologue.append(f"stream_time = process.stream_time({topics})")
+    compiler.read_stream_time(function, node)
     return function.name
 
 
@@ -163,12 +161,10 @@ def _keep(
 ) -> None:
     assert node.store is not None
     compiler.expire_view(function, node, node.store)
-    entry, name = function.fresh("entry"), compiler.unit.store(node.store)
-    function.line(f"{entry} = get_{name}({key_bytes}) or load_{name}({key_bytes})")
+    entry = compiler.entry_of(function, node.store, key_bytes)
     function.line(f"{entry}.value = {value}")
     function.line(f"{entry}.timestamp = {timestamp}")
-    with function.block(f"if not {entry}.dirty:"):
-        function.line(f"touch_{name}({key_bytes}, {entry})")
+    compiler.touch(function, node.store, key_bytes, entry)
     compiler.keep_headers(function, node, entry)
 
 

@@ -37,13 +37,13 @@ def table_source(compiler: Compiler, function: Function, node: TableSource, reco
         return
     value = function.value(record)
     key_bytes = function.key_as_bytes(record, node.store.key, node)
-    entry = entry_of(compiler, function, node.store, key_bytes)
+    entry = compiler.entry_of(function, node.store, key_bytes)
     if compiler.analysis.wants_old(node) and not compiler.caches(node):
         record.old = function.fresh("old")
         function.line(f"{record.old} = {entry}.value")
     function.line(f"{entry}.value = {value}")
     function.line(f"{entry}.timestamp = {record.timestamp}")
-    touch(compiler, function, node.store, key_bytes, entry)
+    compiler.touch(function, node.store, key_bytes, entry)
     compiler.keep_headers(function, node, entry)
     if not compiler.caches(node):
         compiler.forward(function, node, record)
@@ -97,21 +97,6 @@ def drop_null_key(function: Function, node: Node, record: RecordVariables) -> No
 def row_key(node: Node, store: StoreSpec) -> Serde[Any]:
     """Return the serde of the keys under which a table stores and forwards its rows."""
     return node.key if isinstance(node, TableTableJoin) else store.row_key or store.key
-
-
-def entry_of(compiler: Compiler, function: Function, store: StoreSpec, key_bytes: str) -> str:
-    """Generate the look-up of a row of a store; return the variable of its entry."""
-    entry, name = function.fresh("entry"), compiler.unit.store(store)
-    function.line(f"{entry} = get_{name}({key_bytes}) or load_{name}({key_bytes})")
-    return entry
-
-
-def touch(compiler: Compiler, function: Function, store: StoreSpec, key_bytes: str, entry: str) -> None:
-    """Generate code: an entry, whose value and timestamp are set, is marked as changed."""
-    with function.block(f"if not {entry}.dirty:"):
-        function.line(f"touch_{compiler.unit.store(store)}({key_bytes}, {entry})")
-    if store.ttl_ms is not None:
-        function.line(f"note_{compiler.unit.store(store)}({key_bytes}, {entry})")
 
 
 OPERATORS: Mapping[type[Node], Operator] = {

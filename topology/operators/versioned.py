@@ -23,11 +23,11 @@ def versioned_source(
 ) -> None:
     """Generate code: a record becomes a version of its row. The record's key is not null."""
     value, key_bytes = function.value(record), function.key_as_bytes(record, store.key, node)
-    now, name, unit = compiler.stream_time(function, node, record), compiler.unit.store(store), compiler.unit
-    oldest, entry, latest = (function.fresh(part) for part in ("oldest", "entry", "latest"))
+    now, unit = compiler.stream_time(function, node, record), compiler.unit
+    oldest, latest = function.fresh("oldest"), function.fresh("latest")
     function.line(f"{oldest} = {now} - {store.history_ms}")
     compiler.drop_late(function, node, record, f"{record.timestamp} < {oldest}")
-    function.line(f"{entry} = get_{name}({key_bytes}) or load_{name}({key_bytes})")
+    entry = compiler.entry_of(function, store, key_bytes)
     if compiler.analysis.wants_old(node):
         old = function.fresh("old")
         function.line(f"{old} = {unit.constant('latest_value', latest_value)}({entry}.value)")
@@ -38,8 +38,7 @@ def versioned_source(
         f"{latest} = {unit.constant('put_version', put_version)}({entry}.value, {record.timestamp}, {value}, {oldest})"
     )
     function.line(f"{entry}.timestamp = {entry}.value[-1][0]")
-    with function.block(f"if not {entry}.dirty:"):
-        function.line(f"touch_{name}({key_bytes}, {entry})")
+    compiler.touch(function, store, key_bytes, entry)
     compiler.forward(function, node, replace(record, value=value, latest=latest))
 
 
