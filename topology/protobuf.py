@@ -24,6 +24,7 @@ from coopstreams.topology.compatibility.protobuf_source import source_of
 from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.schemas import Codec, Schema, SchemaSerde
 from coopstreams.topology.serde import Serde
+from coopstreams.topology.varints import read_varint, varint
 
 M = TypeVar("M")
 
@@ -75,7 +76,7 @@ def _protobuf(message: Any) -> SchemaSerde[Any]:
                 raise SerdeError(f"it is a {found or f'message {list(indexes)} of its file'}, not a {name}")
 
         def read(data: bytes) -> Any:
-            indexes, at = _read_indexes(data, 5)
+            indexes, at = _read_indexes(data)
             checked(indexes)
             return parse(data[at:])
 
@@ -122,36 +123,16 @@ def _file(text: str) -> Any:
 def _indexes(path: tuple[int, ...]) -> bytes:
     if path == (0,):
         return b"\0"
-    return b"".join(map(_zigzag, (len(path), *path)))
+    return b"".join(varint(number << 1) for number in (len(path), *path))  # zigzag, of numbers that are not negative
 
 
-def _zigzag(number: int) -> bytes:
-    number, out = number << 1, bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
-def _read_indexes(data: bytes, at: int) -> tuple[tuple[int, ...], int]:
+def _read_indexes(data: bytes) -> tuple[tuple[int, ...], int]:
     """Return the indexes of a record, and where its message begins."""
-    count, at = _read_zigzag(data, at)
-    if not count:
+    count, at = read_varint(data, 5)
+    if not count >> 1:
         return (0,), at
     path = []
-    for _ in range(count):
-        number, at = _read_zigzag(data, at)
-        path.append(number)
+    for _ in range(count >> 1):
+        number, at = read_varint(data, at)
+        path.append(number >> 1)
     return tuple(path), at
-
-
-def _read_zigzag(data: bytes, at: int) -> tuple[int, int]:
-    number = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return number >> 1, at
-        shift += 7

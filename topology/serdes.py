@@ -44,6 +44,7 @@ from coopstreams.topology.json_schema import json_schema as json_schema  # noqa:
 from coopstreams.topology.protobuf import protobuf as protobuf  # noqa: PLC0414
 from coopstreams.topology.serde import Serde as Serde  # noqa: PLC0414 as it is known
 from coopstreams.topology.serde import check_nulls, within
+from coopstreams.topology.varints import read_varint, varint
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -294,7 +295,7 @@ def _changed(inner: Serde[Any]) -> Serde[tuple[Any, Any]]:
         if new is None:
             return inner.encode(old) + b"\x00"
         data = inner.encode(new)
-        return _varint(len(data) << 1) + data + inner.encode(old) + b"\x02"
+        return varint(len(data) << 1) + data + inner.encode(old) + b"\x02"
 
     def decode(data: bytes) -> tuple[Any, Any]:
         kind = data[-1]
@@ -302,26 +303,11 @@ def _changed(inner: Serde[Any]) -> Serde[tuple[Any, Any]]:
             return inner.decode(data[:-1]), None
         if kind == 0:
             return None, inner.decode(data[:-1])
-        length = shift = at = 0
-        while True:
-            byte = data[at]
-            length |= (byte & 0x7F) << shift
-            at, shift = at + 1, shift + 7
-            if byte < 0x80:
-                break
+        length, at = read_varint(data, 0)
         middle = at + (length >> 1)
         return inner.decode(data[at:middle]), inner.decode(data[middle:-1])
 
     return Serde(f"changed({inner.name})", encode, decode, parts=(inner,))
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
 
 
 def _type_name(type_: Any) -> str:

@@ -41,6 +41,7 @@ from coopstreams.topology.compile.operator_time import OperatorTimes
 from coopstreams.topology.errors import LogError
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.naming import COMMIT_TOPIC
+from coopstreams.topology.varints import read_varint, varint
 
 PARTITIONS = 50
 """Partitions of a commit topic that coopstreams creates. Never change it: groups would look in another partition."""
@@ -250,7 +251,7 @@ def payload_of(data: bytes, key_range: KeyRange) -> bytes:
         LogError: another version, or not a value at all.
     """
     decode_value(data, key_range)
-    length, at = _read_uvar(data, 1)
+    length, at = read_varint(data, 1)
     return data[at + length :]
 
 
@@ -267,7 +268,7 @@ def encode_text(text: str) -> bytes:
 
 
 def _read_said(data: bytes, at: int, key_range: KeyRange) -> tuple[tuple[Segment, ...], str]:
-    count, at = _read_uvar(data, at)
+    count, at = read_varint(data, at)
     start, segments = key_range.start, []
     for i in range(count):
         end = key_range.end
@@ -288,20 +289,20 @@ def _read_said(data: bytes, at: int, key_range: KeyRange) -> tuple[tuple[Segment
 
 
 def _read_segment(data: bytes, at: int, key_range: KeyRange) -> tuple[Segment, int]:
-    position, at = _read_uvar(data, at)
+    position, at = read_varint(data, at)
     stream_time, at = _read_svar(data, at)
-    count, at = _read_uvar(data, at)
+    count, at = read_varint(data, at)
     runs, below = [], position
     for _ in range(count):
-        gap, at = _read_uvar(data, at)
-        length, at = _read_uvar(data, at)
+        gap, at = read_varint(data, at)
+        length, at = read_varint(data, at)
         runs.append((below + gap, below + gap + length - 1))
         below += gap + length
     return Segment(key_range, position, stream_time, tuple(runs)), at
 
 
 def _read_times(data: bytes, at: int) -> tuple[OperatorTimes, int]:
-    count, at = _read_uvar(data, at)
+    count, at = read_varint(data, at)
     times = []
     for _ in range(count):
         (operator,) = _U64.unpack_from(data, at)
@@ -315,10 +316,7 @@ def _uvar(out: bytearray, number: int) -> None:
         raise ValueError(
             f"cannot write {number}: positions, runs and lengths are not negative, runs lie in order above the position"
         )
-    while number > 127:
-        out.append(number & 127 | 128)
-        number >>= 7
-    out.append(number)
+    out += varint(number)
 
 
 def _svar(out: bytearray, number: int) -> None:
@@ -326,25 +324,12 @@ def _svar(out: bytearray, number: int) -> None:
 
 
 def _read_svar(data: bytes, at: int) -> tuple[int, int]:
-    zigzag, at = _read_uvar(data, at)
+    zigzag, at = read_varint(data, at)
     return zigzag >> 1 ^ -(zigzag & 1), at
 
 
-def _read_uvar(data: bytes, at: int) -> tuple[int, int]:
-    number = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        number |= (byte & 127) << shift
-        if byte < 128:
-            return number, at
-        shift += 7
-        if shift > 63:
-            raise ValueError("a number of more than 64 bits")
-
-
 def _read_text(data: bytes, at: int) -> tuple[str, int]:
-    length, at = _read_uvar(data, at)
+    length, at = read_varint(data, at)
     if at + length > len(data):
         raise IndexError("text ends too early")
     return data[at : at + length].decode(), at + length
