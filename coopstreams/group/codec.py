@@ -1,6 +1,6 @@
 """The bytes that members exchange through the group coordinator, encoded and decoded.
 
-    subscription   Kafka's consumer protocol v3 (topics, owned partitions, generation, rack), our state in its user data
+    subscription   Kafka's consumer protocol v3 (topics, owned partitions, generation), our state in its user data
     assignment     Kafka's consumer protocol v3 (partitions), ours in its user data
 
 Kafka's own tools can read the consumer protocol. Our user data are `CS`, a version byte, then compressed JSON: two
@@ -34,7 +34,7 @@ to others. Assignments of version 1 are refused: their leader ignores topologies
 """
 _MAGIC = b"CS"
 _WRAPPER = 3
-"""Version of Kafka's consumer protocol: the first that carries generation and rack."""
+"""Version of Kafka's consumer protocol: the first that carries the generation."""
 
 _Task = tuple[int, ...]
 """(sub-topology, partition, first group, last group); a range that is not cut at groups: (…, start, end, 0)."""
@@ -47,7 +47,6 @@ class _Info(msgspec.Struct, omit_defaults=True):
     threads: int = 1
     transactional: tuple[str, ...] = ()
     share: bool = True
-    lags: tuple[tuple[_Task, int], ...] = ()
     ending: str = ""
     topology: tuple[tuple[str, int, bool], ...] = ()
 
@@ -69,7 +68,6 @@ class _Assignment(msgspec.Struct, omit_defaults=True):
 
 class _Member(_Info, omit_defaults=True, kw_only=True):
     id: str
-    rack: str | None = None
     tasks: tuple[_Task, ...] = ()
 
 
@@ -90,8 +88,7 @@ def encode_subscription(
     topics of each sub-topology: only for people and tools, which then see partitions. A different `nonce` gives
     different bytes.
     """
-    info = state.info
-    ours = _Subscription(**_info(info), tasks=_tasks(state.tasks), target=_tasks(state.target), nonce=nonce)
+    ours = _Subscription(**_info(state.info), tasks=_tasks(state.tasks), target=_tasks(state.target), nonce=nonce)
     owned = [
         ConsumerProtocolSubscription.TopicPartition(topic=t, partitions=p) for t, p in _partitions(state.tasks, sources)
     ]
@@ -101,7 +98,7 @@ def encode_subscription(
         user_data=_pack(ours),
         owned_partitions=owned,
         generation_id=state.generation,
-        rack_id=info.rack,
+        rack_id=None,
     )
     return bytes(wrapper.encode())
 
@@ -117,7 +114,7 @@ def decode_subscription(data: bytes, who: str) -> MemberState:
     try:
         topics = tuple(wrapper.topics)
         return MemberState(
-            _info_of(ours, wrapper.rack_id),
+            _info_of(ours),
             _task_ids(ours.tasks),
             wrapper.generation_id,
             _task_ids(ours.target),
@@ -155,7 +152,7 @@ def decode_assignment(data: bytes, who: str) -> Assignment:
     ours, rest = _unpack(wrapper.user_data, _Assignment, who, (VERSION,))
     try:
         shared = msgspec.json.decode(zlib.decompress(rest), type=_Cluster)
-        members = tuple(Member(m.id, _info_of(m, m.rack), _task_ids(m.tasks)) for m in shared.members)
+        members = tuple(Member(m.id, _info_of(m), _task_ids(m.tasks)) for m in shared.members)
         cluster = Cluster(members=members, partitions=shared.partitions)
         return Assignment(
             ours.process, _task_ids(ours.tasks), _task_ids(ours.target), ours.settled, cluster, ours.error, ours.waits
@@ -165,12 +162,11 @@ def decode_assignment(data: bytes, who: str) -> Assignment:
 
 
 def _cluster(cluster: Cluster) -> _Cluster:
-    members = tuple(_Member(**_info(m.info), id=m.id, rack=m.info.rack, tasks=_tasks(m.tasks)) for m in cluster.members)
+    members = tuple(_Member(**_info(m.info), id=m.id, tasks=_tasks(m.tasks)) for m in cluster.members)
     return _Cluster(members, dict(sorted(cluster.partitions.items())))
 
 
 def _info(info: MemberInfo) -> dict[str, Any]:
-    lags = tuple((_task(task), lag) for task, lag in sorted(info.lags.items()))
     return {
         "process": info.process,
         "host": info.host,
@@ -178,26 +174,15 @@ def _info(info: MemberInfo) -> dict[str, Any]:
         "threads": info.threads,
         "transactional": tuple(info.transactional_ids),
         "share": info.allow_key_share,
-        "lags": lags,
         "ending": info.ending,
         "topology": tuple(tuple(part) for part in info.topology),
     }
 
 
-def _info_of(wire: _Info, rack: str | None) -> MemberInfo:
-    lags = {_task_id(task): lag for task, lag in wire.lags}
+def _info_of(wire: _Info) -> MemberInfo:
     topology = tuple(Runs(*part) for part in wire.topology)
     return MemberInfo(
-        wire.process,
-        wire.host,
-        wire.endpoint,
-        wire.threads,
-        wire.transactional,
-        rack,
-        wire.share,
-        lags,
-        wire.ending,
-        topology,
+        wire.process, wire.host, wire.endpoint, wire.threads, wire.transactional, wire.share, wire.ending, topology
     )
 
 

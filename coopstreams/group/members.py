@@ -53,11 +53,8 @@ class MemberInfo:
     """The instance's capacity: how many slots it has. At least 1."""
     transactional_ids: tuple[str, ...] = ()
     """The ids of its producers. A transaction of this application under any other id has no living owner."""
-    rack: str | None = None
     allow_key_share: bool = True
     """False: whole partitions only, for the whole group."""
-    lags: Mapping[TaskId, int] = field(default_factory=dict)
-    """Units: records."""
     ending: str = ""
     """Why every instance of the application is to stop; empty: it is not."""
     topology: tuple[Runs, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -30,9 +31,7 @@ infos = st.builds(
     endpoint=st.none() | st.text(),
     threads=st.integers(1, 64),
     transactional_ids=st.lists(st.text(), max_size=3).map(tuple),
-    rack=st.none() | st.text(min_size=1),
     allow_key_share=st.booleans(),
-    lags=st.dictionaries(tasks, st.integers(0, 1 << 62), max_size=3),
     ending=st.text(),
     topology=st.lists(st.builds(Runs, st.text(), st.integers(0, 2000), st.booleans()), max_size=3).map(tuple),
 )
@@ -51,24 +50,7 @@ def test_a_subscription_says_what_was_put_in(state: MemberState, nonce: int) -> 
 
 @given(states, st.integers(0, 99))
 def test_equal_states_are_equal_bytes_and_another_nonce_is_not(state: MemberState, nonce: int) -> None:
-    lags = dict(reversed([*state.info.lags.items()]))
-    twin = MemberState(
-        MemberInfo(
-            state.info.process,
-            state.info.host,
-            state.info.endpoint,
-            state.info.threads,
-            state.info.transactional_ids,
-            state.info.rack,
-            state.info.allow_key_share,
-            lags,
-            state.info.ending,
-            state.info.topology,
-        ),
-        state.tasks[::-1],
-        state.generation,
-        state.target,
-    )
+    twin = MemberState(replace(state.info), state.tasks[::-1], state.generation, state.target)
     once = encode_subscription(state, nonce, ["b", "a"], SOURCES)
     assert once == encode_subscription(twin, nonce, ["a", "b", "a"], SOURCES)
     assert once != encode_subscription(state, nonce + 1, ["b", "a"], SOURCES)
@@ -89,15 +71,15 @@ def test_an_assignment_says_what_was_put_in(
     assert {m: decode_assignment(data, "leader") for m, data in encoded.items()} == assignments
 
 
-def test_kafkas_tools_see_topics_partitions_generation_and_rack() -> None:
+def test_kafkas_tools_see_topics_partitions_and_generation() -> None:
     held = (
         TaskId(0, 2, KeyRange.of_groups(0, 99)),
         TaskId(0, 1, KeyRange.of_groups(0, 255)),
         TaskId(1, 1, KeyRange.of_groups(5, 9)),
     )
-    state = MemberState(MemberInfo("p", rack="r1"), held, 5)
+    state = MemberState(MemberInfo("p"), held, 5)
     wrapper = ConsumerProtocolSubscription.decode(encode_subscription(state, 0, ["orders", "__commits"], SOURCES))
-    assert (wrapper.topics, wrapper.generation_id, wrapper.rack_id) == (["__commits", "orders"], 5, "r1")
+    assert (wrapper.topics, wrapper.generation_id) == (["__commits", "orders"], 5)
     assert [(t.topic, t.partitions) for t in wrapper.owned_partitions] == [
         ("app-by-customer-repartition", [1]),
         ("customers", [1, 2]),
