@@ -22,14 +22,6 @@ from coopstreams.topology.errors import ConfigError
 _TRUE, _FALSE = {"true", "t", "1", "yes", "on"}, {"false", "f", "0", "no", "off"}
 
 
-def _text(value: Any) -> str:
-    return str(value)
-
-
-def _number(value: Any) -> int:
-    return int(value)
-
-
 def _flag(value: Any) -> bool:
     text = str(value).lower()
     if text not in _TRUE | _FALSE:
@@ -55,22 +47,22 @@ def _lookup(value: Any) -> str:
 TRANSLATED: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "bootstrap.servers": ("bootstrap_servers", _servers),
     "metadata.broker.list": ("bootstrap_servers", _servers),
-    "client.id": ("client_id", _text),
+    "client.id": ("client_id", str),
     "client.dns.lookup": ("client_dns_lookup", _lookup),
-    "socket.timeout.ms": ("request_timeout_ms", _number),
-    "socket.connection.setup.timeout.ms": ("socket_connection_setup_timeout_ms", _number),
-    "connections.max.idle.ms": ("connections_max_idle_ms", _number),
-    "reconnect.backoff.ms": ("reconnect_backoff_ms", _number),
-    "reconnect.backoff.max.ms": ("reconnect_backoff_max_ms", _number),
-    "receive.message.max.bytes": ("receive_message_max_bytes", _number),
+    "socket.timeout.ms": ("request_timeout_ms", int),
+    "socket.connection.setup.timeout.ms": ("socket_connection_setup_timeout_ms", int),
+    "connections.max.idle.ms": ("connections_max_idle_ms", int),
+    "reconnect.backoff.ms": ("reconnect_backoff_ms", int),
+    "reconnect.backoff.max.ms": ("reconnect_backoff_max_ms", int),
+    "receive.message.max.bytes": ("receive_message_max_bytes", int),
 }
 """librdkafka's name -> kafka-python's name, and how the value is read."""
 
 _SOCKET: Mapping[str, tuple[int, int, Callable[[Any], int]]] = {
     "socket.keepalive.enable": (socket.SOL_SOCKET, socket.SO_KEEPALIVE, _flag),
     "socket.nagle.disable": (socket.IPPROTO_TCP, socket.TCP_NODELAY, _flag),
-    "socket.send.buffer.bytes": (socket.SOL_SOCKET, socket.SO_SNDBUF, _number),
-    "socket.receive.buffer.bytes": (socket.SOL_SOCKET, socket.SO_RCVBUF, _number),
+    "socket.send.buffer.bytes": (socket.SOL_SOCKET, socket.SO_SNDBUF, int),
+    "socket.receive.buffer.bytes": (socket.SOL_SOCKET, socket.SO_RCVBUF, int),
 }
 
 
