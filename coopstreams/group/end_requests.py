@@ -18,7 +18,7 @@ from kafka.protocol.consumer import ListOffsetsRequest
 from kafka.protocol.metadata import MetadataRequest
 
 from coopstreams.group.leadership import BrokerView
-from coopstreams.group.requests import Exchange
+from coopstreams.group.requests import Exchange, outcomes
 from coopstreams.topology.columns import TopicPartition
 
 _LATEST = -1
@@ -34,6 +34,11 @@ class Views:
     of: Mapping[TopicPartition, BrokerView]
     brokers: frozenset[int]
     hidden: frozenset[str]
+
+    @property
+    def leaders(self) -> dict[TopicPartition, int]:
+        """The leader of each partition; `leadership.NO_LEADER`: none now."""
+        return {at: view.leader for at, view in self.of.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +111,10 @@ def list_ends(epochs: Mapping[TopicPartition, int]) -> Exchange[EndsThere]:
     request = ListOffsetsRequest(max_version=6, replica_id=-1, isolation_level=_READ_UNCOMMITTED, topics=wanted)
 
     def read(response: Any) -> EndsThere:
-        ends: dict[TopicPartition, int] = {}
-        refused: dict[TopicPartition, errors.KafkaError] = {}
-        for topic in response.topics:
-            for partition in topic.partitions:
-                at, kind = TopicPartition(topic.name, partition.partition_index), errors.for_code(partition.error_code)
-                if kind is not errors.NoError:
-                    refused[at] = kind(str(at))
-                else:
-                    ends[at] = int(partition.offset)
-        return EndsThere(ends, refused)
+        found = list(outcomes(response.topics))
+        return EndsThere(
+            {at: int(one.offset) for at, one, error in found if error is None},
+            {at: error for at, _, error in found if error is not None},
+        )
 
     return Exchange("asking where partitions end", request, read)

@@ -10,7 +10,7 @@ Invariant: a commit carries the identity it was begun under, never the current o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -102,27 +102,27 @@ def commit_offsets(fence: GroupFence, offsets: Mapping[TopicPartition, tuple[int
     """Ask the group coordinator to commit offsets, as the member and generation of the fence."""
     topic_type = OffsetCommitRequest.OffsetCommitRequestTopic
     partition_type = topic_type.OffsetCommitRequestPartition
-    by_topic: dict[str, list[Any]] = {}
+    committed: dict[str, list[Any]] = {}
     for (topic, partition), (offset, metadata) in sorted(offsets.items()):
         entry = partition_type(
             partition_index=partition, committed_offset=offset, committed_leader_epoch=-1, committed_metadata=metadata
         )
-        by_topic.setdefault(topic, []).append(entry)
+        committed.setdefault(topic, []).append(entry)
     request = OffsetCommitRequest(
         max_version=8,
         group_id=fence.group,
         generation_id_or_member_epoch=fence.generation,
         member_id=fence.member,
         group_instance_id=fence.instance,
-        topics=[topic_type(name=topic, partitions=partitions) for topic, partitions in by_topic.items()],
+        topics=[topic_type(name=topic, partitions=partitions) for topic, partitions in committed.items()],
     )
 
     def read(response: Any) -> None:
-        for topic in response.topics:
-            for partition in topic.partitions:
-                _raise(partition.error_code, f"{topic.name}-{partition.partition_index}")
+        for _, _, error in outcomes(response.topics):
+            if error is not None:
+                raise error
 
-    needs = Attempt(operation="Read", topics=", ".join(by_topic), group=fence.group)
+    needs = Attempt(operation="Read", topics=", ".join(committed), group=fence.group)
     return Exchange(f"committing offsets of group {fence.group}", request, read, needs)
 
 
@@ -131,15 +131,13 @@ def fetch_offsets(
 ) -> Exchange[FetchedOffset]:
     """Ask the group coordinator for offsets (None: all). `stable`: without those that may still change."""
     group_type = OffsetFetchRequest.OffsetFetchRequestGroup
-    by_topic: dict[str, list[int]] = {}
-    for topic, partition in sorted(set(partitions or ())):
-        by_topic.setdefault(topic, []).append(partition)
+    numbers = by_topic(set(partitions or ()))
     topics = (
         None
         if partitions is None
         else [
             group_type.OffsetFetchRequestTopics(name=topic, partition_indexes=wanted)
-            for topic, wanted in by_topic.items()
+            for topic, wanted in numbers.items()
         ]
     )
     request = OffsetFetchRequest(
@@ -148,7 +146,7 @@ def fetch_offsets(
 
     def read(response: Any) -> FetchedOffset:
         answer = response.groups[0]
-        _raise(answer.error_code, group)
+        check(answer.error_code, group)
         offsets: Offsets = {}
         unstable: set[TopicPartition] = set()
         for topic in answer.topics:
@@ -157,13 +155,13 @@ def fetch_offsets(
                 if errors.for_code(entry.error_code) is errors.UnstableOffsetCommitError:
                     unstable.add(partition)
                     continue
-                _raise(entry.error_code, str(partition))
+                check(entry.error_code, str(partition))
                 # librdkafka appends a NUL to the metadata of transactional commits.
                 metadata = (entry.metadata or "").rstrip("\0")
                 offsets[partition] = (entry.committed_offset, metadata) if entry.committed_offset >= 0 else None
         return FetchedOffset(offsets, frozenset(unstable))
 
-    needs = Attempt(operation="Describe", topics=", ".join(by_topic), group=group)
+    needs = Attempt(operation="Describe", topics=", ".join(numbers), group=group)
     return Exchange(f"reading offsets of group {group}", request, read, needs)
 
 
@@ -172,7 +170,7 @@ def leave_group(group: str, member: str) -> Exchange[None]:
     identity = LeaveGroupRequest.MemberIdentity(member_id=member, group_instance_id=None, reason="closed")
     request = LeaveGroupRequest(group_id=group, member_id=member, members=[identity])
     return Exchange(
-        f"leaving group {group}", request, lambda response: _raise(response.error_code, group), Attempt(group=group)
+        f"leaving group {group}", request, lambda response: check(response.error_code, group), Attempt(group=group)
     )
 
 
@@ -191,7 +189,7 @@ def _coordinator(key: str, kind: int, of: str) -> Exchange[int]:
 
     def read(response: Any) -> int:
         answer = response.coordinators[0] if response.coordinators else response
-        _raise(answer.error_code, key)
+        check(answer.error_code, key)
         return int(answer.node_id)
 
     needs = Attempt(group=key) if kind == _GROUP else Attempt(transactional_id=key)
@@ -203,7 +201,7 @@ def describe_group(group: str) -> Exchange[DescribedGroup]:
 
     def read(response: Any) -> DescribedGroup:
         found = response.groups[0]
-        _raise(found.error_code, group)
+        check(found.error_code, group)
         members = (
             DescribedMember(
                 m.member_id,
@@ -236,7 +234,7 @@ def new_producer(transactional_id: str, timeout_ms: int) -> Exchange[None]:
     return Exchange(
         f"ending transaction {transactional_id}",
         request,
-        lambda response: _raise(response.error_code, transactional_id),
+        lambda response: check(response.error_code, transactional_id),
         Attempt(transactional_id=transactional_id),
     )
 
@@ -245,7 +243,7 @@ def list_open_transactions() -> Exchange[frozenset[str]]:
     """Ask one broker for the ids of the open transactions that it coordinates."""
 
     def read(response: Any) -> frozenset[str]:
-        _raise(response.error_code, "ListTransactions")
+        check(response.error_code, "ListTransactions")
         return frozenset(entry.transactional_id for entry in response.transaction_states)
 
     return Exchange(
@@ -253,10 +251,32 @@ def list_open_transactions() -> Exchange[frozenset[str]]:
     )
 
 
-def _raise(code: int, about: str) -> None:
-    error = errors.for_code(code)
-    if error is not errors.NoError:
-        raise error(about)
+def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
+    """Return the numbers of partitions by topic, all ascending."""
+    numbers: dict[str, list[int]] = {}
+    for topic, partition in sorted(partitions):
+        numbers.setdefault(topic, []).append(partition)
+    return numbers
+
+
+def outcomes(topics: Iterable[Any]) -> Iterator[tuple[TopicPartition, Any, errors.KafkaError | None]]:
+    """Yield what an answer says of each partition, and the error with which it was refused, if it was."""
+    for topic in topics:
+        for partition in topic.partitions:
+            at = TopicPartition(topic.name, partition.partition_index)
+            yield at, partition, error_of(partition.error_code, str(at))
+
+
+def error_of(code: int, about: str) -> errors.KafkaError | None:
+    """Return the error of a code; None: the code of success."""
+    kind = errors.for_code(code)
+    return None if kind is errors.NoError else kind(about)
+
+
+def check(code: int, about: str) -> None:
+    """Raise the error of a code, if it is not that of success."""
+    if (error := error_of(code, about)) is not None:
+        raise error
 
 
 def _name(error: errors.KafkaError) -> str:

@@ -10,7 +10,7 @@ result or an error for each: one without a leader does not hide the others.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kafka import errors
@@ -18,22 +18,10 @@ from kafka.protocol.admin import DescribeProducersRequest, DescribeTransactionsR
 from kafka.protocol.metadata import ApiVersionsRequest
 from kafka.protocol.producer import WriteTxnMarkersRequest
 
-from coopstreams.group.end_requests import find_views
+from coopstreams.group.end_requests import Views, find_views
 from coopstreams.group.hanging import ENDED, Marker, Open, TransactionDescription
-from coopstreams.group.requests import Exchange
+from coopstreams.group.requests import Exchange, by_topic, check, outcomes
 from coopstreams.topology.columns import TopicPartition
-
-
-@dataclass(frozen=True, slots=True)
-class Leaders:
-    """The leader of each partition (`leadership.NO_LEADER`: none now), the hidden topics, and all brokers.
-
-    Hidden topics are those that this principal may not see.
-    """
-
-    of: Mapping[TopicPartition, int]
-    hidden: frozenset[str]
-    brokers: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +37,9 @@ def describe_transaction(transactional_id: str) -> Exchange[TransactionDescripti
 
     def read(response: Any) -> TransactionDescription | None:
         found = response.transaction_states[0]
-        kind = errors.for_code(found.error_code)
-        if kind is errors.TransactionalIdNotFoundError:
+        if errors.for_code(found.error_code) is errors.TransactionalIdNotFoundError:
             return None
-        if kind is not errors.NoError:
-            raise kind(transactional_id)
+        check(found.error_code, transactional_id)
         partitions = frozenset(
             TopicPartition(topic.topic, partition) for topic in found.topics for partition in topic.partitions
         )
@@ -68,24 +54,16 @@ def describe_transaction(transactional_id: str) -> Exchange[TransactionDescripti
     return Exchange(f"asking for the state of transaction {transactional_id}", request, read)
 
 
-def find_leaders(topics: Collection[str]) -> Exchange[Leaders]:
+def find_leaders(topics: Collection[str]) -> Exchange[Views]:
     """Ask any broker for the leaders of topics' partitions; topics that it does not know are left out."""
-    views = find_views(topics)
-
-    def read(response: Any) -> Leaders:
-        found = views.read(response)
-        return Leaders({at: view.leader for at, view in found.of.items()}, found.hidden, found.brokers)
-
-    return Exchange("asking for the leaders of partitions", views.request, read)
+    return replace(find_views(topics), what="asking for the leaders of partitions")
 
 
 def list_ended() -> Exchange[dict[int, str]]:
     """Ask a coordinator for the transactional ids whose last transaction has ended; by producer id."""
 
     def read(response: Any) -> dict[int, str]:
-        kind = errors.for_code(response.error_code)
-        if kind is not errors.NoError:
-            raise kind("ListTransactions")
+        check(response.error_code, "ListTransactions")
         return {int(entry.producer_id): str(entry.transactional_id) for entry in response.transaction_states}
 
     request = ListTransactionsRequest(state_filters=sorted(ENDED), producer_id_filters=[])
@@ -96,23 +74,21 @@ def describe_producers(partitions: Iterable[TopicPartition]) -> Exchange[Partiti
     """Ask a broker for the open transactions in partitions that it leads."""
     topics = [
         DescribeProducersRequest.TopicRequest(name=topic, partition_indexes=numbers)
-        for topic, numbers in _by_topic(partitions).items()
+        for topic, numbers in by_topic(partitions).items()
     ]
 
     def read(response: Any) -> PartitionAnswers:
         found: dict[TopicPartition, tuple[Open, ...]] = {}
         refused: dict[TopicPartition, errors.KafkaError] = {}
-        for topic in response.topics:
-            for partition in topic.partitions:
-                at, kind = TopicPartition(topic.name, partition.partition_index), errors.for_code(partition.error_code)
-                if kind is not errors.NoError:
-                    refused[at] = kind(str(at))
-                else:
-                    found[at] = tuple(
-                        Open(one.producer_id, one.producer_epoch, one.coordinator_epoch, one.current_txn_start_offset)
-                        for one in partition.active_producers
-                        if one.current_txn_start_offset >= 0
-                    )
+        for at, partition, error in outcomes(response.topics):
+            if error is not None:
+                refused[at] = error
+            else:
+                found[at] = tuple(
+                    Open(one.producer_id, one.producer_epoch, one.coordinator_epoch, one.current_txn_start_offset)
+                    for one in partition.active_producers
+                    if one.current_txn_start_offset >= 0
+                )
         return PartitionAnswers(found, refused)
 
     return Exchange("asking for open transactions", DescribeProducersRequest(topics=topics), read)
@@ -130,22 +106,15 @@ def write_markers(markers: Mapping[TopicPartition, Marker]) -> Exchange[dict[Top
             producer_id=marker.producer,
             producer_epoch=marker.epoch,
             transaction_result=marker.commit,
-            topics=[topic_type(name=topic, partition_indexes=numbers) for topic, numbers in _by_topic(where).items()],
+            topics=[topic_type(name=topic, partition_indexes=numbers) for topic, numbers in by_topic(where).items()],
             coordinator_epoch=marker.coordinator_epoch,
         )
         for marker, where in by_marker.items()
     ]
 
     def read(response: Any) -> dict[TopicPartition, errors.KafkaError]:
-        refused: dict[TopicPartition, errors.KafkaError] = {}
-        for marker in response.markers:
-            for topic in marker.topics:
-                for partition in topic.partitions:
-                    at = TopicPartition(topic.name, partition.partition_index)
-                    kind = errors.for_code(partition.error_code)
-                    if kind is not errors.NoError:
-                        refused[at] = kind(str(at))
-        return refused
+        found = (one for marker in response.markers for one in outcomes(marker.topics))
+        return {at: error for at, _, error in found if error is not None}
 
     return Exchange(
         "ending a transaction in its partitions", WriteTxnMarkersRequest(max_version=1, markers=written), read
@@ -162,10 +131,3 @@ def newest_metadata() -> Exchange[int]:
         )
 
     return Exchange("asking for a broker's version", request, read)
-
-
-def _by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
-    topics: dict[str, list[int]] = {}
-    for topic, partition in sorted(partitions):
-        topics.setdefault(topic, []).append(partition)
-    return topics

@@ -26,6 +26,7 @@ from kafka import errors
 from coopstreams.common.acls import Attempt
 from coopstreams.group import requests, transaction_requests
 from coopstreams.group.connection import Connection
+from coopstreams.group.end_requests import Views
 from coopstreams.group.hanging import (
     ENDING,
     ONGOING,
@@ -37,7 +38,7 @@ from coopstreams.group.hanging import (
     refusal,
 )
 from coopstreams.group.leadership import NO_LEADER
-from coopstreams.group.transaction_requests import Leaders, PartitionAnswers
+from coopstreams.group.transaction_requests import PartitionAnswers
 from coopstreams.log.log import UNKNOWN_FOR_S
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import LogError
@@ -166,7 +167,7 @@ class Transactions:
             where = {at for at, all_ in found.items() if any(one.producer == producer for one in all_)}
             await self._settled(ids[producer], where, give_up)
 
-    async def _leaders(self, topics: Collection[str], give_up: float) -> Leaders:
+    async def _leaders(self, topics: Collection[str], give_up: float) -> Views:
         """Return the leaders of the partitions of these topics and of the groups' offsets; only of visible topics."""
         wanted, unknown_until = {*topics, OFFSETS_TOPIC}, time.monotonic() + UNKNOWN_FOR_S
         leaders = await self._ask(transaction_requests.find_leaders(wanted), give_up)
@@ -208,7 +209,7 @@ class Transactions:
         reasons: Mapping[TopicPartition, object] = {}
         unknown_until = time.monotonic() + UNKNOWN_FOR_S
         while left:
-            leaders = (await self._ask(transaction_requests.find_leaders({at.topic for at in left}), give_up)).of
+            leaders = (await self._ask(transaction_requests.find_leaders({at.topic for at in left}), give_up)).leaders
             if time.monotonic() > unknown_until:
                 left &= leaders.keys()  # the others were deleted
             reasons = dict.fromkeys(left, "it has no leader")
@@ -265,7 +266,7 @@ class Transactions:
         give_up: float,
     ) -> None:
         """Write the missing markers where there is a leader; `_settled` then checks again."""
-        leaders = (await self._ask(transaction_requests.find_leaders({at.topic for at in missing}), give_up)).of
+        leaders = (await self._ask(transaction_requests.find_leaders({at.topic for at in missing}), give_up)).leaders
         last: errors.KafkaError | None = None
         for node in {leaders.get(at, NO_LEADER) for at in missing} - {NO_LEADER}:
             theirs = {at: marker for at, marker in missing.items() if leaders.get(at) == node}
