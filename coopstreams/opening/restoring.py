@@ -48,23 +48,22 @@ LOOK_S = 0.005
 
 
 class _Wanted(NamedTuple):
-    """The restore that a task needs of one store: the end of each range that does not end at the target, and the stream
-    time at which the task begins, if known.
-    """
+    """The restore that a task needs of one store."""
 
+    spec: StoreSpec
+    database: Database
     stops: Mapping[KeyRange, int]
+    """The end of each range that does not end at the target."""
     stream_time: int | None
+    """The stream time at which the task begins, if it is known."""
 
 
 @dataclass(slots=True)
 class _SnapshotRestore:
-    """One store that a task restores from a snapshot."""
+    """One store that a task restores from a snapshot. `wanted`: the restore from the changelog after it."""
 
     download: SnapshotDownload
-    spec: StoreSpec
-    database: Database
     wanted: _Wanted
-    """The restore from the changelog after the snapshot."""
     bytes: int = 0
     """Bytes already counted."""
 
@@ -156,22 +155,21 @@ class Restoring:
         topics = [
             (spec, spec.source or self._changelog(spec)) for spec in stores if spec.logged or spec.name in positions
         ]
-        changelogs = {
-            TopicPartition(topic, task.partition): (spec, positions.get(spec.name, NO_STOPS)) for spec, topic in topics
+        wanted = {
+            TopicPartition(topic, task.partition): _Wanted(
+                spec, database, positions.get(spec.name, NO_STOPS), times.get(spec.name)
+            )
+            for spec, topic in topics
         }
-        bounds = self._changelogs.all_bounds({changelog: stops for changelog, (_, stops) in changelogs.items()})
-        missing = {
-            changelog: self._missing(task, spec, database, bounds[changelog])
-            for changelog, (spec, _) in changelogs.items()
-        }
+        bounds = self._changelogs.all_bounds({changelog: one.stops for changelog, one in wanted.items()})
+        missing = {changelog: self._missing(task, one, bounds[changelog]) for changelog, one in wanted.items()}
         known = {changelog: self._changelogs.topic(changelog.topic) for changelog, groups in missing.items() if groups}
         self._waiting[task] = set()  # only now: if the brokers do not answer, nothing is added in part
-        for changelog, (spec, stops) in changelogs.items():
-            wanted, at = _Wanted(stops, times.get(spec.name)), bounds[changelog]
+        for changelog, one in wanted.items():
             if changelog in known:
-                self._begin(task, changelog, spec, database, known[changelog], missing[changelog], at, wanted)
+                self._begin(task, changelog, one, bounds[changelog], known[changelog], missing[changelog])
             else:
-                self._join(task, changelog, spec, database, at, wanted)
+                self._join(task, changelog, one, bounds[changelog])
         self._go_on(task)
 
     def cancel(self, task: TaskId) -> None:
@@ -285,19 +283,11 @@ class Restoring:
         self._snapshot_restores.clear()
         self._reader.close()
 
-    def _join(
-        self,
-        task: TaskId,
-        changelog: TopicPartition,
-        spec: StoreSpec,
-        database: Database,
-        bounds: Bounds,
-        wanted: _Wanted,
-    ) -> None:
+    def _join(self, task: TaskId, changelog: TopicPartition, wanted: _Wanted, bounds: Bounds) -> None:
         job = self._jobs.get(changelog)
         if job is None:
-            times = {} if wanted.stream_time is None else {task.key_range: wanted.stream_time}
-            restore = Restore(database, spec, [task.key_range], bounds, stops=wanted.stops, times=times)
+            spec, times = wanted.spec, {} if wanted.stream_time is None else {task.key_range: wanted.stream_time}
+            restore = Restore(wanted.database, spec, [task.key_range], bounds, stops=wanted.stops, times=times)
             job = _Job(restore, self._host.now(), {task: wanted})
             if job.restore.done:
                 return
@@ -311,30 +301,28 @@ class Restoring:
         self._jobs[changelog] = job
         self._waiting[task].add(changelog)
 
-    def _missing(self, task: TaskId, spec: StoreSpec, database: Database, bounds: Bounds) -> list[int]:
+    def _missing(self, task: TaskId, wanted: _Wanted, bounds: Bounds) -> list[int]:
         """Return the key groups whose checkpoints no restore can continue from: a snapshot may have them."""
-        if self._snapshots is None or spec.source is not None:  # snapshots are of changelogs, not of source topics
-            return []
-        return lacking(database.checkpoints(spec.name), task.key_range, bounds)
+        if self._snapshots is None or wanted.spec.source is not None:
+            return []  # snapshots are of changelogs, not of source topics
+        return lacking(wanted.database.checkpoints(wanted.spec.name), task.key_range, bounds)
 
     def _begin(
         self,
         task: TaskId,
         changelog: TopicPartition,
-        spec: StoreSpec,
-        database: Database,
+        wanted: _Wanted,
+        bounds: Bounds,
         known: Changelog,
         groups: Sequence[int],
-        bounds: Bounds,
-        wanted: _Wanted,
     ) -> None:
         """Begin the download of a store; the changelog restore follows it."""
         assert self._snapshots is not None
-        bounds = replace(bounds, begins=wanted.stream_time)
+        bounds, store = replace(bounds, begins=wanted.stream_time), (wanted.database, wanted.spec)
         download = SnapshotDownload(
-            self._downloads, self._snapshots, database, spec, changelog.partition, known, groups, bounds
+            self._downloads, self._snapshots, *store, changelog.partition, known, groups, bounds
         )
-        self._snapshot_restores[task, changelog] = _SnapshotRestore(download, spec, database, wanted)
+        self._snapshot_restores[task, changelog] = _SnapshotRestore(download, wanted)
         self._waiting[task].add(changelog)
 
     def _look(self) -> None:
@@ -355,7 +343,7 @@ class Restoring:
                 self._metrics.restored_from_snapshot(task, progress.store, from_snapshot.download.keys)
                 del self._snapshot_restores[task, changelog]
                 self._waiting[task].discard(changelog)
-                self._join(task, changelog, from_snapshot.spec, from_snapshot.database, bounds, from_snapshot.wanted)
+                self._join(task, changelog, from_snapshot.wanted, bounds)
                 self._go_on(task)
 
     def _go_on(self, task: TaskId) -> None:
