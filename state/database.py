@@ -75,7 +75,8 @@ class Database:
     ) -> Rows:
         """Return the store keys start <= key < end of some key groups and their values, in key order, as of now.
 
-        It costs a seek for each group and segment. For the windows of one key, use `windows_of`.
+        It costs a seek for each group and segment, unless there are few rows. For the windows of one key, use
+        `windows_of`.
         """
         return self._of[store].scan(store, groups, start, end, reverse=reverse)
 

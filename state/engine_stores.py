@@ -61,29 +61,25 @@ class EngineStores:
             self._checkpoints.setdefault(spec.name, Checkpoints())
 
     def getter(self, store: str) -> Getter:
-        """Return the function that reads a database key of a key-value store."""
+        """See `Database.getter`."""
         return self._engine.getter(layout.family_of(store))
 
     def segment_getter(self, store: str, segment: int) -> Getter | None:
-        """Return the function that reads a database key of a time segment; None if there is no such segment."""
+        """See `Database.segment_getter`."""
         with self._lock:
             return (
                 self._engine.getter(layout.segment_family(store, segment)) if segment in self._segments[store] else None
             )
 
     def checkpoints(self, store: str) -> Checkpoints:
-        """Return the checkpoints of a store."""
+        """See `Database.checkpoints`."""
         with self._lock:
             return self._checkpoints[store]
 
     def scan(
         self, store: str, groups: Iterable[int], start: bytes | None, end: bytes | None, *, reverse: bool = False
     ) -> Rows:
-        """Return the store keys start <= key < end of some key groups and their values, in key order, as of now.
-
-        It costs a seek for each group and segment, unless there are few rows. For the windows of one key, use
-        `windows_of`.
-        """
+        """See `Database.scan`."""
         wanted = frozenset(groups)
         with self._lock:  # no write between the iterators: all see the same moment
             families = self._families(store)
@@ -97,10 +93,7 @@ class EngineStores:
         return plain[0] if len(plain) == 1 else merge(*plain, reverse=reverse)
 
     def by_timestamp(self, store: str, groups: Iterable[int], first_ms: int) -> Iterator[tuple[int, bytes]]:
-        """Return (timestamp, store key) of the rows of a store with a time to live, from a timestamp on.
-
-        Shape: ordered by timestamp, then key. A row may be listed under earlier ones, too, and a deleted one still is.
-        """
+        """See `Database.by_timestamp`."""
         family, start = layout.expiry_family(store), layout.TIMESTAMP.pack(max(0, first_ms))
         with self._lock:  # no write between the iterators: all see the same moment
             wanted = frozenset(groups)
@@ -114,7 +107,7 @@ class EngineStores:
         return ((layout.TIMESTAMP.unpack_from(key)[0], key[at:]) for key, _ in merge(*rows))
 
     def windows_of(self, store: str, key: bytes, first: int, last: int, *, reverse: bool = False) -> Rows:
-        """Return the store keys of a plain key with first <= time <= last, and their values, by time, as of now.
+        """See `Database.windows_of`.
 
         In each segment, the rows of a key are contiguous: this reads one short run of each segment in the time range.
         """
@@ -133,7 +126,7 @@ class EngineStores:
         return ((at[1:], value) for at, value in chain.from_iterable(rows) if len(at) == size)
 
     def latest_ms(self, store: str) -> int:
-        """Return a time behind which a store has no window and no session."""
+        """See `Database.latest_ms`."""
         with self._lock:
             return (max(self._segments[store], default=-1) + 1) * layout.segment_ms(self.specs[store]) - 1
 
@@ -151,17 +144,13 @@ class EngineStores:
                     self._expire(self.specs[store])
 
     def rows(self, store: str, groups: KeyGroups) -> list[tuple[str, Rows]]:
-        """Return the rows of some key groups of a store, by family, with database keys, as of now."""
+        """See `Database.rows`."""
         with self._lock:
             low, high = layout.group_bounds(groups)
             return [(family, self._engine.scan(family, low, high)) for family in self._all_families(store)]
 
     def ingest(self, store: str, checkpoints: Sequence[Checkpoint], files: Mapping[str, Sequence[Path]]) -> None:
-        """Replace all keys of a store in the groups of the checkpoints by sorted files (by family).
-
-        The files hold keys of these groups alone, and are gone afterwards. If it is interrupted, the groups have no
-        checkpoint and are emptied when they are opened next.
-        """
+        """See `Database.ingest`."""
         with self._lock:
             known = self._checkpoints[store]
             for at in checkpoints:
@@ -187,14 +176,14 @@ class EngineStores:
                     self._expire(spec)
 
     def wipe(self, store: str, checkpoint: Checkpoint) -> None:
-        """Delete all keys of a store in the groups of the checkpoint, and store the checkpoint."""
+        """See `Database.wipe`."""
         with self._lock:
             families = [family for family in self._all_families(store) if self._has_keys(family, checkpoint.groups)]
             after = self._checkpoints[store].put([checkpoint])
             self._write([self._vanishing(family, checkpoint.groups) for family in families], {store: after})
 
     def has_keys(self, store: str, groups: KeyGroups) -> bool:
-        """Whether these key groups of a store have any key."""
+        """See `Database.has_keys`."""
         with self._lock:
             return any(self._has_keys(family, groups) for family in self._families(store))
 
