@@ -66,10 +66,6 @@ class Database:
         """Return the checkpoints of a store."""
         return self._of[store].checkpoints(store)
 
-    def checkpoint(self, store: str, groups: KeyGroups) -> int | None:
-        """Return the changelog offset from which these groups are restored; None: from the beginning."""
-        return self.checkpoints(store).offset(groups)
-
     def scan(
         self, store: str, groups: Iterable[int], start: bytes | None, end: bytes | None, *, reverse: bool = False
     ) -> Rows:
@@ -87,12 +83,12 @@ class Database:
         """
         return self._of[store].by_timestamp(store, groups, first_ms)
 
-    def windows_of(self, store: str, key: bytes, first: int, last: int, *, reverse: bool = False) -> Rows:
+    def windows_of(self, store: str, key: bytes, first: int, last: int) -> Rows:
         """Return the store keys of a plain key with first <= time <= last, and their values, by time, as of now.
 
         Units: `first` at least 0, `last` below 2^63; the time of a session is its end.
         """
-        return self._of[store].windows_of(store, key, first, last, reverse=reverse)
+        return self._of[store].windows_of(store, key, first, last)
 
     def latest_ms(self, store: str) -> int:
         """Return a time behind which a window or session store has none; less than 0: it is empty."""

@@ -106,7 +106,7 @@ class EngineStores:
         at = layout.START_BYTES
         return ((layout.TIMESTAMP.unpack_from(key)[0], key[at:]) for key, _ in merge(*rows))
 
-    def windows_of(self, store: str, key: bytes, first: int, last: int, *, reverse: bool = False) -> Rows:
+    def windows_of(self, store: str, key: bytes, first: int, last: int) -> Rows:
         """See `Database.windows_of`.
 
         In each segment, the rows of a key are contiguous: this reads one short run of each segment in the time range.
@@ -118,10 +118,10 @@ class EngineStores:
             segments = sorted(
                 segment for segment in self._segments[store] if first // length <= segment <= last // length
             )
-            for segment in reversed(segments) if reverse else segments:
+            for segment in segments:
                 low = place + layout.TIMESTAMP.pack(max(first, segment * length))
                 high = layout.prefix_end(place + layout.TIMESTAMP.pack(min(last, (segment + 1) * length - 1)))
-                rows.append(self._engine.scan(layout.segment_family(store, segment), low, high, reverse=reverse))
+                rows.append(self._engine.scan(layout.segment_family(store, segment), low, high))
         size = len(place) + suffix  # rows of longer keys may be in between
         return ((at[1:], value) for at, value in chain.from_iterable(rows) if len(at) == size)
 

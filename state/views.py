@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import islice
 from typing import NamedTuple
 
 from coopstreams.state import layout
@@ -86,7 +85,6 @@ class KeyRangeView:
         *,
         prefix: bytes | None = None,
         reverse: bool = False,
-        limit: int | None = None,
     ) -> Iterator[StoredRow]:
         """Return the entries with first <= key <= last and the prefix, in key order; lazily."""
         start, end = first, None if last is None else layout.after(last)
@@ -94,15 +92,9 @@ class KeyRangeView:
             start = prefix if start is None else max(start, prefix)
             behind = layout.prefix_end(prefix)
             end = behind if end is None else end if behind is None else min(end, behind)
-        return islice(self._rows(start, end, reverse=reverse), limit)
+        return self._rows(start, end, reverse=reverse)
 
-    def all(self, *, reverse: bool = False, limit: int | None = None) -> Iterator[StoredRow]:
-        """Return all entries in key order; lazily."""
-        return self.range(reverse=reverse, limit=limit)
-
-    def fetch(
-        self, key: bytes, from_ms: int, to_ms: int, *, reverse: bool = False, limit: int | None = None
-    ) -> Iterator[Window]:
+    def fetch(self, key: bytes, from_ms: int, to_ms: int) -> Iterator[Window]:
         """Return the windows of a key with from_ms <= start <= to_ms, in the order of their starts; lazily.
 
         Raises:
@@ -114,10 +106,10 @@ class KeyRangeView:
         from_ms, to_ms = max(from_ms, self._horizons()[group], 0), min(to_ms, _LATEST)
         if from_ms > to_ms or group not in self._groups:
             return iter(())
-        rows = self._database.windows_of(self.spec.name, key, from_ms, to_ms, reverse=reverse)
-        return islice((Window(layout.window_start(row), *layout.unpack(data)) for row, data in rows), limit)
+        rows = self._database.windows_of(self.spec.name, key, from_ms, to_ms)
+        return (Window(layout.window_start(row), *layout.unpack(data)) for row, data in rows)
 
-    def sessions(self, key: bytes, from_ms: int, to_ms: int, *, limit: int | None = None) -> Iterator[Session]:
+    def sessions(self, key: bytes, from_ms: int, to_ms: int) -> Iterator[Session]:
         """Return the sessions of a key that overlap from_ms..to_ms (both inclusive), ordered by end; lazily.
 
         Raises:
@@ -131,7 +123,7 @@ class KeyRangeView:
             return iter(())
         rows = self._database.windows_of(self.spec.name, key, from_ms, _LATEST)
         found = (Session(*_times(row), *layout.unpack(data)) for row, data in rows)
-        return islice((session for session in found if session.start <= to_ms), limit)
+        return (session for session in found if session.start <= to_ms)
 
     def latest_ms(self) -> int:
         """Return a time behind which there is no window and no session; less than 0: there is none."""

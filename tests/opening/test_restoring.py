@@ -121,7 +121,7 @@ def test_each_task_gets_the_end_of_its_changelog_and_its_own_position_of_the_sou
     for number in kept:
         assert rows(database, "table", parts[number]) == fold(positions[number], parts[number])
         assert rows(database, "counts", parts[number]) == fold(records, parts[number])
-        assert database.checkpoint("table", layout.groups_of(parts[number])) == positions[number]
+        assert database.checkpoints("table").offset(layout.groups_of(parts[number])) == positions[number]
     reading.close()
 
 
@@ -157,7 +157,7 @@ def test_windows_that_are_still_open_stay_when_a_silent_changelog_has_lost_all_r
     reading.add(task, [spec], database, {})
     assert run(reading) == [task]
     assert list(rows(database, "all", WHOLE)) == [window_key(b"key", 5)]
-    assert database.checkpoint("all", ALL_GROUPS) == log.end_offset(changelog) == at + 1
+    assert database.checkpoints("all").offset(ALL_GROUPS) == log.end_offset(changelog) == at + 1
     reading.close()
 
 

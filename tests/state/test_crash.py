@@ -80,8 +80,8 @@ def commits_in_step(folder: Path, *, dropped_since: bool = False) -> list[int]:
     database = Database(Rocks(folder), [COUNTS, WINDOWS])
     reached = []
     for groups in RANGES:
-        commit = database.checkpoint("counts", groups)
-        assert commit == database.checkpoint("windows", groups)
+        commit = database.checkpoints("counts").offset(groups)
+        assert commit == database.checkpoints("windows").offset(groups)
         rows = list(database.scan("counts", groups.numbers, None, None))
         if commit is None:  # killed before its first commit
             assert not rows

@@ -86,7 +86,7 @@ def test_dropping_needs_no_knowledge_of_the_stores(new_engine: NewEngine) -> Non
     stranger = Database(engine, [])
     stranger.drop(ALL_GROUPS)
     assert stranger.is_empty()
-    assert Database(engine, [COUNTS]).checkpoint("counts", ALL_GROUPS) is None
+    assert Database(engine, [COUNTS]).checkpoints("counts").offset(ALL_GROUPS) is None
 
 
 def test_a_failed_write_changes_neither_state_nor_checkpoint(new_engine: NewEngine) -> None:
@@ -95,8 +95,8 @@ def test_a_failed_write_changes_neither_state_nor_checkpoint(new_engine: NewEngi
     put(database, [b"a"], Checkpoint(0, 255, 7))
     with pytest.raises(KeyError):
         database.write([Change("store/none", [b"k"], [b"v"])], {"counts": [Checkpoint(0, 255, 9)]})
-    assert database.checkpoint("counts", ALL_GROUPS) == 7
-    assert Database(engine, [COUNTS]).checkpoint("counts", ALL_GROUPS) == 7
+    assert database.checkpoints("counts").offset(ALL_GROUPS) == 7
+    assert Database(engine, [COUNTS]).checkpoints("counts").offset(ALL_GROUPS) == 7
 
 
 def test_segments_go_when_every_group_has_left_them_behind(new_engine: NewEngine) -> None:
@@ -135,8 +135,8 @@ def test_everything_is_there_when_it_is_opened_again(new_engine: NewEngine) -> N
     again = Database(engine, [COUNTS, WINDOWS])
     assert keys_of(again) == [b"a"]
     assert len(keys_of(again, "windows")) == 3
-    assert again.checkpoint("counts", KeyGroups(0, 127)) == 5
-    assert again.checkpoint("counts", KeyGroups(0, 128)) is None
+    assert again.checkpoints("counts").offset(KeyGroups(0, 127)) == 5
+    assert again.checkpoints("counts").offset(KeyGroups(0, 128)) is None
     assert again.checkpoints("windows") == first.checkpoints("windows")
 
 
@@ -157,10 +157,10 @@ def test_a_store_of_another_shape_is_emptied_and_restored_from_the_beginning(
     with caplog.at_level(logging.WARNING):
         again = Database(engine, [COUNTS, changed])
     assert 'store "windows" was window 120000 and is' in caplog.text
-    assert again.checkpoint("windows", ALL_GROUPS) is None
+    assert again.checkpoints("windows").offset(ALL_GROUPS) is None
     assert keys_of(again, "windows") == []
     assert keys_of(again) == [b"a"]
-    assert Database(engine, [COUNTS, changed]).checkpoint("counts", ALL_GROUPS) == 5
+    assert Database(engine, [COUNTS, changed]).checkpoints("counts").offset(ALL_GROUPS) == 5
 
 
 def test_a_store_that_is_emptied_only_in_part_is_restored_by_the_version_before(
@@ -182,7 +182,7 @@ def test_a_store_that_is_emptied_only_in_part_is_restored_by_the_version_before(
         Database(engine, [StoreSpec("windows", "window", text, int64, window_ms=60_000, retention_ms=2_400_000)])
     again = Database(engine, [WINDOWS])
     assert len(keys_of(again, "windows")) < 3
-    assert again.checkpoint("windows", ALL_GROUPS) is None
+    assert again.checkpoints("windows").offset(ALL_GROUPS) is None
 
 
 def test_a_closed_database_says_so(new_engine: NewEngine) -> None:

@@ -274,7 +274,7 @@ def test_a_damaged_database_is_an_error_or_an_empty_start_but_never_half_the_tru
         said, found, checkpoint = "", list[bytes](), None
         try:
             database = directory.open(0, 0, [SPEC])
-            checkpoint = database.checkpoint("counts", ALL_GROUPS)
+            checkpoint = database.checkpoints("counts").offset(ALL_GROUPS)
             found = keys_of(database)
         except StateCorruptError as error:
             said = str(error)
@@ -342,7 +342,7 @@ def test_a_damaged_database_can_be_replaced_by_an_empty_one_with_a_word_in_the_l
         database = directory.open(0, 0, [SPEC], wipe_corrupt=True)
     assert "is damaged and may be deleted" in caplog.text
     assert keys_of(database) == []
-    assert database.checkpoint("counts", ALL_GROUPS) is None
+    assert database.checkpoints("counts").offset(ALL_GROUPS) is None
     directory.close()
 
 

@@ -224,8 +224,8 @@ def test_a_store_that_gets_a_ttl_or_loses_it_is_restored_once_and_another_ttl_ch
 
     engine = Memory()
     opened(None).wipe("rows", Checkpoint(0, 255, 5))
-    assert opened(None).checkpoint("rows", WHOLE.groups) == 5
-    assert opened(TTL).checkpoint("rows", WHOLE.groups) is None
+    assert opened(None).checkpoints("rows").offset(WHOLE.groups) == 5
+    assert opened(TTL).checkpoints("rows").offset(WHOLE.groups) is None
     opened(TTL).wipe("rows", Checkpoint(0, 255, 6))
-    assert opened(2 * TTL).checkpoint("rows", WHOLE.groups) == 6
-    assert opened(None).checkpoint("rows", WHOLE.groups) is None
+    assert opened(2 * TTL).checkpoints("rows").offset(WHOLE.groups) == 6
+    assert opened(None).checkpoints("rows").offset(WHOLE.groups) is None

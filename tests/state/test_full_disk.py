@@ -41,7 +41,7 @@ def commit(database, number):
 
 def stands(database):
     getter = database.getter("rows")
-    return {int(getter(b"\\x07%d" % key)[:8]) for key in range(10)} | {database.checkpoint("rows", ALL_GROUPS)}
+    return {int(getter(b"\\x07%d" % key)[:8]) for key in range(10)} | {database.checkpoints("rows").offset(ALL_GROUPS)}
 
 room(4)
 directory = StateDirectory(folder, "app", 0)

@@ -62,7 +62,7 @@ def values(database: Database, spec: StoreSpec) -> set[int]:
 
 def stands(database: Database, specs: Sequence[StoreSpec] = ALL) -> dict[str, int | None]:
     """Return the checkpoint of each store, and check that its rows are of that commit."""
-    found = {spec.name: database.checkpoint(spec.name, ALL_GROUPS) for spec in specs}
+    found = {spec.name: database.checkpoints(spec.name).offset(ALL_GROUPS) for spec in specs}
     for spec in specs:
         at = found[spec.name]
         assert values(database, spec) == (set() if at is None else {at})
@@ -86,7 +86,7 @@ def test_after_a_restart_memory_is_restored_and_what_is_on_disk_stands_where_it_
     directory.close()
     directory = StateDirectory(tmp_path, "app", 0)
     database = directory.open(0, 0, ALL)
-    assert {spec.name: database.checkpoint(spec.name, ALL_GROUPS) for spec in ALL} == {
+    assert {spec.name: database.checkpoints(spec.name).offset(ALL_GROUPS) for spec in ALL} == {
         "disk": 300,
         "heap": None,
         "own": 300,
@@ -118,7 +118,9 @@ def test_wherever_each_store_was_left_all_are_the_fold_of_their_changelogs_in_th
         database = directory.open(0, 0, ALL)
         for spec in ALL:
             if spec.name in stop:
-                restored(database, log, max(stop[spec.name], database.checkpoint(spec.name, ALL_GROUPS) or 0), [spec])
+                restored(
+                    database, log, max(stop[spec.name], database.checkpoints(spec.name).offset(ALL_GROUPS) or 0), [spec]
+                )
         directory.release(0, 0)
         if how == "restart":
             directory.close()
@@ -155,7 +157,7 @@ from coopstreams.state.directory import StateDirectory
 from coopstreams.topology.keys import ALL_GROUPS
 from tests.state.test_mixed_engines import ALL, commit
 database = StateDirectory(sys.argv[1], "app", 0).open(0, 0, ALL)
-number = database.checkpoint("disk", ALL_GROUPS) or 0
+number = database.checkpoints("disk").offset(ALL_GROUPS) or 0
 while True:
     number += 1
     commit(database, number)

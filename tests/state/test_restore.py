@@ -68,7 +68,7 @@ def test_a_restored_store_is_the_fold_of_its_changelog(new_engine: NewEngine) ->
     feed(restore, log, 1000)
     assert restore.done
     assert stored(database) == fold(log)
-    assert database.checkpoint("counts", ALL_GROUPS) == 1000
+    assert database.checkpoints("counts").offset(ALL_GROUPS) == 1000
 
 
 def test_restoring_one_of_eight_ranges_writes_exactly_the_keys_of_that_range(new_engine: NewEngine) -> None:
@@ -98,7 +98,7 @@ def test_the_end_is_a_position_so_that_control_records_and_compaction_leave_noth
 def test_an_empty_changelog_is_restored_at_once_and_leaves_a_checkpoint() -> None:
     database = Database(Memory(), [SPEC])
     assert Restore(database, SPEC, [KeyRange.of_groups(3, 5)], bounds(0)).done
-    assert database.checkpoint("counts", KeyGroups(3, 5)) == 0
+    assert database.checkpoints("counts").offset(KeyGroups(3, 5)) == 0
 
 
 def test_only_the_tail_is_replayed_when_there_is_a_checkpoint() -> None:
@@ -161,7 +161,7 @@ def test_state_that_cannot_be_continued_is_emptied_and_restored_from_the_log_sta
     assert len([record for record in caplog.records if record.name.startswith("coopstreams.state")]) == 1
     assert restore.position == log_start
     assert stored(database) == before  # the sibling's keys stay
-    assert database.checkpoint("counts", KeyGroups(0, 127)) == log_start
+    assert database.checkpoints("counts").offset(KeyGroups(0, 127)) == log_start
     tail = [record for record in log if record[0] >= log_start]
     feed(restore, tail, 1000)
     assert stored(database) == fold(tail, [mine]) | before

@@ -101,7 +101,9 @@ def test_each_range_holds_what_its_task_had_read(
         restore = Restore(database, SPEC, QUARTERS, bounds(max(positions.values())), stops=positions)
         feed(restore, log, end)
         assert stored(database, SPEC.name) == processed(log, positions)
-        assert [database.checkpoint("people", layout.groups_of(part)) for part in QUARTERS] == list(positions.values())
+        assert [database.checkpoints("people").offset(layout.groups_of(part)) for part in QUARTERS] == list(
+            positions.values()
+        )
 
 
 @settings(max_examples=100, deadline=None)
@@ -158,7 +160,7 @@ def test_offsets_of_another_topic_are_not_taken_for_those_of_this_one(
     with caplog.at_level(logging.WARNING):
         database = Database(engine, [after])
     assert 'store "people" was key_value' in caplog.text
-    assert database.checkpoint("people", ALL_GROUPS) is None
+    assert database.checkpoints("people").offset(ALL_GROUPS) is None
 
 
 def test_a_group_that_was_reset_to_an_earlier_offset_has_the_table_of_that_offset(

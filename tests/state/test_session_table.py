@@ -248,7 +248,6 @@ def test_the_sessions_of_a_key_are_those_of_no_other_key_on_any_engine(new_engin
         ):
             within = [session_key(key, end - 1, end) for end in ends if first <= end <= last]
             assert [row for row, _ in database.windows_of("sessions", key, first, last)] == within
-            assert [row for row, _ in database.windows_of("sessions", key, first, last, reverse=True)] == within[::-1]
     database.close()
 
 

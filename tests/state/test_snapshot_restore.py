@@ -124,7 +124,7 @@ def test_only_the_tail_is_replayed_and_nothing_differs(
     assert restore.progress().read == sum(offset >= cut for offset, _, _ in log)
     truth = restored(log, end, spec)
     assert visible(restoring.database, spec) == visible(truth, spec)
-    assert restoring.database.checkpoint(spec.name, ALL_GROUPS) == end
+    assert restoring.database.checkpoints(spec.name).offset(ALL_GROUPS) == end
     assert sum(restoring.keys) > 20
     assert list((tmp_path / "incoming").iterdir()) == []
 
@@ -384,7 +384,7 @@ def test_a_snapshot_restore_that_died_half_way_is_emptied_and_begun_again(tmp_pa
 
     restoring = RestoringFromSnapshot(url, Rocks(folder), tmp_path, WINDOWS)
     assert restoring.database.has_keys("windows", KeyGroups(halves.first, halves.last))
-    assert restoring.database.checkpoint("windows", KeyGroups(halves.first, halves.last)) is None
+    assert restoring.database.checkpoints("windows").offset(KeyGroups(halves.first, halves.last)) is None
     assert restoring.restore(log, 1500).progress().read == 700
     assert visible(restoring.database, WINDOWS) == visible(restored(log, 1500, WINDOWS), WINDOWS)
 

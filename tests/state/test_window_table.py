@@ -119,7 +119,7 @@ def test_a_task_of_part_of_the_keys_forgets_windows_by_the_time_of_the_partition
             rows |= windows_of(table)
             state.changes()
             state.commit({"windows": 1})
-        stored = {split_window_key(row.key)[0] for row in KeyRangeView(database, SPEC, [WHOLE]).all()}
+        stored = {split_window_key(row.key)[0] for row in KeyRangeView(database, SPEC, [WHOLE]).range()}
         seen.append((rows, stored))
     assert seen[0] == seen[1] == seen[2]
     assert set(seen[0][0]) == {(b"%d" % number, number) for number in range(16, 20)}
@@ -196,7 +196,7 @@ def test_a_window_table_is_a_dict_that_forgets_old_windows(
     for key, window in live:
         assert state.stores["windows"].load(window_key(key, window * SIZE)).value == live[key, window]
     visible = {at: value for at, value in committed.items() if at[1] > committed_observed - 4}
-    rows = KeyRangeView(Database(engine, [SPEC]), SPEC, [WHOLE]).all()
+    rows = KeyRangeView(Database(engine, [SPEC]), SPEC, [WHOLE]).range()
     assert {
         (key, start // SIZE): int64.deserialize(row.value) for row in rows for key, start in [split_window_key(row.key)]
     } == visible

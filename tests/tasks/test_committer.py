@@ -37,7 +37,7 @@ def engine(guarantee: str, keys: list[str], host: Host = SYSTEM) -> Engine:
 
 def in_database(made: Engine) -> dict[bytes, int]:
     [spec] = made.stores
-    return {row.key: serdes.int64.decode(row.value) for row in KeyRangeView(made.databases[0], spec, [WHOLE]).all()}
+    return {row.key: serdes.int64.decode(row.value) for row in KeyRangeView(made.databases[0], spec, [WHOLE]).range()}
 
 
 @BOTH
@@ -98,7 +98,7 @@ def test_what_a_sibling_wrote_since_need_not_be_read_by_a_task_that_had_nothing_
         made.committers[0].claim(task, [])
         made.process(task)
         made.committers[0].commit(tasks)
-    left, right = (made.databases[0].checkpoint("counts", layout.groups_of(half)) for half in (LEFT, RIGHT))
+    left, right = (made.databases[0].checkpoints("counts").offset(layout.groups_of(half)) for half in (LEFT, RIGHT))
     assert left == right
     last = max(made.read(CHANGELOG).offsets)
     assert left is not None
@@ -136,7 +136,7 @@ def test_the_checkpoint_lies_behind_the_changelog_records_and_not_beyond_the_log
     task = made.task(WHOLE)
     made.process(task)
     made.committers[0].commit([task])
-    checkpoint = made.databases[0].checkpoint("counts", ALL_GROUPS)
+    checkpoint = made.databases[0].checkpoints("counts").offset(ALL_GROUPS)
     assert checkpoint is not None
     last = made.read(CHANGELOG).offsets[-1]
     assert last < checkpoint <= made.log.end_offset(TopicPartition(CHANGELOG, 0))
