@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from coopstreams.log.log import Log, Position, Reader, RecordBatch, Writer
-from coopstreams.topology.columns import Headers, TopicPartition
+from coopstreams.topology.columns import Headers, Int64s, TopicPartition
 
 PATIENCE_S = 90.0
 
@@ -56,6 +56,13 @@ def to_end(reader: Reader, *partitions: TopicPartition, max_records: int = 1000)
     return fetch_until(reader, done, max_records)
 
 
+def reader_at(log: Log, *partitions: TopicPartition, offset: int = 0) -> Reader:
+    """Return a new reader that stands at this offset of the partitions."""
+    reader = log.reader()
+    reader.assign(dict.fromkeys(partitions, Position(offset)))
+    return reader
+
+
 def read_all(log: Log, partition: TopicPartition, *, committed_only: bool = True) -> list[Seen]:
     """Return all records of a partition, read by a new reader."""
     reader = log.reader(committed_only=committed_only)
@@ -69,6 +76,39 @@ def write(writer: Writer, partition: TopicPartition, values: Sequence[str | None
     """Append values with their text as key, one millisecond apart."""
     data = [None if value is None else value.encode() for value in values]
     writer.append(partition.topic, data, data, range(start_ms, start_ms + len(data)), partitions=partition.partition)
+
+
+def append(
+    log: Log,
+    topic: str,
+    keys: Sequence[bytes | None],
+    values: Sequence[bytes | None],
+    timestamps: Int64s,
+    *,
+    partitions: int | None = None,
+    headers: Sequence[Headers | None] | None = None,
+) -> None:
+    """Write a batch by a new writer, and wait until it is in the log."""
+    writer = log.writer()
+    writer.append(topic, keys, values, timestamps, partitions=partitions, headers=headers)
+    writer.flush(PATIENCE_S)
+    writer.close()
+
+
+def begin(writer: Writer, partition: TopicPartition, values: Sequence[str | None]) -> None:
+    """Write values in a new transaction, which stays open."""
+    writer.begin()
+    write(writer, partition, values)
+    writer.flush(PATIENCE_S)
+
+
+def transact(writer: Writer, partition: TopicPartition, values: Sequence[str | None], *, commit: bool = True) -> None:
+    """Write values in a transaction of their own."""
+    begin(writer, partition, values)
+    if commit:
+        writer.commit(PATIENCE_S)
+    else:
+        writer.abort()
 
 
 def fill(log: Log, partition: TopicPartition, values: Sequence[str], start_ms: int = 1000) -> None:

@@ -12,12 +12,22 @@ from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.errors import LogError, OffsetOutOfRangeError, UnknownTopicError
 from coopstreams.topology.keys import MAX_HASH, WHOLE, KeyRange, key_hash, offset_hash
 from tests.log.conftest import MakeTopic
-from tests.log.reading import PATIENCE_S, fetch_until, fill, numbers, read_all, records, to_end, values
+from tests.log.reading import (
+    PATIENCE_S,
+    append,
+    fetch_until,
+    fill,
+    numbers,
+    read_all,
+    reader_at,
+    records,
+    to_end,
+    values,
+)
 
 
 def test_a_null_key_a_tombstone_and_empty_bytes_stay_different(log: Log, topic: MakeTopic) -> None:
     partition = topic()
-    writer = log.writer()
     pairs: list[tuple[bytes | None, bytes | None]] = [
         (None, b"v"),
         (b"k", None),
@@ -27,40 +37,33 @@ def test_a_null_key_a_tombstone_and_empty_bytes_stay_different(log: Log, topic: 
         (b"", b""),
         (b"\0k\xff", b"\xff\0"),
     ]
-    writer.append(partition.topic, [key for key, _ in pairs], [value for _, value in pairs], range(1, 8))
-    writer.flush(PATIENCE_S)
+    append(log, partition.topic, [key for key, _ in pairs], [value for _, value in pairs], range(1, 8))
     assert [(record.key, record.value) for record in read_all(log, partition)] == pairs
 
 
 def test_headers_stay_in_order_and_a_batch_without_any_has_no_column(log: Log, topic: MakeTopic) -> None:
     partition = topic()
-    writer = log.writer()
     headers: list[list[tuple[str, bytes | None]] | None] = [None, [("a", b"1"), ("b", None), ("a", b"")], None]
-    writer.append(partition.topic, [b"k"] * 3, [b"v"] * 3, [1, 2, 3], headers=headers)
-    writer.flush(PATIENCE_S)
+    append(log, partition.topic, [b"k"] * 3, [b"v"] * 3, [1, 2, 3], headers=headers)
     assert [record.headers for record in read_all(log, partition)] == headers
 
     plain = topic()
     fill(log, plain, ["x"])
-    reader = log.reader()
-    reader.assign({plain: Position(0)})
+    reader = reader_at(log, plain)
     assert all(batch.columns.headers is None for batch in to_end(reader, plain))
 
 
 def test_timestamps_are_kept_even_out_of_order(log: Log, topic: MakeTopic) -> None:
     partition = topic()
-    writer = log.writer()
     timestamps = [5, 1, 1_700_000_000_123, 7, -1]
-    writer.append(partition.topic, [b"k"] * 5, [b"v"] * 5, timestamps)
-    writer.flush(PATIENCE_S)
+    append(log, partition.topic, [b"k"] * 5, [b"v"] * 5, timestamps)
     assert [record.timestamp for record in read_all(log, partition)] == timestamps
 
 
 def test_small_fetches_give_everything_once_and_in_order(log: Log, topic: MakeTopic) -> None:
     partition = topic()
     fill(log, partition, numbers(1000))
-    reader = log.reader()
-    reader.assign({partition: Position(0)})
+    reader = reader_at(log, partition)
     batches = to_end(reader, partition, max_records=7)
     seen = records(batches)
     assert values(seen) == numbers(1000)
@@ -80,8 +83,7 @@ def test_a_run_says_where_the_reader_stands(log: Log, topic: MakeTopic) -> None:
 
 def test_the_end_is_told_once_and_again_after_more_came(log: Log, topic: MakeTopic) -> None:
     partition = topic()
-    reader = log.reader()
-    reader.assign({partition: Position(0)})
+    reader = reader_at(log, partition)
     (batch,) = to_end(reader, partition)
     assert (len(batch.columns), batch.next_offset, batch.stream_time) == (0, 0, NO_STREAM_TIME)
     assert reader.fetch(10, 0.3) == []
@@ -94,8 +96,7 @@ def test_the_end_is_told_once_and_again_after_more_came(log: Log, topic: MakeTop
 
 def test_fetch_waits_no_longer_than_it_may(log: Log, topic: MakeTopic) -> None:
     partition = topic()
-    reader = log.reader()
-    reader.assign({partition: Position(0)})
+    reader = reader_at(log, partition)
     to_end(reader, partition)
     start = time.monotonic()
     assert reader.fetch(10, 0.2) == []
@@ -104,8 +105,7 @@ def test_fetch_waits_no_longer_than_it_may(log: Log, topic: MakeTopic) -> None:
 
 def test_a_fetch_that_waits_goes_on_when_it_is_woken_and_misses_nothing(log: Log, topic: MakeTopic) -> None:
     partition = topic()
-    reader = log.reader()
-    reader.assign({partition: Position(0)})
+    reader = reader_at(log, partition)
     to_end(reader, partition)
     reader.wake()
     assert reader.fetch(10, 600) == []  # `wake` comes before the wait
@@ -123,8 +123,7 @@ def test_each_record_goes_to_the_one_slot_whose_range_holds_its_hash(log: Log, t
     partition = topic()
     fill(log, partition, numbers(500))
     ranges = list(reversed(KeyRange.split(parts)))  # the slot is the index, in any order of ranges
-    reader = log.reader()
-    reader.assign({partition: Position(0)})
+    reader = reader_at(log, partition)
     reader.route(partition, ranges)
     batches = to_end(reader, partition, max_records=100)
     for slot, piece in enumerate(ranges):
@@ -141,8 +140,7 @@ def test_what_is_outside_all_ranges_is_dropped_and_the_position_moves(log: Log, 
         KeyRange(hashes[10], hashes[20]),
         KeyRange(hashes[100], hashes[199]),
     )  # cut between key groups, with holes around
-    reader = log.reader()
-    reader.assign({partition: Position(0)})
+    reader = reader_at(log, partition)
     reader.route(partition, [high, low])
     batches = to_end(reader, partition)
     assert [len(records(batches, slot)) for slot in (0, 1)] == [100, 11]
@@ -158,8 +156,7 @@ def test_a_fetch_in_which_nothing_is_kept_still_moves_the_position(log: Log, top
     partition = topic()
     fill(log, partition, ["a"] * 50)
     elsewhere = KeyRange(0, key_hash(b"a") - 1)
-    reader = log.reader()
-    reader.assign({partition: Position(0)})
+    reader = reader_at(log, partition)
     reader.route(partition, [elsewhere])
     batches = to_end(reader, partition)
     assert (records(batches), batches[-1].next_offset, batches[-1].stream_time) == ([], 50, 1049)
@@ -167,12 +164,9 @@ def test_a_fetch_in_which_nothing_is_kept_still_moves_the_position(log: Log, top
 
 def test_a_record_without_a_key_has_the_hash_of_its_offset(log: Log, topic: MakeTopic) -> None:
     partition = topic()
-    writer = log.writer()
-    writer.append(partition.topic, [None] * 64 + [b"k"], [b"v"] * 65, range(65, 130))
-    writer.flush(PATIENCE_S)
+    append(log, partition.topic, [None] * 64 + [b"k"], [b"v"] * 65, range(65, 130))
     ranges = KeyRange.split(4)
-    reader = log.reader()
-    reader.assign({partition: Position(0)})
+    reader = reader_at(log, partition)
     reader.route(partition, ranges)
     batches = to_end(reader, partition)
     for slot, piece in enumerate(ranges):
@@ -182,15 +176,12 @@ def test_a_record_without_a_key_has_the_hash_of_its_offset(log: Log, topic: Make
 
 def test_the_end_of_keys_is_left_out_of_their_hash_where_a_suffix_is_given(log: Log, topic: MakeTopic) -> None:
     partition = topic()
-    writer = log.writer()
     names = [b"key-%d" % number for number in range(50)]
     keys = [*(name + bytes([number] * 12) for number, name in enumerate(names)), b"", b"short", None]
-    writer.append(partition.topic, keys, [b"v"] * 53, range(53))
-    writer.flush(PATIENCE_S)
+    append(log, partition.topic, keys, [b"v"] * 53, range(53))
     hashes = [*map(key_hash, names), key_hash(b""), key_hash(b""), offset_hash(52)]
     ranges = KeyRange.split(5)[1:4]
-    reader = log.reader()
-    reader.assign({partition: Position(0)})
+    reader = reader_at(log, partition)
     reader.route(partition, ranges, suffix=12)
     batches = to_end(reader, partition)
     for slot, piece in enumerate(ranges):
@@ -223,13 +214,10 @@ def test_stream_time_is_that_of_all_records_whatever_the_ranges(log: Log, topic:
     partition = topic()
     names = [f"k{i}".encode() for i in range(40)]
     timestamps = [(i * 7919) % 97 + 1 for i in range(40)]
-    writer = log.writer()
-    writer.append(partition.topic, names, names, timestamps)
-    writer.flush(PATIENCE_S)
+    append(log, partition.topic, names, names, timestamps)
     expected = [max(timestamps[: i + 1]) for i in range(40)]
     for ranges in ([], KeyRange.split(4), KeyRange.split(8)[3:4]):
-        reader = log.reader()
-        reader.assign({partition: Position(0)})
+        reader = reader_at(log, partition)
         if ranges:
             reader.route(partition, ranges)
         batches = to_end(reader, partition, max_records=9)
@@ -259,8 +247,7 @@ def test_an_extractor_sees_all_records_before_ranges_are_cut(log: Log, topic: Ma
         return [-1 if offset % 10 == 9 else 50_000 + offset for offset in columns.offsets]
 
     ranges = KeyRange.split(2)
-    reader = log.reader()
-    reader.assign({partition: Position(0)})
+    reader = reader_at(log, partition)
     reader.route(partition, ranges, extract)
     batches = to_end(reader, partition, max_records=20)
     seen = sorted(records(batches, 0) + records(batches, 1))
@@ -274,8 +261,7 @@ def test_a_held_partition_waits_and_loses_nothing(log: Log, topic: MakeTopic) ->
     first, second = topic(), topic()
     fill(log, first, numbers(2000))
     fill(log, second, numbers(10))
-    reader = log.reader()
-    reader.assign({first: Position(0), second: Position(0)})
+    reader = reader_at(log, first, second)
     before = fetch_until(reader, lambda batches: any(batch.partition == first for batch in batches), max_records=100)
     reader.hold(first, held=True)
     others = fetch_until(
@@ -295,8 +281,7 @@ def test_many_partitions_of_several_topics_are_told_apart(log: Log, topic: MakeT
     for i, partition in enumerate(parts):
         fill(log, partition, numbers(200, start=1000 * i))
     for chosen in (parts, parts[:3]):  # with and without partition numbers that two topics share
-        reader = log.reader()
-        reader.assign(dict.fromkeys(chosen, Position(0)))
+        reader = reader_at(log, *chosen)
         batches = to_end(reader, *chosen, max_records=150)
         for partition in chosen:
             seen = records(batch for batch in batches if batch.partition is partition)
@@ -307,8 +292,7 @@ def test_a_partition_that_stays_assigned_goes_on_where_it_stands(log: Log, topic
     first, second = topic(), topic()
     fill(log, first, numbers(100))
     fill(log, second, numbers(100))
-    reader = log.reader()
-    reader.assign({first: Position(0)})
+    reader = reader_at(log, first)
     batches = fetch_until(reader, bool, max_records=30)
     at = Position(batches[-1].next_offset, batches[-1].stream_time)
     reader.assign({first: at, second: Position(50)})
@@ -320,8 +304,7 @@ def test_a_partition_that_stays_assigned_goes_on_where_it_stands(log: Log, topic
 def test_a_seek_gives_nothing_that_was_fetched_before_it(log: Log, topic: MakeTopic) -> None:
     partition = topic()
     fill(log, partition, numbers(5000))
-    reader = log.reader()
-    reader.assign({partition: Position(0)})
+    reader = reader_at(log, partition)
     fetch_until(reader, bool, max_records=10)
     for start in (3000, 17, 4999, 0, 2500):
         reader.assign({partition: Position(start)})
@@ -336,8 +319,7 @@ def test_a_seek_gives_nothing_that_was_fetched_before_it(log: Log, topic: MakeTo
 def test_an_unknown_topic_is_an_error_and_changes_nothing(log: Log, topic: MakeTopic) -> None:
     partition = topic()
     fill(log, partition, ["a"])
-    reader = log.reader()
-    reader.assign({partition: Position(0)})
+    reader = reader_at(log, partition)
     for unknown in (TopicPartition("nobody-made-this", 0), TopicPartition(partition.topic, 5)):
         with pytest.raises(UnknownTopicError, match=unknown.topic):
             reader.assign({unknown: Position(0)})
@@ -349,8 +331,7 @@ def test_a_position_after_the_end_is_an_error_until_it_is_mended(log: Log, topic
     partition, other = topic(), topic()
     fill(log, partition, numbers(10))
     fill(log, other, numbers(3))
-    reader = log.reader()
-    reader.assign({partition: Position(offset)})
+    reader = reader_at(log, partition, offset=offset)
     for _ in range(2):
         with pytest.raises(OffsetOutOfRangeError, match=f"{offset} of {partition}|{partition} from offset {offset}"):
             fetch_until(reader, lambda _: False)
@@ -362,11 +343,8 @@ def test_a_position_after_the_end_is_an_error_until_it_is_mended(log: Log, topic
 
 def test_an_offset_is_found_by_time(log: Log, topic: MakeTopic) -> None:
     partition = topic()
-    writer = log.writer()
     timestamps = [1000, 3000, 2000, 5000]
-    writer.append(partition.topic, [b"k"] * 4, [b"v"] * 4, timestamps, partitions=partition.partition)
-    writer.flush(10)
-    writer.close()
+    append(log, partition.topic, [b"k"] * 4, [b"v"] * 4, timestamps, partitions=partition.partition)
     assert [log.offset_at(partition, at) for at in (0, 1000, 1001, 3001, 5001)] == [0, 0, 1, 3, 4]
 
 
@@ -375,8 +353,7 @@ def test_what_was_deleted_before_it_was_read_is_out_of_range(log: Log, topic: Ma
     fill(log, partition, numbers(10))
     log.delete_before(partition, 6)
     assert (log.start_offset(partition), log.end_offset(partition)) == (6, 10)
-    reader = log.reader()
-    reader.assign({partition: Position(5)})
+    reader = reader_at(log, partition, offset=5)
     with pytest.raises(OffsetOutOfRangeError):
         fetch_until(reader, lambda _: False)
     reader.assign({partition: Position(6)})
@@ -411,8 +388,7 @@ def test_a_topic_that_is_made_anew_has_another_id(log: Log, topic: MakeTopic) ->
 
 
 def test_a_closed_reader_reads_no_more(log: Log, topic: MakeTopic) -> None:
-    reader = log.reader()
-    reader.assign({topic(): Position(0)})
+    reader = reader_at(log, topic())
     reader.close()
     reader.close()
     with pytest.raises(LogError, match="closed"):

@@ -6,13 +6,28 @@ from collections.abc import Callable
 
 import pytest
 
-from coopstreams.log.log import GroupFence, Log, Position, TopicSpec, Writer
+from coopstreams.log.log import GroupFence, Log, TopicSpec, Writer
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.outputs import ANY_PARTITION
 from coopstreams.topology.errors import DeliveryError, FencedError, LogError
 from coopstreams.topology.keys import partition_of
 from tests.log.conftest import MakeTopic
-from tests.log.reading import PATIENCE_S, arrives, fetch_until, fill, numbers, read_all, records, to_end, values, write
+from tests.log.reading import (
+    PATIENCE_S,
+    append,
+    arrives,
+    begin,
+    fetch_until,
+    fill,
+    numbers,
+    read_all,
+    reader_at,
+    records,
+    to_end,
+    transact,
+    values,
+    write,
+)
 
 Unique = Callable[[str], str]
 
@@ -30,9 +45,7 @@ def deliver(
 def test_keys_go_to_the_partition_that_java_picks(log: Log, topic: MakeTopic) -> None:
     name = topic(partitions=5).topic
     keys = [f"key-{i}".encode() for i in range(100)] + [b""]
-    writer = log.writer()
-    writer.append(name, keys, keys, range(1, 102))
-    writer.flush(PATIENCE_S)
+    append(log, name, keys, keys, range(1, 102))
     for number in range(5):
         seen = read_all(log, TopicPartition(name, number))
         assert [record.key for record in seen] == [key for key in keys if partition_of(key, 5) == number]
@@ -62,18 +75,14 @@ def test_beside_given_partitions_a_key_may_decide(log: Log, topic: MakeTopic) ->
 
 def test_records_without_a_key_go_to_any_partition(log: Log, topic: MakeTopic) -> None:
     name = topic(partitions=3).topic
-    writer = log.writer()
-    writer.append(name, [None] * 30, [str(i).encode() for i in range(30)], range(1, 31))
-    writer.flush(PATIENCE_S)
+    append(log, name, [None] * 30, [str(i).encode() for i in range(30)], range(1, 31))
     seen = [value for number in range(3) for value in values(read_all(log, TopicPartition(name, number)))]
     assert sorted(map(int, filter(None, seen))) == list(range(30))
 
 
 def test_nothing_is_a_batch_too(log: Log, topic: MakeTopic) -> None:
     partition = topic()
-    writer = log.writer()
-    writer.append(partition.topic, [], [], [], partitions=0)
-    writer.flush(PATIENCE_S)
+    append(log, partition.topic, [], [], [], partitions=0)
     assert log.end_offset(partition) == 0
 
 
@@ -87,9 +96,7 @@ def test_delivered_to_is_above_everything_that_was_flushed(log: Log, topic: Make
         # The marker of the other writer's last commit may come before these records, between them or after them.
         assert before + 10 <= plain.delivered_to(partition) <= before + 11
 
-        other.begin()
-        write(other, partition, numbers(10))
-        other.flush(PATIENCE_S)
+        begin(other, partition, numbers(10))
         assert other.delivered_to(partition) == log.end_offset(partition)
         other.commit(PATIENCE_S)
         assert other.delivered_to(partition) <= log.end_offset(partition)
@@ -107,11 +114,10 @@ def test_a_record_that_is_too_large_surfaces_and_the_writer_recovers(
         deliver(writer, partition.topic, b"k", b"x" * 5000, transactional=transactional)
     writer.abort()
     if transactional:
-        writer.begin()
-    write(writer, partition, ["fits"])
-    writer.flush(PATIENCE_S)
-    if transactional:
-        writer.commit(PATIENCE_S)
+        transact(writer, partition, ["fits"])
+    else:
+        write(writer, partition, ["fits"])
+        writer.flush(PATIENCE_S)
     arrives(log, partition, ["fits"])
 
 
@@ -137,9 +143,7 @@ def test_an_open_transaction_is_invisible_and_its_end_makes_it_count(
 ) -> None:
     partition = topic()
     writer = log.writer(unique("tx"))
-    writer.begin()
-    write(writer, partition, ["a", "b"])
-    writer.flush(PATIENCE_S)
+    begin(writer, partition, ["a", "b"])
     arrives(log, partition, [])
     assert values(read_all(log, partition, committed_only=False)) == ["a", "b"]
     writer.commit(PATIENCE_S)
@@ -152,15 +156,8 @@ def test_an_aborted_transaction_stays_invisible_and_the_position_passes_it(
     partition = topic()
     writer = log.writer(unique("tx"))
     for fate in ("commit", "abort", "commit", "abort"):
-        writer.begin()
-        write(writer, partition, [fate] * 3)
-        writer.flush(PATIENCE_S)
-        if fate == "commit":
-            writer.commit(PATIENCE_S)
-        else:
-            writer.abort()
-    reader = log.reader()
-    reader.assign({partition: Position(0)})
+        transact(writer, partition, [fate] * 3, commit=fate == "commit")
+    reader = reader_at(log, partition)
     batches = fetch_until(
         reader, lambda batches: bool(batches) and batches[-1].at_end and batches[-1].next_offset == 16
     )
@@ -177,13 +174,9 @@ def test_an_aborted_transaction_stays_invisible_and_the_position_passes_it(
 def test_a_partition_of_markers_only_is_read_to_its_end(log: Log, topic: MakeTopic, unique: Unique) -> None:
     partition = topic()
     writer = log.writer(unique("tx"))
-    reader = log.reader()
-    reader.assign({partition: Position(0)})
+    reader = reader_at(log, partition)
     to_end(reader, partition)
-    writer.begin()
-    write(writer, partition, ["never"])
-    writer.flush(PATIENCE_S)
-    writer.abort()
+    transact(writer, partition, ["never"], commit=False)
     batches = fetch_until(reader, lambda batches: bool(batches) and batches[-1].at_end and batches[-1].next_offset == 2)
     assert records(batches) == []
 
@@ -194,13 +187,10 @@ def test_committed_reads_stop_at_the_first_open_transaction_and_the_end_offset_d
     partition = topic()
     slow, plain = log.writer(unique("slow")), log.writer()
     fill(log, partition, ["before"])
-    slow.begin()
-    write(slow, partition, ["open"])
-    slow.flush(PATIENCE_S)
+    begin(slow, partition, ["open"])
     write(plain, partition, ["after"])
     plain.flush(PATIENCE_S)
-    reader = log.reader()
-    reader.assign({partition: Position(0)})
+    reader = reader_at(log, partition)
     batches = to_end(reader, partition)
     assert (values(records(batches)), batches[-1].next_offset) == (["before"], 1)
     assert log.end_offset(partition) == 3
@@ -232,32 +222,22 @@ def test_a_new_writer_with_the_same_id_ends_the_transaction_of_the_old_one_and_f
     partition = topic()
     name = unique("tx")
     old = log.writer(name)
-    old.begin()
-    write(old, partition, ["old"])
-    old.flush(PATIENCE_S)
+    begin(old, partition, ["old"])
     new = log.writer(name)
-    new.begin()
-    write(new, partition, ["new"])
-    new.flush(PATIENCE_S)
-    new.commit(PATIENCE_S)
+    transact(new, partition, ["new"])
     arrives(log, partition, ["new"])
 
     with pytest.raises(FencedError):
         deliver(old, partition.topic, b"late", b"late", transactional=True)
     old.abort()
-    old.begin()
-    write(old, partition, ["again"])
-    old.flush(PATIENCE_S)
-    old.commit(PATIENCE_S)
+    transact(old, partition, ["again"])
     arrives(log, partition, ["new", "again"])
 
 
 def test_a_closed_writer_leaves_no_transaction_open(log: Log, topic: MakeTopic, unique: Unique) -> None:
     partition = topic()
     writer = log.writer(unique("tx"))
-    writer.begin()
-    write(writer, partition, ["never"])
-    writer.flush(PATIENCE_S)
+    begin(writer, partition, ["never"])
     writer.close()
     writer.close()
     fill(log, partition, ["after"])

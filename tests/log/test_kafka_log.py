@@ -28,11 +28,14 @@ from tests.conftest import Kafka
 from tests.log.reading import (
     PATIENCE_S,
     Seen,
+    append,
     arrives,
+    begin,
     fetch_until,
     fill,
     numbers,
     read_all,
+    reader_at,
     records,
     to_end,
     values,
@@ -87,9 +90,7 @@ def test_the_coordinator_takes_a_live_member_and_refuses_a_stale_one(
         GroupFence(fence.group, fence.generation, "nobody"),
     ]
     for offset, identity in enumerate([fence, *stale, fence], start=41):
-        writer.begin()
-        write(writer, partition, [f"{offset}"])
-        writer.flush(PATIENCE_S)
+        begin(writer, partition, [f"{offset}"])
         if identity is fence:
             writer.send_offsets({partition: (offset, "note")}, identity)
             writer.commit(PATIENCE_S)
@@ -123,9 +124,7 @@ def test_a_group_with_another_coordinator_gets_its_offsets_from_another_producer
     here, moved = (replace(member[0], coordinator=broker) for broker in (1, 2))
     partition, writer = TopicPartition(kafka.topic(), 0), log.writer(kafka.unique("tx"))
     for value, fence, taken in (("1", here, True), ("2", moved, False), ("3", moved, True)):
-        writer.begin()
-        write(writer, partition, [value])
-        writer.flush(PATIENCE_S)
+        begin(writer, partition, [value])
         if taken:
             writer.send_offsets({partition: (1, "")}, fence)
             writer.commit(PATIENCE_S)
@@ -140,9 +139,7 @@ def test_a_group_with_another_coordinator_gets_its_offsets_from_another_producer
 @pytest.mark.usefixtures("plane")
 def test_a_timestamp_of_zero_is_written_as_one(kafka: Kafka, log: KafkaLog) -> None:
     partition = TopicPartition(kafka.topic(), 0)
-    writer = log.writer()
-    writer.append(partition.topic, [b"k"] * 2, [b"v"] * 2, [0, 5], partitions=0)
-    writer.flush(PATIENCE_S)
+    append(log, partition.topic, [b"k"] * 2, [b"v"] * 2, [0, 5], partitions=0)
     assert [record.timestamp for record in read_all(log, partition)] == [1, 5]
 
 
@@ -172,8 +169,7 @@ def test_an_unknown_topic_surfaces_when_it_is_written_and_when_it_vanishes_under
     with pytest.raises(DeliveryError, match=r"nobody-made-this.*Create the topic"):
         writer.flush(PATIENCE_S)
     partition = TopicPartition(kafka.topic(), 0)
-    reader = log.reader()
-    reader.assign({partition: Position(0)})
+    reader = reader_at(log, partition)
     to_end(reader, partition)
     log.delete_topics([partition.topic])
     with pytest.raises(UnknownTopicError, match=partition.topic):
@@ -411,8 +407,7 @@ def test_reading_and_writing_go_on_over_restarts_of_the_broker(broker_of_own: Br
     def both_written(batches: list[RecordBatch]) -> bool:
         return {batch.partition for batch in batches if len(batch.columns)} == {plain, atomic}
 
-    reader = log.reader()
-    reader.assign({plain: Position(0), atomic: Position(0)})
+    reader = reader_at(log, plain, atomic)
     seen: list[RecordBatch] = []
     with ThreadPoolExecutor(2) as pool:
         writers = [
@@ -469,8 +464,7 @@ def test_a_compacted_topic_is_read_over_its_holes(kafka: Kafka) -> None:
     offsets = [record.offset for record in seen]
     assert offsets == sorted(set(offsets))
     assert set(numbers(100)) <= set(values(seen)) <= {*numbers(100), "roll"}
-    reader = log.reader()
-    reader.assign({partition: Position(3)})
+    reader = reader_at(log, partition, offset=3)
     reader.route(partition, KeyRange.split(2))
     batches = to_end(reader, partition, max_records=64)
     shared = {record.offset for slot in (0, 1) for record in records(batches, slot)}

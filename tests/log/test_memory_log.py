@@ -13,7 +13,7 @@ from coopstreams.log.log import GroupFence, Position, RecordBatch, TopicSpec, Wr
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import FencedError, UnknownTopicError
-from tests.log.reading import fill, numbers, read_all, records, to_end, values, write
+from tests.log.reading import fill, numbers, read_all, reader_at, records, to_end, values, write
 
 A, B = TopicPartition("a", 0), TopicPartition("b", 0)
 
@@ -54,8 +54,7 @@ def test_compaction_stops_below_an_open_transaction_and_drops_aborted_records() 
 def test_a_reader_amid_compacted_offsets_goes_on_with_what_is_left() -> None:
     log = log_of(A)
     fill(log, A, ["k"] * 9 + ["last"])
-    reader = log.reader()
-    reader.assign({A: Position(0)})
+    reader = reader_at(log, A)
     (batch,) = reader.fetch(3, 0)
     log.compact("a")
     rest = to_end(reader, A)
@@ -87,8 +86,7 @@ def test_group_offsets_count_with_the_transaction_and_a_stale_fence_does_not() -
 
 def test_a_waiting_reader_wakes_when_something_comes() -> None:
     log = log_of(A)
-    reader = log.reader()
-    reader.assign({A: Position(0)})
+    reader = reader_at(log, A)
     to_end(reader, A)
     timer = threading.Timer(0.05, lambda: fill(log, A, ["x"]))
     timer.start()
@@ -98,8 +96,7 @@ def test_a_waiting_reader_wakes_when_something_comes() -> None:
 
 def test_a_topic_deleted_under_a_reader_is_an_error() -> None:
     log = log_of(A)
-    reader = log.reader()
-    reader.assign({A: Position(0)})
+    reader = reader_at(log, A)
     log.delete_topics(["a"])
     with pytest.raises(UnknownTopicError, match="a-0"):
         reader.fetch(1, 0)

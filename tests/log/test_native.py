@@ -33,7 +33,7 @@ from coopstreams.log.log import Position, RecordBatch
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, DeliveryError
 from tests.conftest import Kafka, needs_native
-from tests.log.reading import PATIENCE_S, fetch_until, fill, read_all, records, values
+from tests.log.reading import PATIENCE_S, fetch_until, fill, read_all, reader_at, records, values
 
 MODULE = "coopstreams_native.coopstreams_native"
 
@@ -286,8 +286,7 @@ def test_a_consumer_that_has_read_everything_asks_less_often(kafka: Kafka, monke
     often = {"consumer.statistics.interval.ms": 500, "consumer.stats_cb": count, "consumer.fetch.wait.max.ms": 1}
     log = KafkaLog(kafka.settings | often)
     first, second = (TopicPartition(kafka.topic("idle", partitions=2), partition) for partition in (0, 1))
-    reader = log.reader()
-    reader.assign({first: Position(0)})
+    reader = reader_at(log, first)
     fetch_until(reader, lambda _: len(totals) > 3 and totals[-1] - totals[-2] < 10)
     fill(log, first, ["a"])
     fetch_until(reader, lambda batches: values(records(batches)) == ["a"])
