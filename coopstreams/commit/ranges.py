@@ -46,21 +46,6 @@ def runs_of(offsets: Collection[int]) -> Runs:
     return tuple(runs)
 
 
-def add(runs: Runs, start: int, end: int) -> Runs:
-    """Return the runs with the offsets start..end added; runs that overlap or touch them are absorbed.
-
-    Raises:
-        ValueError: a run that ends before it starts.
-    """
-    if start > end:
-        raise ValueError(f"offset range [{start}, {end}] ends before it starts")
-    first = bisect_left(runs, start - 1, key=lambda run: run[1])
-    last = bisect_right(runs, end + 1, key=lambda run: run[0])
-    if first < last:
-        start, end = min(start, runs[first][0]), max(end, runs[last - 1][1])
-    return (*runs[:first], (start, end), *runs[last:])
-
-
 def merge(left: Runs, right: Runs) -> Runs:
     """Return the offsets that are in either."""
     return normalise((*left, *right)) if left and right else left or right

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coopstreams.commit.ranges import Runs, above, add, advance, common, contains, merge, normalise, runs_of
+from coopstreams.commit.ranges import Runs, above, advance, common, contains, merge, normalise, runs_of
 
 offsets = st.integers(0, 60)
 pairs = st.lists(st.tuples(offsets, st.integers(0, 6)).map(lambda pair: (pair[0], pair[0] + pair[1])), max_size=12)
@@ -28,14 +28,6 @@ def test_normalising_keeps_the_offsets_and_joins_neighbours(some: list[tuple[int
 @given(st.sets(offsets))
 def test_offsets_become_runs(some: set[int]) -> None:
     assert runs_of(some) == normalise((offset, offset) for offset in some)
-
-
-@given(pairs)
-def test_adding_one_by_one_is_normalising_all(some: list[tuple[int, int]]) -> None:
-    runs: Runs = ()
-    for start, end in some:
-        runs = add(runs, start, end)
-    assert runs == normalise(some)
 
 
 @given(pairs, pairs)
@@ -74,6 +66,4 @@ def test_contains_is_membership(some: list[tuple[int, int]], offset: int) -> Non
 
 def test_a_run_that_ends_before_it_starts_is_refused() -> None:
     with pytest.raises(ValueError, match=r"\[5, 4\] ends before it starts"):
-        add((), 5, 4)
-    with pytest.raises(ValueError, match="ends before it starts"):
         normalise([(5, 4)])
