@@ -96,10 +96,7 @@ class ExpiringTable(Table):
             if entry.value is None:
                 entry.listed = None
             elif entry.listed is None or entry.timestamp < entry.listed:
-                entry.listed = entry.timestamp
-                self._relisted[layout.expiry_key(entry.at, entry.timestamp)] = b""
-                if entry.timestamp < self._read_to:
-                    self._queue_listed(key, entry.timestamp)
+                self._list_anew(key, entry)
         if self._relisted:
             places = sorted(self._relisted)
             values = [self._relisted[place] for place in places]
@@ -151,7 +148,7 @@ class ExpiringTable(Table):
             heappush(self._queue, (time, key))
 
     def _list_anew(self, key: bytes, entry: ExpiringEntry) -> None:
-        """List a row that was updated since it was listed."""
+        """List a row by its timestamp; the next commit writes that."""
         self._relisted[layout.expiry_key(entry.at, entry.timestamp)] = b""
         entry.listed = entry.timestamp
         if entry.timestamp < self._read_to:
