@@ -12,6 +12,7 @@ from itertools import accumulate
 from typing import Protocol
 
 from coopstreams.calling.lanes import Call
+from coopstreams.log.batches import raw_columns
 from coopstreams.log.kafka.share import AcquiredRecord
 from coopstreams.log.log import NO_STREAM_TIME
 from coopstreams.topology.columns import Columns, TopicPartition
@@ -83,14 +84,12 @@ def columns_of(
     Stream time is computed within this batch, because records without an order have no other.
     """
     records = [delivery.record for delivery in deliveries]
-    headers = [record.headers for record in records]
-    columns = Columns(
+    columns = raw_columns(
         [record.key for record in records],
         [record.value for record in records],
         [record.timestamp for record in records],
         [record.offset for record in records],
-        (),
-        headers if any(headers) else None,
+        [record.headers for record in records],
     )
     if extract is not None:
         columns.timestamps = extract(source, columns, NO_STREAM_TIME)
