@@ -39,6 +39,10 @@ FIRST_LOOK_S = 0.1
 Sources: TypeAlias = Callable[[TaskId], tuple[TopicPartition, ...]]
 Resets: TypeAlias = Callable[[str], str]
 """Returns where a source topic begins in which the group has no position: see `offset_resets`."""
+BegunCheck: TypeAlias = Callable[
+    [TaskId, Mapping[TopicPartition, PartitionStart], Callable[[], Iterable[TopicPartition]]], None
+]
+"""Checks whether a task without a position has ever begun: `opening.begun.Begun.check`."""
 
 
 class OffsetStore(Protocol):
@@ -47,18 +51,6 @@ class OffsetStore(Protocol):
     def fetch_offsets(self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True) -> FetchedOffset:
         """See `GroupMember.fetch_offsets`."""
         ...
-
-
-class BegunCheck(Protocol):
-    """Checks whether a task without a position has ever begun: `opening.begun.Begun`."""
-
-    def check(
-        self,
-        task: TaskId,
-        openings: Mapping[TopicPartition, PartitionStart],
-        individual: Callable[[], Iterable[TopicPartition]],
-    ) -> None:
-        """See `opening.begun.Begun.check`."""
 
 
 def check_beside(follower: Follower, committed: Mapping[TopicPartition, Committed | None]) -> None:
@@ -168,7 +160,7 @@ class Positions:
             }
             if self._begun is not None:
                 check_named(self._follower.group, openings, ids)
-                self._begun.check(one.id, openings, self._follower.sources)
+                self._begun(one.id, openings, self._follower.sources)
             progress[one.id] = Progress(one.id.key_range, openings, author, ids)
         self._check(progress.values())
         return progress

@@ -355,7 +355,7 @@ class Components:
             self.sources,
             lambda topic: reset_of_topic(self.topology, self.config, topic),
             self.transactional_id(0),
-            begun=begun,
+            begun=begun.check,
             host=self.host,
         )
         place = self.config["snapshots.dir"]

@@ -45,7 +45,7 @@ class Application:
         self.follower = Follower(self.log, "app")
         begun = Begun("app", self.log, self, lambda: resolved, lambda store: f"app-{store.name}-changelog")
         self.positions = Positions(
-            self.log, self, self.follower, resolved.sources, lambda _: "earliest", "a", begun=begun
+            self.log, self, self.follower, resolved.sources, lambda _: "earliest", "a", begun=begun.check
         )
         self.writer = self.log.writer()
 
