@@ -61,13 +61,7 @@ class GroupAdmin:
     def fetch_offsets(
         self, partitions: Iterable[TopicPartition] | None, *, stable: bool = True
     ) -> requests.FetchedOffset:
-        """Return the plain offsets of these partitions (None: of all) as they are now.
-
-        `stable`: without those that an open transaction may still change.
-
-        Raises:
-            LogError: refused, or no answer in time.
-        """
+        """See `GroupMember.fetch_offsets`."""
         return self._ask(requests.fetch_offsets(self.group, partitions, stable=stable))
 
     def commit(self, offsets: Mapping[TopicPartition, tuple[int, str]]) -> None:

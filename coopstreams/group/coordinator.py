@@ -253,11 +253,7 @@ class GroupCoordinator:
         return answer
 
     def end_transaction(self, transactional_id: str, timeout_ms: int | None = None) -> None:
-        """Abort the open transaction of that id, and fence its producer.
-
-        Raises:
-            LogError: refused, or no answer in time.
-        """
+        """See `joining.Coordinator`."""
         self._connection.run(self._connection.end_transaction, transactional_id, self._timings.session, timeout_ms)
 
     def open_transactions(self, timeout_ms: int) -> frozenset[str]:
