@@ -133,7 +133,6 @@ def table_aggregate(compiler: Compiler, function: Function, node: TableAggregate
     key = function.key(record) if node.initializer is not None else "None"
     entry = compiler.entry_of(function, node.store, key_bytes)
     before = function.fresh("before")
-    new = function.fresh("new")
     fold = unit.constant("changed_aggregate", _folding(node))
     forwards = not compiler.caches(node) and compiler.analysis.edges(node)
     function.line(f"{before} = {entry}.value")
@@ -142,8 +141,7 @@ def table_aggregate(compiler: Compiler, function: Function, node: TableAggregate
         if forwards and compiler.analysis.wants_old(node)
         else None
     )
-    with function.guard("processing", node.name):
-        function.line(f"{new} = {fold}({key}, {pair}, {before})")
+    new = function.guarded("new", f"{fold}({key}, {pair}, {before})", node)
     later = f"{record.timestamp} > {entry}.timestamp"
     with function.block(f"if {before} is None or {later}:"):
         function.line(f"{entry}.timestamp = {record.timestamp}")
@@ -424,11 +422,8 @@ def _begun(compiler: Compiler, function: Function, node: Aggregate, before: str,
     """Generate the old value of a row that begins: the initial one, as in Kafka Streams. A reduce has none."""
     if node.initializer is None and not _is_count(node):
         return old
-    begun = function.fresh("old")
     initial = "0" if _is_count(node) else f"{compiler.unit.constant('initializer', node.initializer)}()"
-    with function.guard("processing", node.name, skip=skip):
-        function.line(f"{begun} = {initial} if {before} is None else {old}")
-    return begun
+    return function.guarded("old", f"{initial} if {before} is None else {old}", node, skip)
 
 
 def _new_aggregate(
@@ -441,7 +436,6 @@ def _new_aggregate(
     skip: str | None,
 ) -> str:
     """Generate the new value and timestamp of a row; return the variable of the value. A deleted row begins again."""
-    new = function.fresh("new")
     if node.aggregator is None:
         first, later = "1", f"{old} + 1"
     elif node.initializer is None:
@@ -452,10 +446,10 @@ def _new_aggregate(
         first = compiler.call_of(function, "aggregator", node.aggregator, record, ("key", "value", initial))
         later = compiler.call_of(function, "aggregator", node.aggregator, record, ("key", "value", old))
     if node.aggregator is None:
+        new = function.fresh("new")
         function.line(f"{entry}.value = {new} = {first} if {old} is None else {later}")
     else:
-        with function.guard("processing", node.name, skip=skip):
-            function.line(f"{new} = {first} if {old} is None else {later}")
+        new = function.guarded("new", f"{first} if {old} is None else {later}", node, skip)
         function.line(f"{entry}.value = {new}")
     with function.block(f"if {old} is None or {record.timestamp} > {entry}.timestamp:"):
         function.line(f"{entry}.timestamp = {record.timestamp}")

@@ -18,32 +18,16 @@ from coopstreams.topology.operators.compiler import Compiler, Operator
 
 def take_result(compiler: Compiler, function: Function, node: AsyncMap, record: RecordVariables) -> None:
     """Generate code: the result of the record's call, which has ended, is forwarded; its error fails the record."""
-    result = compiler.unit.bind("result", "result = process.result")
-    value = function.fresh("value")
-    if node.flat:
-        many = function.fresh("values")
-        constant = compiler.unit.constant("pairs_of", _pairs) if node.pairs else "list"
-        with function.guard("processing", node.name):
-            function.line(f"{many} = {constant}({result}({node.name!r}))")
-        if node.pairs:
-            key = function.fresh("key")
-            with function.loop(f"for {key}, {value} in {many}:"):
-                compiler.forward(function, node, record.with_key(key).with_value(value))
-            return
-        if record.key is None and compiler.analysis.below(node, record.key_serde, None).key:
-            function.key(record)  # once, not in each iteration
-        with function.loop(f"for {value} in {many}:"):
-            compiler.forward(function, node, record.with_value(value))
-        return
-    if not node.pairs:
-        with function.guard("processing", node.name):
-            function.line(f"{value} = {result}({node.name!r})")
-        compiler.forward(function, node, record.with_value(value))
-        return
-    key = function.fresh("key")
-    with function.guard("processing", node.name):
-        function.line(f"{key}, {value} = {result}({node.name!r})")
-    compiler.forward(function, node, record.with_key(key).with_value(value))
+    result = f"{compiler.unit.bind('result', 'result = process.result')}({node.name!r})"
+    if node.flat and node.pairs:
+        pairs = f"{compiler.unit.constant('pairs_of', _pairs)}({result})"
+        stateless.forward_pairs(compiler, function, node, record, function.guarded("pairs", pairs, node))
+    elif node.flat:
+        stateless.forward_values(compiler, function, node, record, function.guarded("values", f"list({result})", node))
+    elif node.pairs:
+        stateless.forward_pair(compiler, function, node, record, result)
+    else:
+        compiler.forward(function, node, record.with_value(function.guarded("value", result, node)))
 
 
 def _pairs(answer: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:

@@ -16,10 +16,8 @@ from coopstreams.topology.operators.stateless import KEY_AND_VALUE, each_partiti
 def split(compiler: Compiler, function: Function, node: Split, record: RecordVariables) -> None:
     """Generate the choice of a branch: that of the first true predicate, else the default branch, if there is one."""
     calls = [compiler.call_of(function, "predicate", predicate, record, KEY_AND_VALUE) for predicate in node.predicates]
-    branch = function.fresh("branch")
     chosen = "".join(f"{number} if {call} else " for number, call in enumerate(calls))
-    with function.guard("processing", node.name):
-        function.line(f"{branch} = {chosen}{len(calls)}")
+    branch = function.guarded("branch", f"{chosen}{len(calls)}", node)
     for edge in compiler.analysis.edges(node):
         assert isinstance(edge.child, Branch)
         with function.block(f"if {branch} == {edge.child.number}:"):
@@ -29,9 +27,7 @@ def split(compiler: Compiler, function: Function, node: Split, record: RecordVar
 def dynamic_sink(compiler: Compiler, function: Function, node: DynamicSink, record: RecordVariables) -> None:
     """Generate code: a record is appended to the output of the topic that the function names, made on first use."""
     call = compiler.call_of(function, "topic_of", node.topic_of, record, KEY_AND_VALUE)
-    topic, out = function.fresh("topic"), function.fresh("out")
-    with function.guard("processing", node.name):
-        function.line(f"{topic} = {call}")
+    topic, out = function.guarded("topic", call, node), function.fresh("out")
     key = function.key_as_bytes(record, node.key, node)
     value = function.value_as_bytes(record, node.value, node)
     with function.guard("production", node.name):

@@ -396,6 +396,13 @@ class Function:
             self.line(f"fail({self.unit.site(phase, node)}, {error})")
             self.line(skip or self.skip)
 
+    def guarded(self, part: str, code: str, node: Node, skip: str | None = None) -> str:
+        """Generate code: a new variable gets the result of calls of user functions, guarded; return the variable."""
+        name = self.fresh(part)
+        with self.guard("processing", node.name, skip=skip):
+            self.line(f"{name} = {code}")
+        return name
+
     def drop_if(self, condition: str, node: Node, reason: str) -> None:
         """Generate code: a record is dropped and counted under a condition."""
         with self.block(f"if {condition}:"):

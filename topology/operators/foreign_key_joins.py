@@ -25,10 +25,9 @@ def ask(compiler: Compiler, function: Function, node: ForeignKeyAsk, record: Rec
     assert record.old is not None  # the join requested old values
     key, value = function.key(record), function.value(record)
     key_bytes, data = function.key_as_bytes(record, node.key, node), function.value_as_bytes(record, node.value, node)
-    many, foreign_key, asked = (function.fresh(part) for part in ("questions", "foreign_key", "asked"))
     make = compiler.unit.constant("ask", partial(questions, node.extract, node.foreign_key.serialize, node.left))
-    with function.guard("processing", node.name):
-        function.line(f"{many} = {make}({key}, {key_bytes}, {value}, {data}, {record.old})")
+    many = function.guarded("questions", f"{make}({key}, {key_bytes}, {value}, {data}, {record.old})", node)
+    foreign_key, asked = function.fresh("foreign_key"), function.fresh("asked")
     with function.loop(f"for {foreign_key}, {asked} in {many}:"):
         made = RecordVariables(
             foreign_key,
@@ -112,7 +111,7 @@ def result(compiler: Compiler, function: Function, node: ForeignKeyResult, recor
     """Generate the join of an answer with the left row that asked, unless the row has changed since."""
     key_bytes, said = function.key_as_bytes(record, node.key, node), function.value(record)
     row = look_up(compiler, function, node.parents[1], replace(record, has_key=True), key_bytes)
-    data, right, made = (function.fresh(part) for part in ("data", "right", "value"))
+    data, right = function.fresh("data"), function.fresh("right")
     unit = compiler.unit
     with function.guard("production", node.name):
         function.line(
@@ -126,8 +125,8 @@ def result(compiler: Compiler, function: Function, node: ForeignKeyResult, recor
             f"{unit.constant('decode_right', node.right_value.deserialize)}({said}.value)"
         )
     missing = f"{row.value} is None" if node.left else f"{right} is None or {row.value} is None"
-    with function.guard("processing", node.name):
-        function.line(f"{made} = None if {missing} else {unit.constant('joiner', node.joiner)}({row.value}, {right})")
+    call = f"{unit.constant('joiner', node.joiner)}({row.value}, {right})"
+    made = function.guarded("value", f"None if {missing} else {call}", node)
     compiler.forward(function, node, replace(record, has_key=True).with_value(made))
 
 

@@ -18,7 +18,7 @@ def stream_global_join(compiler: Compiler, function: Function, node: StreamGloba
     value = function.value(record)
     function.drop_if(f"{value} is None", node, "null-value")
     unit, key, name = compiler.unit, function.fresh("mapped"), compiler.unit.store(node.store)
-    row, result = function.fresh("row"), function.fresh("value")
+    row = function.fresh("row")
     named = compiler.call_of(function, "mapper", node.mapper, record, ("key", "value"))
     encode = unit.constant("encode_key", node.store.key.serialize)
     with function.guard("processing", node.name):
@@ -31,9 +31,7 @@ def stream_global_join(compiler: Compiler, function: Function, node: StreamGloba
     call = compiler.call_of(
         function, "joiner", node.joiner, record, ("key", "value", row) if node.with_key else ("value", row)
     )
-    with function.guard("processing", node.name):
-        function.line(f"{result} = {call}")
-    compiler.forward(function, node, record.with_value(result))
+    compiler.forward(function, node, record.with_value(function.guarded("value", call, node)))
 
 
 OPERATORS: Mapping[type[Node], Operator] = {StreamGlobalJoin: stream_global_join}

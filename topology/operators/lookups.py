@@ -124,18 +124,14 @@ def _seen(
     compiler: Compiler, function: Function, step: Filter | MapValues, record: RecordVariables, row: RowVariables
 ) -> RowVariables:
     """Generate code: a filter or a mapper is applied to a row that was looked up."""
-    seen = function.fresh("row")
     label, called = ("predicate", step.predicate) if isinstance(step, Filter) else ("mapper", step.mapper)
     with_key = isinstance(step, Filter) or step.with_key
     call = compiler.call_of(function, label, called, record, ("key", row.value) if with_key else (row.value,))
-    with function.guard("processing", step.name):
-        if isinstance(step, Filter):
-            function.line(
-                f"{seen} = {row.value} if {row.value} is not None and {'not ' if step.negate else ''}{call} else None"
-            )
-        else:
-            function.line(f"{seen} = None if {row.value} is None else {call}")
-    return RowVariables(seen, row.timestamp)
+    if isinstance(step, Filter):
+        seen = f"{row.value} if {row.value} is not None and {'not ' if step.negate else ''}{call} else None"
+    else:
+        seen = f"None if {row.value} is None else {call}"
+    return RowVariables(function.guarded("row", seen, step), row.timestamp)
 
 
 def _let_go(
@@ -160,10 +156,9 @@ def _joined(
 ) -> RowVariables:
     """Generate the look-up of a row of a join without a store."""
     left, right = (look_up(compiler, function, parent, record, key_bytes, said=said) for parent in node.parents)
-    row = RowVariables(function.fresh("row"), function.fresh("timestamp"))
     joiner = compiler.unit.constant("joiner", node.joiner)
-    with function.guard("processing", node.name):
-        function.line(f"{row.value} = {joined_value(node.kind, joiner, left.value, right.value)}")
+    value = function.guarded("row", joined_value(node.kind, joiner, left.value, right.value), node)
+    row = RowVariables(value, function.fresh("timestamp"))
     function.line(f"{row.timestamp} = {later(left, right)}")
     return row
 

@@ -76,9 +76,8 @@ def _filter_kept_rows(
 ) -> None:
     """Generate the filter of a materialised table, whose store has the old value."""
     passes = compiler.call_of(function, "predicate", node.predicate, record, KEY_AND_VALUE)
-    value, kept = function.value(record), function.fresh("value")
-    with function.guard("processing", node.name):
-        function.line(f"{kept} = {value} if {value} is not None and {'not ' if node.negate else ''}{passes} else None")
+    value, word = function.value(record), "not " if node.negate else ""
+    kept = function.guarded("value", f"{value} if {value} is not None and {word}{passes} else None", node)
     _keep(compiler, function, node, store, record, kept, skip_nothing=node.sends_old and record.latest is None)
 
 
@@ -117,12 +116,11 @@ def map_values(compiler: Compiler, function: Function, node: MapValues, record: 
     """Generate code: the value is mapped. A table's tombstones stay tombstones."""
     call = compiler.call_of(function, "mapper", node.mapper, record, KEY_AND_VALUE if node.with_key else ("value",))
     tombstone = f"None if {record.value or record.value_bytes} is None else " if node.table and not record.dense else ""
-    value = function.fresh("value")
     if node.store is not None:
-        with function.guard("processing", node.name):
-            function.line(f"{value} = {tombstone}{call}")
+        value = function.guarded("value", f"{tombstone}{call}", node)
         _keep(compiler, function, node, node.store, record, value, skip_nothing=False)
         return
+    value = function.fresh("value")
     old = function.fresh("old") if record.old and compiler.analysis.wants_old(node) else None
     parts = ("key", record.old or "") if node.with_key else (record.old or "",)
     again = compiler.call_of(function, "mapper", node.mapper, record, parts) if old else ""
@@ -139,43 +137,55 @@ def flat_map_values(compiler: Compiler, function: Function, node: FlatMapValues,
     The mapper is run to its end first, so that its errors are not taken for those of a node below.
     """
     call = compiler.call_of(function, "mapper", node.mapper, record, KEY_AND_VALUE if node.with_key else ("value",))
-    many, value = function.fresh("values"), function.fresh("value")
+    many = function.fresh("values")
     with function.guard("processing", node.name):
         function.line(f"{many} = {call}")
         with function.block(f"if {many}.__class__ is not list:"):
             function.line(f"{many} = list({many})")
-    if record.key is None and compiler.analysis.below(node, record.key_serde, None).key:
-        function.key(record)  # once, not in each iteration
-    with function.loop(f"for {value} in {many}:"):
-        compiler.forward(function, node, record.with_value(value))
+    forward_values(compiler, function, node, record, many)
 
 
 def flat_map(compiler: Compiler, function: Function, node: FlatMap, record: RecordVariables) -> None:
     """Generate code: a record becomes several. The pairs are unpacked at once, so a bad pair fails the mapper."""
     call = compiler.call_of(function, "mapper", node.mapper, record, KEY_AND_VALUE)
-    many, key, value = function.fresh("pairs"), function.fresh("key"), function.fresh("value")
-    with function.guard("processing", node.name):
-        function.line(f"{many} = [(new_key, new_value) for new_key, new_value in {call}]")
-    with function.loop(f"for {key}, {value} in {many}:"):
-        compiler.forward(function, node, record.with_key(key).with_value(value))
+    pairs = f"[(new_key, new_value) for new_key, new_value in {call}]"
+    forward_pairs(compiler, function, node, record, function.guarded("pairs", pairs, node))
 
 
 def map_pairs(compiler: Compiler, function: Function, node: Map, record: RecordVariables) -> None:
     """Generate code: key and value are mapped."""
     call = compiler.call_of(function, "mapper", node.mapper, record, KEY_AND_VALUE)
+    forward_pair(compiler, function, node, record, call)
+
+
+def forward_pair(compiler: Compiler, function: Function, node: Node, record: RecordVariables, pair: str) -> None:
+    """Generate code: the record is forwarded with the key and the value of this pair, guarded."""
     key, value = function.fresh("key"), function.fresh("value")
     with function.guard("processing", node.name):
-        function.line(f"{key}, {value} = {call}")
+        function.line(f"{key}, {value} = {pair}")
     compiler.forward(function, node, record.with_key(key).with_value(value))
+
+
+def forward_pairs(compiler: Compiler, function: Function, node: Node, record: RecordVariables, many: str) -> None:
+    """Generate code: the record is forwarded with each of these keys and values."""
+    key, value = function.fresh("key"), function.fresh("value")
+    with function.loop(f"for {key}, {value} in {many}:"):
+        compiler.forward(function, node, record.with_key(key).with_value(value))
+
+
+def forward_values(compiler: Compiler, function: Function, node: Node, record: RecordVariables, many: str) -> None:
+    """Generate code: the record is forwarded with each of these values."""
+    if record.key is None and compiler.analysis.below(node, record.key_serde, None).key:
+        function.key(record)  # once, not in each iteration
+    value = function.fresh("value")
+    with function.loop(f"for {value} in {many}:"):
+        compiler.forward(function, node, record.with_value(value))
 
 
 def select_key(compiler: Compiler, function: Function, node: SelectKey, record: RecordVariables) -> None:
     """Generate code: the key is mapped."""
     call = compiler.call_of(function, "mapper", node.mapper, record, KEY_AND_VALUE)
-    key = function.fresh("key")
-    with function.guard("processing", node.name):
-        function.line(f"{key} = {call}")
-    compiler.forward(function, node, record.with_key(key))
+    compiler.forward(function, node, record.with_key(function.guarded("key", call, node)))
 
 
 def peek(compiler: Compiler, function: Function, node: Peek, record: RecordVariables) -> None:
@@ -229,15 +239,12 @@ def each_partition(
         yield
         return
     unit = compiler.unit
-    count = function.fresh("partitions")
-    found = function.fresh("chosen")
-    partition = function.fresh("partition")
+    count, partition = function.fresh("partitions"), function.fresh("partition")
     # Unguarded: a missing topic is not a fault of the record.
     function.line(f"{count} = process.partitions({topic})")
     call = f"{unit.constant('chosen', chosen)}({unit.constant('partitioner', node.partitioner)}, {topic}, "
     key, value = function.key(record), function.value(record)
-    with function.guard("processing", node.name):
-        function.line(f"{found} = {call}{key}, {value}, {count})")
+    found = function.guarded("chosen", f"{call}{key}, {value}, {count})", node)
     function.drop_if(f"not {found}", node, "no-partition")
     with function.block(f"for {partition} in {found}:"):
         yield

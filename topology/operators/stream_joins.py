@@ -93,10 +93,7 @@ def _forward(
         made = RecordVariables(key, None, node.key, None, left, None, node.name, timestamp, record.stream_time)
         parts = (*(["key"] if node.with_key else []), left, right)
         call = compiler.call_of(function, "joiner", node.joiner, made, parts)
-        value = function.fresh("value")
-        with function.guard("processing", node.name, skip=skip):
-            function.line(f"{value} = {call}")
-        compiler.call_children(function, node, made.with_value(value))
+        compiler.call_children(function, node, made.with_value(function.guarded("value", call, node, skip)))
 
 
 OPERATORS: Mapping[type[Node], Operator] = {StreamStreamJoin: stream_stream_join}

@@ -82,10 +82,7 @@ def join_row(
     call = compiler.call_of(function, "joiner", node.joiner, record, parts)
     if not record.dense and record.value not in (None, checked):
         function.drop_if(f"{record.value} is None", node, "null-value")  # bytes may deserialise to null, as JSON's do
-    value = function.fresh("value")
-    with function.guard("processing", node.name):
-        function.line(f"{value} = {call}")
-    return record.with_value(value)
+    return record.with_value(function.guarded("value", call, node))
 
 
 def drop_null_key(function: Function, node: Node, record: RecordVariables) -> None:
