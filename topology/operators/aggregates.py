@@ -92,7 +92,7 @@ def cogroup_merge(compiler: Compiler, function: Function, node: CogroupMerge, re
 
 def table_group(compiler: Compiler, function: Function, node: TableGroup, record: RecordVariables) -> None:
     """Generate code: an update of a row becomes an update of the row of its new key, or of two rows."""
-    drop_the_past(function, node.name, record)
+    drop_the_past(function, node, record)
     value, new, old = function.value(record), function.fresh("new"), function.fresh("old")
     assert record.old is not None  # `group_table` requested old values
     one = compiler.call_of(function, "mapper", node.mapper, record, ("key", "value"))
@@ -247,8 +247,7 @@ def _add_to_windows(
         with function.block(f"if {closed} <= {operator_time}:"):
             if late:
                 function.line(f"{late} = {late} is not False")
-            function.line(f"dropped[{compiler.unit.drop(node.name, 'late')}] += 1")
-            function.line(function.skip)
+            function.drop(node, "late")
         if late:
             function.line(f"{late} = False")
         function.line(f"{key} = {key_bytes} + {start_bytes}")

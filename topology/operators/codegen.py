@@ -406,7 +406,16 @@ class Function:
     def drop_if(self, condition: str, node: Node, reason: str) -> None:
         """Generate code: a record is dropped and counted under a condition."""
         with self.block(f"if {condition}:"):
-            self.line(f"dropped[{self.unit.drop(node.name, reason)}] += 1")
+            self.drop(node, reason)
+
+    def drop(self, node: Node, reason: str) -> None:
+        """Generate code: the record is dropped and counted."""
+        self.line(f"dropped[{self.unit.drop(node.name, reason)}] += 1")
+        self.line(self.skip)
+
+    def skip_if(self, condition: str) -> None:
+        """Generate code: under a condition, the record ends here; it is not counted as dropped."""
+        with self.block(f"if {condition}:"):
             self.line(self.skip)
 
     def key(self, record: RecordVariables) -> str:

@@ -82,8 +82,7 @@ class Compiler:
         """Generate code: under this condition the record is late: drop it, count it, pass it to `Late` children."""
         with function.block(f"if {condition}:"):
             self.call_late(function, node, record)
-            function.line(f"dropped[{self.unit.drop(node.name, 'late')}] += 1")
-            function.line(function.skip)
+            function.drop(node, "late")
 
     def call_late(self, function: Function, node: Node, record: RecordVariables) -> None:
         """Generate code: a late record goes to the node's `Late` children, by calls: late records are rare."""

@@ -21,7 +21,7 @@ from coopstreams.topology.operators.versioned import drop_the_past
 
 def ask(compiler: Compiler, function: Function, node: ForeignKeyAsk, record: RecordVariables) -> None:
     """Generate code: a change of a left row sends subscriptions to the right rows of its new and old foreign keys."""
-    drop_the_past(function, node.name, record)
+    drop_the_past(function, node, record)
     assert record.old is not None  # the join requested old values
     key, value = function.key(record), function.value(record)
     key_bytes, data = function.key_as_bytes(record, node.key, node), function.value_as_bytes(record, node.value, node)
@@ -51,7 +51,7 @@ def answer(compiler: Compiler, function: Function, node: ForeignKeyAnswer, recor
     """
     key_bytes = function.key_as_bytes(record, node.store.key, node)
     if record.side == 1:
-        drop_the_past(function, node.name, record)
+        drop_the_past(function, node, record)
         data = function.value_as_bytes(record, node.value, node)
         primary_key = function.fresh("primary_key")
         hash_ = function.fresh("hash")
@@ -75,8 +75,7 @@ def answer(compiler: Compiler, function: Function, node: ForeignKeyAnswer, recor
             with function.guard("production", node.name):
                 function.line(f"{row} = {write}({found.value})")
     function.line(f"{said} = {compiler.unit.constant('answer_to', answer_to)}({asked}, {row})")
-    with function.block(f"if {said} is None:"):
-        function.line(function.skip)
+    function.skip_if(f"{said} is None")
     _send(compiler, function, node, record, f"{asked}.primary_key", said, timestamp)
 
 

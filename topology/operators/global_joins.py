@@ -26,8 +26,7 @@ def stream_global_join(compiler: Compiler, function: Function, node: StreamGloba
         function.line(f"{row} = None if {key} is None else load_{name}({encode}({key})).value")
     if not node.left:
         function.drop_if(f"{key} is None", node, "null-key")
-        with function.block(f"if {row} is None:"):
-            function.line(function.skip)
+        function.skip_if(f"{row} is None")
     call = compiler.call_of(
         function, "joiner", node.joiner, record, ("key", "value", row) if node.with_key else ("value", row)
     )

@@ -39,8 +39,8 @@ def filter_records(compiler: Compiler, function: Function, node: Filter, record:
         _filter_rows(compiler, function, node, record)
         return
     passes = compiler.call_of(function, "predicate", node.predicate, record, KEY_AND_VALUE)
-    with function.guard("processing", node.name), function.block(f"if {'' if node.negate else 'not '}{passes}:"):
-        function.line(function.skip)
+    with function.guard("processing", node.name):
+        function.skip_if(f"{'' if node.negate else 'not '}{passes}")
     compiler.forward(function, node, record)
 
 
@@ -66,8 +66,7 @@ def _filter_rows(compiler: Compiler, function: Function, node: Filter, record: R
         if old:
             function.line(f"{old} = {record.old} if {record.old} is not None and {word}{passed} else None")
     if old and record.latest is None:
-        with function.block(f"if {kept} is None and {old} is None:"):
-            function.line(function.skip)
+        function.skip_if(f"{kept} is None and {old} is None")
     compiler.forward(function, node, record.with_value(kept, old if compiler.analysis.wants_old(node) else None))
 
 
@@ -99,8 +98,7 @@ def _keep(
     compiler.expire_view(function, node, store)
     entry = compiler.entry_of(function, store, key_bytes)
     if skip_nothing:
-        with function.block(f"if {value} is None and {entry}.value is None:"):
-            function.line(function.skip)
+        function.skip_if(f"{value} is None and {entry}.value is None")
     old = function.fresh("old") if compiler.analysis.wants_old(node) and not compiler.caches(node) else None
     if old:
         function.line(f"{old} = {entry}.value")

@@ -52,8 +52,7 @@ def _memory(compiler: Compiler, node: StreamStreamJoin) -> str:
 def _drop_if(function: Function, node: Node, condition: str, reason: str, first: str) -> None:
     with function.block(f"if {condition}:"):
         function.line(first)
-        function.line(f"dropped[{function.unit.drop(node.name, reason)}] += 1")
-        function.line(function.skip)
+        function.drop(node, reason)
 
 
 def _tell_when_due(

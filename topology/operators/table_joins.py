@@ -29,7 +29,7 @@ from coopstreams.topology.stores import Entry
 def table_table_join(compiler: Compiler, function: Function, node: TableTableJoin, record: RecordVariables) -> None:
     """Generate the join of an update of the side `record.side` with the row of the other side."""
     drop_null_key(function, node, record)
-    drop_the_past(function, node.name, record)
+    drop_the_past(function, node, record)
     record = replace(record, has_key=True, latest=None)
     value, key_bytes = function.value(record), function.key_as_bytes(record, node.key, node)
     mine, others = node.parents[record.side], node.parents[1 - record.side]
@@ -131,14 +131,10 @@ def _skip_nothing(
 ) -> None:
     """Generate code: if neither the new nor the old result exists, the update ends here."""
     if _needs_other(node, record):
-        with function.block(
-            f"if {other.value} is None:" if other is before else f"if {other.value} is None and {before.value} is None:"
-        ):
-            function.line(function.skip)
+        function.skip_if(f"{other.value} is None" + ("" if other is before else f" and {before.value} is None"))
     else:
         assert record.old is not None
-        with function.block(f"if {other.value} is None and {value} is None and {record.old} is None:"):
-            function.line(function.skip)
+        function.skip_if(f"{other.value} is None and {value} is None and {record.old} is None")
 
 
 def _join(

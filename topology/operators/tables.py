@@ -76,8 +76,7 @@ def join_row(
         as_of=record.timestamp,
     ).value
     if not node.left:
-        with function.block(f"if {row} is None:"):
-            function.line(function.skip)
+        function.skip_if(f"{row} is None")
     parts = ("key", "value", row) if node.with_key else ("value", row)
     call = compiler.call_of(function, "joiner", node.joiner, record, parts)
     if not record.dense and record.value not in (None, checked):

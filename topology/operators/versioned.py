@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from coopstreams.topology.graph.nodes import TableSource
+from coopstreams.topology.graph.nodes import Node, TableSource
 from coopstreams.topology.operators.codegen import Function, RecordVariables
 from coopstreams.topology.operators.compiler import Compiler
 from coopstreams.topology.stores import StoreSpec
@@ -42,9 +42,7 @@ def versioned_source(
     compiler.forward(function, node, replace(record, value=value, latest=latest))
 
 
-def drop_the_past(function: Function, node_name: str, record: RecordVariables) -> None:
+def drop_the_past(function: Function, node: Node, record: RecordVariables) -> None:
     """Generate code: a record that changes only the past of its row is dropped; the operator uses the latest rows."""
     if record.latest is not None:
-        with function.block(f"if not {record.latest}:"):
-            function.line(f"dropped[{function.unit.drop(node_name, 'not-the-latest')}] += 1")
-            function.line(function.skip)
+        function.drop_if(f"not {record.latest}", node, "not-the-latest")
