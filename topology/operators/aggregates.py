@@ -298,7 +298,7 @@ def _add_to_moving_windows(
     elif isinstance(windows, SessionWindows):
         _forward_without_headers(compiler, function, node, updates, operator_time)
     else:
-        _forward_updates(compiler, function, node, updates, record)
+        _forward_updates(compiler, function, node, updates, record.stream_time)
 
 
 def _moving(node: Aggregate) -> Callable[[Any], object]:
@@ -323,13 +323,11 @@ def _sessions(windows: Any, initializer: Any, aggregator: Any, merger: Any, stor
     return windowing.Sessions(store, windows, initializer, aggregator, merger)
 
 
-def _forward_updates(
-    compiler: Compiler, function: Function, node: Aggregate, updates: str, record: RecordVariables
-) -> None:
+def _forward_updates(compiler: Compiler, function: Function, node: Aggregate, updates: str, stream_time: str) -> None:
     key, value, old, timestamp = (function.fresh(part) for part in ("key_bytes", "value", "old", "timestamp"))
     with function.loop(f"for {key}, {value}, {old}, {timestamp} in {updates}:"):
         row = RecordVariables(
-            key, None, node.store.row_key, None, value, None, node.name, timestamp, record.stream_time, has_key=True
+            key, None, node.store.row_key, None, value, None, node.name, timestamp, stream_time, has_key=True
         )
         compiler.forward(function, node, replace(row, old=old if compiler.analysis.wants_old(node) else None))
 
@@ -343,13 +341,7 @@ def _forward_without_headers(
     if all(known.name != name for known in unit.functions):
         emit = unit.function(name)
         emit.parameters = ("updates",)
-        _forward_updates(
-            compiler,
-            emit,
-            node,
-            "updates",
-            RecordVariables(None, None, None, None, None, None, node.name, stream_time=operator_time),
-        )
+        _forward_updates(compiler, emit, node, "updates", operator_time)
     function.line(f"process.under_headers(None, lambda: {name}({updates}))")
 
 
@@ -365,8 +357,7 @@ def _closing(compiler: Compiler, node: Aggregate, windows: AnyWindows, operator_
         unit.operator_times[operator_time].resumed.append(f"{name}.resume")
         due = unit.function(f"{name}_due")
         due.over_batch = True
-        record = RecordVariables(None, None, None, None, None, None, node.name, stream_time=operator_time)
-        _forward_updates(compiler, due, node, f"process.held({name}.closed({operator_time}))", record)
+        _forward_updates(compiler, due, node, f"process.held({name}.closed({operator_time}))", operator_time)
     return name
 
 
