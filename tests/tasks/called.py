@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import cycle
 from typing import Any
 
@@ -16,11 +16,12 @@ from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.graph.topology import Topology
-from coopstreams.topology.keys import KeyRange
+from coopstreams.topology.keys import WHOLE, KeyRange
 from tests.tasks.engine import PATIENCE_S, Engine
 
 SOURCE = TopicPartition("in", 0)
 TOPICS = {"in": 1, "other": 1, "out": 1}
+Rows = list[tuple[bytes | None, bytes | None, int]]
 
 
 def until(true: Callable[[], bool], made: Engine) -> None:
@@ -35,6 +36,26 @@ def done(made: Engine, records: int) -> Callable[[], bool]:
     return lambda: all(
         task.progress.durable(source) >= records for task, _ in made.tasks.values() for source in task.sources[:1]
     )
+
+
+def finish(made: Engine, records: int) -> None:
+    """Move records until this many of each partition are committed, then stop."""
+    until(done(made, records), made)
+    made.stop()
+
+
+def numbered(numbers: Iterable[int], keys: int | None = None) -> Rows:
+    """Return records with these values and timestamps, of one key, or of as many keys in turn."""
+    return [(b"k" if keys is None else b"k%d" % (number % keys), b"%d" % number, number) for number in numbers]
+
+
+def processed(made: Engine, rows: Rows) -> Task:
+    """Have one task process and commit these records, and stop; return the task."""
+    task = made.open(WHOLE)
+    made.write("in", rows)
+    made.start()
+    finish(made, len(rows))
+    return task
 
 
 def calls_of(called: Callable[..., Any], **options: Any) -> Topology:

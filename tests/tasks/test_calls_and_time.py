@@ -14,7 +14,7 @@ from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
 from coopstreams.topology.windows import TimeWindows
 from tests.durations import ms
-from tests.tasks.called import SOURCE, TOPICS, Gate, calls_of, done, runs, until
+from tests.tasks.called import SOURCE, TOPICS, Gate, calls_of, done, finish, numbered, runs, until
 from tests.tasks.engine import AT_LEAST, EXACTLY, Engine
 
 
@@ -37,15 +37,14 @@ def test_where_time_acts_records_keep_their_order_and_commits_stop_below_the_one
     gate = Gate(stuck=20)
     made = Engine(closing(gate), TOPICS, processing_guarantee=guarantee)
     task = made.open(WHOLE)
-    made.write("in", [(b"k%d" % number, b"%d" % number, number) for number in range(100)])
+    made.write("in", numbered(range(100), keys=100))
     made.start()
     until(lambda: len(gate.called) == 100, made)
     until(lambda: runs(task) == (20, ()), made)
     made.close(task)
     gate.let_go.set()
     task = made.open(WHOLE)
-    until(done(made, 100), made)
-    made.stop()
+    finish(made, 100)
     assert [gate.called[number] for number in range(100)] == [1] * 20 + [2] * 80
     assert len(made.read("out")) == 90, "the last window is open"
 
@@ -132,8 +131,7 @@ def test_a_window_does_not_expire_before_the_records_that_wait_for_it() -> None:
     made.start()
     until(lambda: runs(task) == (1, ((2, 3),)), made)
     gate.let_go.set()
-    until(done(made, 5), made)
-    made.stop()
+    finish(made, 5)
     out = made.read("out")
     counted = [(key, struct.unpack(">q", value or b"")[0]) for key, value in zip(out.keys, out.values, strict=True)]
     assert counted == [(b"a", 1), (b"b", 1), (b"b", 1), (b"a", 2)], "the last one is late"

@@ -9,7 +9,7 @@ from coopstreams.topology.calls import CallOrder
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.keys import WHOLE
-from tests.tasks.called import SOURCE, TOPICS, Held, done, forwarding, until
+from tests.tasks.called import SOURCE, TOPICS, Held, done, finish, forwarding, numbered, until
 from tests.tasks.engine import AT_LEAST, EXACTLY, PATIENCE_S, Engine
 
 
@@ -23,7 +23,7 @@ def test_a_task_is_closed_when_the_calls_under_way_have_ended(order: CallOrder, 
     made = Engine(topology, TOPICS | {"in": 2}, processing_guarantee=guarantee)
     task = made.open(WHOLE)
     sibling = made.open(WHOLE, partition=1)
-    made.write("in", [(b"k%d" % number, b"%d" % number, number) for number in range(10)], partition=0)
+    made.write("in", numbered(range(10), keys=10), partition=0)
     made.start()
     begun = 1 if order == "partition" else 3
     until(lambda: len(held.called) == begun, made)
@@ -65,8 +65,7 @@ def test_a_drain_ends_when_a_transaction_is_aborted_meanwhile() -> None:
         made.take(made.events.get(timeout=PATIENCE_S))
     held.let_go.set()
     made.open(WHOLE)
-    until(done(made, 1), made)
-    made.stop()
+    finish(made, 1)
     assert held.called[1] == 2
 
 

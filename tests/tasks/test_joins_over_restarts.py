@@ -19,6 +19,8 @@ from tests.durations import ms
 from tests.tasks.engine import EXACTLY, PATIENCE_S, Engine
 
 KEYS = [b"key-%d" % number for number in range(12)]
+HALVES = KeyRange.split(2)
+TOPICS = {"left": 1, "right": 1, "out": 1}
 REACH_MS, GRACE_MS = 4_000, 1_000
 Rows = list[tuple[bytes | None, bytes | None, int]]
 Results = Counter[tuple[bytes | None, bytes | None]]
@@ -30,6 +32,14 @@ def joined() -> Topology:
     windows = JoinWindows(milliseconds=REACH_MS, grace=ms(GRACE_MS))
     left.outer_join(right, lambda one, other: b"%r, %r" % (one, other), windows=windows, value=serdes.raw).to("out")
     return builder.build()
+
+
+def two_ranges() -> tuple[Engine, bytes, bytes]:
+    """Return an engine that runs, and a key of each half of the keys."""
+    mine, other = (next(key for key in KEYS if key_hash(key) in half) for half in HALVES)
+    engine = Engine(joined(), TOPICS, processing_guarantee=EXACTLY, buffer=1)
+    engine.start()
+    return engine, mine, other
 
 
 def parts_of(seed: int) -> list[dict[str, Rows]]:
@@ -82,7 +92,7 @@ def expected(topology: Topology, parts: list[dict[str, Rows]]) -> Results:
 def test_no_pair_is_missed_and_none_is_told_twice(seed: int, ranges: int) -> None:
     """With several ranges a task may not know the time of others' keys, and join records later than the grace."""
     topology, parts = joined(), parts_of(seed)
-    engine = Engine(topology, {"left": 1, "right": 1, "out": 1}, processing_guarantee=EXACTLY, buffer=1)
+    engine = Engine(topology, TOPICS, processing_guarantee=EXACTLY, buffer=1)
     engine.start()
     kept = Memory()
     for part in parts:
@@ -105,13 +115,10 @@ def test_no_pair_is_missed_and_none_is_told_twice(seed: int, ranges: int) -> Non
 
 def test_who_takes_over_from_one_that_was_ahead_misses_no_pair_of_what_is_left_to_do() -> None:
     """The rows of the task that was ahead are newer than any row that the remaining records can match."""
-    halves = KeyRange.split(2)
-    mine, other = (next(key for key in KEYS if key_hash(key) in half) for half in halves)
-    engine = Engine(joined(), {"left": 1, "right": 1, "out": 1}, processing_guarantee=EXACTLY, buffer=1)
-    engine.start()
+    engine, mine, other = two_ranges()
     for topic in ("left", "right"):
         engine.write(topic, [(mine, b"behind", 0), (other, b"ahead", 100_000)])
-    engine.close(_settled(engine, halves[1]))
+    engine.close(_settled(engine, HALVES[1]))
     _settled(engine, WHOLE)
     engine.stop()
     assert sorted(filter(None, engine.read("out").values)) == [b"b'ahead', b'ahead'", b"b'behind', b'behind'"]
@@ -119,14 +126,11 @@ def test_who_takes_over_from_one_that_was_ahead_misses_no_pair_of_what_is_left_t
 
 def test_a_record_without_a_match_goes_when_a_sibling_has_come_further_before_it() -> None:
     """The sibling opens the gate up to a time that the record's own task reaches later."""
-    halves = KeyRange.split(2)
-    mine, other = (next(key for key in KEYS if key_hash(key) in half) for half in halves)
-    engine = Engine(joined(), {"left": 1, "right": 1, "out": 1}, processing_guarantee=EXACTLY, buffer=1)
-    engine.start()
+    engine, mine, other = two_ranges()
     engine.write(
         "left", [(mine, b"alone", 0), (other, b"alone", 50_000), (mine, b"last", 50_000), (other, b"end", 100_000)]
     )
-    for half in reversed(halves):
+    for half in reversed(HALVES):
         _settled(engine, half)
     engine.stop()
     assert sorted(filter(None, engine.read("out").values)) == [b"b'alone', None", b"b'alone', None", b"b'last', None"]
@@ -134,12 +138,12 @@ def test_a_record_without_a_match_goes_when_a_sibling_has_come_further_before_it
 
 def test_a_record_without_a_match_is_not_held_back_because_a_slower_sibling_has_seen_a_later_one() -> None:
     """The sibling's search ends at a record that is ahead of it: in Kafka Streams, no earlier record would be due."""
-    behind, ahead = ([key for key in KEYS if key_hash(key) in half] for half in KeyRange.split(2))
-    engine = Engine(joined(), {"left": 1, "right": 1, "out": 1}, processing_guarantee=EXACTLY)
+    behind, ahead = ([key for key in KEYS if key_hash(key) in half] for half in HALVES)
+    engine = Engine(joined(), TOPICS, processing_guarantee=EXACTLY)
     engine.start()
     engine.write("left", [(behind[1], b"2", 6_000), (behind[0], b"3", 17_000), (ahead[1], b"5", 27_000)])
     engine.write("right", [(behind[0], b"1", 5_000), (ahead[0], b"4", 23_000)])
-    for half in reversed(KeyRange.split(2)):
+    for half in reversed(HALVES):
         _settled(engine, half)
     engine.write("right", [(ahead[1], b"6", 28_500)])
     engine.settle()
@@ -156,20 +160,15 @@ def _settled(engine: Engine, key_range: KeyRange) -> Task:
 
 def test_what_a_store_has_forgotten_stays_forgotten() -> None:
     """A restored task has rows of its own keys only, but records of other keys had advanced its store's time."""
-    halves = KeyRange.split(2)
-    mine, other = (next(key for key in KEYS if key_hash(key) in half) for half in halves)
-    engine = Engine(joined(), {"left": 1, "right": 1, "out": 1}, processing_guarantee=EXACTLY, buffer=1)
-    engine.start()
+    engine, mine, other = two_ranges()
     kept = Memory()
     engine.databases[0] = Database(kept, engine.stores)
     for topic in ("left", "right"):
         engine.write(topic, [(other, b"ahead", 100_000), (mine, b"behind", 0)])
-    for half in reversed(halves):
-        task = engine.open(half)
-        engine.settle()
-        engine.close(task)
+    for half in reversed(HALVES):
+        engine.close(_settled(engine, half))
     engine.databases[0] = Database(kept, engine.stores)  # as in a new process
-    engine.open(halves[0])
+    engine.open(HALVES[0])
     engine.write("left", [(mine, b"late", 50_000)])
     engine.settle()
     deadline = time.monotonic() + PATIENCE_S

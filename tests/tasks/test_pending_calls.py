@@ -27,7 +27,21 @@ from coopstreams.topology.serdes import Serde, Windowed
 from coopstreams.topology.suppressed import until_window_closes
 from coopstreams.topology.windows import SessionWindows, TimeWindows
 from tests.durations import ms
-from tests.tasks.called import SOURCE, TOPICS, Gate, calls_of, done, forwarding, played, runs, taking, until
+from tests.tasks.called import (
+    SOURCE,
+    TOPICS,
+    Gate,
+    calls_of,
+    done,
+    finish,
+    forwarding,
+    numbered,
+    played,
+    processed,
+    runs,
+    taking,
+    until,
+)
 from tests.tasks.engine import AT_LEAST, EXACTLY, Engine
 
 Called = Callable[[KStream[str, int]], KStream[str, int]]
@@ -44,11 +58,9 @@ NOT_SHRUNK = [Phase.explicit, Phase.reuse, Phase.generate]
 """Each run is slow, and its threads are not deterministic: examples are shortened by hand."""
 
 
-def program(called: Called) -> Topology:
-    """Windows, sessions, joins and sinks below the call; a filter, a branch and a mapper above it."""
-    builder = StreamsBuilder("app")
+def counted(builder: StreamsBuilder, called: Called) -> KStream[str, int]:
+    """A filter, a branch and a mapper above the call; windows below it. Return the results of the call."""
     read = builder.stream("in", key=serdes.text, value=serdes.json)
-    other = builder.stream("other", key=serdes.text, value=serdes.json)
     large = read.filter(lambda _, value: value >= 0).split().branch(lambda _, value: value > 1, name="large")
     results = called(large.default_branch(name="small")["large"].map_values(lambda value: value + 1, value=serdes.json))
     results.group_by_key(value=serdes.json).windowed_by(TimeWindows(milliseconds=10, grace=ms(5))).count(
@@ -56,6 +68,14 @@ def program(called: Called) -> Topology:
     ).to_stream().map_values_with_key(lambda key, count: [key.start_ms, count], value=serdes.json).select_key(
         lambda key, _: key.key, key=serdes.text
     ).to("out")
+    return results
+
+
+def program(called: Called) -> Topology:
+    """Windows, sessions, joins and sinks below the call."""
+    builder = StreamsBuilder("app")
+    results = counted(builder, called)
+    other = builder.stream("other", key=serdes.text, value=serdes.json)
     grouped = results.group_by_key(value=serdes.json)
     tumbling = TimeWindows(milliseconds=10, grace=ms(5))
     final = grouped.windowed_by(tumbling).count(store="final").suppress(until_window_closes())
@@ -94,14 +114,7 @@ def test_what_is_below_is_what_a_function_that_does_not_wait_would_give(
 def key_program(called: Called) -> Topology:
     """Operators that need only the order of each key: windows with late records, a table, a join with it, a sink."""
     builder = StreamsBuilder("app")
-    read = builder.stream("in", key=serdes.text, value=serdes.json)
-    large = read.filter(lambda _, value: value >= 0).split().branch(lambda _, value: value > 1, name="large")
-    results = called(large.default_branch(name="small")["large"].map_values(lambda value: value + 1, value=serdes.json))
-    results.group_by_key(value=serdes.json).windowed_by(TimeWindows(milliseconds=10, grace=ms(5))).count(
-        store="windows"
-    ).to_stream().map_values_with_key(lambda key, count: [key.start_ms, count], value=serdes.json).select_key(
-        lambda key, _: key.key, key=serdes.text
-    ).to("out")
+    results = counted(builder, called)
     results.left_join(
         builder.table("other", key=serdes.text, value=serdes.json), lambda one, two: [one, two], value=serdes.json
     ).to("out")
@@ -138,7 +151,7 @@ def test_other_keys_pass_a_record_that_waits_and_are_not_called_again(guarantee:
     gate = Gate(stuck=20)
     made = Engine(calls_of(gate, max_in_flight=5), TOPICS, processing_guarantee=guarantee)
     task = made.open(WHOLE)
-    made.write("in", [(b"k%d" % (number % 10), b"%d" % number, number) for number in range(100)])
+    made.write("in", numbered(range(100), keys=10))
     made.start()
     others = tuple((start, start + 8) for start in range(21, 100, 10))
     until(lambda: runs(task) == (20, others), made)
@@ -162,19 +175,18 @@ def test_where_nothing_may_be_committed_out_of_order_no_more_records_pass_and_wh
     gate = Gate(stuck=20)
     made = Engine(calls_of(gate, max_in_flight=5), TOPICS, processing_guarantee=EXACTLY)
     task = made.open(WHOLE)
-    made.write("in", [(b"k%d" % (number % 10), b"%d" % number, number) for number in range(50)])
+    made.write("in", numbered(range(50), keys=10))
     made.start()
     passed = tuple((start, start + 8) for start in range(21, 50, 10))
     until(lambda: runs(task) == (20, passed), made)
     made.close(task)
     made.by_key = False
     task = made.open(WHOLE)
-    made.write("in", [(b"k%d" % (number % 10), b"%d" % number, number) for number in range(50, 100)])
+    made.write("in", numbered(range(50, 100), keys=10))
     until(lambda: all(gate.called[number] for number in range(51, 53)), made)
     assert runs(task) == (20, passed)
     gate.let_go.set()
-    until(done(made, 100), made)
-    made.stop()
+    finish(made, 100)
     assert {value for value, times in gate.called.items() if times > 1} == {20}
     counted = [struct.unpack(">q", value or b"")[0] for value in made.read("out").values]
     assert sorted(counted) == sorted([*range(1, 11)] * 10), "each record of each key once"
@@ -191,13 +203,12 @@ def test_records_that_need_no_call_do_not_pile_up_behind_one_that_waits(monkeypa
     read.filter(lambda _, value: value == 0).map_values_async(gate, value=serdes.json).to("out")
     made = Engine(builder.build(), TOPICS)
     task = made.open(WHOLE)
-    made.write("in", [(b"k", b"%d" % number, number) for number in range(100)])
+    made.write("in", numbered(range(100)))
     made.start()
     until(lambda: gate.called[0] == 1 and task.queues.received(SOURCE) == 100, made)
     assert task.queues.waiting(SOURCE) == 70
     gate.let_go.set()
-    until(done(made, 100), made)
-    made.stop()
+    finish(made, 100)
     assert len(made.read("out")) == 1
 
 
@@ -213,14 +224,13 @@ def test_records_that_pass_one_that_is_stuck_are_let_go(each: int, monkeypatch: 
     made.start()
     for start in range(0, count, 20):  # the reader brings a few at a time
         end = min(count, start + 20)
-        made.write("in", [(b"k%d" % (n % each), b"%d" % n, n) for n in range(start, end)])
+        made.write("in", numbered(range(start, end), keys=each))
         until(lambda end=end: task.processed == end - -(-end // each), made)  # type: ignore[misc]
         assert task.calls is not None
         assert sum(taken.held for taken in task.calls._steps) < 40_000
         assert len(task.calls._steps) <= 80
     gate.let_go.set()
-    until(done(made, count), made)
-    made.stop()
+    finish(made, count)
     assert len(made.read("out")) == count
 
 
@@ -244,10 +254,9 @@ def test_batches_have_values_of_many_keys_and_results_any_number(pieces: int) ->
     made = Engine(builder.build(), TOPICS)
     for each in KeyRange.split(pieces):
         made.open(each)
-    made.write("in", [(b"k%d" % (number % 50), b"%d" % number, number) for number in range(100)])
+    made.write("in", numbered(range(100), keys=50))
     made.start()
-    until(done(made, 100), made)
-    made.stop()
+    finish(made, 100)
     out = made.read("out")
     found: dict[bytes | None, list[int]] = defaultdict(list)
     for key, value in zip(out.keys, out.values, strict=True):
@@ -273,11 +282,7 @@ def test_a_record_may_become_any_number_of_others_with_keys_of_their_own() -> No
     read.flat_map_async(spread, key=serdes.text, value=serdes.json).to("out")
     read.flat_map_values_with_key_async(spread_values, value=serdes.json).to("other")
     made = Engine(builder.build(), TOPICS, processing_exception_handler="continue")
-    task = made.open(WHOLE)
-    made.write("in", [(b"k", b"%d" % number, number) for number in range(4)])
-    made.start()
-    until(done(made, 4), made)
-    made.stop()
+    task = processed(made, numbered(range(4)))
     out = made.read("out")
     assert list(zip(out.keys, out.values, strict=True)) == [(b"k0", b"1"), (b"k0", b"3"), (b"k1", b"3"), (b"k2", b"3")]
     assert sum(task.tally.failed.values()) == 1, "what it returned are no pairs"
@@ -295,8 +300,7 @@ def test_an_empty_interval_opens_no_transaction() -> None:
         made.dispatcher.move(0.005)
     assert not made.committers[0].begun
     gate.let_go.set()
-    until(done(made, 1), made)
-    made.stop()
+    finish(made, 1)
 
 
 def test_a_call_that_fails_fails_its_record_with_its_place() -> None:
@@ -335,11 +339,7 @@ def test_the_next_record_goes_on_when_the_handler_says_so_and_retries_are_counte
         TOPICS,
         processing_exception_handler="continue",
     )
-    task = made.open(WHOLE)
-    made.write("in", [(b"k%d" % number, b"%d" % number, number) for number in range(5)])
-    made.start()
-    until(done(made, 5), made)
-    made.stop()
+    task = processed(made, numbered(range(5), keys=5))
     assert sum(task.tally.failed.values()) == 1
     assert task.retries == 4 + 2, "one for each that came right, two for the one that did not"
     assert len(made.read("out")) == 4
@@ -359,11 +359,7 @@ def test_functions_above_that_change_their_mind_are_an_error_and_nothing_is_mixe
     read = builder.stream("in", key=serdes.text, value=serdes.json)
     read.filter(sometimes).map_values_async(same, value=serdes.json).to("out")
     made = Engine(builder.build(), TOPICS, processing_exception_handler="continue")
-    task = made.open(WHOLE)
-    made.write("in", [(b"k", b"%d" % number, number) for number in range(5)])
-    made.start()
-    until(done(made, 5), made)
-    made.stop()
+    task = processed(made, numbered(range(5)))
     assert sum(task.tally.failed.values()) == 1
     assert [int(value or b"") for value in made.read("out").values] == [0, 1, 3, 4]
 
@@ -385,7 +381,7 @@ def test_a_record_is_tried_again_if_the_registry_was_away_when_its_calls_were_lo
     read.map_values_async(same, value=serdes.json).to("out")
     made = Engine(builder.build(), TOPICS, processing_exception_handler="continue")
     made.open(WHOLE)
-    made.write("in", [(b"k", b"%d" % number, number) for number in range(2)])
+    made.write("in", numbered(range(2)))
     made.start()
     until(lambda: not made.events.empty(), made)
     event = made.events.get()
@@ -394,8 +390,7 @@ def test_a_record_is_tried_again_if_the_registry_was_away_when_its_calls_were_lo
     assert "no answer" in event.held.why
     made.take(event)
     task = made.open(WHOLE)
-    until(done(made, 2), made)
-    made.stop()
+    finish(made, 2)
     assert sum(task.tally.failed.values()) == 0
     assert list(made.read("out").values) == [b"0", b"1"]
 
@@ -414,10 +409,9 @@ def test_a_record_may_need_several_calls_and_a_topic_none() -> None:
     made = Engine(builder.build(), TOPICS)
     made.open(WHOLE)
     made.write("other", [(b"k", b"9", 0)])
-    made.write("in", [(b"k", b"%d" % number, number) for number in range(5)])
+    made.write("in", numbered(range(5)))
     made.start()
-    until(done(made, 5), made)
-    made.stop()
+    finish(made, 5)
     assert list(made.read("out").values) == [b"[%d,9]" % n for n in range(5) for _ in range(n)]
 
 
@@ -431,11 +425,7 @@ def test_records_whose_calls_fail_go_to_the_topic_of_their_operator() -> None:
 
     topology = forwarding(odd_only, dead_letters="refused", retry=Retry(times=1, backoff=ms(1)))
     made = Engine(topology, TOPICS | {"refused": 1})
-    task = made.open(WHOLE)
-    made.write("in", [(b"k", b"%d" % number, number) for number in range(4)])
-    made.start()
-    until(done(made, 4), made)
-    made.stop()
+    task = processed(made, numbered(range(4)))
     assert list(made.read("out").values) == [b"1", b"3"]
     letters = made.read("refused")
     assert list(letters.values) == [b"0", b"2"]

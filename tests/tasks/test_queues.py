@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, compress, pairwise
 from random import Random
 
 from hypothesis import given
@@ -176,6 +177,20 @@ def test_a_task_that_may_not_wait_takes_what_is_there() -> None:
     assert taken(queues) == [("customers", 0), ("orders", 1)], "what is there is still taken in order"
 
 
+def pieces(
+    logs: Mapping[TopicPartition, Sequence[object]], random: Random
+) -> Iterator[tuple[TopicPartition, int, int]]:
+    """Yield the two logs in pieces of any sizes, in any order: partition, first offset, end of each."""
+    at = dict.fromkeys(logs, 0)
+    while at:
+        source = random.choice(list(at))
+        first, end = at[source], min(len(logs[source]), at[source] + random.randint(0, 5))
+        yield source, first, end
+        at[source] = end
+        if end == len(logs[source]):
+            del at[source]
+
+
 times = st.lists(st.integers(0, 50), max_size=30)
 
 
@@ -184,17 +199,9 @@ def test_the_order_does_not_depend_on_batches(left: list[int], right: list[int],
     """For any batches of the two logs, records come out in the order of (stream time, source)."""
     logs = {TABLE: log_of(left), STREAM: log_of(right)}
     queues = SourceQueues([(TABLE, START), (STREAM, START)])
-    at = dict.fromkeys(logs, 0)
     seen: list[tuple[str, int]] = []
-    ended: set[TopicPartition] = set()
-    while len(ended) < 2:
-        source = random.choice([s for s in logs if s not in ended])
-        upto = min(len(logs[source]), at[source] + random.randint(0, 5))
-        end = upto == len(logs[source])
-        feed(queues, source, logs[source][at[source] : upto], upto=upto, at_end=end)
-        at[source] = upto
-        if end:
-            ended.add(source)
+    for source, first, upto in pieces(logs, random):
+        feed(queues, source, logs[source][first:upto], upto=upto, at_end=upto == len(logs[source]))
         seen += taken(queues)
     expected = [
         (s.topic, offset)
@@ -219,24 +226,14 @@ def test_no_source_tells_a_time_to_which_another_has_not_come(
     mine = {TABLE: [own for _, own in left], STREAM: [own for _, own in right]}
     logs = {TABLE: log_of([time for time, _ in left]), STREAM: log_of([time for time, _ in right])}
     queues = SourceQueues([(TABLE, START), (STREAM, START)])
-    at, told = dict.fromkeys(logs, 0), dict.fromkeys(logs, START)
-    ended: set[TopicPartition] = set()
-    while len(ended) < 2:
-        source = random.choice([s for s in logs if s not in ended])
-        upto = min(len(logs[source]), at[source] + random.randint(0, 5))
-        end = upto == len(logs[source])
-        records = [
-            record
-            for record, own in zip(logs[source][at[source] : upto], mine[source][at[source] :], strict=False)
-            if own
-        ]
-        queues.add(run_of(source, records, upto, logs[source][upto - 1][2] if upto else NO_STREAM_TIME, at_end=end))
-        at[source] = upto
-        if end:
-            ended.add(source)
+    told = dict.fromkeys(logs, START)
+    for source, first, upto in pieces(logs, random):
+        records = list(compress(logs[source][first:upto], mine[source][first:]))
+        time, end = logs[source][upto - 1][2] if upto else NO_STREAM_TIME, upto == len(logs[source])
+        queues.add(run_of(source, records, upto, time, at_end=end))
         for step in queues.steps(random.choice((1, 3, 1 << 20)), 0.0):
-            first = step.columns.stream_times[0] if len(step.columns) else step.stream_time
-            assert all(position.stream_time <= first for other, position in told.items() if other != step.source)
+            begins = step.columns.stream_times[0] if len(step.columns) else step.stream_time
+            assert all(position.stream_time <= begins for other, position in told.items() if other != step.source)
             assert not step.next_offset or step.stream_time == logs[step.source][step.next_offset - 1][2]
             told[step.source] = Position(step.next_offset, step.stream_time)
     assert told == {source: Position(len(log), log[-1][2] if log else NO_STREAM_TIME) for source, log in logs.items()}

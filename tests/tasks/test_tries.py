@@ -22,7 +22,7 @@ from coopstreams.topology.failures import Failure, OnFailure
 from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.task_id import TaskId
 from tests.durations import ms
-from tests.tasks.called import TOPICS, done, until
+from tests.tasks.called import TOPICS, finish, numbered, until
 from tests.tasks.engine import AT_LEAST, EXACTLY, PATIENCE_S, Engine
 
 TASK = TaskId(0, 0, WHOLE)
@@ -83,7 +83,7 @@ def test_a_task_is_given_up_until_the_pause_is_over_and_no_result_is_doubled(gua
     ).reduce(lambda total, value: total + value, store="sums").to_stream().to("out")
     made = Engine(builder.build(), TOPICS, processing_guarantee=guarantee, processing_exception_handler=answer)
     made.start()
-    made.write("in", [(b"k", b"%d" % number, number) for number in range(10)])
+    made.write("in", numbered(range(10)))
     for pause in (60.0, 120.0):
         task = made.open(WHOLE)
         until(lambda: not made.events.empty(), made)
@@ -96,8 +96,7 @@ def test_a_task_is_given_up_until_the_pause_is_over_and_no_result_is_doubled(gua
         assert "ConnectionError: refused" in event.held.why
         made.take(event)
     made.open(WHOLE)
-    until(done(made, 10), made)
-    made.stop()
+    finish(made, 10)
     assert attempts == [1, 2]
     sums = [int(value or b"") for value in made.read("out").values]
     if guarantee == EXACTLY:

@@ -25,7 +25,7 @@ from coopstreams.topology.processors import CallContext, Processor, ProcessorCon
 from coopstreams.topology.records import Record
 from coopstreams.topology.windows import TimeWindows
 from tests.durations import ms
-from tests.tasks.called import SOURCE, TOPICS, done, played, runs, taking, until
+from tests.tasks.called import SOURCE, TOPICS, done, finish, numbered, played, processed, runs, taking, until
 from tests.tasks.engine import AT_LEAST, EXACTLY, Engine
 from tests.tasks.summed import summed
 
@@ -167,14 +167,13 @@ def test_what_was_not_done_is_done_once_by_the_next_owner(guarantee: str, clean:
     function = Counted(stuck=20)
     made = Engine(counting(function), TOPICS, processing_guarantee=guarantee)
     task = made.open(WHOLE)
-    made.write("in", [(b"k%d" % (number % 10), b"%d" % number, number) for number in range(100)])
+    made.write("in", numbered(range(100), keys=10))
     made.start()
     until(lambda: runs(task) == (20, tuple((start, start + 8) for start in range(21, 100, 10))), made)
     made.close(task, clean=clean)
     function.let_go.set()
     made.open(WHOLE)
-    until(done(made, 100), made)
-    made.stop()
+    finish(made, 100)
     assert {value for value, times in function.called.items() if times > 1} == {20}
     out = made.read("out")
     for key in range(10):
@@ -192,11 +191,7 @@ def test_what_a_call_that_fails_has_recorded_is_not_done_and_a_null_key_has_no_r
             raise ConnectionError(record.value)
 
     made = Engine(counting(odd_only, dead_letters="other", retry=Retry(times=1, backoff=ms(1))), TOPICS)
-    task = made.open(WHOLE)
-    made.write("in", [(None if number == 5 else b"k", b"%d" % number, number) for number in range(9)])
-    made.start()
-    until(done(made, 9), made)
-    made.stop()
+    task = processed(made, [(None if number == 5 else b"k", b"%d" % number, number) for number in range(9)])
     assert list(made.read("out").values) == [b"1", b"2", b"3"]
     assert list(made.read("other").values) == [b"0", b"2", b"4", b"6", b"8"]
     assert list(task.program.dropped.values()) == [1]
@@ -213,11 +208,7 @@ def test_an_error_below_does_not_undo_what_was_recorded_and_the_next_call_sees_i
         lambda count: 6 // (count - 2), value=serdes.json
     ).to("out")
     made = Engine(builder.build(), TOPICS, processing_exception_handler="continue")
-    made.open(WHOLE)
-    made.write("in", [(b"k", b"%d" % number, number) for number in range(4)])
-    made.start()
-    until(done(made, 4), made)
-    made.stop()
+    processed(made, numbered(range(4)))
     assert list(made.read("out").values) == [b"-6", b"6", b"3"], "the second divides by 0, and is counted"
 
 
@@ -249,11 +240,7 @@ def test_after_its_end_a_call_changes_nothing() -> None:
 @pytest.mark.parametrize("executor", ["thread", "process"])
 def test_functions_on_threads_and_in_processes_have_state(executor: str) -> None:
     made = Engine(counting(summed, executor=executor), TOPICS)
-    made.open(WHOLE)
-    made.write("in", [(b"k", b"%d" % number, number) for number in range(4)])
-    made.start()
-    until(done(made, 4), made)
-    made.stop()
+    processed(made, numbered(range(4)))
     assert list(made.read("out").values) == [b"0", b"1", b"3", b"6"]
 
 
