@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -29,9 +28,9 @@ from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.errors import TopologyError
 from tests.durations import ms
+from tests.topology.operators.results import Outputs, Tables, results
 
 Input: TypeAlias = tuple[str, str, int | None, int]
-Results: TypeAlias = tuple[dict[tuple[str, str], list[tuple[Any, int]]], dict[str, list[Any]]]
 
 INPUTS = st.lists(
     st.tuples(
@@ -92,17 +91,8 @@ def program() -> Topology:
 PROGRAM = program()
 
 
-def run(inputs: list[Input], ranges: int, *, caching: bool = False, commit_every: int = 1000) -> Results:
-    outputs: dict[tuple[str, str], list[tuple[Any, int]]] = defaultdict(list)
-    with TopologyTestDriver(PROGRAM, ranges, caching=caching) as driver:
-        for number, (topic, key, value, timestamp) in enumerate(inputs, 1):
-            driver.input(topic).send(key, value, timestamp)
-            if number % commit_every == 0:
-                driver.commit()
-        driver.commit()
-        for record in driver.outputs():
-            outputs[record.topic, str(record.key)].append((record.value, record.timestamp))
-        return outputs, {store: driver.store(store).all() for store in STORES}
+def run(inputs: list[Input], ranges: int, **options: Any) -> tuple[Outputs, Tables]:
+    return results(PROGRAM, inputs, STORES, ranges, **options)
 
 
 @settings(max_examples=15, deadline=None)

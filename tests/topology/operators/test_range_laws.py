@@ -1,6 +1,5 @@
 """Laws of the project: results depend neither on the number of key ranges nor, finally, on the record cache."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -8,16 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coopstreams import Processor, Record, SessionStore, WindowStore, session_store, window_store
-from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.windows import SlidingWindows, TimeWindows, Windows
 from tests.durations import ms
+from tests.topology.operators.results import Outputs, Tables, results
 
 Input: TypeAlias = tuple[str, str | None, int | None, int]
-Outputs: TypeAlias = dict[tuple[str, str], list[tuple[Any, int]]]
-Tables: TypeAlias = dict[str, list[Any]]
 
 STORES = ("counts", "totals", "windows", "names", "parity")
 
@@ -66,18 +63,8 @@ def program() -> Topology:
 PROGRAM = program()
 
 
-def run(inputs: list[Input], ranges: int, *, caching: bool = False, commit_every: int = 1000) -> tuple[Outputs, Tables]:
-    outputs: Outputs = defaultdict(list)
-    with TopologyTestDriver(PROGRAM, ranges, caching=caching) as driver:
-        topics = {topic: driver.input(topic, serdes.text, serdes.int64) for topic in ("in", "names")}
-        for number, (topic, key, value, timestamp) in enumerate(inputs, 1):
-            topics[topic].send(key, value, timestamp)
-            if number % commit_every == 0:
-                driver.commit()
-        driver.commit()
-        for record in driver.outputs():
-            outputs[record.topic, str(record.key)].append((record.value, record.timestamp))
-        return outputs, {store: driver.store(store).all() for store in STORES}
+def run(inputs: list[Input], ranges: int, **options: Any) -> tuple[Outputs, Tables]:
+    return results(PROGRAM, inputs, STORES, ranges, **options)
 
 
 def is_subsequence(part: list[Any], whole: list[Any]) -> bool:
@@ -111,26 +98,16 @@ class SinceEachRecord(Windows):
 def test_windows_that_begin_with_their_records_expire_alike_for_any_number_of_ranges(
     inputs: list[Input], difference: int, grace: int, ranges: int
 ) -> None:
-    def run_windows(ranges: int) -> tuple[Outputs, list[Any]]:
-        builder = StreamsBuilder("app")
-        stream = builder.stream("in", key=serdes.text, value=serdes.int64)
-        for store, windows in (
-            ("sliding", SlidingWindows(milliseconds=difference, grace=ms(grace))),
-            ("own", SinceEachRecord()),
-        ):
-            stream.group_by_key().windowed_by(windows).aggregate(
-                list, lambda _, value, seen: [*seen, value], value=serdes.json, store=store
-            ).to_stream().to(store)
-        outputs: Outputs = defaultdict(list)
-        with TopologyTestDriver(builder.build(), ranges) as driver:
-            for topic, key, value, timestamp in inputs:
-                if topic == "in":
-                    driver.input("in", serdes.text, serdes.int64).send(key, value, timestamp)
-            for record in driver.outputs():
-                outputs[record.topic, str(record.key)].append((record.value, record.timestamp))
-            return outputs, [driver.store(store).all() for store in ("sliding", "own")]
-
-    assert run_windows(ranges) == run_windows(1)
+    sliding = SlidingWindows(milliseconds=difference, grace=ms(grace))
+    windows: dict[str, Windows | SlidingWindows] = {"sliding": sliding, "own": SinceEachRecord()}
+    builder = StreamsBuilder("app")
+    stream = builder.stream("in", key=serdes.text, value=serdes.int64)
+    for store, cut in windows.items():
+        stream.group_by_key().windowed_by(cut).aggregate(
+            list, lambda _, value, seen: [*seen, value], value=serdes.json, store=store
+        ).to_stream().to(store)
+    topology, records = builder.build(), [record for record in inputs if record[0] == "in"]
+    assert results(topology, records, windows, ranges) == results(topology, records, windows)
 
 
 class Recent(Processor[str, int, str, Any]):
@@ -159,19 +136,9 @@ def test_windows_that_a_processor_keeps_by_key_expire_alike_for_any_number_of_ra
         lambda key, value: None not in (key, value)
     )
     numbers.process(Recent, stores=stores, key=serdes.text, value=serdes.json, by_key=True).to("out")
-    topology = builder.build()
-
-    def run_stores(ranges: int) -> tuple[Outputs, list[Any]]:
-        outputs: Outputs = defaultdict(list)
-        with TopologyTestDriver(topology, ranges) as driver:
-            for topic, key, value, timestamp in inputs:
-                if topic == "in":
-                    driver.input("in", serdes.text, serdes.int64).send(key, value, timestamp)
-            for record in driver.outputs():
-                outputs[record.topic, str(record.key)].append((record.value, record.timestamp))
-            return outputs, [driver.store(store).all() for store in ("windows", "sessions")]
-
-    assert run_stores(ranges) == run_stores(1)
+    topology, records = builder.build(), [record for record in inputs if record[0] == "in"]
+    names = [store.name for store in stores]
+    assert results(topology, records, names, ranges) == results(topology, records, names)
 
 
 @settings(max_examples=40, deadline=None)
