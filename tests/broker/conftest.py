@@ -10,6 +10,7 @@ import pytest
 from tests.broker.cluster import ThreeBrokers
 from tests.broker.consuming import Orders
 from tests.broker.processes import Workers
+from tests.broker.secured import SecuredKafka, secured_kafka
 from tests.conftest import Kafka, download_kafka
 
 
@@ -30,6 +31,13 @@ def workers(tmp_path: Path) -> Iterator[Callable[..., Workers]]:
     yield make
     for group in made:
         group.clean_up()
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[SecuredKafka]:
+    """Return a secured broker for the tests of this module."""
+    with secured_kafka(tmp_path_factory.mktemp("secured"), download_kafka(request)) as kafka:
+        yield kafka
 
 
 @pytest.fixture

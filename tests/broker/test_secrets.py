@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -12,18 +11,10 @@ import pytest
 
 from tests.broker.counting import Counting
 from tests.broker.processes import Workers
-from tests.broker.secured import SecuredKafka, printed, secured_kafka
+from tests.broker.secured import SecuredKafka, printed
 from tests.broker.waiting import eventually
-from tests.conftest import download_kafka
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
-
-
-@pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[SecuredKafka]:
-    """Return a secured broker for the tests of this module."""
-    with secured_kafka(tmp_path_factory.mktemp("secured"), download_kafka(request)) as kafka:
-        yield kafka
 
 
 def commands(app: Path, config: Path, url: str, application: str) -> list[list[str]]:

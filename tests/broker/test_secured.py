@@ -26,18 +26,10 @@ from coopstreams.log.kafka.share import delete_share_group
 from coopstreams.topology.errors import AccessDeniedError, CoopStreamsError, LogError
 from tests.broker.consuming import Orders, poll_until
 from tests.broker.counting import Counting, await_table, failure_of, metric
-from tests.broker.secured import CONSUMER, ERRORS, SecuredKafka, documented, printed, secured_kafka
+from tests.broker.secured import CONSUMER, ERRORS, SecuredKafka, documented, printed
 from tests.broker.waiting import eventually
-from tests.conftest import download_kafka
 
 pytestmark = pytest.mark.broker
-
-
-@pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[SecuredKafka]:
-    """Return a secured broker for the tests of this module."""
-    with secured_kafka(tmp_path_factory.mktemp("secured"), download_kafka(request)) as kafka:
-        yield kafka
 
 
 def made(secured: SecuredKafka) -> Counting:
