@@ -23,7 +23,7 @@ def version(class_: Any, repartition: str | None) -> Topology:
 
 
 def test_topics_that_a_version_begins_with_stay_new_when_the_next_one_changes_nothing_of_them() -> None:
-    log = MemoryLog({"orders": 1})
+    log = MemoryLog()
 
     def taken_over(topology: Topology) -> set[str]:
         deployed = Deployed(log, Config.of({"bootstrap.servers": "none"}, "app"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -169,9 +169,12 @@ def test_streams_that_are_cogrouped_go_on_each_at_its_own_time(ranges: list[KeyR
     def counted(_: bytes, _value: bytes, count: int) -> int:
         return count + 1
 
+    def saying(told: bytes) -> Callable[[bytes, bytes], bool]:
+        return lambda _, value: value == told
+
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.raw, value=serdes.raw)
-    one, other = (stream.filter(lambda _, value, told=told: value == told).group_by_key() for told in (b"1", b"2"))
+    one, other = (stream.filter(saying(told)).group_by_key() for told in (b"1", b"2"))
     windows = one.cogroup(counted).cogroup(other, counted).windowed_by(TimeWindows(milliseconds=10))
     counts = windows.aggregate(int, value=serdes.int64, store="counts", retention=ms(2 * HOUR_MS)).to_stream()
     counts.select_key(lambda window, _: window.key, key=serdes.raw).to("out")

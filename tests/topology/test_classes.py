@@ -27,8 +27,12 @@ def a_class(name: str = "Order", /, **fields: Any) -> Any:
     return make_dataclass(name, written)
 
 
+def many(class_: Any) -> Any:
+    return list[class_]  # type: ignore[valid-type]
+
+
 ITEM = a_class("Item", name=str)
-ORDER = a_class(id=int, items=list[ITEM])
+ORDER = a_class(id=int, items=many(ITEM))
 
 
 def why(reader: Any, writer: Any) -> str:
@@ -39,11 +43,11 @@ def why(reader: Any, writer: Any) -> str:
 @pytest.mark.parametrize(
     ("reader", "field"),
     [
-        (a_class(id=int, items=list[ITEM], note=str), "note: it is required"),
-        (a_class(id=str, items=list[ITEM]), "id: it may be integer, and is read as string"),
-        (a_class(id=int, items=list[a_class("Item", name=str, price=float)]), "items[].price: it is required"),
+        (a_class(id=int, items=many(ITEM), note=str), "note: it is required"),
+        (a_class(id=str, items=many(ITEM)), "id: it may be integer, and is read as string"),
+        (a_class(id=int, items=many(a_class("Item", name=str, price=float))), "items[].price: it is required"),
         (a_class(id=int, items=list[int]), "items[]: it may be object, and is read as integer"),
-        (list[ORDER], "the value: it may be object, and is read as array"),
+        (many(ORDER), "the value: it may be object, and is read as array"),
     ],
 )
 def test_what_old_rows_lack_or_have_in_another_type_cannot_be_read(reader: Any, field: str) -> None:
@@ -135,7 +139,7 @@ class Way:
 @pytest.mark.parametrize("way", [Way("store", "rows"), Way("repartition topic", "app-moved-repartition")])
 def test_a_topology_that_cannot_read_its_rows_any_more_is_refused(way: Way) -> None:
     old = outline(way.program(ORDER).build())
-    wider, kept = a_class(id=int, items=list[ITEM], note=str), a_class(id=int, items=list[ITEM], note=(str, ""))
+    wider, kept = a_class(id=int, items=many(ITEM), note=str), a_class(id=int, items=many(ITEM), note=(str, ""))
     found = [change for change in changes(old, outline(way.program(wider).build())) if change.name == way.name]
     assert [(change.what, change.verdict) for change in found] == [(way.changes_what, Verdict.UNREADABLE)]
     assert "json(Order), whose class has changed: note: it is required" in found[0].why
@@ -148,7 +152,7 @@ def test_a_topology_that_cannot_read_its_rows_any_more_is_refused(way: Way) -> N
 
 def test_a_description_has_each_schema_once_without_the_words_for_readers() -> None:
     builder = StreamsBuilder("app")
-    class_ = a_class(id=int, items=list[ITEM], note=(str, ""))
+    class_ = a_class(id=int, items=many(ITEM), note=(str, ""))
     class_.__doc__ = "A long text."
     for store in ("one", "other"):
         builder.table(store, key=serdes.text, value=serdes.json(class_), store=store)
@@ -165,6 +169,6 @@ def test_a_description_without_schemas_is_compared_without() -> None:
     for part in described["subtopologies"]:
         for store in part["stores"]:
             del store["schemas"]
-    wider = outline(way.program(a_class(id=int, items=list[ITEM], note=str)).build())
+    wider = outline(way.program(a_class(id=int, items=many(ITEM), note=str)).build())
     (found,) = (each for each in changes(read_outline(orjson.dumps(described)), wider) if each.name == "rows")
     assert found.verdict is Verdict.KEEPS
