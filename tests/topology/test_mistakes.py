@@ -263,10 +263,6 @@ MISTAKES: dict[str, tuple[Callable[[StreamsBuilder], object], str]] = {
         lambda b: text(b).join(text(b, "b"), max, windows=JoinWindows(minutes=1), store=Materialized("s")),
         "the store name must be a string, not Materialized",
     ),
-    "two stores that differ in a dot alone": (
-        lambda b: both(b, *(lambda s, n=n: s.group_by_key().count(store=n) for n in ("a.b", "a_b"))),
-        '"app-a.b-changelog" and "app-a_b-changelog" differ in "." and "_" alone',
-    ),
     "a source from a changelog": (
         lambda b: (text(b).group_by_key().count(store="n"), text(b, "app-n-changelog")),
         'uses the topic "app-n-changelog", which is an internal topic',

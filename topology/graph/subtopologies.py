@@ -50,8 +50,8 @@ def cut(graph: Graph) -> Topology:
     """Return the topology that the graph describes.
 
     Raises:
-        TopologyError: the graph is empty, a topic is read in two ways, a processor's stores do not fit, a topic of the
-            user has the name of an internal one, or Kafka does not tell two internal ones apart.
+        TopologyError: the graph is empty, a topic is read in two ways, a processor's stores do not fit, or a topic of
+            the user has the name of an internal one.
     """
     if not graph.nodes:
         raise TopologyError(
@@ -67,9 +67,7 @@ def cut(graph: Graph) -> Topology:
     for part in topology.subtopologies:
         check_unordered(part)
     check_silences(topology)
-    internal = [topology_topic(graph.application_id), *(topic.name for topic in topology.internal_topics)]
-    _check_topics(nodes, set(internal))
-    _check_apart(internal)
+    _check_topics(nodes, {topology_topic(graph.application_id), *(topic.name for topic in topology.internal_topics)})
     return topology
 
 
@@ -198,20 +196,6 @@ def _check_topics(nodes: list[Node], internal: set[str]) -> None:
                     f'{node.name} uses the topic "{topic}", which is an internal topic of this application. '
                     "Use another topic, or give the store or repartition behind it another name."
                 )
-
-
-def _check_apart(internal: Iterable[str]) -> None:
-    """Check that no two internal topics differ in '.' and '_' alone: brokers create only one of them.
-
-    Source: Kafka `Topic.hasCollision`.
-    """
-    seen: dict[str, str] = {}
-    for topic in internal:
-        if (other := seen.setdefault(topic.replace(".", "_"), topic)) != topic:
-            raise TopologyError(
-                f'the internal topics "{other}" and "{topic}" differ in "." and "_" alone, and Kafka does not tell '
-                "them apart. Give one of the stores or repartitions behind them another name."
-            )
 
 
 _JOINS = StreamTableJoin | TableTableJoin | StreamStreamJoin | ForeignKeyAnswer | ForeignKeyResult
