@@ -5,6 +5,7 @@ Invariant: a record object is made for one call and not kept; batches are column
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
@@ -56,7 +57,8 @@ def check_writable(record: Record[Any, Any]) -> None:
     """
     if record.timestamp.__class__ is not int and not hasattr(record.timestamp, "__index__"):
         raise TypeError(f"a timestamp is a whole number of milliseconds, not {record.timestamp!r}")
-    for header in record.headers:
+    headers: Iterable[Any] = record.headers  # type checkers are not the only callers
+    for header in headers:
         if not (
             isinstance(header, tuple)
             and len(header) == 2

@@ -176,7 +176,9 @@ def test_what_was_held_back_does_not_go_back_as_a_record_of_the_topic_behind_whi
     counts = builder.table(source, key=serdes.raw, value=serdes.raw).group_by(
         lambda key, value: (key, value), key=serdes.raw
     )
-    counts.count(store="counts").to_stream().map_values(str.upper, value=serdes.text, name="up").to(kafka.topic("out"))
+    counts.count(store="counts").to_stream().map_values(lambda count: count // 0, value=serdes.int64, name="up").to(
+        kafka.topic("out")
+    )
     settings = kafka.config(
         tmp_path, processing_exception_handler="dead-letter", errors_dead_letter_queue_topic_name=dead
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 import pytest
@@ -504,7 +505,7 @@ def test_each_processor_is_closed_whatever_another_one_raises() -> None:
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.text)
     for name in ("first", "second"):
-        stream = stream.process(lambda name=name: Closing(name), key=serdes.text, value=serdes.text, by_key=False)
+        stream = stream.process(partial(Closing, name), key=serdes.text, value=serdes.text, by_key=False)
     stream.to("out")
     driver = TopologyTestDriver(builder.build())
     with pytest.raises(ConnectionError):
