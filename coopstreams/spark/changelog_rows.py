@@ -10,6 +10,9 @@ from coopstreams.topology.errors import LogError
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.stores import StoreSpec
 
+KEPT_FOR_EVER = -(1 << 63)
+"""The earliest timestamp of a changelog without a retention. Records without a timestamp have -1."""
+
 
 def visible(database: Database, spec: StoreSpec, key_range: KeyRange, observed: int) -> Rows:
     """Yield the store keys of a range with their rows, in order, without windows that expired by the observed start."""

@@ -27,7 +27,7 @@ from pathlib import Path
 from coopstreams.admin.rebuild import finish
 from coopstreams.common.config import Config
 from coopstreams.opening.restoring import Restoring
-from coopstreams.spark.changelog_rows import record_of, visible
+from coopstreams.spark.changelog_rows import KEPT_FOR_EVER, record_of, visible
 from coopstreams.spark.committed import Rebuild
 from coopstreams.spark.committed_positions import check_stopped
 from coopstreams.spark.outbox import Outbox, Seeds, cluster_of
@@ -148,7 +148,8 @@ class Repair:
                     deque(changes, maxlen=0)
                 else:
                     changelog = TopicPartition(changelog_of(config, spec), rebuilt.task.partition)
-                    outbox.seed(Seeds(changelog, _records(spec, changes, oldest_ms.get(spec.name, 0), changelog.topic)))
+                    oldest = oldest_ms.get(spec.name, KEPT_FOR_EVER)
+                    outbox.seed(Seeds(changelog, _records(spec, changes, oldest, changelog.topic)))
                 result[spec.name] = counted
         check_stopped(config)
         return result

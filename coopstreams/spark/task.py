@@ -32,7 +32,7 @@ from coopstreams.common.config import Config
 from coopstreams.common.host import Timed
 from coopstreams.log.kafka.native import native_parts, native_tables
 from coopstreams.log.log import Position, RecordBatch
-from coopstreams.spark.changelog_rows import record_of, visible
+from coopstreams.spark.changelog_rows import KEPT_FOR_EVER, record_of, visible
 from coopstreams.spark.history.global_tables import Cut, read_rows
 from coopstreams.spark.history.rows import BEGIN, END, RESULTS, batch, check_task, columns_of, headers_column, runs_of
 from coopstreams.spark.outbox import Outbox, Seeds, partitions_of
@@ -417,7 +417,7 @@ class TaskAttempt:
         return {source.topic: self._task.program.operator_times(source.topic) for source in self._topics}
 
     def _changelog_rows(self, spec: StoreSpec) -> Iterator[tuple[bytes, bytes, int]]:
-        oldest = dict(self._work.oldest_ms).get(spec.name, 0)
+        oldest = dict(self._work.oldest_ms).get(spec.name, KEPT_FOR_EVER)
         for key, row in visible(self._database, spec, self.id.key_range, self._state.stores[spec.name].observed):
             yield record_of(spec, key, row, oldest, internal_topic(self._application, changelog_topic(spec.name)))
 

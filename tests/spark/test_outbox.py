@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from coopstreams import StreamsBuilder, serdes
 from coopstreams.common.config import Config
+from coopstreams.spark.history.rows import HISTORY, batch, headers_column
 from coopstreams.spark.outbox import Outbox, Seeds, cluster_of, marks_spec
+from coopstreams.spark.routing import Routing
+from coopstreams.spark.task import TaskWork
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.outputs import Output
 from coopstreams.topology.errors import FencedError, LogError
@@ -70,6 +74,24 @@ def test_an_attempt_that_lives_on_cannot_commit_any_more(kafka: Kafka) -> None:
     zombie.close()
     successor.close()
     assert [record.value for record in read_topic(kafka.bootstrap, topic)] == [b"true"]
+
+
+def test_rows_without_a_timestamp_and_from_before_1970_are_written_as_a_live_task_does(kafka: Kafka) -> None:
+    config, records = config_for(kafka, 1), [(b"none", -1), (b"1969", -86_400_000), (b"zero", 0)]
+    builder = StreamsBuilder(config["application.id"])
+    builder.stream("in", key=serdes.raw, value=serdes.raw).group_by_key().count(store="counts")
+    changelog = f"{config['application.id']}-counts-changelog"
+    kafka.create(changelog, 1, cleanup_policy="compact")
+    keys, times = ([record[at] for record in records] for at in (0, 1))
+    columns = [["in"] * 3, [0] * 3, [0, 1, 2], times, keys, keys, headers_column(None, 3)]
+    topology = builder.build()
+    routed = Routing(topology, 0, "in", 1)(iter([batch(HISTORY, columns)]))
+    assert len(list(TaskWork(topology, 0, 1, "r", 0, config, seed=True)(routed))) == 1
+    again = Outbox(config, "r", 0)  # returns when the transaction counts everywhere
+    assert again.mark is not None
+    again.close()
+    written = {record.key: record.timestamp for record in read_topic(kafka.bootstrap, changelog)}
+    assert written == {**dict(records), b"zero": 1}  # Kafka's client takes 0 for now
 
 
 def test_what_another_task_left_open_keeps_nobody_waiting(kafka: Kafka) -> None:
