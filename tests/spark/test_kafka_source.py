@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import Producer
@@ -11,7 +12,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from coopstreams.log.kafka.log import KafkaLog
-from coopstreams.spark.history.kafka_source import KafkaSource, read_options, write_options
+from coopstreams.spark.history import kafka_source
+from coopstreams.spark.history.kafka_source import KafkaParts, KafkaSource, read_options, write_options
 from coopstreams.topology.columns import TopicPartition
 from tests.broker.reading import read_topic
 from tests.conftest import Kafka
@@ -52,6 +54,22 @@ def write(producer: Producer, topic: str, first: int, last: int, *, commit: bool
         producer.commit_transaction(90)
     else:
         producer.abort_transaction(90)
+
+
+def test_the_patience_of_a_read_is_with_kafka_and_not_with_what_takes_its_records(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, taken = kafka.topic("source", retention_ms="-1"), list[int]()
+    kafka.write(topic, [(b"key", b"value", at) for at in range(20)])
+    now = 0
+    monkeypatch.setattr(kafka_source, "FETCH_RECORDS", 5)
+    parts = KafkaParts(read_options({"bootstrap.servers": kafka.bootstrap}, {TopicPartition(topic, 0): (0, 20)}))
+    (part,) = parts.partitions()
+    monkeypatch.setattr(kafka_source, "time", SimpleNamespace(monotonic=lambda: now))
+    for rows in parts.read(part):
+        taken += rows.column("offset").to_pylist()
+        now += 3600
+    assert taken == list(range(20))
 
 
 def read(spark: SparkSession, kafka: Kafka, topic: str, start: int, end: int, **given: float) -> DataFrame:

@@ -151,10 +151,13 @@ class KafkaParts(DataSourceReader):
             reader.assign({where: Position(part.start)})
             at, moved = part.start, time.monotonic()
             while at < part.end:
-                for fetched in reader.fetch(FETCH_RECORDS, 0.2):
-                    at, moved = fetched.next_offset, time.monotonic()
+                batches = reader.fetch(FETCH_RECORDS, 0.2)
+                for fetched in batches:
+                    at = fetched.next_offset
                     yield from _below(fetched, part.end)
-                if time.monotonic() - moved > self._patience_s:
+                if batches:
+                    moved = time.monotonic()  # whatever takes the records may be slow
+                elif time.monotonic() - moved > self._patience_s:
                     raise LogError(
                         f"{where}: nothing came for {self._patience_s:.0f} s at offset {at}, below the end "
                         f"{part.end}: a transaction is open there. End it, or choose an earlier end."
