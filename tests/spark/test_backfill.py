@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import array, lit, struct
 
@@ -219,6 +220,12 @@ def test_a_table_whose_order_is_not_total_is_numbered_in_the_same_way_each_time(
         for sent in (rows, rows[::-1])
     )
     assert first.collect() == again.collect()
+
+
+def test_a_record_of_a_table_without_a_timestamp_ends_the_run_with_the_reason(spark: SparkSession) -> None:
+    rows = spark.createDataFrame([(b"k", b"v", 1), (b"k", b"v", None)], "key binary, value binary, timestamp bigint")
+    with pytest.raises(PySparkException, match='the history of "orders": a record has no timestamp'):
+        table_frame(TableHistory(rows), "orders", 1).collect()
 
 
 def test_a_table_that_is_no_history_is_refused(spark: SparkSession) -> None:

@@ -156,8 +156,12 @@ def numbered_frame(history: TableHistory, topic: str, partitions: int) -> DataFr
 
 
 def partitioned(history: TableHistory, topic: str, partitions: int) -> DataFrame:
-    """Return the rows of a table, each with its partition, in no order. Spark fails at one that the topic lacks."""
-    rows = history.rows
+    """Return the rows of a table, each with its partition, in no order.
+
+    Spark fails at one without a timestamp, or of a partition that the topic lacks.
+    """
+    untimed = F.lit(f'the history of "{topic}": a record has no timestamp')
+    rows = history.rows.withColumn("timestamp", F.coalesce("timestamp", F.raise_error(untimed)))
     if "partition" in rows.columns:
         given = F.col("partition")
         said = f'the history of "{topic}": a record is in partition %s, and the topic has 0 to {partitions - 1}'
