@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
@@ -158,6 +158,14 @@ def make_plan(
             for each in (chosen, known)
         )
         ids = ids_of(cluster, topology)
+    tables = tuple(topic for topic, history in chosen.items() if isinstance(history, TableHistory))
+    for topic in () if options.outputs == "topic" else _fed_by_itself(topology, cut, tables):
+        log.warning(
+            'the program writes to "%s" and reads it, which has no records: what reads it gets no history, because '
+            "outputs are %s. With --outputs topic, the live application reads what the run has written.",
+            topic,
+            options.outputs,
+        )
     for pattern in unmatched(topology):
         log.warning(
             'no topic matches "%s" yet: those that are made from now on are the live application\'s, from their '
@@ -173,7 +181,7 @@ def make_plan(
             topology, resolved.partitions, options.ranges, native=options.native, outputs=options.outputs
         ),
         partitions=dict(resolved.partitions),
-        tables=tuple(topic for topic, history in chosen.items() if isinstance(history, TableHistory)),
+        tables=tables,
         outputs=options.outputs,
         seed=options.seed,
         snapshots=None if options.snapshots is None else absolute(options.snapshots),
@@ -182,6 +190,17 @@ def make_plan(
         connector=options.connector,
         ids=ids,
     )
+
+
+def _fed_by_itself(
+    topology: Topology, cut: Mapping[str, Mapping[int, tuple[int, int]]], tables: Collection[str]
+) -> list[str]:
+    """Return the sources without a history to which the program writes."""
+    return [
+        topic
+        for topic, bounds in cut.items()
+        if topic in topology.sink_topics and topic not in tables and all(start == end for start, end in bounds.values())
+    ]
 
 
 def _histories(
