@@ -10,6 +10,7 @@ Invariant: a sub-topology comes after all that write to a repartition topic it r
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -296,4 +297,5 @@ def positions(
 
 def gaps(stage: Stage, results: Sequence[int]) -> list[int]:
     """Return the tasks of a stage that have no result, or several: each must have one."""
-    return sorted(task for task in stage.running if list(results).count(task) != 1)
+    counts = Counter(results)
+    return sorted(task for task in stage.running if counts[task] != 1)
