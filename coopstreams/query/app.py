@@ -136,9 +136,8 @@ class QueryApp:
 
     async def _stores(self, request: Request) -> Response:
         parameters = _parameters(request, "local", "brief")
-        if parameters.flag("brief"):
-            return _json(self._service.known_stores())
-        return _json(await self._service.stores(self._asked(request, parameters)))
+        asked = self._asked(request, parameters)
+        return _json(self._service.known_stores() if parameters.flag("brief") else await self._service.stores(asked))
 
     async def _key(self, request: Request) -> Response:
         store = self._store(request)

@@ -112,9 +112,18 @@ def test_a_key_is_sent_in_the_form_that_its_serde_is_read_in(serde: str, key: An
     steps = Requests("http://here", 1.0, None).get("points", key)
     url = next(steps)
     if isinstance(key, str):
-        assert url == "http://here/v1/stores?local=true"
+        assert url == "http://here/v1/stores?brief=true"
         url = steps.send(httpx.Response(200, json={"stores": [{"name": "points", "key": serde}]}))
     assert url == f"http://here/v1/stores/points/keys/{quote(text, safe='')}"
+
+
+def test_an_older_instance_is_asked_for_serdes_in_its_own_words() -> None:
+    steps = Requests("http://here", 1.0, None).get("points", "a")
+    assert next(steps) == "http://here/v1/stores?brief=true"
+    refused = {"error": "BAD_PARAMETER", "message": 'unknown parameter "brief"', "retryable": False}
+    assert steps.send(httpx.Response(400, json=refused)) == "http://here/v1/stores?local=true"
+    known = {"stores": [{"name": "points", "key": "text"}]}
+    assert steps.send(httpx.Response(200, json=known)) == "http://here/v1/stores/points/keys/a"
 
 
 def test_a_key_that_is_not_there_is_none(queries: QueryClient) -> None:
