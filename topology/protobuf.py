@@ -23,8 +23,7 @@ from coopstreams.topology.compatibility.protobuf import message_at, why_unreadab
 from coopstreams.topology.compatibility.protobuf_source import source_of
 from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.schemas import Codec, Schema, SchemaSerde
-from coopstreams.topology.serde import Serde
-from coopstreams.topology.varints import read_varint, varint
+from coopstreams.topology.serde import Serde, read_varint, varint
 
 M = TypeVar("M")
 

@@ -90,6 +90,26 @@ def within(serde: Serde[Any]) -> Iterator[Serde[Any]]:
         yield from within(part)
 
 
+def unreadable(serde: Serde[Any], data: bytes, error: Exception) -> Exception:
+    """Return the `SerdeError` that shows the bytes, instead of the decoder's own error."""
+    try:
+        serde.deserialize(data)
+    except SerdeError as better:
+        return better
+    return error
+
+
+def unwritable(serde: Serde[Any], value: object, error: Exception, topic: str | None) -> Exception:
+    """Return the `SerdeError` that shows the value, and names the topic, instead of the encoder's own error."""
+    try:
+        serde.serialize(value)
+    except SerdeError as better:
+        if topic is not None:
+            better.args = (f'topic "{topic}": {better}',)
+        return better
+    return error
+
+
 def reason(error: Exception) -> str:
     """Return the text of an error of `encode` or `decode`; if JSON does not fit a class, also the likely cure."""
     text = str(error.__cause__ or error) or type(error).__name__
@@ -120,6 +140,35 @@ def check_nulls(value: Any, data: bytes, decode: Callable[[bytes], Any]) -> None
         )
     if unread is not None:
         raise unread
+
+
+def varint(number: int) -> bytes:
+    """Return the bytes of a number from 0 on: seven bits a byte, the lowest first; the eighth says that more follow."""
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return the number at a place, and the place behind it.
+
+    Raises:
+        IndexError: the bytes end within it.
+        ValueError: it has more than 64 bits.
+    """
+    number = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, at
+        shift += 7
+        if shift > 63:
+            raise ValueError("a number of more than 64 bits")
 
 
 def _shown(value: object) -> str:

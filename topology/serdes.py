@@ -43,8 +43,7 @@ from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.json_schema import json_schema as json_schema  # noqa: PLC0414
 from coopstreams.topology.protobuf import protobuf as protobuf  # noqa: PLC0414
 from coopstreams.topology.serde import Serde as Serde  # noqa: PLC0414 as it is known
-from coopstreams.topology.serde import check_nulls, within
-from coopstreams.topology.varints import read_varint, varint
+from coopstreams.topology.serde import check_nulls, read_varint, varint, within
 
 T = TypeVar("T")
 K = TypeVar("K")

@@ -41,7 +41,7 @@ from coopstreams.topology.compile.operator_time import OperatorTimes
 from coopstreams.topology.errors import LogError
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.naming import COMMIT_TOPIC
-from coopstreams.topology.varints import read_varint, varint
+from coopstreams.topology.serde import read_varint, varint
 
 PARTITIONS = 50
 """Partitions of a commit topic that coopstreams creates. Never change it: groups would look in another partition."""

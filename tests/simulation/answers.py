@@ -91,7 +91,7 @@ class Answer:
             for (number, _), database in self._driver._databases.items()
             if spec in self._driver.topology.subtopologies[number].stores
         ]
-        return sorted(row for database in databases for row in KeyRangeView(database, spec, [WHOLE]).all())
+        return sorted(row for database in databases for row in KeyRangeView(database, spec, [WHOLE]).range())
 
     def _problem(self, key: Key, value: Value) -> str:
         raise NotImplementedError

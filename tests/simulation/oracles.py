@@ -65,7 +65,7 @@ class Part(NamedTuple):
 
     def rows(self) -> list[StoredRow]:
         """Return the rows of these ranges, as queries see them."""
-        return list(KeyRangeView(self.database, self.spec, self.ranges).all())
+        return list(KeyRangeView(self.database, self.spec, self.ranges).range())
 
     def everything(self) -> Iterator[StoredRow]:
         """Yield all rows of the store, expired windows included."""
@@ -175,7 +175,9 @@ class Changelogs:
         changelog = self._of(part)
         answered = self._answered[changelog]
         view = KeyRangeView(part.database, part.spec, part.ranges)
-        answer = {layout.changelog_key(part.spec.kind, key): (value, timestamp) for key, value, timestamp in view.all()}
+        answer = {
+            layout.changelog_key(part.spec.kind, key): (value, timestamp) for key, value, timestamp in view.range()
+        }
         for key in self._rows[changelog]:
             if not view.owns(layout.plain_key(part.spec, layout.store_key(part.spec.kind, key))):
                 continue

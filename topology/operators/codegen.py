@@ -20,10 +20,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.failures import Phase
 from coopstreams.topology.graph.nodes import Node, Sink
 from coopstreams.topology.processors import ProcessorWrapper
+from coopstreams.topology.serde import unreadable, unwritable
 from coopstreams.topology.serdes import Serde, raw
 from coopstreams.topology.stores import StoreSpec
 
@@ -494,23 +494,3 @@ class Function:
 def _does_something(lines: Sequence[str]) -> bool:
     """Whether there are lines other than comments."""
     return any(not line.lstrip().startswith("#") for line in lines)
-
-
-def unreadable(serde: Serde[Any], data: bytes, error: Exception) -> Exception:
-    """Return the `SerdeError` that shows the bytes, instead of the decoder's own error."""
-    try:
-        serde.deserialize(data)
-    except SerdeError as better:
-        return better
-    return error
-
-
-def unwritable(serde: Serde[Any], value: object, error: Exception, topic: str | None) -> Exception:
-    """Return the `SerdeError` that shows the value, and names the topic, instead of the encoder's own error."""
-    try:
-        serde.serialize(value)
-    except SerdeError as better:
-        if topic is not None:
-            better.args = (f'topic "{topic}": {better}',)
-        return better
-    return error
