@@ -53,7 +53,6 @@ class MemberReport:
     """A member. `state` None: it does not run coopstreams, and has no key ranges."""
 
     id: str
-    client: str
     host: str
     state: MemberState | None
     tasks: tuple[TaskId, ...] = ()
@@ -65,7 +64,6 @@ class MemberReport:
 class GroupReport:
     """A group. Shape: `state` is Kafka's word."""
 
-    group: str
     state: str
     members: tuple[MemberReport, ...]
     partitions: tuple[PartitionReport, ...]
@@ -78,7 +76,7 @@ def describe_group(log: Log, admin: GroupAdmin) -> GroupReport:
         LogError: refused, or an open transaction delays the answer; the message names it.
     """
     described = admin.describe()
-    members = tuple(_member(m.id, m.client, m.host, m.subscription, m.assignment) for m in described.members)
+    members = tuple(_member(m.id, m.host, m.subscription, m.assignment) for m in described.members)
     counts = log.partitions()
     owned = _owned(members, counts)
     with individual_commits(log, admin.group) as follower:
@@ -89,7 +87,7 @@ def describe_group(log: Log, admin: GroupAdmin) -> GroupReport:
         for at, committed in sorted(offsets.items())
         if at.partition < counts.get(at.topic, 0)
     )
-    return GroupReport(admin.group, described.state, members, partitions)
+    return GroupReport(described.state, members, partitions)
 
 
 def owned_ranges(committed: OffsetAndRanges | None, owners: Sequence[tuple[KeyRange, str]]) -> list[OwnedRange]:
@@ -104,13 +102,13 @@ def owned_ranges(committed: OffsetAndRanges | None, owners: Sequence[tuple[KeyRa
     return sorted(rows, key=lambda row: row.key_range)
 
 
-def _member(id_: str, client: str, host: str, subscription: bytes, assignment: bytes) -> MemberReport:
+def _member(id_: str, host: str, subscription: bytes, assignment: bytes) -> MemberReport:
     try:
         state = decode_subscription(subscription, id_)
         given = decode_assignment(assignment, id_) if assignment else Assignment("")
     except GroupError:
-        return MemberReport(id_, client, host, None)  # not a coopstreams member: listed without key ranges
-    return MemberReport(id_, client, host, state, given.tasks, given.waits)
+        return MemberReport(id_, host, None)  # not a coopstreams member: listed without key ranges
+    return MemberReport(id_, host, state, given.tasks, given.waits)
 
 
 def _owned(

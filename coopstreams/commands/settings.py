@@ -135,13 +135,13 @@ def say_waiting(seconds: float, error: QueryError) -> None:
     typer.echo(f"{error} Trying again for {seconds:g} s; Ctrl-C ends it.", err=True)
 
 
-def refusals(servers: str, timeout_s: float = 1.0) -> list[str]:
+def refusals(servers: str) -> list[str]:
     """Return the error of each of these addresses, if none accepts a connection; else nothing."""
     said = []
     for server in servers.split(","):
         host, _, port = server.rpartition("://")[2].strip().rpartition(":")
         try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout_s).close()
+            socket.create_connection((host.strip("[]"), int(port)), 1.0).close()
         except (OSError, ValueError) as error:
             said.append(f"{server.strip()}: {getattr(error, 'strerror', None) or error}")
         else:

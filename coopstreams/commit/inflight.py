@@ -30,7 +30,7 @@ from coopstreams.commit.record import Segment
 from coopstreams.commit.view import join
 from coopstreams.log.log import Position
 from coopstreams.topology.compile.operator_time import OperatorTimes, latest
-from coopstreams.topology.keys import KeyRange, key_hashes
+from coopstreams.topology.keys import key_hashes
 
 
 class InFlight:
@@ -38,7 +38,6 @@ class InFlight:
 
     def __init__(self, segments: Sequence[Segment], most: int) -> None:
         """Begin at the positions of the segments, which tile the range. At most `most` records may be in flight."""
-        self.key_range = KeyRange(segments[0].key_range.start, segments[-1].key_range.end)
         self.most = most
         self.next = min(segment.position for segment in segments)
         """Every record of the range below it was handed out, or was done before."""

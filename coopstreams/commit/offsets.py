@@ -76,7 +76,7 @@ def list_consumer_group_offsets(
 
 
 @contextmanager
-def individual_commits(log: Log, group: str, timeout_s: float = _TIMEOUT_S) -> Iterator[Follower | None]:
+def individual_commits(log: Log, group: str) -> Iterator[Follower | None]:
     """Open the individual commits of a group, read up to now; None if the cluster has no commit topic.
 
     Raises:
@@ -87,7 +87,7 @@ def individual_commits(log: Log, group: str, timeout_s: float = _TIMEOUT_S) -> I
         return
     follower = Follower(log, group)
     try:
-        catch_up(follower, timeout_s)
+        catch_up(follower)
         yield follower
     finally:
         follower.close()

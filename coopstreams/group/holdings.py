@@ -19,7 +19,7 @@ transaction.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from coopstreams.group.members import NO_GENERATION, Assignment, Cluster, MemberInfo, MemberState
@@ -137,8 +137,9 @@ class Holdings:
         # a predecessor's assignment: the leader knows neither our endpoint nor our tasks
         if assignment.process != self.process:
             self.ask()
-        cluster = replace(assignment.cluster, generation=generation)
-        return Assigned(self._serial, generation, self.epoch, self.tasks, added, revoked, cluster, assignment.waits)
+        return Assigned(
+            self._serial, generation, self.epoch, self.tasks, added, revoked, assignment.cluster, assignment.waits
+        )
 
     def released(self, tasks: Iterable[TaskId], seen: int) -> None:
         """Forget closing tasks; when none is left and another member waits for them, request a rebalance.

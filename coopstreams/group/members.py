@@ -94,12 +94,8 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The whole group in one generation.
+    """The whole group in one generation. Shape: `members` sorted by id; `partitions` of each sub-topology."""
 
-    Shape: `members` sorted by id; `partitions` of each sub-topology. The receiver fills in `generation`.
-    """
-
-    generation: int = NO_GENERATION
     members: tuple[Member, ...] = ()
     partitions: Mapping[int, int] = field(default_factory=dict)
 

@@ -68,7 +68,6 @@ class DescribedMember:
     """A member as the group coordinator knows it, with its subscription and assignment as bytes."""
 
     id: str
-    client: str
     host: str
     subscription: bytes
     assignment: bytes
@@ -79,11 +78,9 @@ class DescribedGroup:
     """A group as its coordinator knows it.
 
     Shape: `state` is Kafka's word: Stable, PreparingRebalance, CompletingRebalance, Empty, Dead (it does not exist).
-    `protocol` is the assignor.
     """
 
     state: str
-    protocol: str
     members: tuple[DescribedMember, ...]
 
 
@@ -205,14 +202,13 @@ def describe_group(group: str) -> Exchange[DescribedGroup]:
         members = (
             DescribedMember(
                 m.member_id,
-                m.client_id,
                 m.client_host,
                 bytes(m.member_metadata or b""),
                 bytes(m.member_assignment or b""),
             )
             for m in found.members
         )
-        return DescribedGroup(found.group_state, found.protocol_data, tuple(members))
+        return DescribedGroup(found.group_state, tuple(members))
 
     return Exchange(
         f"describing group {group}",

@@ -37,10 +37,10 @@ def test_a_range_that_has_committed_nothing_has_an_owner_and_no_offset() -> None
 
 @pytest.mark.parametrize(("topology", "shown"), [((Runs("f", 1),), False), ((), True)])
 def test_only_key_ranges_of_consumers_have_a_column_for_their_owners(topology: tuple[Runs, ...], shown: bool) -> None:
-    member = MemberReport("m", "client", "host", MemberState(MemberInfo("p", topology=topology)))
+    member = MemberReport("m", "host", MemberState(MemberInfo("p", topology=topology)))
     rows = owned_ranges(OffsetAndRanges(7, key_ranges=(Segment(WHOLE, 7),)), [])
     partition = PartitionReport(TopicPartition("orders", 0), OffsetAndRanges(7), 7, tuple(rows))
-    table = partitions_table(GroupReport("g", "Stable", (member,), (partition,)))
+    table = partitions_table(GroupReport("Stable", (member,), (partition,)))
     assert ("member" in [column.header for column in table.columns]) == shown
 
 

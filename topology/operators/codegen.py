@@ -204,9 +204,9 @@ class Unit:
         self.operator_times.setdefault(name, OperatorTime(number, tuple(topics)))
         return self.bind(name, *(f"{variable} = -1" for variable in dict.fromkeys([name, self._reached_by_all(name)])))
 
-    def function(self, name: str, skip: str = "return") -> Function:
+    def function(self, name: str) -> Function:
         """Begin a function."""
-        function = Function(self, name, skip)
+        function = Function(self, name)
         self.functions.append(function)
         return function
 
@@ -329,10 +329,10 @@ class Function:
     loop.
     """
 
-    def __init__(self, unit: Unit, name: str, skip: str) -> None:
+    def __init__(self, unit: Unit, name: str) -> None:
         self.unit = unit
         self.name = name
-        self.skip = skip
+        self.skip = "return"
         self.parameters: tuple[str, ...] = ()
         self.over_batch = False
         self.prologue: list[str] = []

@@ -120,7 +120,7 @@ def _add_batch(compiler: Compiler, function: Function, node: Aggregate, name: st
     `values`: the column of the values. In a reduce, all must be numbers of its class, and so must the earlier ones:
     then nothing fails.
     """
-    lines = Function(compiler.unit, "", "")
+    lines = Function(compiler.unit, "")
     times = node.windows is not None and compiler.shared
     given = ["keys", values, "timestamps", "operator_times[0]" if times else "None"]
     fits = "not headed and keys is batch.keys"
