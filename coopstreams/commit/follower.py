@@ -266,6 +266,27 @@ class Follower:
         with self._lock:
             return [] if self._unreadable else self._view.garbage(partition, mine)
 
+    def look_up(self, topic: str) -> str:
+        """Return the id of a source topic, and learn it: see `CommitView.tell`.
+
+        Raises:
+            LogError: not known now; UnknownTopicError: there is none of that name.
+        """
+        topic_id = self._log.topic_id(topic)
+        with self._lock:
+            self._view.tell(topic, topic_id)
+        return topic_id
+
+    def of_this_topic(self, partition: TopicPartition, committed: Committed | None) -> Committed | None:
+        """See `CommitView.of_this_topic`."""
+        with self._lock:
+            return self._view.of_this_topic(partition, committed)
+
+    def outlived(self, partition: TopicPartition, key_range: KeyRange) -> bool:
+        """See `CommitView.outlived`."""
+        with self._lock:
+            return self._view.outlived(partition, key_range)
+
     def sources(self) -> list[TopicPartition]:
         """See `CommitView.sources`."""
         with self._lock:

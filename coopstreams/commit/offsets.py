@@ -16,7 +16,7 @@ Turned down: asking a member over HTTP (there may be none).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Protocol
@@ -32,7 +32,7 @@ from coopstreams.group.requests import Offsets
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import Log, Position
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import LogError
+from coopstreams.topology.errors import AccessDeniedError, LogError, UnknownTopicError
 from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.naming import COMMIT_TOPIC
 
@@ -138,6 +138,9 @@ def group_offsets(
     plain = coordinator.committed(wanted)
     if wanted is None:
         wanted = {at for at in plain if at.topic != COMMIT_TOPIC}.union(follower.sources() if follower else ())
+    for topic in {at.topic for at in wanted} if follower else ():
+        with suppress(UnknownTopicError, AccessDeniedError):
+            follower.look_up(topic)
     return {at: offset_and_ranges(follower, at, plain.get(at)) for at in sorted(wanted)}
 
 
@@ -149,6 +152,8 @@ def offset_and_ranges(
     Shape: `plain` is the plain offset with its metadata.
     """
     committed = None if plain is None else Committed.parse(*plain)
+    if follower is not None:
+        committed = follower.of_this_topic(partition, committed)
     resolved = [Hole(WHOLE)] if follower is None else follower.resolve(partition, WHOLE)
     if committed is None and any(isinstance(one, Hole) for one in resolved):
         return None

@@ -6,6 +6,10 @@ A plain offset that an open transaction may still change is fetched again. A cer
 behind its barrier no earlier owner can change it any more. So a task waits for its own partitions only, and a fetch
 never fails as a whole, although under exactly-once some transaction is always open.
 
+Commits name their topic by its id, because a topic that is deleted and made anew under its name has other records at
+their offsets. An application then does not open (`check_named`): its state is that of the records that are gone. A
+consumer has no state: such commits count no more, and it begins at `auto.offset.reset`.
+
 With `auto.offset.reset` latest, or a duration before it, each task that asks would begin at another offset. So the task
 that has the first key range chooses for all: it commits the position before it processes anything (`Progress.begin`),
 and the others wait for it.
@@ -13,6 +17,7 @@ and the others wait for it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
@@ -25,13 +30,18 @@ from coopstreams.common.host import SYSTEM, Host
 from coopstreams.group.requests import FetchedOffset, Offsets
 from coopstreams.log.log import Log, Position
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import ConfigError, LogError, OffsetOutOfRangeError
+from coopstreams.topology.errors import ConfigError, LogError, OffsetOutOfRangeError, UnknownTopicError
 from coopstreams.topology.graph.offset_resets import EARLIEST, duration_ms_of
 from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.task_id import TaskId
 
+log = logging.getLogger(__name__)
+
 DOUBT_S = 10.0
-"""How long commits may be missing before they count as lost: their topic was recreated, or its records were deleted."""
+"""How long commits may be missing before they count as lost: their topic was recreated, or its records were deleted.
+
+Also, how long a topic has another id than a consumer's commits name before it counts as recreated.
+"""
 
 FIRST_LOOK_S = 0.1
 """Pause between requests for a plain offset that the task which starts the partition has yet to commit."""
@@ -109,9 +119,9 @@ class Positions:
         begun: BegunCheck | None = None,
         host: Host = SYSTEM,
     ) -> None:
-        """`begun`: for applications only. It checks each task without a position; commits then name their topics' ids.
+        """`begun`: for applications only. It checks each task without a position.
 
-        Without it, such a task begins where `resets` says in any case, and the commits' metadata are the user's.
+        Without it, such a task begins where `resets` says in any case.
         """
         self._host = host
         self._log = log
@@ -147,11 +157,11 @@ class Positions:
         # Only a task without a plain offset starts at `auto.offset.reset`.
         beginning = {source for one in ready for source in self.sources(one.id) if one.plain[source] is None}
         resets = {source: self._reset(source) if source in beginning else Position(0) for source in read}
-        ids = (
-            {topic: self._log.topic_id(topic) for topic in {source.topic for source in resets}}
-            if self._begun is not None
-            else {}
-        )
+        ids = {topic: self._follower.look_up(topic) for topic in {source.topic for source in resets}}
+        if self._begun is None:
+            ready = [one for one in ready if self._is_settled(one)]
+            outlived = {source for one in ready for source in self.sources(one.id) if one.plain[source] is None}
+            resets |= {source: self._reset(source) for source in outlived - beginning}
         progress = {}
         for one in filter(self._trusted, ready):
             openings = {
@@ -164,6 +174,56 @@ class Positions:
             progress[one.id] = Progress(one.id.key_range, openings, author, ids)
         self._check(progress.values())
         return progress
+
+    def _is_settled(self, one: Opening) -> bool:
+        """Return whether it is certain which of a consumer's commits are of another topic; else have its barrier taken
+        again.
+
+        A lagging broker may have answered with the id of the topic before.
+        """
+        others = [
+            source
+            for source in self.sources(one.id)
+            if self._follower.outlived(source, one.id.key_range)
+            or self._follower.of_this_topic(source, one.plain[source]) is not one.plain[source]
+        ]
+        if not others:
+            return True
+        one.doubted_at = one.doubted_at or self._host.now()
+        if self._host.now() - one.doubted_at <= DOUBT_S:
+            one.barrier = None
+            return False
+        for source in others:
+            one.plain[source] = self._follower.of_this_topic(source, one.plain[source])
+            log.warning(
+                "%s[%s]: the topic was deleted and made anew since group %r committed in it. Those commits do not "
+                "count any more: it begins at auto.offset.reset=%s",
+                source,
+                one.id.key_range,
+                self._follower.group,
+                self._resets(source.topic),
+            )
+        return True
+
+    def remade(self, opened: Iterable[Progress]) -> list[Progress]:
+        """Return those of these of which a topic was deleted and made anew since they were opened.
+
+        Raises:
+            LogError: the brokers did not answer.
+        """
+        ids: dict[str, str] = {}
+
+        def is_remade(topic: str, before: str) -> bool:
+            if topic not in ids:
+                try:
+                    ids[topic] = self._log.topic_id(topic)
+                except UnknownTopicError:
+                    ids[topic] = ""
+            return "" not in (before, ids[topic]) and before != ids[topic]
+
+        return [
+            one for one in opened if any(is_remade(at.topic, one.topic_ids.get(at.topic, "")) for at in one.partitions)
+        ]
 
     def _trusted(self, one: Opening) -> bool:
         """Return whether all commits that a task's plain offsets name are known; if not, have its barrier taken again.

@@ -23,7 +23,16 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from coopstreams.commit.ranges import above, contains
-from coopstreams.commit.record import CommitKey, Committed, CommitValue, Segment, encode_key, encode_value
+from coopstreams.commit.record import (
+    CommitKey,
+    Committed,
+    CommitValue,
+    Segment,
+    consumer_metadata,
+    encode_key,
+    encode_value,
+    topic_number,
+)
 from coopstreams.commit.view import PartitionStart, join, lowest
 from coopstreams.log.log import NO_STREAM_TIME, Position
 from coopstreams.topology.columns import Columns, TopicPartition, joined
@@ -120,8 +129,8 @@ class Progress:
         self.author = author
         self.topic_ids = topic_ids or {}
         """The topic ids that go into the commits, by topic name; a topic without an entry goes without."""
-        self.metadata = ""
-        """The metadata of the next commits."""
+        self.metadata: str | None = None
+        """The user's metadata of a consumer's next commits; None: an application."""
         self._sources = {
             partition: _Source(
                 opening.term,
@@ -268,8 +277,9 @@ class Progress:
         if not needed:
             return None
         key = CommitKey(self.author.group, *partition, self.key_range, source.term, self.author.generation)
-        beside = self.metadata or self.topic_ids.get(partition.topic, "")
-        return encode_key(key), encode_value(CommitValue(self.author.transactional_id, segments, beside))
+        topic_id = self.topic_ids.get(partition.topic, "")
+        metadata = topic_id if self.metadata is None else consumer_metadata(topic_id, self.metadata)
+        return encode_key(key), encode_value(CommitValue(self.author.transactional_id, segments, metadata))
 
     def _needs(self, source: _Source) -> bool:
         """Whether the plain offset cannot hold all new segments of a source."""
@@ -289,14 +299,15 @@ class Progress:
         source = self._sources[partition]
         if self.key_range.start:
             return None
+        topic = 0 if self.metadata is None else topic_number(self.topic_ids.get(partition.topic, ""))
         if self.key_range.is_whole:
             at = self.lowest(partition)
             beside = source.term if _parted(source.staged) else 0
-            source.staged_mirror = Committed(at.position, at.stream_time, source.term, beside, at.operator_times)
+            source.staged_mirror = Committed(at.position, at.stream_time, source.term, beside, at.operator_times, topic)
         else:
             mirror = commits.mirror(partition, source.mirrored)
             beside = source.term if source.staged_said else 0  # also if it is not yet read back
-            source.staged_mirror = mirror and replace(mirror, beside=max(mirror.beside, beside))
+            source.staged_mirror = mirror and replace(mirror, beside=max(mirror.beside, beside), topic=topic)
         return source.staged_mirror
 
     def begins(self, partition: TopicPartition) -> bool:

@@ -22,6 +22,11 @@ A plain offset carries the metadata `ic <stream time> <term>`: it is the commit 
 (see `view`). If it does not hold the whole progress, a fourth word names the highest term of an individual commit
 beside it. A group without a commit of that term has lost commits. Operator times follow as words `<operator>:<time>`.
 
+Both name the source topic by its id, because positions mean nothing in another topic of that name. The metadata of an
+individual commit is the id in an application's, and in a consumer's the id, a NUL and the user's text. A plain offset
+has a number made of the id as the time of an operator 0, which no topology has: a version that does not know it carries
+it along unused.
+
 Invariant: a key has one writer for ever; its positions only grow.
 Turned down: one record per run, as the proposal has it (a commit would need an id and a count to be atomic, and a
 tombstone per absorbed run).
@@ -33,7 +38,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, replace
 
-from xxhash import xxh32_intdigest
+from xxhash import xxh32_intdigest, xxh64_intdigest
 
 from coopstreams.commit.ranges import Runs
 from coopstreams.log.log import NO_STREAM_TIME, TopicSpec
@@ -49,6 +54,8 @@ PARTITIONS = 50
 VERSION = 1
 WITH_TIMES = 2
 """Version of a value with operator times. A reader that ignored them would emit closed windows again."""
+_TOPIC = 0
+"""In the metadata of a plain offset, the operator whose time is the number of the topic."""
 MOST_TIMES = 100
 """Most operator times in the metadata of a plain offset: a broker takes 4 KiB."""
 _KEY_TAIL = struct.Struct(">iQQii")
@@ -117,8 +124,7 @@ class CommitValue:
 
     A successor needs the id to end a transaction that the writer left open.
 
-    Shape: `metadata` is the metadata of a consumer's commit; empty, it is not written. An application puts the id of
-    the source topic there, because its positions mean nothing in another topic of that name.
+    Shape: `metadata` has the id of the source topic (see above); empty, it is not written.
     """
 
     transactional_id: str
@@ -131,7 +137,8 @@ class Committed:
     """The plain offset of a source partition, as the group coordinator keeps it.
 
     Shape: `term` None: a foreign offset (an ordinary consumer, or an operator's reset). `beside`: the highest term of
-    an individual commit when this was written; 0 if this offset alone holds the whole progress.
+    an individual commit when this was written; 0 if this offset alone holds the whole progress. `topic`: the
+    `topic_number` of the topic's id; 0 if none is named.
     """
 
     offset: int
@@ -139,6 +146,7 @@ class Committed:
     term: int | None = None
     beside: int = 0
     operator_times: OperatorTimes = ()
+    topic: int = 0
 
     @staticmethod
     def parse(offset: int, metadata: str | None) -> Committed:
@@ -150,7 +158,10 @@ class Committed:
                     (int(operator, 16), int(time)) for operator, time in (word.split(":") for word in words[4:])
                 )
                 stream_time, term, beside = map(int, [*words[1:4], "0"][:3])
-                return Committed(offset, stream_time, term, beside, times)
+                topic = dict(times).get(_TOPIC, 0)
+                return Committed(
+                    offset, stream_time, term, beside, tuple(time for time in times if time[0] != _TOPIC), topic
+                )
             except ValueError:
                 pass
         return Committed(offset)
@@ -158,9 +169,30 @@ class Committed:
     @property
     def metadata(self) -> str:
         """The metadata of the offset."""
-        beside = f" {self.beside}" if self.beside or self.operator_times else ""
-        times = (f" {operator:x}:{time}" for operator, time in self.operator_times[:MOST_TIMES])
+        times = [f" {operator:x}:{time}" for operator, time in self.operator_times[:MOST_TIMES] if operator != _TOPIC]
+        if self.topic:
+            times.append(f" {_TOPIC:x}:{self.topic}")
+        beside = f" {self.beside}" if self.beside or times else ""
         return f"ic {self.stream_time} {self.term or 0}{beside}{''.join(times)}"
+
+
+def topic_number(topic_id: str) -> int:
+    """Return the number by which a plain offset names a topic; 0 without an id. Frozen: xxh64, seed 0, 63 bits."""
+    return xxh64_intdigest(topic_id.encode()) >> 1 if topic_id else 0
+
+
+def consumer_metadata(topic_id: str, text: str) -> str:
+    """Return the metadata of a consumer's individual commit. `text`: the user's."""
+    return f"{topic_id}\0{text}"
+
+
+def topic_and_text(metadata: str) -> tuple[str, str]:
+    """Return the topic id and the user's text in the metadata of a consumer's individual commit.
+
+    The id is empty in commits of earlier versions, and where brokers have none.
+    """
+    topic_id, named, text = metadata.partition("\0")
+    return (topic_id, text) if named else ("", metadata)
 
 
 def encode_key(key: CommitKey) -> bytes:

@@ -21,6 +21,8 @@ in its metadata.
     stable      the smallest resolve(h) over the whole hash space
     foreign     a plain offset without our metadata (another client, an operator's reset) counts for each hash if it is
                 the larger of both
+    other       a consumer's commit that names another topic than that of `topic_ids` counts for no hash, because the
+                topic was deleted and made anew since; its term does, so whoever opens the new topic outranks it
 
 **Exactly-once: resolve(h) is the last commit of h's last owner.** Let o1, o2, ... own h in order. The group has one
 owner of h at a time, others are zombies; the fence, asked for after all records of the transaction are in the log,
@@ -114,6 +116,8 @@ from coopstreams.commit.record import (
     key_of,
     payload_of,
     tail_of,
+    topic_and_text,
+    topic_number,
 )
 from coopstreams.log.log import Position
 from coopstreams.topology.columns import TopicPartition
@@ -160,7 +164,10 @@ class PartitionStart:
 
 @dataclass(frozen=True, slots=True)
 class LiveCommit:
-    """One individual commit. Its writer is not kept: only `Follower.blockers` needs it, and reads it from the log."""
+    """One individual commit. Its writer is not kept: only `Follower.blockers` needs it, and reads it from the log.
+
+    Shape: `metadata` is the user's; of an application, the topic's id.
+    """
 
     key: CommitKey
     segments: tuple[Segment, ...]
@@ -193,6 +200,8 @@ class CommitView:
         """How many records of the group were applied, unreadable ones included."""
         self._live: dict[str, Packed] = {}
         """By topic: the tail of the key -> the payload of the value."""
+        self._topic_ids: dict[str, str] = {}
+        """The ids of source topics, as far as they were told."""
         self._tilings: dict[TopicPartition, _Tiling] = {}
         self._mirrors: dict[tuple[TopicPartition, Committed | None], Committed | None] = {}
         """Answers of `mirror` since the last record: tasks ask at each interval."""
@@ -214,6 +223,21 @@ class CommitView:
         if changed:
             self._tilings.pop(TopicPartition(parsed.topic, parsed.partition), None)
 
+    def tell(self, topic: str, topic_id: str) -> None:
+        """Learn the id of a source topic: consumers' commits that name another one count no more."""
+        if self._topic_ids.get(topic) != topic_id:
+            self._topic_ids[topic] = topic_id
+            self._mirrors.clear()
+
+    def of_this_topic(self, partition: TopicPartition, committed: Committed | None) -> Committed | None:
+        """Return a plain offset; None if it names another topic."""
+        number = topic_number(self._topic_ids.get(partition.topic, ""))
+        return None if committed and number and committed.topic not in (0, number) else committed
+
+    def outlived(self, partition: TopicPartition, key_range: KeyRange) -> bool:
+        """Whether the last commit of some of these hashes is a consumer's in another topic."""
+        return any(self._is_other(partition.topic, metadata) for metadata in self._named(partition, key_range))
+
     def sources(self) -> list[TopicPartition]:
         """Return the source partitions that have individual commits."""
         found = {
@@ -223,10 +247,12 @@ class CommitView:
 
     def live(self, partition: TopicPartition) -> list[LiveCommit]:
         """Return every individual commit that is neither tombstoned nor replaced, highest rank last."""
-        return sorted(
-            (LiveCommit(key, *decode_payload(said, key.key_range)) for key, said in self._entries(partition)),
-            key=lambda said: _rank(said.key),
-        )
+        found = []
+        for key, said in self._entries(partition):
+            segments, metadata = decode_payload(said, key.key_range)
+            other = self._is_other(partition.topic, metadata)
+            found.append(LiveCommit(key, segments, "" if other else topic_and_text(metadata)[1]))
+        return sorted(found, key=lambda said: _rank(said.key))
 
     def resolve(self, partition: TopicPartition, key_range: KeyRange) -> list[Winner | Hole]:
         """Return the individual commits that count for a range. Shape: winners and holes that tile it, ascending."""
@@ -239,7 +265,11 @@ class CommitView:
             if key is None or said is None:
                 resolved.append(Hole(part))
                 continue
-            for segment in decode_payload(said, key.key_range)[0]:
+            segments, metadata = decode_payload(said, key.key_range)
+            if self._is_other(partition.topic, metadata):
+                resolved.append(Hole(part))
+                continue
+            for segment in segments:
                 common = segment.key_range.intersect(part)
                 if common is not None:
                     resolved.append(
@@ -324,8 +354,8 @@ class CommitView:
                 if isinstance(one, Hole) or one.segment.position < committed.offset:
                     return None
         beside = max(self.highest(partition), committed.beside if committed else 0)
-        term = committed.term or 0 if committed else 0
-        return Committed(stable.position, stable.stream_time, term, beside, stable.operator_times)
+        term, topic = (committed.term or 0, committed.topic) if committed else (0, 0)
+        return Committed(stable.position, stable.stream_time, term, beside, stable.operator_times, topic)
 
     def garbage(self, partition: TopicPartition, mine: Sequence[KeyRange]) -> list[bytes]:
         """Return the keys that may be tombstoned and whose first hash is in one of these ranges.
@@ -337,6 +367,10 @@ class CommitView:
             for key in self._tiling(partition).silent
             if any(key.key_range.start in key_range for key_range in mine)
         ]
+
+    def _is_other(self, topic: str, metadata: str) -> bool:
+        named, known = topic_and_text(metadata)[0], self._topic_ids.get(topic, "")
+        return "" not in (named, known) and named != known
 
     def _named(self, partition: TopicPartition, key_range: KeyRange) -> frozenset[str]:
         """Return the metadata of the individual commits that count for some of these hashes."""

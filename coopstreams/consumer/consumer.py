@@ -316,7 +316,10 @@ class CooperativeConsumer:
             return by_partition(self._session.revocations.next)
 
     def lost(self) -> Ranges:
-        """Return the key ranges lost in the last `consume`: stop working on them, other members own them."""
+        """Return the key ranges lost in the last `consume`: stop working on them.
+
+        Other members own them; or their topic was deleted and made anew, and they are opened again in the new one.
+        """
         with self._lock:
             return by_partition(self._session.revocations.lost)
 

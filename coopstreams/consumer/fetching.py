@@ -49,6 +49,8 @@ class Fetching:
         self._changed: set[TopicPartition] = set()
         """The partitions whose key ranges have changed since the reader was told; the next fetch tells it."""
         self._paused: set[TopicPartition] = set()
+        self._remade: set[TopicPartition] = set()
+        """The partitions of which the reader may have records of a topic that was deleted, until it is told."""
 
     def open(self, share: Share) -> None:
         """Read a key range from its opening position on."""
@@ -58,9 +60,14 @@ class Fetching:
         share.behind = True
         self._changed.add(share.at)
 
-    def close(self, shares: Iterable[Share]) -> None:
-        """Stop reading these key ranges, and drop their waiting records."""
+    def close(self, shares: Iterable[Share], *, remade: bool = False) -> None:
+        """Stop reading these key ranges, and drop their waiting records.
+
+        `remade`: their topic was deleted and made anew, so that nothing that was fetched of it is of use.
+        """
         for share in shares:
+            if remade:
+                self._remade.add(share.at)
             share.live = False
             share.waiting.clear()
             partition = self._partitions.get(share.at)
@@ -144,7 +151,11 @@ class Fetching:
                     share.behind = False
             if taking := [share.taken for share in partition.shares if not share.behind]:
                 partition.at = min(taking)
-        self._reader.assign({at: Position(partition.at or 0) for at, partition in self._partitions.items()})
+        positions = {at: Position(partition.at or 0) for at, partition in self._partitions.items()}
+        if self._remade:
+            self._reader.assign({at: position for at, position in positions.items() if at not in self._remade})
+            self._remade.clear()
+        self._reader.assign(positions)
         for at, partition in changed.items():
             self._reader.route(at, [share.id.key_range for share in partition.shares])
             self._reader.hold(at, at in self._paused)

@@ -68,6 +68,10 @@ class Openings:
         """Cancel all openings."""
         self._waiting.clear()
 
+    def remade(self, opened: Iterable[Progress]) -> list[Progress]:
+        """See `Positions.remade`."""
+        return self._positions.remade(opened)
+
     def step(self, held: Collection[TaskId]) -> list[tuple[Progress, Opening]]:
         """Return the key ranges that opened now; end transactions of dead members that hold the barrier.
 

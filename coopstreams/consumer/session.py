@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from coopstreams.commit.barrier import Opening
 from coopstreams.commit.follower import Follower
+from coopstreams.commit.policy import LOOK_EVERY_S
 from coopstreams.commit.progress import Progress
 from coopstreams.commit.view import Winner
 from coopstreams.common.host import Empty, Host, Inbox
@@ -37,6 +38,7 @@ from coopstreams.topology.errors import (
     LogError,
     MembershipLostError,
     OffsetOutOfRangeError,
+    UnknownTopicError,
 )
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.task_id import TaskId
@@ -95,6 +97,8 @@ class ConsumerSession:
         self._told = False
         """Whether something was revoked or lost during this poll, so that `consume` returns early."""
         self._let_pass_at = 0.0
+        self._compare_at = host.now() + LOOK_EVERY_S
+        """The time of the next look whether topics were made anew."""
         self._blocked: set[Share] = set()
         self._refused: GroupError | None = None
         self._obey()
@@ -117,7 +121,11 @@ class ConsumerSession:
             records = self.fetching.records(most)
             left = deadline - self._host.now()
             if not records:
-                self.fetching.fetch(most, max(0.0, min(left, OPENING_S if self.openings else SLICE_S)))
+                try:
+                    self.fetching.fetch(most, max(0.0, min(left, OPENING_S if self.openings else SLICE_S)))
+                except (OffsetOutOfRangeError, UnknownTopicError):
+                    if not self._lose_remade():
+                        raise
                 records = self.fetching.records(most)
             if records or self._told or left <= 0:
                 return records
@@ -180,7 +188,7 @@ class ConsumerSession:
             ]
             if louder:
                 resolved = self.follower.resolve(share.at, share.id.key_range)
-                stable = min(one.segment.position for one in resolved if isinstance(one, Winner))
+                stable = min((one.segment.position for one in resolved if isinstance(one, Winner)), default=0)
                 self.fetching.close([share])
                 del self.shares[share.id]
                 self.openings.want([share.id], share.epoch)
@@ -227,6 +235,11 @@ class ConsumerSession:
         given_up, late = self.revocations.poll(now)
         if late:
             self._lose(late)
+        if now >= self._compare_at:
+            try:
+                self._lose_remade(given_up)
+            except LogError as error:
+                log.warning("cannot see whether topics were made anew: %s", error)
         given_up &= set(self.shares.values())
         if not given_up:
             return
@@ -356,6 +369,34 @@ class ConsumerSession:
         self._told = True
         self._gone(gone)
         self._tell("lost", gone)
+
+    def _lose_remade(self, given_up: Collection[Share] = ()) -> bool:
+        """Lose the key ranges whose topic was deleted and made anew, because its other records are at their offsets.
+
+        Those that are not given up are opened again, in the new topic. Return whether there are any.
+
+        Raises:
+            LogError: the brokers did not answer.
+        """
+        self._compare_at = self._host.now() + LOOK_EVERY_S
+        remade = self.openings.remade(share.progress for share in self.shares.values())
+        lost = [share for share in self.shares.values() if share.progress in remade]
+        if not lost:
+            return False
+        log.warning(
+            "%s: the topic was deleted and made anew; records of the one before are lost", ", ".join(map(str, lost))
+        )
+        self.fetching.close(lost, remade=True)
+        leaving = [share for share in lost if share in given_up or share in self.revocations]
+        for share in lost:
+            if share not in leaving:
+                del self.shares[share.id]
+                self.openings.want([share.id], share.epoch)
+        self.revocations.lose(lost)
+        self._told = True
+        self._gone(leaving)
+        self._tell("lost", lost)
+        return True
 
     def _gone(self, shares: Collection[Share]) -> None:
         """Close these key ranges, and release them to the group."""

@@ -52,6 +52,7 @@ class Share:
         self.id = id_
         (self.at,) = progress.partitions
         self.progress = progress
+        progress.metadata = ""
         self.epoch = epoch
         """The membership epoch under which the share was opened."""
         self.inflight = InFlight(progress.segments(self.at), most)

@@ -49,6 +49,14 @@ class Orders:
         writer.close()
         self.written += count
 
+    def remake(self, count: int) -> None:
+        """Delete the topic, create it again, and write this many records."""
+        partitions = self.log.partitions([self.topic])[self.topic]
+        self.log.delete_topics([self.topic])
+        self.log.create_topics([TopicSpec(self.topic, partitions)])
+        self.written = 0
+        self.write(count)
+
     def make(self, **config: Any) -> CooperativeConsumer:
         named = {name.replace("_", "."): value for name, value in config.items()}
         settings = {

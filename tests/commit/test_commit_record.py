@@ -13,11 +13,14 @@ from coopstreams.commit.record import (
     Committed,
     CommitValue,
     Segment,
+    consumer_metadata,
     decode_key,
     decode_value,
     encode_key,
     encode_value,
     partition_of,
+    topic_and_text,
+    topic_number,
     topic_spec,
 )
 from coopstreams.topology.compile.operator_time import OperatorTimes
@@ -31,7 +34,9 @@ ranges = st.tuples(hashes, hashes).map(lambda pair: KeyRange(min(pair), max(pair
 keys = st.builds(CommitKey, st.text(max_size=20), st.text(max_size=200), int32s, ranges, int32s, int32s)
 
 
-times = st.dictionaries(hashes, st.integers(0, 2**62), max_size=3).map(lambda known: tuple(sorted(known.items())))
+times = st.dictionaries(st.integers(1, MAX_HASH), st.integers(0, 2**62), max_size=3).map(
+    lambda known: tuple(sorted(known.items()))
+)
 
 
 @st.composite
@@ -136,12 +141,13 @@ def test_ten_thousand_runs_fit_into_one_record() -> None:
     st.integers(0, 2**31 - 1),
     st.integers(0, 9),
     times,
+    st.text(max_size=30).map(topic_number),
     st.sampled_from(["", "\0"]),
 )
 def test_metadata_of_a_plain_offset_comes_back(
-    offset: int, stream_time: int, term: int, beside: int, operator_times: OperatorTimes, appended: str
+    offset: int, stream_time: int, term: int, beside: int, operator_times: OperatorTimes, topic: int, appended: str
 ) -> None:
-    committed = Committed(offset, stream_time, term, beside, operator_times)
+    committed = Committed(offset, stream_time, term, beside, operator_times, topic)
     assert Committed.parse(offset, committed.metadata + appended) == committed
 
 
@@ -150,9 +156,24 @@ def test_metadata_of_others_makes_a_foreign_offset(metadata: str | None) -> None
     assert Committed.parse(7, metadata) == Committed(7, -1, None)
 
 
+def test_a_plain_offset_names_its_topic_where_versions_that_know_no_topics_have_an_operator_time() -> None:
+    topic = topic_number("GMDMTpr4SkqKmMeZCUjO0g")
+    assert Committed(7, -1, 3, topic=topic).metadata == "ic -1 3 0 0:3058588115524525430"
+    assert Committed(7, 5, 3, 2, ((0xAB, 9),), topic).metadata == f"ic 5 3 2 ab:9 0:{topic}"
+    carried = Committed(7, 5, 3, 2, ((0, 99), (0xAB, 9)), topic)
+    assert Committed.parse(7, carried.metadata) == Committed(7, 5, 3, 2, ((0xAB, 9),), topic)
+    assert topic_number("") == 0
+
+
+@given(st.text(max_size=20).filter(lambda text: "\0" not in text), st.text(max_size=20))
+def test_the_metadata_of_a_consumers_commit_has_the_topic_and_the_users_text(topic_id: str, text: str) -> None:
+    assert topic_and_text(consumer_metadata(topic_id, text)) == (topic_id, text)
+    assert topic_and_text(topic_id) == ("", topic_id), "an earlier version's names no topic"
+
+
 def test_the_metadata_of_a_plain_offset_fits_into_what_brokers_take() -> None:
     many = tuple((MAX_HASH - number, 1 << 62) for number in range(1000))
-    metadata = Committed(7, 1 << 62, 1 << 31, 1 << 31, many).metadata
+    metadata = Committed(7, 1 << 62, 1 << 31, 1 << 31, many, (1 << 63) - 1).metadata
     assert len(metadata) < 4096
     assert Committed.parse(7, metadata).operator_times == many[:MOST_TIMES]
 

@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coopstreams.commit.record import CommitKey, Committed, CommitValue, Segment, decode_key, encode_key, encode_value
+from coopstreams.commit.record import (
+    CommitKey,
+    Committed,
+    CommitValue,
+    Segment,
+    consumer_metadata,
+    decode_key,
+    encode_key,
+    encode_value,
+    topic_number,
+)
 from coopstreams.commit.view import CommitView, Hole, Winner, combine
 from coopstreams.log.log import Position
 from coopstreams.topology.columns import TopicPartition
@@ -266,3 +276,45 @@ def test_a_mirror_names_the_highest_individual_commit_and_terms_go_on_above_it_w
     assert anew.lacks(AT, mirror)
     assert not anew.lacks(AT, Committed(130, -1, 8))
     assert not anew.lacks(AT, None)
+
+
+def test_a_consumers_commits_in_another_topic_count_for_no_hash_but_their_terms_do() -> None:
+    view = CommitView("g")
+
+    def say_in(topic_id: str, key_range: KeyRange, term: int, position: int) -> None:
+        named = CommitValue("t", (Segment(key_range, position),), consumer_metadata(topic_id, "mine"))
+        view.apply(key(key_range, term), encode_value(named))
+
+    old, new = (Committed(140, term=4, topic=topic_number(id_)) for id_ in ("old", "new"))
+    view.tell("orders", "old")
+    say_in("old", LEFT, 5, 150)
+    say_in("old", RIGHT, 6, 170)
+    assert positions(view, WHOLE, old) == [(LEFT, 150), (RIGHT, 170)]
+    assert view.mirror(AT, old) == replace(old, offset=150, beside=6)
+
+    view.tell("orders", "new")
+    assert view.outlived(AT, LEFT)
+    assert (view.of_this_topic(AT, old), view.of_this_topic(AT, new)) == (None, new)
+    assert view.of_this_topic(AT, Committed(9)) == Committed(9), "an operator's reset"
+    assert view.of_this_topic(AT, Committed(9, term=3)) == Committed(9, term=3), "an earlier version's"
+    assert positions(view) == [(WHOLE, START.offset)]
+    assert view.mirror(AT, None) is None
+    assert view.open(AT, LEFT, None, START).term == 7
+    say_in("new", LEFT, 7, 20)
+    assert not view.outlived(AT, LEFT)
+    assert view.outlived(AT, WHOLE)
+    assert positions(view) == [(LEFT, 20), (RIGHT, START.offset)]
+    assert view.mirror(AT, None) is None, "the other half has not begun"
+    assert tombstones(view, WHOLE) == [(LEFT, 5)]
+    assert [said.metadata for said in view.live(AT)] == ["", "", "mine"]
+    say_in("new", RIGHT, 8, 30)
+    assert view.mirror(AT, None) == Committed(20, -1, 0, 8)
+
+
+def test_an_applications_commits_and_those_of_earlier_versions_count_whatever_they_name() -> None:
+    view = CommitView("g")
+    view.tell("orders", "new")
+    for metadata in ("", "old", "a user's"):
+        view.apply(key(WHOLE, 1), encode_value(CommitValue("t", (Segment(WHOLE, 150),), metadata)))
+        assert positions(view) == [(WHOLE, 150)]
+        assert not view.outlived(AT, WHOLE)

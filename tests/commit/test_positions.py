@@ -18,7 +18,15 @@ from hypothesis import strategies as st
 from coopstreams.commit.barrier import Opening
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.positions import Positions, Resets
-from coopstreams.commit.record import CommitKey, Committed, CommitValue, Segment, encode_key, encode_value
+from coopstreams.commit.record import (
+    CommitKey,
+    Committed,
+    CommitValue,
+    Segment,
+    encode_key,
+    encode_value,
+    topic_number,
+)
 from coopstreams.common.host import System
 from coopstreams.group.requests import FetchedOffset
 from coopstreams.log.kafka.log import KafkaLog
@@ -239,6 +247,32 @@ def test_commits_that_are_missing_behind_each_barrier_went_away(monkeypatch: pyt
     monkeypatch.setattr("coopstreams.commit.positions.DOUBT_S", 0.0)
     with pytest.raises(ConfigError, match="had committed more than the plain offset 5 says"):
         positions.resolve([one], 1)
+
+
+@pytest.mark.parametrize(("reset", "first"), [("earliest", 0), ("latest", 3)])
+def test_a_consumer_begins_anew_in_a_topic_that_was_made_anew_once_that_is_certain(reset: str, first: int) -> None:
+    log, clock, group = MemoryLog(), Clock(8000), Group()
+    log.create_topics([TopicSpec("orders", 1)])
+    at = orders(LEFT)
+    group.offsets[at] = 7, Committed(7, term=1, topic=topic_number(log.topic_id("orders"))).metadata
+    log.delete_topics(["orders"])
+    log.create_topics([TopicSpec("orders", 1)])
+    log.writer().append("orders", [None] * 3, [b""] * 3, [0, 1, 2])
+    positions = Positions(log, group, Follower(log, "g"), lambda _: (at,), always(reset), "a", host=clock)
+    one = Opening(LEFT, epoch=0, barrier=0)
+    assert positions.resolve([one], 1) == {}
+    assert one.barrier is None, (
+        "a broker may have answered that has not heard of the new topic: the barrier is new, too"
+    )
+    clock.time_ms += 10_001
+    progress = positions.resolve([one], 1)[LEFT]
+    assert progress.position(at).offset == first
+    assert progress.topic_ids == {"orders": log.topic_id("orders")}
+    assert positions.remade([progress]) == []
+    log.delete_topics(["orders"])
+    assert positions.remade([progress]) == [], "it is gone, which its reader reports"
+    log.create_topics([TopicSpec("orders", 1)])
+    assert positions.remade([progress]) == [progress]
 
 
 def orders(task: TaskId) -> TopicPartition:
