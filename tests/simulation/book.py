@@ -4,6 +4,9 @@ again    a committed record is not handed out again, to a later owner of its key
 order    records of a key come in order, and no record is skipped that is not done
 owners   once a key range has a new owner, no commit that an earlier owner begins succeeds
 results  a record has at most one committed result
+
+A topic may be deleted and made anew: its records are others then. A consumer that has not noticed reads the new ones
+from its old position on; what it does with them counts for nothing, because they are handed out again.
 """
 
 from __future__ import annotations
@@ -20,15 +23,16 @@ from coopstreams.topology.columns import Columns, TopicPartition
 
 
 class Place(NamedTuple):
-    """The partition and offset of a record."""
+    """The partition and offset of a record. `made`: which of the topics of that name it is in, from 0 on."""
 
     at: TopicPartition
     offset: int
+    made: int
 
 
 def place(record: ConsumerRecord) -> Place:
-    """Return the partition and offset of a record."""
-    return Place(TopicPartition(record.topic, record.partition), record.offset)
+    """Return the place of a record, whose value is the number of its topic."""
+    return Place(TopicPartition(record.topic, record.partition), record.offset, int(record.value or b""))
 
 
 @dataclass(eq=False, slots=True)
@@ -52,18 +56,32 @@ class Book:
         self._denied, self._now = denied, now
         self._count = 0
         """Numbers the events."""
-        self._written: dict[tuple[TopicPartition, bytes], list[int]] = defaultdict(list)
+        self._topics: dict[str, list[str]] = defaultdict(list)
+        """The ids of the topics of each name."""
+        self._written: dict[tuple[TopicPartition, int, bytes], list[int]] = defaultdict(list)
         self._done: set[Place] = set()
         self._committed: dict[Place, tuple[int, _Owned]] = {}
         self._opened: list[_Owned] = []
         self._owned: dict[Share, _Owned] = {}
         self._results: dict[Place, int] = {}
-        self._last_result: dict[tuple[TopicPartition, bytes], int] = {}
+        self._last_result: dict[tuple[TopicPartition, int, bytes], int] = {}
+
+    def made(self, topic: str, topic_id: str) -> None:
+        """Note that a topic was made."""
+        self._topics[topic].append(topic_id)
+
+    def newest(self, topic: str) -> int:
+        """Return the number of the latest topic of a name."""
+        return len(self._topics[topic]) - 1
+
+    def counts(self, record: ConsumerRecord) -> bool:
+        """Whether a record is of the topic in which its key range was opened."""
+        return place(record).made == self._opened_in(record.share)
 
     def written(self, at: TopicPartition, offset: int, key: bytes) -> None:
         """Note that a record is in the log."""
         if key not in self._denied:
-            self._written[at, key].append(offset)
+            self._written[at, self.newest(at.topic), key].append(offset)
 
     def moment(self) -> int:
         """Return a number above all earlier ones."""
@@ -77,25 +95,30 @@ class Book:
     def handed(self, by: str, record: ConsumerRecord) -> None:
         """Note that a consumer has got a record."""
         here, key, owned = place(record), record.key or b"", self._of(by, record.share)
+        if here.made < self._opened_in(record.share):
+            self._say("order", f"{by} gets {here} of {record.share}, and that topic was deleted before it began")
+        if not self.counts(record):
+            return
         if here in self._committed:
             since, owner = self._committed[here]
             if since < owned.after or owner is owned:
                 self._say("again", f"{by} gets {here} of {record.share}, which {owner.by} has committed")
-        earlier, mine = self._written[here.at, key], owned.handed[key]
+        earlier, mine = self._written[here.at, here.made, key], owned.handed[key]
         if mine and mine[-1] >= here.offset:
             self._say("order", f"{by} gets {here} of key {key!r} after {mine[-1]}")
         before = bisect_left(earlier, here.offset)
-        if before and (last := earlier[before - 1]) not in mine and Place(here.at, last) not in self._done:
+        if before and (last := earlier[before - 1]) not in mine and here._replace(offset=last) not in self._done:
             self._say("order", f"{by} gets {here} of key {key!r}, and nobody has done {last}")
         mine.append(here.offset)
 
     def done(self, record: ConsumerRecord) -> None:
         """Note that a consumer has done a record."""
-        self._done.add(place(record))
+        if self.counts(record):
+            self._done.add(place(record))
 
     def committed(self, by: str, records: Iterable[ConsumerRecord], began: int) -> None:
         """Note that a commit of these has succeeded. `began`: the moment before it."""
-        for record in records:
+        for record in filter(self.counts, records):
             here, owned = place(record), self._of(by, record.share)
             since, other = self._committed.setdefault(here, (self.moment(), owned))
             if other is not owned:
@@ -112,20 +135,33 @@ class Book:
     def told(self, results: Columns) -> None:
         """Note committed results."""
         for key, value in zip(results.keys, results.values, strict=True):
-            topic, partition, offset = (value or b"").decode().split(":")
-            here, name = Place(TopicPartition(topic, int(partition)), int(offset)), key or b""
+            if not value:
+                continue  # of a record that does not count
+            topic, partition, offset, made = value.decode().split(":")
+            here, name = Place(TopicPartition(topic, int(partition)), int(offset), int(made)), key or b""
             self._results[here] = self._results.get(here, 0) + 1
             if self._results[here] > 1:
                 self._say("results", f"{here} has {self._results[here]} results")
-            if self._last_result.get((here.at, name), -1) > here.offset:
-                self._say("results", f"{here} has its result after that of {self._last_result[here.at, name]}")
-            self._last_result[here.at, name] = here.offset
+            series = here.at, here.made, name
+            if self._last_result.get(series, -1) > here.offset:
+                self._say("results", f"{here} has its result after that of {self._last_result[series]}")
+            self._last_result[series] = here.offset
 
     def lacking(self, *, results: bool) -> list[str]:
-        """Return the records that are not done, or are done without a result."""
-        every = {Place(at, offset) for (at, _), offsets in self._written.items() for offset in offsets}
+        """Return the records of the latest topics that are not done, or are done without a result."""
+        every = {
+            Place(at, offset, made)
+            for (at, made, _), offsets in self._written.items()
+            for offset in offsets
+            if made == self.newest(at.topic)
+        }
         lacking = sorted(every - (self._results.keys() if results else self._done))
         return [f"{len(lacking)} records are not done, the first is {lacking[0]}"] if lacking else []
+
+    def _opened_in(self, share: Share) -> int:
+        """Return the number of the topic in which a key range was opened."""
+        topic = share.at.topic
+        return self._topics[topic].index(share.progress.topic_ids[topic])
 
     def _of(self, by: str, share: Share) -> _Owned:
         """Return the entry of an open key range: the latest opening of which the owner was informed."""

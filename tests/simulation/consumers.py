@@ -4,7 +4,7 @@ of its own besides those of `stage`.
     programs    finish records in any order, also on other threads; commit all, ranges, or leave it to the consumer;
                 delay revocations; work for longer than the group waits; under exactly-once, write in transactions
     policy      an administrator turns sharing and individual commits off and on
-    topics      the commit topic is compacted
+    topics      the commit topic is compacted; source topics are deleted and made anew
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ EVENTS = (
     "compaction",
 )
 """Events, each as often as its weight."""
+REMAKES = 0.25
+"""The share of histories with topics that are made anew."""
 POLICY = ("", "accept.individual.commit"), ("in", "accept.range.fetch"), ("in", "reserve.message.value.range.fetch")
 
 
@@ -60,6 +62,7 @@ class Consumers(Stage[User]):
     def __init__(self, seed: int, *, exactly_once: bool) -> None:
         super().__init__(seed, GROUP, exactly_once=exactly_once)
         self.topics = ("in", "more") if self.random.random() < 0.3 else ("in",)
+        self._remakes = Random(f"{seed} topics").random() < REMAKES
         for topic in self.topics:
             self.cluster.state.create_topic(TopicSpec(topic, self.random.choice((1, 2, 3))))
         for spec in (TopicSpec("out", 1), policy.topic_spec()):
@@ -72,6 +75,8 @@ class Consumers(Stage[User]):
         self.strategy = self.random.choice(("cooperative-sticky", "range", "roundrobin"))
         self.order = self.random.choice(("none", "none", "none", "offset"))
         self.book = Book(denied, lambda: self.scheduler.now)
+        for topic in self.topics:
+            self.book.made(topic, self.cluster.state.topic(topic).id)
         self._reader = MemoryReader(self.cluster.state, committed_only=True)
         self._reader.assign({OUT: Position(0)})
         self._begin_stalls()
@@ -104,7 +109,7 @@ class Consumers(Stage[User]):
         for _ in range(count):
             topic, key = self.random.choice(self.topics), self.random.choice(KEYS).encode()
             ends = {at.where: at.end for at in self.cluster.state.topic(topic).partitions}
-            self._writer.append(topic, [key], [b"value"], [now_ms])
+            self._writer.append(topic, [key], [b"%d" % self.book.newest(topic)], [now_ms])
             (at,) = (where for where, end in ends.items() if self.cluster.state.partition(where).end > end)
             self.book.written(at, ends[at], key)
 
@@ -112,9 +117,16 @@ class Consumers(Stage[User]):
         match event:
             case "policy":
                 self._allow(self.random.choice(POLICY), self.random.random() < 0.6)
+            case "compaction" if self._remakes and self.random.random() < 0.7:
+                self._remake(self.random.choice(self.topics))
             case "compaction" if COMMIT_TOPIC in self.cluster.state.topics:
                 self.say("the commit topic is compacted")
                 self.cluster.compact(COMMIT_TOPIC)
+
+    def _remake(self, topic: str) -> None:
+        self.say(f"{topic} is made anew")
+        self.cluster.remake(topic)
+        self.book.made(topic, self.cluster.state.topic(topic).id)
 
     def _allow(self, what: tuple[str, str], allowed: bool) -> None:
         topic, name = what

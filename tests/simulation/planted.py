@@ -456,6 +456,8 @@ PLANTED: dict[str, Planted] = {
     "results without progress": Planted(consumers.results_first, 0, "consumers", oracle="results"),
     "progress without results": Planted(consumers.commit_beside, 40, "consumers", oracle="progress"),
     "an abort that keeps": Planted(consumers.abort_that_keeps, 0, "consumers", oracle="progress"),
+    "positions of any topic": Planted(consumers.positions_of_any_topic, 0, "consumers", oracle="order"),
+    "a topic that nobody looks at": Planted(consumers.nobody_looks, 0, "consumers", oracle="errors"),
 }
 """The planted bugs by name."""
 WITHIN = 30

@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 from coopstreams.commit.inflight import InFlight
 from coopstreams.commit.progress import CommitPlan
+from coopstreams.commit.view import CommitView
 from coopstreams.consumer.committing import CommitResult, Committing
 from coopstreams.consumer.ownership import Ownership, Shared, Transaction
 from coopstreams.consumer.session import ConsumerSession
@@ -62,3 +63,13 @@ def results_first() -> AbstractContextManager[Any]:
 def abort_that_keeps() -> AbstractContextManager[Any]:
     """Records of an aborted transaction are not handed out again."""
     return patch.object(ConsumerSession, "reopen", lambda _: None)
+
+
+def positions_of_any_topic() -> AbstractContextManager[Any]:
+    """Commits in a topic that was deleted count in the one that has its name."""
+    return patch.multiple(CommitView, _is_other=lambda *_: False, of_this_topic=lambda _, __, committed: committed)
+
+
+def nobody_looks() -> AbstractContextManager[Any]:
+    """A consumer goes on at its positions when a topic is made anew."""
+    return patch.object(ConsumerSession, "_lose_remade", lambda *_: False)

@@ -191,8 +191,9 @@ class User(Life):
         try:
             with consumer.transaction(self._producer):
                 for record in records:
-                    told = f"{record.topic}:{record.partition}:{record.offset}".encode()
-                    self._producer.produce("out", told, record.key, 0)
+                    at, offset, made = place(record)
+                    told = f"{at.topic}:{at.partition}:{offset}:{made}" if self._book.counts(record) else ""
+                    self._producer.produce("out", told.encode(), record.key, 0)
                     consumer.done(record)
                     self._book.done(record)
                 if self._random.random() < 0.1:
