@@ -24,7 +24,7 @@ from typing import Protocol, TypeAlias
 from coopstreams.commit.barrier import Opening
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.progress import Author, Progress
-from coopstreams.commit.record import Committed
+from coopstreams.commit.record import Committed, topic_number
 from coopstreams.commit.view import PartitionStart
 from coopstreams.common.host import SYSTEM, Host
 from coopstreams.group.requests import FetchedOffset, Offsets
@@ -83,13 +83,15 @@ def check_beside(follower: Follower, committed: Mapping[TopicPartition, Committe
 
 
 def check_named(group: str, openings: Mapping[TopicPartition, PartitionStart], ids: Mapping[str, str]) -> None:
-    """Check that the individual commits name the current topic ids (`ids`). Commits of older versions name none.
+    """Check that the commits name the current topic ids (`ids`). Those of older versions name none.
 
     Raises:
         ConfigError: a topic was recreated since.
     """
     for partition, opening in openings.items():
-        if ids[partition.topic] and opening.named - {ids[partition.topic]}:
+        topic_id, plain = ids[partition.topic], opening.committed
+        plain_names = plain.topic if plain is not None else 0
+        if topic_id and (opening.named - {topic_id} or plain_names not in (0, topic_number(topic_id))):
             raise made_anew(group, partition, min(segment.position for segment in opening.segments))
 
 

@@ -281,6 +281,9 @@ class Progress:
         metadata = topic_id if self.metadata is None else consumer_metadata(topic_id, self.metadata)
         return encode_key(key), encode_value(CommitValue(self.author.transactional_id, segments, metadata))
 
+    def _topic_number(self, partition: TopicPartition) -> int:
+        return topic_number(self.topic_ids.get(partition.topic, ""))
+
     def _needs(self, source: _Source) -> bool:
         """Whether the plain offset cannot hold all new segments of a source."""
         if not self.key_range.is_whole:
@@ -299,7 +302,7 @@ class Progress:
         source = self._sources[partition]
         if self.key_range.start:
             return None
-        topic = 0 if self.metadata is None else topic_number(self.topic_ids.get(partition.topic, ""))
+        topic = self._topic_number(partition)
         if self.key_range.is_whole:
             at = self.lowest(partition)
             beside = source.term if _parted(source.staged) else 0
@@ -324,7 +327,7 @@ class Progress:
         for partition, source in self._sources.items():
             if source.begins:
                 at = self.position(partition)
-                source.mirrored = Committed(at.offset, at.stream_time, 0)
+                source.mirrored = Committed(at.offset, at.stream_time, 0, topic=self._topic_number(partition))
                 offsets[partition] = at.offset, source.mirrored.metadata
         return offsets
 

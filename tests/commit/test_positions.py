@@ -275,6 +275,27 @@ def test_a_consumer_begins_anew_in_a_topic_that_was_made_anew_once_that_is_certa
     assert positions.remade([progress]) == [progress]
 
 
+def test_an_application_does_not_open_at_a_plain_offset_of_a_topic_that_was_made_anew() -> None:
+    """Kafka deletes the offset with the topic, and a task that runs meanwhile commits it again."""
+    group = Group()
+    log, positions = beginning("earliest", group)
+    one, at = Opening(LEFT, epoch=0, barrier=0), orders(LEFT)
+    progress = positions.resolve([one], 1)[LEFT]
+    group.offsets |= progress.begin()
+    progress.advance(at, 6, 5000)
+    plain = progress.plain(at, positions._follower)
+    assert plain is not None
+    assert plain.topic == topic_number(log.topic_id("orders")) == Committed.parse(*group.offsets[at]).topic
+    group.offsets[at] = plain.offset, plain.metadata
+    assert positions.resolve([Opening(LEFT, epoch=0, barrier=0)], 1)[LEFT].position(at) == Position(6, 5000)
+    log.delete_topics(["orders"])
+    log.create_topics([TopicSpec("orders", 1)])
+    with pytest.raises(
+        ConfigError, match="orders-0: the topic was deleted and made anew since group 'g' was at offset 6"
+    ):
+        positions.resolve([Opening(LEFT, epoch=0, barrier=0)], 1)
+
+
 def orders(task: TaskId) -> TopicPartition:
     return TopicPartition("orders", task.partition)
 
