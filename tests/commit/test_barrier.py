@@ -71,7 +71,7 @@ class Model:
     def assignment(self) -> Assigned:
         self.told = self.generation
         living = tuple(Member(name, MemberInfo(name, transactional_ids=(name,)), ()) for name in sorted(self.members))
-        return Assigned(self.generation, self.generation, 0, (), (), (), Cluster(self.generation, living))
+        return Assigned(self.generation, self.generation, 0, (), (), (), Cluster(living))
 
 
 @given(st.randoms(use_true_random=False))

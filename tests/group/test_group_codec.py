@@ -97,7 +97,7 @@ def test_the_group_as_a_whole_is_written_once_however_many_members_there_are() -
     members = tuple(
         Member(f"coopstreams-{i:036}", MemberInfo(f"p{i}", "host", f"10.0.0.{i}:8080"), ()) for i in range(100)
     )
-    cluster = Cluster(1, members, {0: 12})
+    cluster = Cluster(members, {0: 12})
     sizes = map(
         len, encode_assignments({m.id: Assignment(m.info.process, cluster=cluster) for m in members}, SOURCES).values()
     )

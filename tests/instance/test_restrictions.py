@@ -101,7 +101,7 @@ def test_it_is_told_where_the_partitions_would_else_be_cut(threads: int, ranges:
     PolicyTopic(log).set("accept.range.fetch", False, "orders")
     restrictions.look()
     members = tuple(Member(f"m{number}", MemberInfo(f"p{number}"), ()) for number in range(threads))
-    assert len(restrictions.reasons(Cluster(1, members, {0: 2, 1: 2}), ranges)) == told
+    assert len(restrictions.reasons(Cluster(members, {0: 2, 1: 2}), ranges)) == told
     restrictions.close()
 
 
