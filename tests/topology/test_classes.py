@@ -28,7 +28,7 @@ def a_class(name: str = "Order", /, **fields: Any) -> Any:
 
 
 def many(class_: Any) -> Any:
-    return list[class_]  # type: ignore[valid-type]
+    return list[class_]
 
 
 ITEM = a_class("Item", name=str)

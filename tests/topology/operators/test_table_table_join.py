@@ -159,7 +159,7 @@ def windows_joined(
         builder.stream(topic, key=serdes.text, value=serdes.int64)
         .group_by_key()
         .windowed_by(windows)
-        .count(store=topic)  # type: ignore[call-overload]
+        .count(store=topic)
         for topic in ("left", "right")
     )
     method: Any = {"inner": left.join, "left": left.left_join, "outer": left.outer_join}[kind]
