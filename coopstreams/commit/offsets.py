@@ -138,9 +138,10 @@ def group_offsets(
     plain = coordinator.committed(wanted)
     if wanted is None:
         wanted = {at for at in plain if at.topic != COMMIT_TOPIC}.union(follower.sources() if follower else ())
-    for topic in {at.topic for at in wanted} if follower else ():
-        with suppress(UnknownTopicError, AccessDeniedError):
-            follower.look_up(topic)
+    if follower is not None:
+        for topic in {at.topic for at in wanted}:
+            with suppress(UnknownTopicError, AccessDeniedError):
+                follower.look_up(topic)
     return {at: offset_and_ranges(follower, at, plain.get(at)) for at in sorted(wanted)}
 
 

@@ -233,7 +233,7 @@ class Committing:
     ) -> CommitResult:
         for share in moved:
             share.progress.committed()
-            share.metadata, share.progress.metadata = share.progress.metadata, ""
+            share.metadata, share.progress.metadata = share.progress.metadata or "", ""
             share.inflight.committed()
         own: dict[TopicPartition, list[Segment]] = {}
         plain = {}

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from coopstreams.consumer import OffsetAndRanges
+from coopstreams.consumer import ConsumerRecord, OffsetAndRanges
 from coopstreams.consumer.session import Ranges
 from coopstreams.topology.keys import KeyRange
 from tests.consumer.members import Member, Members, keys_of, members
@@ -17,7 +17,7 @@ AT = ("in", 0)
 
 def do_all_but_the_first(member: Member) -> None:
     """Read ten records, commit all but the first, and close."""
-    records = []
+    records: list[ConsumerRecord] = []
     member.consumer.subscribe(["in"])
     while len(records) < len(KEYS):
         records += member.consumer.consume(100, 0.1)
