@@ -57,6 +57,22 @@ def test_either_side_updates_the_row_and_the_later_timestamp_counts(ranges: int)
     assert out[:2] == [("1", ["ann,x", "Ann"], 1), ("2", ["ann,y", "Ann"], 2)]
 
 
+@pytest.mark.parametrize("caching", [False, True])
+@pytest.mark.parametrize("written", [b'["ann", 1]', b' ["ann",1.0e0]', b'["\\u0061nn",1]'])
+def test_a_row_is_joined_however_its_producer_writes_json(written: bytes, caching: bool) -> None:
+    builder = StreamsBuilder("app")
+    orders = builder.table("orders", key=serdes.text, value=serdes.json(list[str | float]))
+    people = builder.table("people", key=serdes.text, value=serdes.json)
+    orders.join(
+        people, lambda order, person: [*order, person], foreign_key=lambda order: order[0], value=serdes.json
+    ).to_stream().to("out")
+    with TopologyTestDriver(builder.build(), caching=caching) as driver:
+        driver.input("people", serdes.text, serdes.json).send("ann", "Ann", 0)
+        driver.input("orders", serdes.text, serdes.raw).send("1", written, 1)
+        driver.commit()
+        assert driver.output("out", serdes.text, serdes.json).latest() == {"1": ["ann", 1, "Ann"]}
+
+
 def test_a_row_that_names_another_leaves_the_first() -> None:
     events: list[Event] = [
         ("people", "ann", "Ann"),
