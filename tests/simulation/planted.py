@@ -362,7 +362,7 @@ PLANTED: dict[str, Planted] = {
     "time of its own": Planted(times.own_time, None, "windows that close"),
     "revoked is released": Planted(members.given_away, 42, "a count", oracle="answers"),
     "what is kept without an answer": Planted(
-        members.kept_without_answer, 184, "consumers", AT_LEAST_ONCE, oracle="owners"
+        members.kept_without_answer, None, "consumers", AT_LEAST_ONCE, oracle="owners", once="829df63, 184"
     ),
     "rows of who still closes": Planted(
         members.rows_of_who_closes, None, "calls before sessions", oracle="answers", once="713ffa6, 178"
