@@ -134,7 +134,7 @@ class Manifest:
             written = content.pop("sha256")
             if written != _digest({"format": version, **content}):
                 raise SnapshotError("its bytes are not those that were written (SHA-256 differs)")
-            return msgspec.convert(content, Manifest, strict=False)
+            return _MANIFESTS.decode(data)
         except (msgspec.MsgspecError, AttributeError, KeyError, TypeError) as error:
             raise SnapshotError(f"it is no manifest: {error}") from error
 
@@ -143,6 +143,9 @@ class Manifest:
         for store in self.stores.values():
             for each in store.slices:
                 yield from each.files
+
+
+_MANIFESTS = msgspec.json.Decoder(Manifest, strict=False)
 
 
 def shape_of(spec: StoreSpec) -> str:

@@ -77,6 +77,9 @@ class _Cluster(msgspec.Struct, omit_defaults=True):
 
 
 _T = TypeVar("_T", bound=msgspec.Struct)
+_SUBSCRIPTION = msgspec.json.Decoder(_Subscription)
+_ASSIGNMENT = msgspec.json.Decoder(_Assignment)
+_CLUSTER = msgspec.json.Decoder(_Cluster)
 
 
 def encode_subscription(
@@ -110,7 +113,7 @@ def decode_subscription(data: bytes, who: str) -> MemberState:
         GroupError: not bytes of ours, or of another version; names the sender and the cure.
     """
     wrapper = _unwrap(ConsumerProtocolSubscription, data, who)
-    ours, _ = _unpack(wrapper.user_data, _Subscription, who, _READ)
+    ours, _ = _unpack(wrapper.user_data, _SUBSCRIPTION, who, _READ)
     try:
         topics = tuple(wrapper.topics)
         return MemberState(
@@ -149,9 +152,9 @@ def decode_assignment(data: bytes, who: str) -> Assignment:
         GroupError: not bytes of ours, or of another version; names the sender and the cure.
     """
     wrapper = _unwrap(ConsumerProtocolAssignment, data, who)
-    ours, rest = _unpack(wrapper.user_data, _Assignment, who, (VERSION,))
+    ours, rest = _unpack(wrapper.user_data, _ASSIGNMENT, who, (VERSION,))
     try:
-        shared = msgspec.json.decode(zlib.decompress(rest), type=_Cluster)
+        shared = _CLUSTER.decode(zlib.decompress(rest))
         members = tuple(Member(m.id, _info_of(m), _task_ids(m.tasks)) for m in shared.members)
         cluster = Cluster(members=members, partitions=shared.partitions)
         return Assignment(
@@ -229,7 +232,9 @@ def _unwrap(wrapper: Any, data: bytes, who: str) -> Any:
         raise _foreign(who, f"not Kafka's consumer protocol: {error!r}") from error
 
 
-def _unpack(data: bytes | None, kind: type[_T], who: str, versions: Collection[bytes]) -> tuple[_T, bytes]:
+def _unpack(
+    data: bytes | None, decoder: msgspec.json.Decoder[_T], who: str, versions: Collection[bytes]
+) -> tuple[_T, bytes]:
     """Return the value, and the bytes that follow it."""
     if not data or not data.startswith(_MAGIC):
         raise _foreign(who, f"its user data begin with {bytes(data or b'')[:8]!r}")
@@ -240,7 +245,7 @@ def _unpack(data: bytes | None, kind: type[_T], who: str, versions: Collection[b
         )
     stream = zlib.decompressobj()
     try:
-        return msgspec.json.decode(stream.decompress(data[3:]), type=kind), stream.unused_data
+        return decoder.decode(stream.decompress(data[3:])), stream.unused_data
     except (zlib.error, msgspec.MsgspecError) as error:
         raise _foreign(who, str(error)) from error
 

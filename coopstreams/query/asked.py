@@ -16,7 +16,7 @@ import msgspec
 from coopstreams.common.nearest import did_you_mean
 from coopstreams.query.backend import StoreInfo
 from coopstreams.query.formats import parse_key, parse_prefix
-from coopstreams.query.pages import Query, cursor_of
+from coopstreams.query.pages import QUERIES, Query, cursor_of
 from coopstreams.query.problems import bad_request, unknown_path
 from coopstreams.query.router import Asked
 
@@ -172,7 +172,7 @@ def range_query(store: StoreInfo, parameters: Parameters, limit: int) -> Query:
 def unpacked(text: str | None) -> Query:
     """Return the query that another instance packed."""
     try:
-        return msgspec.msgpack.decode(bytes.fromhex(text or ""), type=Query)
+        return QUERIES.decode(bytes.fromhex(text or ""))
     except (ValueError, msgspec.MsgspecError) as error:
         raise bad_request("BAD_PARAMETER", f"a forwarded range request without its query: {error}") from error
 

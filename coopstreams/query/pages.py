@@ -57,6 +57,9 @@ class PartialPage(msgspec.Struct, array_like=True):
     closed: list[str] = []
 
 
+PARTS = msgspec.msgpack.Decoder(PartialPage)
+
+
 class Page(msgspec.Struct):
     """Entries of all ranges in order; `cursor` is None if no entries follow."""
 
@@ -83,6 +86,9 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
         if self.after is None:
             return True
         return (key, partition) < self.after if self.reverse else (key, partition) > self.after
+
+
+QUERIES = msgspec.msgpack.Decoder(Query)
 
 
 def page_of(parts: Sequence[PartialPage], query: Query) -> Page:

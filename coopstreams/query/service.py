@@ -26,7 +26,7 @@ from coopstreams.query.asked import RequestLimits
 from coopstreams.query.backend import Backend, Kind, Peer, StoreInfo, TimedKind
 from coopstreams.query.formats import parse_key
 from coopstreams.query.local import LocalReader, Lookup, Times, decided
-from coopstreams.query.pages import Page, PartialPage, Query, page_of
+from coopstreams.query.pages import PARTS, Page, PartialPage, Query, page_of
 from coopstreams.query.paths import key_batches, keys_path, path_text, store_path
 from coopstreams.query.peers import Peers
 from coopstreams.query.problems import bad_request, moving, unknown_store
@@ -301,9 +301,7 @@ def _put_together(store: StoreInfo, query: Query, answers: Sequence[PartialPage 
     Raises:
         QueryError: TASK_MOVING: the parts do not cover the store, or two of them have the same range.
     """
-    parts = [
-        msgspec.msgpack.decode(answer, type=PartialPage) if isinstance(answer, bytes) else answer for answer in answers
-    ]
+    parts = [PARTS.decode(answer) if isinstance(answer, bytes) else answer for answer in answers]
     gap = coverage_gap(store, ((cover.partition, cover.key_range) for part in parts for cover in part.covers))
     if gap is not None:
         reasons = [reason for part in parts for reason in part.closed]

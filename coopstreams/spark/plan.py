@@ -130,7 +130,7 @@ class Plan:
     @staticmethod
     def from_json(data: bytes) -> Plan:
         """Return the plan of a file."""
-        return msgspec.convert(msgspec.json.decode(data), Plan, strict=False)
+        return _PLANS.decode(data)
 
     def __str__(self) -> str:
         """Return the text that `--dry-run` prints."""
@@ -177,6 +177,9 @@ class Plan:
                 " --outputs topic or table writes them)"
             )
         return "\n".join([*lines, f"  state goes to: {', '.join(state) or 'nowhere'}; outputs: {outputs}"])
+
+
+_PLANS = msgspec.json.Decoder(Plan, strict=False)
 
 
 def check(topology: Topology) -> None:

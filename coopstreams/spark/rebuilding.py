@@ -30,6 +30,7 @@ from coopstreams.tasks.resolved_topology import as_it_runs
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.topology import Topology
 
+_SLICES = msgspec.json.Decoder(dict[str, list[Slice]])
 _MADE = pa.schema([("rebuilt", pa.int32()), ("made", pa.string())])
 
 
@@ -102,6 +103,6 @@ def _made(spark: SparkSession, work: _Work) -> dict[str, list[Slice]]:
         )
     found: dict[str, list[Slice]] = {}
     for row in answers:
-        for store, slices in msgspec.json.decode(row.made, type=dict[str, list[Slice]]).items():
+        for store, slices in _SLICES.decode(row.made).items():
             found.setdefault(store, []).extend(slices)
     return found

@@ -61,6 +61,8 @@ from coopstreams.topology.graph.topology import Topology
 
 log = logging.getLogger(__name__)
 
+_RESULTS = msgspec.json.Decoder(TaskResult)
+
 OnProgress = Callable[[Stage, Sequence[TaskProgress]], None]
 
 
@@ -228,7 +230,7 @@ class _Run:
                 f"{stage.name}: tasks {missing} gave no result, or several; run {self._plan.run} is of no use. "
                 f"Do the driver and all workers share {self.folder}?"
             )
-        return [msgspec.json.decode(row.result, type=TaskResult) for row in found]
+        return [_RESULTS.decode(row.result) for row in found]
 
     @contextmanager
     def _watched(self, stage: Stage) -> Iterator[str | None]:

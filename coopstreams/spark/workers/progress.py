@@ -47,6 +47,9 @@ class TaskProgress:
     done: bool = False
 
 
+_REPORTS = msgspec.json.Decoder(TaskProgress)
+
+
 class Reporter:
     """Writes the progress of one task, or of reading one partition. Belongs to one thread.
 
@@ -139,5 +142,5 @@ class ProgressWatcher:
                 continue
             data = self._storage.read(name)
             if data is not None:
-                self._seen[name] = msgspec.json.decode(data, type=TaskProgress)
+                self._seen[name] = _REPORTS.decode(data)
         return [report for _, report in sorted(self._seen.items())]
