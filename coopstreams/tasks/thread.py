@@ -2,6 +2,7 @@
 
 Invariant: its inbox is bounded: the dispatcher bounds the records; of batches without records only the last of each
 partition is kept.
+Invariant: its tasks take turns: one whose records outlast a step goes on behind the messages that came meanwhile.
 Invariant: only this thread touches a task's state, program and progress, from `open` to `Closed` or `Aborted`.
 Invariant: nothing of an interval counts unless its commit did. After any doubt about the outcome the tasks are
 discarded and opened again from the log, which has the outcome. An error that repetition cannot cure (a record that
@@ -95,6 +96,8 @@ class StreamThread:
         A thread that is busy for long has one message for each partition, not one for each fetch.
         """
         self._have([])
+        self._in_turn: dict[Task, int] = {}
+        """The tasks that wait for their next turn, with the number of their records that count as backlog."""
         self._stepped: dict[Task, None] = {}
         """The tasks whose buffers may have grown since they were last asked whether they are full."""
         self._thread = host.thread(self._run, f"stream-{number}")
@@ -279,6 +282,10 @@ class StreamThread:
             self._go_on_with(task)
 
     def _process(self, task: Task, batch: RecordBatch) -> None:
+        if task in self._in_turn:
+            task.add(batch)
+            self._in_turn[task] += len(batch.columns)
+            return
         try:
             task.add(batch)
             self._step(task)
@@ -288,8 +295,25 @@ class StreamThread:
             with self._lock:
                 self.backlog -= len(batch.columns)
 
+    def _wait_for_turn(self, task: Task) -> None:
+        """Go on with a task behind the messages that wait."""
+        left, counted = max(1, sum(map(task.queues.waiting, task.sources))), self._in_turn.get(task)
+        self._in_turn[task] = left
+        with self._lock:
+            self.backlog += left - (counted or 0)
+        if counted is None:
+            self._inbox.put(partial(self._take_turn, task))
+
+    def _take_turn(self, task: Task) -> None:
+        counted = self._in_turn.pop(task)
+        try:
+            self._go_on_with(task)
+        finally:
+            with self._lock:
+                self.backlog -= counted
+
     def _go_on_with(self, task: Task) -> None:
-        """Process the records whose calls have ended."""
+        """Process the records whose calls have ended, or whose turn it is."""
         try:
             self._step(task)
         except (LogError, MembershipLostError) as error:
@@ -318,6 +342,9 @@ class StreamThread:
             # After each step: commits, heartbeats and revocations must not wait until slow functions end the batch.
             self._commit_if_due()
             if not more:
+                break
+            if len(self._tasks) > 1 and not task.leaving:
+                self._wait_for_turn(task)
                 break
 
     def _note_slow(self, seconds: float, call: str) -> None:

@@ -11,7 +11,10 @@ from types import CodeType, FrameType
 
 import pytest
 
+from coopstreams.tasks.queues import MOST_AT_ONCE
+from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
 from tests.tasks.engine import AT_LEAST, EXACTLY, Engine, counting
 
@@ -49,6 +52,35 @@ def test_the_records_of_siblings_leave_one_message_in_front_of_a_thread_that_doe
     made.stop()
     assert len(made.read("out")) == 601
     assert (left.progress.durable(SOURCE), right.progress.durable(SOURCE)) == (601, 601)
+
+
+@pytest.mark.parametrize("guarantee", [EXACTLY, AT_LEAST])
+def test_a_backlog_of_one_task_leaves_their_turns_to_the_others_of_its_thread(guarantee: str) -> None:
+    backlog, seen = 9000, list[bytes]()
+
+    def look(value: bytes) -> bytes:
+        seen.append(value)
+        return value
+
+    builder = StreamsBuilder("app")
+    builder.stream("in", key=serdes.raw, value=serdes.raw).map_values(look, value=serdes.raw).to("out")
+    made = Engine(builder.build(), {"in": 1, "out": 1}, processing_guarantee=guarantee)
+    (thread,) = made.threads
+    left, right = made.open(LEFT), made.open(RIGHT)
+    for _ in range(3):
+        made.write("in", [(OF_LEFT[0], b"left", number) for number in range(backlog // 3)])
+    made.write("in", [(OF_RIGHT[0], b"right", backlog)])
+    written = 3 * (backlog // 3) + 1
+    while thread.backlog < written:
+        made.dispatcher.move(0.01)
+    thread.start()
+    made.settle()
+    assert thread.backlog == 0
+    for task in (left, right):
+        made.close(task)
+    made.stop()
+    assert len(seen) == len(made.read("out")) == written
+    assert seen.index(b"right") <= 2 * MOST_AT_ONCE, "one turn of the other, and the one under way"
 
 
 def test_a_message_costs_nothing_for_each_of_the_other_tasks_of_its_thread() -> None:
