@@ -64,7 +64,7 @@ def test_a_row_is_joined_however_its_producer_writes_json(written: bytes, cachin
     orders = builder.table("orders", key=serdes.text, value=serdes.json(list[str | float]))
     people = builder.table("people", key=serdes.text, value=serdes.json)
     orders.join(
-        people, lambda order, person: [*order, person], foreign_key=lambda order: order[0], value=serdes.json
+        people, lambda order, person: [*order, person], foreign_key=lambda order: str(order[0]), value=serdes.json
     ).to_stream().to("out")
     with TopologyTestDriver(builder.build(), caching=caching) as driver:
         driver.input("people", serdes.text, serdes.json).send("ann", "Ann", 0)
