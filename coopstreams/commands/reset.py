@@ -66,13 +66,14 @@ def reset(
                 f"{settings['auto.offset.reset']}. Say --to {settings['auto.offset.reset']}, or --set "
                 "auto.offset.reset=…, here and at the next start"
             )
+        if not dry_run:
+            check_stopped(coordinator)
         folders = instance_folders(state_dir, application) if state_dir else []
         _print(application, plan, offsets, folders)
         where = "on every other host" if state_dir else "on every host"
         typer.echo(_local_state(running, last, (state_dir or Path(settings["state.dir"])) / application, where))
         if dry_run:
             return
-        check_stopped(coordinator)
         if not yes:
             typer.confirm(f"Reset {application}? Its state is lost", abort=True)
         resets = {reset_of_topic(running, settings, at.topic) for at in plan.sources}
