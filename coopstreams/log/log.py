@@ -282,6 +282,10 @@ class Log(Protocol):
         """Return the topic's configuration in Kafka's names."""
         ...
 
+    def topic_configs(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
+        """Return the configuration of each of these topics, in one request: as `topic_config`."""
+        ...
+
     def topic_id(self, topic: str) -> str:
         """Return the id of the topic, which differs after it is recreated; empty: brokers with a format before 2.8.
 

@@ -1,4 +1,5 @@
-"""Changelog topics at the brokers: ids, start and end offsets, and how long tombstones are kept.
+"""Changelog topics at the brokers: ids, start and end offsets, whether rows are deleted, and how long tombstones are
+kept.
 
 Invariant: the id and the settings of a topic are fetched once until `forget`: tasks that open together need the same.
 Invariant: the id is fetched before the offsets and checked again later (`is_still`), so offsets of a recreated topic
@@ -11,6 +12,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from coopstreams.commit.deleted_changelogs import is_gone
+from coopstreams.commit.deleting_changelogs import check_compacted
 from coopstreams.common.host import SYSTEM
 from coopstreams.log.log import Log
 from coopstreams.state.restore import NO_STOPS, TRUSTED_MS, Bounds, trusted_ms
@@ -27,19 +29,19 @@ class Changelogs:
 
     Raises:
         LogError: the brokers do not answer.
-        ConfigError: a changelog was deleted.
+        ConfigError: a changelog was deleted, or the brokers delete its rows.
     """
 
     def __init__(self, cluster: Log, clock_ms: Callable[[], int] = SYSTEM.wall_ms) -> None:
         self._cluster = cluster
         self._clock_ms = clock_ms
         self._ids: dict[str, str] = {}
-        self._trusted_ms: dict[str, int] = {}
+        self._settings: dict[str, Mapping[str, str]] = {}
 
     def forget(self) -> None:
         """Discard cached ids and settings: a topic may be recreated or reconfigured."""
         self._ids.clear()
-        self._trusted_ms.clear()
+        self._settings.clear()
 
     def bounds(self, changelog: TopicPartition, stops: Mapping[KeyRange, int] = NO_STOPS) -> Bounds:
         """Return the bounds of a restore that begins now.
@@ -59,10 +61,17 @@ class Changelogs:
                 max(stops.values()) if stops else ends[changelog],
                 ids[changelog],
                 asked_ms,
-                self._keeps_ms(changelog.topic),
+                trusted_ms(self._settings_of(changelog.topic)),
             )
             for changelog, stops in changelogs.items()
         }
+
+    def check_compacted(self, stores: Mapping[str, str]) -> None:
+        """Check that the brokers delete no rows of these changelogs, as far as this process may read their settings.
+
+        `stores`: the store that each keeps, by topic.
+        """
+        check_compacted(self._cluster, {topic: self._settings_of(topic) for topic in stores}, stores)
 
     def is_still(self, topic: str, topic_id: str) -> bool:
         """Whether the topic of that name has that id now."""
@@ -85,17 +94,14 @@ class Changelogs:
                 ) from error
         return self._ids[topic]
 
-    def _keeps_ms(self, topic: str) -> int:
-        """Return for how long a checkpoint can be continued from.
-
-        Kafka's defaults apply if this process may not read the topic's settings.
-        """
-        if topic not in self._trusted_ms:
+    def _settings_of(self, topic: str) -> Mapping[str, str]:
+        """Return the settings of a topic; none if this process may not read them: then Kafka's defaults apply."""
+        if topic not in self._settings:
             try:
-                self._trusted_ms[topic] = trusted_ms(self._cluster.topic_config(topic))
+                self._settings[topic] = self._cluster.topic_config(topic)
             except LogError as error:
                 if error.retryable:
                     raise
                 log.warning("%s. State is trusted for %g hours after it was true.", error, TRUSTED_MS / 3_600_000)
-                self._trusted_ms[topic] = TRUSTED_MS
-        return self._trusted_ms[topic]
+                self._settings[topic] = {}
+        return self._settings[topic]

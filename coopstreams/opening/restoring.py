@@ -151,6 +151,7 @@ class Restoring:
 
         Raises:
             LogError: the brokers did not answer; nothing was added.
+            ConfigError: a changelog was deleted, or the brokers delete its rows.
         """
         topics = [
             (spec, spec.source or self._changelog(spec)) for spec in stores if spec.logged or spec.name in positions
@@ -162,6 +163,8 @@ class Restoring:
             for spec, topic in topics
         }
         bounds = self._changelogs.all_bounds({changelog: one.stops for changelog, one in wanted.items()})
+        kept = {topic: spec.name for spec, topic in topics if spec.source is None and spec.retention_ms is None}
+        self._changelogs.check_compacted(kept)
         missing = {changelog: self._missing(task, one, bounds[changelog]) for changelog, one in wanted.items()}
         known = {changelog: self._changelogs.topic(changelog.topic) for changelog, groups in missing.items() if groups}
         self._waiting[task] = set()  # only now: if the brokers do not answer, nothing is added in part

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from coopstreams.commit.deleted_changelogs import check_changelogs
+from coopstreams.commit.deleting_changelogs import check_compacted, deletes, policy_command
 from coopstreams.common.config import Config
 from coopstreams.log.log import Log, TopicSpec
 from coopstreams.tasks.failures import dead_letter_topics
@@ -14,8 +15,9 @@ from coopstreams.tasks.schemas import check_schemas
 from coopstreams.topology.errors import ConfigError, LogError, UnknownTopicError
 from coopstreams.topology.graph.nodes import Source
 from coopstreams.topology.graph.offset_resets import EARLIEST
-from coopstreams.topology.graph.partitions import ResolvedTopics, check_names, check_partitions
+from coopstreams.topology.graph.partitions import ResolvedTopics, TopicPlan, check_names, check_partitions
 from coopstreams.topology.graph.topology import Topology
+from coopstreams.topology.naming import changelog_topic, internal_topic, topology_topic
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +73,7 @@ def check_topics(cluster: Log, topology: Topology, config: Config) -> ResolvedTo
 
     Raises:
         ConfigError: a table is to be restored from a topic that the group may begin to read at its end; or time is to
-            advance in a compacted topic.
+            advance in a compacted topic; or the brokers delete rows of a changelog.
         UnknownTopicError: a topic that users read, write or send dead letters to does not exist.
         TopologyError: topics of a join differ in partitions, an internal topic is of an older form of the topology, or
             its name is generated.
@@ -85,7 +87,7 @@ def check_topics(cluster: Log, topology: Topology, config: Config) -> ResolvedTo
     resolved = check_partitions(topology, counts, config["windowstore.changelog.additional.retention.ms"])
     _check_reused(cluster, topology, config)
     _check_marked(cluster, topology)
-    _check_kept(cluster, resolved, config["windowstore.changelog.additional.retention.ms"])
+    _check_kept(cluster, topology, counts, resolved, config["windowstore.changelog.additional.retention.ms"])
     missing = [topic for topic in wanted if topic not in counts and topic not in resolved.partitions]
     if missing:
         raise UnknownTopicError(
@@ -114,30 +116,73 @@ def _check_marked(cluster: Log, topology: Topology) -> None:
             )
 
 
-def _check_kept(cluster: Log, resolved: ResolvedTopics, additional_ms: int) -> None:
-    """Log which changelogs keep records for less long than their stores keep windows: an earlier version made them."""
-    for plan in resolved.internal:
-        wanted_ms = int(plan.config.get("retention.ms", -1))
-        if not plan.exists or wanted_ms < 0:
-            continue
-        try:
-            settings = cluster.topic_config(plan.name)
-        except LogError as error:
-            if error.retryable:
-                raise
-            continue  # a restore says that this user may not read the settings
-        kept_ms = int(settings.get("retention.ms", -1))
-        if "delete" in settings.get("cleanup.policy", "") and 0 <= kept_ms < wanted_ms - additional_ms:
-            log.warning(
-                "%s keeps records for %g hours, and its store keeps windows for %g: a restore would miss open windows. "
-                "It was made when they were kept less long. Change it: `kafka-configs.sh --bootstrap-server HOST:PORT "
-                "--alter --entity-type topics --entity-name %s --add-config retention.ms=%d`",
-                plan.name,
-                kept_ms / 3_600_000,
-                (wanted_ms - additional_ms) / 3_600_000,
-                plan.name,
-                wanted_ms,
-            )
+def _check_kept(
+    cluster: Log, topology: Topology, counts: Collection[str], resolved: ResolvedTopics, additional_ms: int
+) -> None:
+    """Check that the brokers keep what the application's compacted topics had when they were made.
+
+    Raises:
+        ConfigError: they delete rows that are kept for ever; see `check_compacted`.
+    """
+    changelogs = {plan.name: plan for plan in resolved.internal if plan.exists and "compact" in _policies(plan.config)}
+    version = topology_topic(topology.application_id)
+    asked = [*changelogs, *([version] if version in counts else [])]
+    if not asked:
+        return
+    try:
+        settings = cluster.topic_configs(asked)
+    except LogError as error:
+        if error.retryable:
+            raise
+        log.warning(
+            "cannot see whether the changelogs still have the cleanup.policy that they were made with: if one has "
+            "`delete` now, a restore misses rows. %s",
+            error,
+        )
+        return
+    windowed = [plan for plan in changelogs.values() if "delete" in _policies(plan.config)]
+    for_ever = settings.keys() - {plan.name for plan in windowed}
+    stores = {
+        internal_topic(topology.application_id, changelog_topic(store.name)): store.name
+        for part in topology.subtopologies
+        for store in part.stores
+    }
+    check_compacted(cluster, {topic: settings[topic] for topic in asked if topic in for_ever}, stores)
+    for plan in windowed:
+        _tell_windowed(plan, settings[plan.name], additional_ms)
+
+
+def _tell_windowed(plan: TopicPlan, settings: Mapping[str, str], additional_ms: int) -> None:
+    """Log whether a changelog of windows has another policy than it was made with, or keeps records for less long than
+    its store keeps windows: an earlier version made it.
+    """
+    policy = plan.config["cleanup.policy"]
+    for lacking in sorted(_policies(plan.config) - _policies(settings) if _policies(settings) else ()):
+        log.warning(
+            "%s has cleanup.policy=%s, and was made with %s. No open window is lost by that, but the topic grows, and "
+            "restores read more: %s. Put the policy back: %s",
+            plan.name,
+            settings["cleanup.policy"],
+            policy,
+            "all updates of a row are kept" if lacking == "compact" else "windows that are over are kept for ever",
+            policy_command(plan.name, policy),
+        )
+    wanted_ms, kept_ms = int(plan.config["retention.ms"]), int(settings.get("retention.ms", -1))
+    if "delete" in _policies(settings) and 0 <= kept_ms < wanted_ms - additional_ms:
+        log.warning(
+            "%s keeps records for %g hours, and its store keeps windows for %g: a restore would miss open windows. "
+            "It was made when they were kept less long. Change it: `kafka-configs.sh --bootstrap-server HOST:PORT "
+            "--alter --entity-type topics --entity-name %s --add-config retention.ms=%d`",
+            plan.name,
+            kept_ms / 3_600_000,
+            (wanted_ms - additional_ms) / 3_600_000,
+            plan.name,
+            wanted_ms,
+        )
+
+
+def _policies(settings: Mapping[str, str]) -> set[str]:
+    return {word.strip() for word in settings.get("cleanup.policy", "").split(",")} - {""}
 
 
 def reset_of(source: Source, config: Config) -> str:
@@ -173,13 +218,12 @@ def _check_reused(cluster: Log, topology: Topology, config: Config) -> None:
             )
     for store, topic in reused:
         settings = cluster.topic_config(topic)
-        kept_for_ever = settings.get("retention.ms") == settings.get("retention.bytes") == "-1"
-        if "delete" in settings.get("cleanup.policy", "delete") and not kept_for_ever:
+        if deletes(settings):
             log.warning(
                 'the table "%s" is restored from its topic "%s" (topology.optimization), whose cleanup.policy is %s: '
                 "rows that the broker has deleted "
                 "are missing after a restore. Set cleanup.policy=compact, or leave out reuse.ktable.source.topics.",
                 store,
                 topic,
-                settings.get("cleanup.policy", "delete"),
+                settings["cleanup.policy"],
             )

@@ -1,4 +1,4 @@
-"""A changelog that was recreated under its name: state from the old one is never continued from."""
+"""A changelog that was recreated under its name, or loses rows: state is never continued from it in silence."""
 
 from __future__ import annotations
 
@@ -183,3 +183,33 @@ def test_a_changelog_that_was_deleted_is_not_made_anew_where_only_individual_com
     lose_offsets(counting)
     assert "deleted: " in str(failure_of(counting.app(tmp_path)))
     assert counting.changelog not in kafka.topics()
+
+
+def test_a_changelog_from_which_brokers_delete_rows_is_refused_until_its_policy_is_put_back(
+    kafka: Kafka, tmp_path: Path
+) -> None:
+    counting = Counting.make(kafka)
+    written = counting.write(BOTH)
+    with counting.app(tmp_path / "first") as app:
+        await_table(app, written)
+    policy_of(kafka, counting.changelog, "delete")
+    assert "no rows have been deleted yet" in str(failure_of(counting.app(tmp_path / "first")))
+    kafka.delete_before(counting.changelog, 0, 10)
+    refused = failure_of(counting.app(tmp_path / "second"))
+    assert isinstance(refused, ConfigError), refused
+    assert f"Rows have been deleted already: {counting.changelog}-0 begins at offset 10" in str(refused)
+    assert f"--entity-name {counting.changelog} --add-config cleanup.policy=compact`" in str(refused)
+    policy_of(kafka, counting.changelog, "compact")
+    with counting.app(tmp_path / "first") as app:
+        await_table(app, written)
+
+
+def policy_of(kafka: Kafka, changelog: str, policy: str) -> None:
+    """Change the policy of a topic, and wait until the broker tells the new one."""
+    kafka.configure(changelog, cleanup_policy=policy, retention_ms="604800000")
+    with closing(KafkaLog(kafka.settings)) as cluster:
+        eventually(
+            lambda: cluster.topic_config(changelog)["cleanup.policy"] == policy,
+            60,
+            lambda: str(cluster.topic_config(changelog)),
+        )

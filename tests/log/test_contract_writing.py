@@ -291,10 +291,14 @@ def test_topics_are_created_once_listed_and_deleted(log: Log, unique: Unique) ->
     assert log.partitions([first, second, "nobody-made-this"]) == {first: 3, second: 1}
     assert log.partitions().items() >= {first: 3, second: 1}.items()
     assert log.topic_config(first)["cleanup.policy"] == "compact"
+    assert log.topic_configs([second, first]) == {topic: log.topic_config(topic) for topic in (first, second)}
+    assert log.topic_configs([]) == {}
     log.delete_topics([first, "nobody-made-this"])
     assert log.partitions([first, second]) == {second: 1}
     with pytest.raises(LogError, match=first):
         log.topic_config(first)
+    with pytest.raises(LogError, match=first):
+        log.topic_configs([second, first])
     with pytest.raises(LogError, match=first):
         log.end_offset(TopicPartition(first, 0))
     with pytest.raises(LogError, match=first):

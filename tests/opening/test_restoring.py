@@ -250,6 +250,19 @@ def test_a_listener_hears_once_of_a_changelog_that_two_tasks_need_and_that_it_wa
     reading.close()
 
 
+def test_nothing_is_restored_from_a_changelog_from_which_rows_are_deleted() -> None:
+    """A range moves here after somebody has changed the policy. Source topics and windows are the users' to keep."""
+    deleting = {"cleanup.policy": "delete", "retention.ms": "1000"}
+    log, windows = MemoryLog(), replace(OF_EACH_KIND[1], name="windows")
+    log.create_topics([TopicSpec(topic, 1, deleting) for topic in ("people", "counts-log", "windows-log")])
+    reading, task = restoring(log), TaskId(0, 0, WHOLE)
+    reading.add(task, [TABLE, windows], Database(Memory(), [TABLE, windows]), {"table": {WHOLE: 0}})
+    assert run(reading) == [task]
+    with pytest.raises(ConfigError, match=r'counts-log, the changelog of store "counts", has cleanup.policy=delete'):
+        reading.add(task, [COUNTS], Database(Memory(), [COUNTS]), {})
+    reading.close()
+
+
 class AskedLog(MemoryLog):
     """Records the topics whose ids are requested."""
 

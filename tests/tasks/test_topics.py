@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 
 import pytest
@@ -12,8 +12,9 @@ from coopstreams.log.log import TopicSpec
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.tasks.topics import check_topics, prepare_topics
 from coopstreams.topology import serdes
+from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.dsl.builder import StreamsBuilder
-from coopstreams.topology.errors import ConfigError, CoopStreamsError, TopologyError, UnknownTopicError
+from coopstreams.topology.errors import ConfigError, CoopStreamsError, LogError, TopologyError, UnknownTopicError
 from coopstreams.topology.windows import TimeWindows
 
 Write = Callable[[StreamsBuilder], object]
@@ -139,3 +140,88 @@ def test_a_changelog_that_was_made_for_a_shorter_retention_is_worth_a_warning(ca
     (told,) = [record.getMessage() for record in caplog.records]
     assert "app-counts-changelog keeps records for 25 hours, and its store keeps windows for 169" in told
     assert f"--add-config retention.ms={(169 + 24) * 3_600_000}`" in told
+
+
+CHANGELOG = "app-counts-changelog"
+
+
+def changed(log: MemoryLog, topic: str, **config: str) -> None:
+    """Change settings of an empty topic, dots written as underscores."""
+    now = {**log.topic_config(topic), **{name.replace("_", "."): value for name, value in config.items()}}
+    partitions = log.partitions()[topic]
+    log.delete_topics([topic])
+    log.create_topics([TopicSpec(topic, partitions, now)])
+
+
+@pytest.mark.parametrize("policy", ["delete", "compact,delete"])
+def test_a_changelog_from_which_rows_are_deleted_is_refused(policy: str) -> None:
+    log = with_internal_topics_of(counted("in"))
+    check(log, counted("in"), {})
+    changed(log, CHANGELOG, cleanup_policy=policy, retention_ms="1000")
+    with pytest.raises(ConfigError) as none_gone:
+        check(log, counted("in"), {})
+    told = str(none_gone.value)
+    assert f'{CHANGELOG}, the changelog of store "counts", has cleanup.policy={policy} (retention.ms=1000)' in told
+    assert f"--entity-name {CHANGELOG} --add-config cleanup.policy=compact`" in told
+    assert "no rows have been deleted yet" in told
+    assert "rebuild" not in told
+    log.writer().append(CHANGELOG, [b"a"] * 4, [b"1"] * 4, range(4), partitions=2)
+    log.delete_before(TopicPartition(CHANGELOG, 2), 3)
+    with pytest.raises(ConfigError) as gone:
+        check(log, counted("in"), {})
+    assert f"Rows have been deleted already: {CHANGELOG}-2 begins at offset 3. They do not come back" in str(gone.value)
+    assert "`coopstreams rebuild APP --from source --store counts`" in str(gone.value)
+    assert "`coopstreams reset APP`" in str(gone.value)
+
+
+def test_all_topics_from_which_rows_are_deleted_are_named_with_the_record_of_the_last_version() -> None:
+    def write(builder: StreamsBuilder) -> None:
+        counted("in")(builder)
+        counted("other", "others")(builder)
+
+    log, known = with_internal_topics_of(write), "app-topology"
+    log.create_topics([TopicSpec(known, 1, COMPACT)])
+    check(log, write, {})
+    for topic in (CHANGELOG, "app-others-changelog", known):
+        changed(log, topic, cleanup_policy="delete")
+    with pytest.raises(ConfigError) as caught:
+        check(log, write, {})
+    assert [line.split(",")[0] for line in str(caught.value).splitlines()] == [CHANGELOG, "app-others-changelog", known]
+
+
+def test_a_changelog_that_is_not_compacted_but_kept_for_ever_misses_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    log = with_internal_topics_of(counted("in"))
+    changed(log, CHANGELOG, cleanup_policy="delete", retention_ms="-1", retention_bytes="-1")
+    check(log, counted("in"), {})
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "what"),
+    [("delete", "all updates of a row are kept"), ("compact", "windows that are over are kept for ever")],
+)
+def test_a_changelog_of_windows_that_keeps_more_than_it_must_is_worth_a_warning(
+    policy: str, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = with_internal_topics_of(windowed(0))
+    changed(log, CHANGELOG, cleanup_policy=policy)
+    check(log, windowed(0), {})
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert f"{CHANGELOG} has cleanup.policy={policy}, and was made with compact,delete." in told
+    assert what in told
+    assert "--add-config cleanup.policy=[compact,delete]`" in told
+
+
+class Closed(MemoryLog):
+    """A cluster that does not let this process read settings."""
+
+    def topic_configs(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
+        raise LogError(f"not allowed to read the configuration of {', '.join(topics)}")
+
+
+def test_changelogs_whose_settings_may_not_be_read_are_worth_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    log = Closed()
+    log.create_topics([*TOPICS, TopicSpec(CHANGELOG, 3, {"cleanup.policy": "delete"})])
+    check(log, counted("in"), {})
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert f"a restore misses rows. not allowed to read the configuration of {CHANGELOG}" in told

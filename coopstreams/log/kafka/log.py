@@ -40,7 +40,7 @@ from coopstreams.log.kafka.settings import (
 from coopstreams.log.kafka.writer import KafkaWriter
 from coopstreams.log.log import UNKNOWN_FOR_S, TopicSpec
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import GroupError, LogError, UnknownTopicError
+from coopstreams.topology.errors import AccessDeniedError, GroupError, LogError, UnknownTopicError
 
 LOOK_S = 1.0
 GLANCE_S = 3.0
@@ -167,10 +167,24 @@ class KafkaLog:
 
     def topic_config(self, topic: str) -> dict[str, str]:
         """Return the topic's configuration, defaults of the broker included."""
-        resource = ConfigResource(ResourceType.TOPIC, topic)
-        what, attempt = f'asking for the configuration of topic "{topic}"', self._attempt("DescribeConfigs", topic)
-        entries = self._request(AdminClient.describe_configs, [resource], what, attempt) or {}
-        return {name: entry.value for name, entry in entries.items() if entry.value is not None}
+        what = f'asking for the configuration of topic "{topic}"'
+        (found,) = self._configs([topic], what, self._attempt("DescribeConfigs", topic))
+        return found
+
+    def topic_configs(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
+        """Return the configuration of each of these topics, in one request."""
+        what = f"asking for the configuration of {len(topics)} topics ({', '.join(topics[:SOME])})"
+        try:
+            found = self._configs(topics, what, self._attempt("DescribeConfigs", ", ".join(topics)))
+        except AccessDeniedError:  # of which topic, the error of a single request says
+            return {topic: self.topic_config(topic) for topic in topics}
+        return dict(zip(topics, found, strict=True))
+
+    def _configs(self, topics: Sequence[str], what: str, attempt: Attempt) -> list[dict[str, str]]:
+        """Return the configuration of each of these topics, in their order; all are asked for in one request."""
+        resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
+        answers = self._requests(AdminClient.describe_configs, resources, what, attempt) if topics else []
+        return [{name: one.value for name, one in entries.items() if one.value is not None} for entries in answers]
 
     def topic_id(self, topic: str) -> str:
         """Return the id of the topic, which differs after it is recreated."""
@@ -419,19 +433,33 @@ class KafkaLog:
         attempt: Attempt,
         fine: Collection[int] = (),
     ) -> Any:
-        """Return the result of an admin request, retried while the cluster is unreachable; None: an error in `fine`."""
+        """Return the result of an admin request for one thing; None: an error in `fine`. Else as `_requests`."""
+        return next(iter(self._requests(request, what_for, what, attempt, fine)), None)
+
+    def _requests(
+        self,
+        request: Callable[..., Any],
+        what_for: list[Any],
+        what: str,
+        attempt: Attempt,
+        fine: Collection[int] = (),
+    ) -> list[Any]:
+        """Return the results of an admin request, in the order of `what_for`; none: an error in `fine`.
+
+        It is retried, for all, while the cluster is unreachable.
+        """
         patience, unknown = Patience(what, self.timeout_s), 0.0
         while True:
             seconds = patience.attempt_s()
             try:
-                (answer,) = request(self._admin, what_for, request_timeout=seconds).values()
-                return answer.result(seconds + ATTEMPT_S)
+                answers = request(self._admin, what_for, request_timeout=seconds).values()
+                return [answer.result(seconds + ATTEMPT_S) for answer in answers]
             except KafkaException as exception:
                 error = error_of(exception)
             except TimeoutError:  # this process was stopped for longer than its request may take
                 error = KafkaError(KafkaError._TIMED_OUT)
             if error.code() in fine:
-                return None
+                return []
             self._admin.poll(0)  # report the reason through `error_cb`
             if error.code() in UNKNOWN:
                 unknown = unknown or time.monotonic()

@@ -73,6 +73,10 @@ class MemoryLog:
         with self._state.changed:
             return dict(self._state.topic(topic).spec.config)
 
+    def topic_configs(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
+        """Return the configuration of each of these topics."""
+        return {topic: self.topic_config(topic) for topic in topics}
+
     def topic_id(self, topic: str) -> str:
         """Return the id of the topic, which differs after it is recreated."""
         with self._state.changed:

@@ -1,0 +1,65 @@
+"""Refuse changelogs from which the brokers delete rows: somebody has changed the cleanup.policy that they had at first.
+
+A restore reads what is left, and results would go on from fewer rows without an error. Rows that no partition misses
+yet are a reason as well: the next restore may.
+
+Invariant: nothing is restored from such a topic, neither at the start nor when a range moves.
+Turned down: to change the policy back (who changed it may have had a reason, and rows may be gone already).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from coopstreams.log.log import Log
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import ConfigError
+
+
+def deletes(settings: Mapping[str, str]) -> bool:
+    """Whether brokers delete records of a topic with these settings by age or size."""
+    kept_for_ever = settings.get("retention.ms") == settings.get("retention.bytes") == "-1"
+    return "delete" in settings.get("cleanup.policy", "") and not kept_for_ever
+
+
+def check_compacted(cluster: Log, settings: Mapping[str, Mapping[str, str]], stores: Mapping[str, str]) -> None:
+    """Check that the brokers delete nothing from topics that were made with `cleanup.policy=compact`.
+
+    `settings` by topic. `stores`: the store that each keeps, by topic; none: it is no changelog.
+
+    Raises:
+        ConfigError: they do; the message has the cures.
+    """
+    wrong = [topic for topic, found in settings.items() if deletes(found)]
+    if wrong:
+        raise ConfigError("\n".join(_refusal(cluster, topic, settings[topic], stores.get(topic)) for topic in wrong))
+
+
+def _refusal(cluster: Log, topic: str, settings: Mapping[str, str], store: str | None) -> str:
+    what = f'the changelog of store "{store}"' if store else "what is known of the last version of the topology"
+    partitions = [TopicPartition(topic, number) for number in range(cluster.partitions([topic])[topic])]
+    starts = {str(partition): cluster.start_offset(partition) for partition in partitions}
+    gone = ", ".join(f"{partition} begins at offset {start}" for partition, start in starts.items() if start > 0)
+    told = (
+        f"{topic}, {what}, has cleanup.policy={settings['cleanup.policy']} (retention.ms="
+        f"{settings.get('retention.ms', '?')}), and was made with compact: the brokers delete its rows, and a restore "
+        f"would begin without them, without an error. Put the policy back: {policy_command(topic, 'compact')}. "
+    )
+    if not gone:
+        return f"{told}All its partitions begin at offset 0: no rows have been deleted yet."
+    if not store:
+        return f"{told}Rows have been deleted already: {gone}."
+    return (
+        f"{told}Rows have been deleted already: {gone}. They do not come back with the policy. Stop all instances, and "
+        f"before the next start have them made from the source topics (`coopstreams rebuild APP --from source --store "
+        f"{store}`), or begin anew (`coopstreams reset APP`)."
+    )
+
+
+def policy_command(topic: str, policy: str) -> str:
+    """Return the command that sets a topic's `cleanup.policy`. Square brackets let it have a comma."""
+    value = f"[{policy}]" if "," in policy else policy
+    return (
+        "`kafka-configs.sh --bootstrap-server HOST:PORT --alter --entity-type topics "
+        f"--entity-name {topic} --add-config cleanup.policy={value}`"
+    )
