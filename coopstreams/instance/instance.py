@@ -21,6 +21,7 @@ from coopstreams.group.holdings import Assigned, Lost, Refused
 from coopstreams.group.members import Cluster
 from coopstreams.instance.components import Components
 from coopstreams.instance.dispatch import Dispatcher
+from coopstreams.instance.excuses import excuse, wait_of
 from coopstreams.instance.leftovers import Leftovers
 from coopstreams.instance.share_threads import share_members
 from coopstreams.instance.stream_threads import StreamThreads
@@ -450,11 +451,12 @@ class Instance:
         """Return why the stream thread of a task waits, as the end of a sentence; empty: it does not. Any thread."""
         if why := self._dispatcher.asking_for:
             return f"; {why}"
-        home, running = self._homes.get(task), self.tasks.get(task)
-        if home is not None and (waiting := home.committer.waiting) is not None:
-            return f"; its thread has waited {self._host.now() - waiting[1]:.0f} s for {waiting[0]}"
-        since = None if running is None or running.calls is None else running.calls.oldest
-        return "" if since is None else f"; its first record has waited {self._host.now() - since:.0f} s for a call"
+        return wait_of(self._homes.get(task), self.tasks.get(task), self._host.now())
+
+    def excuse(self, task: TaskId) -> str:
+        """Return why a restart would not move a task that stands still; empty: it may. Any thread."""
+        stuck, answers = self._dispatcher.asking_for, self.member.sure(self.member.epoch)
+        return "" if stuck else excuse(task, self._homes.copy(), answers, self.stall_detector, self._host.now())
 
     def silent_s(self, source: TopicPartition) -> float | None:
         """Return for how long a partition has been silent; None: it is not, or records alone move time. Any thread."""

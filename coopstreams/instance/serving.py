@@ -149,18 +149,21 @@ class Serving:
             for task, running in list(self._instance.tasks.items())
             if running.calls is not None and (why := running.calls.pauses)
         }
-        reasons = [
-            Reason("no-progress", message + self._instance.waiting_for(task), task)
+        stalls = {
+            task: (message + self._instance.waiting_for(task), self._instance.excuse(task))
             for task, message in self._instance.stall_detector.stalled(now).items()
             if task not in paused  # a new process could not make their calls either
-        ]
+        }
+        excused = {task: f"{message}; {excuse}" for task, (message, excuse) in stalls.items() if excuse}
+        reasons = [Reason("no-progress", message, task) for task, (message, excuse) in stalls.items() if not excuse]
         stalled, dealt = self._instance.share.reasons()
         reasons += stalled
         live = not reasons
-        slow = [
+        slow = [Reason("slow", message, task) for task, message in excused.items()]
+        slow += [
             Reason("slow", message + self._instance.waiting_for(task), task)
             for task, message in self._instance.stall_detector.slow(now).items()
-            if task not in paused
+            if task not in paused and task not in excused
         ]
         slow += [Reason("calls-pause", f"task {task}: {why}", task) for task, why in paused.items()]
         slow += [Reason("partitioner", message) for message in self._components.misplaced.topics.values()]

@@ -8,7 +8,7 @@ state that can still be rebuilt from the source.) A source that has got partitio
 them, and none can before all instances start anew.
 
 A slow task is reported with its reason, not restarted: after some seconds `/health` names what a task waits for, and
-after half a minute the instance is not live.
+after half a minute the instance is not live, unless a restart could not heal it (`instance.excuses`).
 
 Invariant: `StallDetector` decides from the numbers it is given (positions, ends, a clock); the `Watcher` collects them.
 Invariant: it only reads what the other threads publish; it never makes them wait.
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from coopstreams.commit.positions import made_anew
@@ -67,6 +67,8 @@ class LagSample:
     rate: float = 0.0
     """Records/s, smoothed over the last looks."""
     moved_at: float = 0.0
+    busy_at: float = float("-inf")
+    """The last look at which it had processed records, and had not yet done what was there at the look before."""
 
     @property
     def lag(self) -> int:
@@ -85,6 +87,8 @@ class StallDetector:
     """The last samples of tasks that are opened again: one whose commits fail has made no progress."""
     unanswered: dict[TopicPartition, float] = field(default_factory=dict)
     """Sources whose leader does not report their end, and since when; in the order in which they were last asked."""
+    away_at: float = float("-inf")
+    """The last time at which a leader had not answered for longer than `slow_s`."""
     quiet: QuietSources = field(default_factory=QuietSources)
     made_anew: dict[TaskId, str] = field(default_factory=dict)
     """Running tasks whose changelog was recreated or deleted since their state was restored, in words."""
@@ -111,6 +115,8 @@ class StallDetector:
             sample.rate = 0.5 * before.rate + 0.5 * max(0.0, fresh)
             if before.committed == sample.committed and before.lag > 0 and not paused:
                 sample.moved_at = before.moved_at
+            behind = any(at < before.ends.get(source, at) for source, at in sample.committed.items())
+            sample.busy_at = now if behind and processed != before.processed else before.busy_at
         self.samples[task] = sample
         return sample
 
@@ -133,7 +139,7 @@ class StallDetector:
         """Return the tasks that commit late, or whose brokers do not answer, each with the known reasons."""
         said = {}
         for task, sample in list(self.samples.items()):
-            why = [reason for source in sample.committed if (reason := self._brokers_of(source, now))]
+            why = [away] if (away := self.away(task, now)) else []
             waited = now - sample.moved_at
             if sample.lag > 0 and self.slow_s < waited <= self.stalled_s:
                 why.append(f"no commit for {waited:.0f} s with {sample.lag} records waiting")
@@ -141,11 +147,35 @@ class StallDetector:
                 said[task] = ", ".join(why)
         return said
 
+    def away(self, task: TaskId, now: float) -> str:
+        """Return which brokers of a task's sources do not answer; empty: all do."""
+        sample = self.samples.get(task)
+        sources = () if sample is None else sample.committed
+        return ", ".join(reason for source in sources if (reason := self._brokers_of(source, now)))
+
+    def any_away(self, now: float) -> str:
+        """Return the source of any task whose leader has not answered for the longest time; empty: all do."""
+        since, source = min(((at, source) for source, at in list(self.unanswered.items())), default=(now, None))
+        return "" if source is None else self._leader_of(source, now - since)
+
+    def busy(self, tasks: Iterable[TaskId], now: float) -> TaskId | None:
+        """Return which of these tasks has worked on a backlog last, and does move; None: none within `stalled_s`."""
+        at, busy = max(
+            (
+                (sample.busy_at, task)
+                for task in tasks
+                if (sample := self.samples.get(task)) is not None and now - sample.moved_at <= self.stalled_s
+            ),
+            default=(float("-inf"), None),
+        )
+        return busy if now - at <= self.stalled_s else None
+
+    def _leader_of(self, source: TopicPartition, waited: float) -> str:
+        return f"the leader of {source} has not answered for {waited:.0f} s" if waited > self.slow_s else ""
+
     def _brokers_of(self, source: TopicPartition, now: float) -> str:
         waited = now - self.unanswered.get(source, now)
-        if waited > self.slow_s:
-            return f"the leader of {source} has not answered for {waited:.0f} s"
-        return self.quiet.why(source, now, self.slow_s)
+        return self._leader_of(source, waited) or self.quiet.why(source, now, self.slow_s)
 
 
 class Watcher:
@@ -303,7 +333,10 @@ class Watcher:
             except LogError as error:
                 if source not in unanswered:
                     log.log(logging.DEBUG if error.retryable else logging.WARNING, "cannot measure lags: %s", error)
-                unanswered[source] = unanswered.pop(source, self._host.now())
+                now = self._host.now()
+                unanswered[source] = unanswered.pop(source, now)
+                if now - unanswered[source] > self.stall_detector.slow_s:
+                    self.stall_detector.away_at = now
                 if self._host.now() > give_up:
                     break
 

@@ -37,6 +37,7 @@ from coopstreams.group.claims import task_partition_of
 from coopstreams.log import time_marks
 from coopstreams.log.log import UNKNOWN_FOR_S, GroupFence, Log, Writer
 from coopstreams.state.task_state import ChangelogBatch
+from coopstreams.tasks.asking import Asking
 from coopstreams.tasks.refusals import Refusals
 from coopstreams.tasks.task import Task
 from coopstreams.topology.columns import Headers, TopicPartition
@@ -106,8 +107,8 @@ class Committer:
         """Appends records, in batches that their topic takes: see `Refusals.append`."""
         self.careful = False
         """Whether each output of this interval is checked against its topic's settings: tasks step record by record."""
-        self.waiting: tuple[str, float] | None = None
-        """The answer of the brokers that a commit waits for, in words, and since when (`Host.now`). Any thread."""
+        self.asking = Asking(self._timeout_s, host)
+        """The answer that a commit waits for. Any thread."""
         self.flushed_s = 0.0
         """How long the last commit flushed record caches: the functions below them run then."""
         self._epoch: int | None = None
@@ -131,7 +132,9 @@ class Committer:
             self._epoch = task.epoch
             self.careful = self._refusals.expected
             if self._transactional:
-                self._writer.begin()
+                self.asking.begin("the brokers to begin a transaction")  # which may take a new producer
+                with self.asking.during():
+                    self._writer.begin()
         elif self._epoch != task.epoch:
             raise MembershipLostError(
                 f"{task} was opened in epoch {task.epoch} of the membership, but the commit under way is of epoch "
@@ -150,23 +153,23 @@ class Committer:
         begin = task.progress.begin()
         if self._transactional:
             if begin:
-                try:
+                with self.asking.during():
                     self._commit_first(task, begin, others)
-                finally:
-                    self.waiting = None
             return
         claim = plan([task.progress], self._follower, claim=True)
-        if begin or claim.records:
+        self.asking.begin("the group coordinator to take its first offsets")
+        with self.asking.during():
+            if begin or claim.records:
+                with self._member.fence(task.epoch) as fence:
+                    self._member.commit(begin or ask(self._follower), fence)
+                task.progress.begun()
+            if not claim.records:
+                return
+            self._write_plan(claim)
+            self._writer.flush(self._timeout_s)
             with self._member.fence(task.epoch) as fence:
-                self._member.commit(begin or ask(self._follower), fence)
-            task.progress.begun()
-        if not claim.records:
-            return
-        self._write_plan(claim)
-        self._writer.flush(self._timeout_s)
-        with self._member.fence(task.epoch) as fence:
-            self._member.commit(claim.offsets, fence)
-        task.progress.committed()
+                self._member.commit(claim.offsets, fence)
+            task.progress.committed()
 
     def _commit_first(
         self, task: Task, begin: Mapping[TopicPartition, tuple[int, str]], others: Sequence[Task]
@@ -180,7 +183,7 @@ class Committer:
         if self.begun:
             self.commit(others)
         self.begin(task)
-        self._wait_for("the coordinators to take its first offsets")
+        self.asking.begin("the coordinators to take its first offsets")
         with self._member.fence(task.epoch) as fence:
             self._writer.send_offsets(begin, fence)
         self._writer.commit(self._timeout_s)
@@ -255,17 +258,16 @@ class Committer:
             return False
         for task in due:
             self.begin(task)
-        try:
+        with self.asking.during():
             self._commit(due)
-        finally:
-            self.waiting = None
+            self.asking.trouble = None
         return True
 
     def _commit(self, tasks: Sequence[Task]) -> None:
         assert self._epoch is not None
         started = self._host.now()
         written = self._write(tasks)
-        self._wait_for("its results to be in the log")
+        self.asking.begin("its results to be in the log")
         commit = plan([task.progress for task in tasks], self._follower)
         if not self._transactional:
             self._flush()  # outputs and changelogs are in the log before the positions
@@ -277,14 +279,14 @@ class Committer:
             tasks, {changelog: self._writer.delivered_to(changelog) for changelog in written}
         )
         true_ms = self._host.wall_ms()  # likewise: a process suspended after the fence may resume days later
-        self._wait_for("the coordinators to take its offsets")
+        self.asking.begin("the coordinators to take its offsets")
         with self._member.fence(self._epoch) as fence:
             if self._transactional:
                 self._writer.send_offsets(commit.offsets, fence)
             else:
                 self._member.commit(commit.offsets, fence)
         if self._transactional:
-            self._wait_for("the transaction coordinator to commit")
+            self.asking.begin("the transaction coordinator to commit")
             self._writer.commit(self._timeout_s)
         self._end_interval()
         for task in tasks:
@@ -317,11 +319,11 @@ class Committer:
         self._metrics.aborted(self._number)
         self._end_interval()
         in_vain = 0
-        self._wait_for("the transaction coordinator to end its transaction")
         while True:
             try:
-                self._writer.abort()
-                self.waiting = None
+                self.asking.begin("the transaction coordinator to end its transaction")
+                with self.asking.during():
+                    self._writer.abort()
                 return
             except LogError as error:
                 in_vain += not (error.retryable or isinstance(error, FencedError))
@@ -370,9 +372,6 @@ class Committer:
     def _end_interval(self) -> None:
         self._epoch = None
         self._worked.clear()
-
-    def _wait_for(self, what: str) -> None:
-        self.waiting = what, self._host.now()
 
     def _write(self, tasks: Sequence[Task]) -> set[TopicPartition]:
         """Flush the record caches, write outputs and changelogs; return the changelog partitions written to.
@@ -447,11 +446,9 @@ class Committer:
         """
         if task.applying is None:
             return
-        before = self.waiting
-        self._wait_for(f'sink "{task.applying.sink}" to take its records')
-        if applied := task.apply(all_of_it=all_of_it):
-            self._metrics.produced(task.id, task.applying.sink, applied)
-        self.waiting = before
+        with self.asking.sink(task.applying.sink):
+            if applied := task.apply(all_of_it=all_of_it):
+                self._metrics.produced(task.id, task.applying.sink, applied)
 
     def _flush(self) -> None:
         """Wait until all records are in the log; under at-least-once no longer than this member surely has its tasks.

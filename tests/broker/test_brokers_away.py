@@ -9,12 +9,14 @@ import pytest
 
 from coopstreams import QueryClient
 from coopstreams.commit.record import PARTITIONS, partition_of
+from coopstreams.instance import watcher
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import TopicSpec
+from coopstreams.query.backend import Health
 from coopstreams.topology.errors import QueryError
 from coopstreams.topology.naming import COMMIT_TOPIC
 from tests.broker.cluster import NODES, ThreeBrokers
-from tests.broker.counting import Counting, await_running, await_table
+from tests.broker.counting import Counting, await_running, await_table, instance_of
 from tests.broker.waiting import eventually
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
@@ -94,3 +96,38 @@ def test_a_topic_that_was_made_is_there_whichever_broker_is_asked(three_brokers:
             assert all(log.partitions([name]) == {name: 1} for _ in range(20))
     finally:
         log.close()
+
+
+@pytest.mark.parametrize("guarantee", ["exactly_once_v2", "at_least_once"])
+def test_an_instance_is_live_however_long_brokers_are_away(
+    three_brokers: ThreeBrokers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, guarantee: str
+) -> None:
+    """All pods were restarted after half a minute with two of three brokers away, at the worst time."""
+    monkeypatch.setattr(watcher, "STALLED_S", 3.5)
+    counting = Counting.make(three_brokers.kafka, partitions=6)
+    seen: list[Health] = []
+    settings = {"processing_guarantee": guarantee, "num_stream_threads": 2, "transaction_timeout_ms": 5000}
+    with counting.app(tmp_path, **settings) as app:
+        await_running([app])
+        instance, serving = instance_of(app), app._serving
+        assert serving is not None
+
+        def known() -> bool:
+            return sum(sample.lag for sample in list(instance.stall_detector.samples.values())) == len(KEYS)
+
+        def excused() -> bool:
+            seen.append(serving.health())
+            return any("no progress for " in reason.message for reason in seen[-1].reasons)
+
+        app.pause()
+        written = counting.write(KEYS)
+        eventually(known, 60, lambda: "the lag is not known")
+        for node in NODES[1:]:
+            three_brokers.kill(node)
+        app.resume()
+        eventually(excused, 60, lambda: f"no task stands still: {seen[-1]}")
+        eventually(lambda: excused() and len(seen) > 400, 120, lambda: f"the stall ended: {seen[-1]}")
+        three_brokers.mend()
+        eventually(lambda: not excused(), 120, lambda: f"the stall lasts: {seen[-1]}")
+        await_table(app, written)
+        assert [health.reasons for health in seen if not health.live] == []

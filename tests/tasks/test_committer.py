@@ -152,7 +152,7 @@ def test_a_generation_that_is_over_commits_nothing_that_counts(guarantee: str) -
         made.committers[0].commit([task])
     task.discard()
     made.committers[0].abort()
-    assert made.committers[0].waiting is None, "nobody is waited for any more"
+    assert made.committers[0].asking.waiting is None, "nobody is waited for any more"
     assert in_database(made) == {}
     assert made.log.committed("app") == {}
     if guarantee == EXACTLY:

@@ -1,0 +1,57 @@
+"""What a stream thread waits for while it commits, and what the brokers' last answer was. Other threads read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from coopstreams.common.host import Host
+from coopstreams.topology.errors import FencedError, LogError
+
+ANSWER_PART = 4
+"""In time-outs of a transaction: a client asks for what is open, flushes or sends, commits, and awaits its markers."""
+
+
+class Asking:
+    """The waits of one committer. Its thread writes; any thread reads. Units: seconds, and times of `Host.now`."""
+
+    def __init__(self, timeout_s: float, host: Host) -> None:
+        """`timeout_s`: of a transaction."""
+        self._host = host
+        self.waiting: tuple[str, float] | None = None
+        """The answer for which the thread waits, in words, and since when."""
+        self.asked_at: float | None = None
+        """Since when the thread waits for the brokers; None: it does not, or waits for a sink."""
+        self.trouble: tuple[str, float] | None = None
+        """Why the brokers failed the last commit, and when they last did; None: they took it."""
+        self.answer_s = ANSWER_PART * timeout_s
+        """How long the client may wait for the answers to one commit before it gives up. Later it hangs."""
+
+    def begin(self, what: str) -> None:
+        """Note that the thread waits for the brokers from now on."""
+        self.asked_at = self._host.now()
+        self.waiting = what, self.asked_at
+
+    def end(self) -> None:
+        """Note that the thread waits for nobody."""
+        self.asked_at = self.waiting = None
+
+    @contextmanager
+    def during(self) -> Iterator[None]:
+        """Note trouble with the brokers within, and end the wait that begins within or has begun before."""
+        try:
+            yield
+        except LogError as error:
+            if self.asked_at is not None and error.retryable and not isinstance(error, FencedError):
+                self.trouble = str(error), self._host.now()
+            raise
+        finally:
+            self.end()
+
+    @contextmanager
+    def sink(self, name: str) -> Iterator[None]:
+        """Note that the thread waits for an external sink within; an error ends the commit, and leaves it so."""
+        before = self.waiting, self.asked_at
+        self.waiting, self.asked_at = (f'sink "{name}" to take its records', self._host.now()), None
+        yield
+        self.waiting, self.asked_at = before
