@@ -28,6 +28,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Protocol
 
+from coopstreams.commit.asking import Asking
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.progress import CommitPlan, ask, plan
 from coopstreams.common.config import Config
@@ -37,7 +38,6 @@ from coopstreams.group.claims import task_partition_of
 from coopstreams.log import time_marks
 from coopstreams.log.log import UNKNOWN_FOR_S, GroupFence, Log, Writer
 from coopstreams.state.task_state import ChangelogBatch
-from coopstreams.tasks.asking import Asking
 from coopstreams.tasks.refusals import Refusals
 from coopstreams.tasks.task import Task
 from coopstreams.topology.columns import Headers, TopicPartition

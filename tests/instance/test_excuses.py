@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from coopstreams.commit.asking import Asking
 from coopstreams.instance.excuses import excuse
 from coopstreams.instance.watcher import StallDetector
-from coopstreams.tasks.asking import Asking
 from coopstreams.tasks.thread import StreamThread
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import FencedError, LogError, SinkUnavailableError
