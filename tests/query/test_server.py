@@ -409,10 +409,10 @@ def test_a_request_that_a_stopping_server_cuts_off_is_to_be_asked_again(
     asked, goes_on = threading.Event(), threading.Event()
 
     class Slow(Node):
-        def view(self, *which: Any) -> Any:
+        def view(self, store: str, partition: int, hash_: int) -> Any:
             asked.set()
             goes_on.wait()
-            return super().view(*which)
+            return super().view(store, partition, hash_)
 
         def views(self, store: str) -> Any:
             asked.set()
