@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from coopstreams.common.host import Host
 from coopstreams.topology.errors import FencedError, LogError
@@ -12,29 +13,35 @@ ANSWER_PART = 4
 """In time-outs of a transaction: a client asks for what is open, flushes or sends, commits, and awaits its markers."""
 
 
+class Wait(NamedTuple):
+    """The answer for which a thread waits, in words, and since when; of the brokers, or of an external sink."""
+
+    what: str
+    since: float
+    of_brokers: bool
+
+
 class Asking:
     """The waits of one committer. Its thread writes; any thread reads. Units: seconds, and times of `Host.now`."""
 
     def __init__(self, timeout_s: float, host: Host) -> None:
         """`timeout_s`: of a transaction."""
         self._host = host
-        self.waiting: tuple[str, float] | None = None
-        """The answer for which the thread waits, in words, and since when."""
-        self.asked_at: float | None = None
-        """Since when the thread waits for the brokers; None: it does not, or waits for a sink."""
+        self.waiting: Wait | None = None
         self.trouble: tuple[str, float] | None = None
         """Why the brokers failed the last commit, and when they last did; None: they took it."""
         self.answer_s = ANSWER_PART * timeout_s
         """How long the client may wait for the answers to one commit before it gives up. Later it hangs."""
 
+    @property
+    def asked_at(self) -> float | None:
+        """Since when the thread waits for the brokers; None: it does not, or waits for a sink."""
+        waiting = self.waiting
+        return waiting.since if waiting is not None and waiting.of_brokers else None
+
     def begin(self, what: str) -> None:
         """Note that the thread waits for the brokers from now on."""
-        self.asked_at = self._host.now()
-        self.waiting = what, self.asked_at
-
-    def end(self) -> None:
-        """Note that the thread waits for nobody."""
-        self.asked_at = self.waiting = None
+        self.waiting = Wait(what, self._host.now(), of_brokers=True)
 
     @contextmanager
     def during(self) -> Iterator[None]:
@@ -46,12 +53,12 @@ class Asking:
                 self.trouble = str(error), self._host.now()
             raise
         finally:
-            self.end()
+            self.waiting = None
 
     @contextmanager
     def sink(self, name: str) -> Iterator[None]:
         """Note that the thread waits for an external sink within; an error ends the commit, and leaves it so."""
-        before = self.waiting, self.asked_at
-        self.waiting, self.asked_at = (f'sink "{name}" to take its records', self._host.now()), None
+        before = self.waiting
+        self.waiting = Wait(f'sink "{name}" to take its records', self._host.now(), of_brokers=False)
         yield
-        self.waiting, self.asked_at = before
+        self.waiting = before

@@ -53,6 +53,6 @@ def excuse(
 def wait_of(home: StreamThread | None, task: Task | None, now: float) -> str:
     """Return why a task waits, or its thread, as the end of a sentence; empty: it does not."""
     if home is not None and (waiting := home.committer.asking.waiting) is not None:
-        return f"; its thread has waited {now - waiting[1]:.0f} s for {waiting[0]}"
+        return f"; its thread has waited {now - waiting.since:.0f} s for {waiting.what}"
     since = None if task is None or task.calls is None else task.calls.oldest
     return "" if since is None else f"; its first record has waited {now - since:.0f} s for a call"

@@ -337,7 +337,7 @@ class Watcher:
                 unanswered[source] = unanswered.pop(source, now)
                 if now - unanswered[source] > self.stall_detector.slow_s:
                     self.stall_detector.away_at = now
-                if self._host.now() > give_up:
+                if now > give_up:
                     break
 
     def _look_for_silence(self, ends: Mapping[TopicPartition, int]) -> None:

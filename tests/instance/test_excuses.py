@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coopstreams.commit.asking import Asking
+from coopstreams.commit.asking import Asking, Wait
 from coopstreams.instance.excuses import excuse
 from coopstreams.instance.watcher import StallDetector
 from coopstreams.tasks.thread import StreamThread
@@ -74,9 +74,9 @@ def test_a_request_is_waited_for_as_long_as_the_client_may_wait_and_longer_only_
 ) -> None:
     stalled.until(1000)
     stalled.asking.answer_s = 60.0
-    stalled.asking.waiting, stalled.asking.asked_at = ("the transaction coordinator to commit", 950.0), 950.0
+    stalled.asking.waiting = Wait("the transaction coordinator to commit", 950.0, of_brokers=True)
     assert stalled.why() == "the brokers have not answered yet"
-    stalled.asking.asked_at = 930.0
+    stalled.asking.waiting = Wait("the transaction coordinator to commit", 930.0, of_brokers=True)
     assert stalled.why() == "", "the client hangs"
     stalled.detector.unanswered[OTHER], stalled.detector.away_at = 900.0, 999.0
     assert stalled.why() == "the leader of in-1 has not answered for 100 s"
