@@ -1,4 +1,4 @@
-"""The dashboard for Grafana, and the names of Kafka Streams' metrics: all series and labels in them exist."""
+"""The dashboard for Grafana, the alerts, and the names of Kafka Streams' metrics: all series and labels in them exist."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 import pytest
+import yaml
 
 from coopstreams.common.metrics import HEALTH_CODES
 from tests.docs import reference
@@ -15,10 +16,13 @@ from tests.docs.pages import ROOT, code_words, table_headed
 
 OPERATING = ROOT / "docs" / "operating.md"
 DASHBOARD = ROOT / "docs" / "grafana" / "coopstreams.json"
+ALERTS = ROOT / "docs" / "prometheus" / "alerts.yml"
 _SERIES = re.compile(r"coopstreams_\w+")
 _LABELS = re.compile(r"by \(([\w, ]+)\)")
-_ADDED = {"le", "partition", "job"}
+_ADDED = {"le", "partition", "job", "instance"}
 """Labels of histograms, of an expression itself, and of Prometheus."""
+NO_ALERT = {"calls-pause", "closing", "not-shared", "paused", "resting", "restoring", "share-group", "waiting"}
+"""Reasons that somebody wanted, that end by themselves, or that others report as well."""
 
 
 def known() -> dict[str, set[str]]:
@@ -43,18 +47,38 @@ def dashboard() -> dict[str, Any]:
     return loaded
 
 
+def alerts() -> list[dict[str, Any]]:
+    return [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
+
+
+def labels_in(expression: str) -> set[str]:
+    """Return the labels that an expression keeps; all its series have them."""
+    series = _SERIES.findall(expression)
+    assert series
+    assert set(series) <= known().keys()
+    labels = {label.strip() for group in _LABELS.findall(expression) for label in group.split(",")}
+    assert labels <= set.union(_ADDED, *(known()[name] for name in series))
+    assert expression.count("(") == expression.count(")")
+    return labels
+
+
 @pytest.mark.parametrize(("title", "expression", "legend"), list(expressions()))
 def test_a_curve_of_the_dashboard_asks_for_metrics_and_labels_that_exist(
     title: str, expression: str, legend: str
 ) -> None:
-    series = _SERIES.findall(expression)
-    assert series
-    assert set(series) <= known().keys(), title
-    labels = {label.strip() for group in _LABELS.findall(expression) for label in group.split(",")}
-    exist = set.union(_ADDED, *(known()[name] for name in series))
-    assert labels <= exist, title
-    assert set(re.findall(r"{{(\w+)}}", legend)) <= labels, title
-    assert expression.count("(") == expression.count(")")
+    assert set(re.findall(r"{{(\w+)}}", legend)) <= labels_in(expression), title
+
+
+@pytest.mark.parametrize("rule", alerts(), ids=lambda rule: str(rule["alert"]))
+def test_an_alert_asks_for_metrics_and_labels_that_exist(rule: dict[str, Any]) -> None:
+    said = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
+    assert said <= labels_in(rule["expr"])
+    assert rule["labels"].keys() == {"severity"}
+
+
+def test_a_reason_that_ends_by_no_restart_has_an_alert() -> None:
+    asked = re.findall(r'code=~?"([^"]+)"', " ".join(rule["expr"] for rule in alerts()))
+    assert {code for codes in asked for code in codes.split("|")} == set(HEALTH_CODES) - NO_ALERT
 
 
 def test_the_dashboard_has_every_metric_but_those_named_here() -> None:
