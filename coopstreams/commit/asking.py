@@ -56,9 +56,9 @@ class Asking:
             self.waiting = None
 
     @contextmanager
-    def sink(self, name: str) -> Iterator[None]:
-        """Note that the thread waits for an external sink within; an error ends the commit, and leaves it so."""
+    def awaiting(self, what: str, *, of_brokers: bool = True) -> Iterator[None]:
+        """Note what the thread waits for within, then what it did before; an error ends the commit, and leaves it so."""
         before = self.waiting
-        self.waiting = Wait(f'sink "{name}" to take its records', self._host.now(), of_brokers=False)
+        self.waiting = Wait(what, self._host.now(), of_brokers)
         yield
         self.waiting = before

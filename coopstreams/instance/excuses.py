@@ -4,8 +4,9 @@
 stuck thread; while brokers are away it costs all instances their open state, at the worst time.
 
 Invariant: without evidence there is no excuse. Evidence is a leader or a group that does not answer, an error of the
-brokers that is not old, a request that waits no longer than the client lets it, or a sibling that does move. A thread
-that is stuck elsewhere (in a function of the program, in a sink, in a lock of ours) has none, whatever brokers do.
+brokers that is not old, a request that waits no longer than the client lets it, a sibling that does move, or that the
+task is on no thread, being opened again. A thread that is stuck elsewhere (in a function of the program, in a sink, in
+a lock of ours) has none, whatever brokers do.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ def excuse(
     `homes`: the thread of each task of the instance. `group_answers`: whether this surely is a member of the group.
     """
     home = homes.get(task)
-    if home is None:
-        return ""
+    if home is None:  # the watcher, which asks brokers, has not looked since
+        return "it is opened again"
     asking = home.committer.asking
     asked_at, trouble = asking.asked_at, asking.trouble
     if asked_at is None and now - home.moved_at > detector.stalled_s:

@@ -26,7 +26,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from coopstreams.commit.asking import Asking
 from coopstreams.commit.follower import Follower
@@ -103,8 +103,6 @@ class Committer:
         self._changelog = changelog
         self._timeout_s = config["transaction.timeout.ms"] / 1000
         self._refusals = refusals
-        self._append = partial(refusals.append, self._writer, self._timeout_s)
-        """Appends records, in batches that their topic takes: see `Refusals.append`."""
         self.careful = False
         """Whether each output of this interval is checked against its topic's settings: tasks step record by record."""
         self.asking = Asking(self._timeout_s, host)
@@ -409,6 +407,14 @@ class Committer:
                 written.add(changelog)
         return written
 
+    def _append(self, *records: Any, **columns: Any) -> None:
+        """Append records, in batches that their topic takes: see `Refusals.append`.
+
+        While brokers are away, the client's queue may be full.
+        """
+        with self.asking.awaiting("its client's queue to take records"):
+            self._refusals.append(self._writer, self._timeout_s, *records, **columns)
+
     def _check_taken(
         self, topic: str, key: bytes | None, value: bytes | None, headers: Headers | None, timestamp: int, what: str
     ) -> None:
@@ -446,7 +452,7 @@ class Committer:
         """
         if task.applying is None:
             return
-        with self.asking.sink(task.applying.sink):
+        with self.asking.awaiting(f'sink "{task.applying.sink}" to take its records', of_brokers=False):
             if applied := task.apply(all_of_it=all_of_it):
                 self._metrics.produced(task.id, task.applying.sink, applied)
 
@@ -458,7 +464,8 @@ class Committer:
         """
         assert self._epoch is not None
         sure_s = self._timeout_s if self._transactional else self._member.sure_s(self._epoch)
-        self._writer.flush(min(self._timeout_s, sure_s))
+        with self.asking.awaiting("its results to be in the log"):
+            self._writer.flush(min(self._timeout_s, sure_s))
 
     def _check_sure(self, epoch: int) -> None:
         """Check that this member certainly has its tasks: under at-least-once brokers do not fence records.

@@ -99,15 +99,16 @@ def test_a_topic_that_was_made_is_there_whichever_broker_is_asked(three_brokers:
         log.close()
 
 
+@pytest.mark.parametrize("guarantee", ["exactly_once_v2", "at_least_once"])
 def test_an_instance_is_live_however_long_brokers_are_away(
-    three_brokers: ThreeBrokers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    three_brokers: ThreeBrokers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, guarantee: str
 ) -> None:
     """All pods were restarted after half a minute with two of three brokers away, at the worst time."""
     monkeypatch.setattr(watcher, "STALLED_S", 3.5)
     counting = Counting.make(three_brokers.kafka, partitions=6)
     seen: list[Health] = []
     settings: dict[str, Any] = {
-        "processing_guarantee": "exactly_once_v2",
+        "processing_guarantee": guarantee,
         "num_stream_threads": 2,
         "transaction_timeout_ms": 5000,
     }

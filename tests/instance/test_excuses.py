@@ -59,6 +59,12 @@ def test_without_evidence_there_is_no_excuse(stalled: Stalled) -> None:
     assert stalled.why() == "", "it does not wait for the group"
 
 
+def test_a_task_that_is_opened_again_is_not_stuck_although_the_watcher_has_not_seen_that_yet(stalled: Stalled) -> None:
+    stalled.until(100)
+    del stalled.homes[LEFT]
+    assert stalled.why() == "it is opened again"
+
+
 def test_a_leader_that_does_not_answer_excuses_its_task_unless_the_thread_is_stuck(stalled: Stalled) -> None:
     stalled.until(1000)
     stalled.detector.unanswered[AT] = 60.0
@@ -131,12 +137,12 @@ def test_what_brokers_answer_to_a_commit_is_noted_and_what_others_answer_is_not(
         assert (asking.trouble and asking.trouble[0], asking.asked_at, asking.waiting) == (noted, None, None)
     asking.trouble = None
     asking.begin("its results to be in the log")
-    with pytest.raises(SinkUnavailableError), asking.during(), asking.sink("rows"):
+    with pytest.raises(SinkUnavailableError), asking.during(), asking.awaiting("the rows", of_brokers=False):
         raise SinkUnavailableError("the database is away")
     assert asking.trouble is None
     with asking.during():
         asking.begin("its results to be in the log")
-        with asking.sink("rows"):
+        with asking.awaiting("the rows", of_brokers=False):
             assert asking.asked_at is None
             assert asking.waiting is not None
         assert asking.asked_at is not None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -71,6 +72,33 @@ def test_at_least_once_results_are_in_the_log_before_the_state_that_has_told_the
     monkeypatch.setattr(writer, "flush", flushing)
     made.committers[0].commit([task])
     assert rows[:2] == [0, 2]
+
+
+@BOTH
+def test_whatever_a_commit_waits_for_brokers_with_is_named(monkeypatch: pytest.MonkeyPatch, guarantee: str) -> None:
+    """While they are away a supervisor restarts no process whose thread says that it waits for them."""
+    made = engine(guarantee, ["a", "b", "a"])
+    task = made.task(WHOLE)
+    writer, asking, seen = made.committers[0]._writer, made.committers[0].asking, set[str]()
+
+    def looking(name: str) -> Callable[..., Any]:
+        call = getattr(writer, name)
+
+        def looked(*given: Any, **options: Any) -> Any:
+            assert asking.asked_at is not None, name
+            seen.add(name)
+            return call(*given, **options)
+
+        return looked
+
+    for name in ("begin", "append", "flush", "delivered_to", "send_offsets", "commit"):
+        monkeypatch.setattr(writer, name, looking(name))
+    made.process(task)
+    assert asking.waiting is None
+    made.committers[0].commit([task])
+    assert asking.waiting is None
+    both = {"append", "flush", "delivered_to"}
+    assert seen == (both | {"begin", "send_offsets", "commit"} if guarantee == EXACTLY else both)
 
 
 @BOTH
