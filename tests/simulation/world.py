@@ -27,6 +27,8 @@ from coopstreams.log.log import Position, TopicSpec
 from coopstreams.log.memory.reader import MemoryReader
 from coopstreams.log.memory.writer import MemoryWriter
 from coopstreams.state.views import StoredRow
+from coopstreams.tasks import queues
+from coopstreams.tasks import task as steps
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.keys import WHOLE
 from coopstreams.topology.task_id import TaskId
@@ -47,6 +49,9 @@ from tests.simulation.upkeep import Upkeep
 OUT = TopicPartition("out", 0)
 SHELVES = 0.25
 """The share of histories with snapshots."""
+SMALL_STEPS = 0.25
+"""The share of histories whose tasks take `SMALL` records at a time: only then there are more, and they take turns."""
+SMALL = 2
 DECIDED_S = 16.0
 """After this long without a process, its late requests have arrived, and its transactions have timed out."""
 EVENTS = (
@@ -127,6 +132,7 @@ class World(Stage[Process]):
                 ),
                 self.say,
             )
+        self._small_steps = Random(f"{seed} steps").random() < SMALL_STEPS
         self._begin_stalls()
         self._reader = MemoryReader(self.cluster.state, committed_only=True)
         self._reader.assign({OUT: Position(0)})
@@ -156,8 +162,9 @@ class World(Stage[Process]):
         )
 
     def stand_ins(self) -> list[tuple[Any, str, object]]:
+        small = [(module, "MOST_AT_ONCE", SMALL) for module in (queues, steps)] if self._small_steps else []
         # temporary folders are in memory, too: a history makes a dozen of them
-        return [*IN_PLACE, (tempfile, "tempdir", str(self.folder))]
+        return [*IN_PLACE, *small, (tempfile, "tempdir", str(self.folder))]
 
     def close(self) -> None:
         """Release everything."""
