@@ -44,6 +44,8 @@ class InFlight:
         self.wanted = self.next
         """The next offset to hand out: below `next` after a seek back, when records are handed out again."""
         self._found = tuple(segments)
+        self._found_until = max(each.runs[-1][1] + 1 if each.runs else each.position for each in segments)
+        """What was found covers no record from this offset on."""
         self._missing: set[int] = set()
         self._named: Runs = ()
         """Offsets at or above `next` that the user committed by name before they were handed out."""
@@ -69,7 +71,7 @@ class InFlight:
         """
         again = range(bisect_left(offsets, self.wanted), bisect_left(offsets, self.next))
         fresh = list(range(max(again.start, again.stop), len(offsets)))
-        if any(segment.position > self.next or segment.runs for segment in self._found):
+        if self.next < self._found_until:
             fresh = self._not_found(keys, offsets, fresh)
         if self._named:
             fresh = [i for i in fresh if not contains(self._named, offsets[i])]
@@ -156,8 +158,9 @@ class InFlight:
                 time, times = max(time, reached.stream_time), latest(times, operator_times)
             stands.append(Segment(found.key_range, at, time, done, times))
         segments = tuple(join(stands))
-        if len(segments) == 1 and segments[0].position == position == self.next:
-            self._found = segments  # `next` has passed every segment that was found
+        if len(segments) == 1 and self.next >= self._found_until:
+            first = min(found.position for found in self._found)
+            self._found = tuple(join([replace(found, position=first, runs=()) for found in self._found]))
         return segments
 
     def passed_by(self, committed: Sequence[Segment]) -> list[Segment]:

@@ -89,6 +89,25 @@ def test_a_part_that_was_ahead_stays_where_its_time_is_known() -> None:
     assert inflight.segments(Position(12, 400)) == (Segment(WHOLE, 12, 400),)
 
 
+def test_times_advance_while_the_position_stays() -> None:
+    """The flush of a record cache advances the time of operators below it, after all records have passed."""
+    inflight = InFlight([Segment(WHOLE, 0)], 100)
+    inflight.hand_out([b"k"], [0], 1)
+    inflight.done(0)
+    assert inflight.segments(Position(1, 100), ((7, 50),)) == (Segment(WHOLE, 1, 100, (), ((7, 50),)),)
+    assert inflight.segments(Position(1, 100), ((7, 80),)) == (Segment(WHOLE, 1, 100, (), ((7, 80),)),)
+
+
+def test_what_was_found_is_forgotten_once_all_of_it_has_passed_although_there_is_always_a_record_in_flight() -> None:
+    odd = tuple((offset, offset) for offset in range(1, 100, 2))
+    inflight = InFlight([Segment(LEFT, 0, 300, odd), Segment(RIGHT, 50, 100)], 100)
+    for offset in range(200):
+        fetched(inflight, offset, offset)
+        inflight.done(offset - 1)
+    assert inflight.segments() == (Segment(WHOLE, 199, 300),)
+    assert not any(found.runs for found in inflight._found), "each later record is looked for in them"
+
+
 def test_a_task_stays_where_its_program_has_come_to() -> None:
     """The program has to process a record of another source first, so the times after the done records are unknown."""
     inflight = InFlight([Segment(LEFT, 4, 100)], 100)
