@@ -384,8 +384,12 @@ class Components:
         tasks: dict[TaskId, Task],
         emit: Callable[[Event], None],
         paused: Callable[[], bool],
+        all_read: Callable[[TopicPartition, int], bool],
     ) -> Watcher:
-        """Return the thread that measures lags and purges repartition topics, not yet started."""
+        """Return the thread that measures lags and purges repartition topics, not yet started.
+
+        `all_read`: `Dispatcher.all_read`.
+        """
         purged = frozenset(
             node.topic
             for s in self.topology.subtopologies
@@ -397,7 +401,8 @@ class Components:
         # The replicas are asked over the connections that the opener has already: so they are known in an outage, too.
         looked_at = self.watching, self.log.silent_replicas, self.metrics, self.tallies, self.sayings, registry, tasks
         looks = self.restrictions.look, lambda: grown(self.topology, self.topics.partitions, self.watching.partitions())
-        return Watcher(*looked_at, purged, purge_every_s, rests_s, emit, self.changelog, *looks, paused, self.host)
+        asked = emit, self.changelog, *looks, paused, all_read
+        return Watcher(*looked_at, purged, purge_every_s, rests_s, *asked, self.host)
 
     def task(self, opened: Incarnation, dead_letter: Committer) -> Task:
         """Return a task, ready to run on the thread of this committer."""

@@ -160,6 +160,13 @@ class Dispatcher:
         partition = self._partitions.get(source)
         return partition.at if partition is not None else None
 
+    def all_read(self, source: TopicPartition, position: int) -> bool:
+        """Whether everything committed in a partition was read, and lies below this position. Any thread."""
+        partition = self._partitions.get(source)
+        return (
+            partition is not None and partition.at_end and partition.at is not None and partition.at.offset <= position
+        )
+
     def close_reader(self) -> None:
         """Close the reader."""
         self._reader.close()

@@ -4,9 +4,9 @@
 stuck thread; while brokers are away it costs all instances their open state, at the worst time.
 
 Invariant: without evidence there is no excuse. Evidence is a leader or a group that does not answer, an error of the
-brokers that is not old, a request that waits no longer than the client lets it, a sibling that does move, or that the
-task is on no thread, being opened again. A thread that is stuck elsewhere (in a function of the program, in a sink, in
-a lock of ours) has none, whatever brokers do.
+brokers that is not old, a request that waits no longer than the client lets it, a source without any other committed
+record, a sibling that does move, or that the task is on no thread, being opened again. A thread that is stuck elsewhere
+(in a function of the program, in a sink, in a lock of ours) has none, whatever brokers do.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ def excuse(
         if detector.away_at > asked_at and (ago := now - detector.away_at) <= asking.answer_s:
             return detector.any_away(now) or f"brokers did not answer until {ago:.0f} s ago"
         return "" if group_answers else "the group does not answer"
+    if why := detector.kept_back(task):
+        return why
     busy = detector.busy([other for other, thread in homes.items() if thread is home and other != task], now)
     return "" if busy is None else f"its thread is busy with task {busy}"
 

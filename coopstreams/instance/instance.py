@@ -95,18 +95,18 @@ class Instance:
         self._resting: dict[int, tuple[float, str]] = {}
         """Dead stream threads: when the successor's back-off ends, and the error of the dead thread."""
         self.opener = components.opener(self.member, self._tell, self._follower_moved, lifecycle.restore_listener)
-        most_bytes = components.config["max.bytes.key.range.cache"]
         self._dispatcher = Dispatcher(
             components.log.reader(),
             components.timestamp_of,
             components.operator_times_of,
-            most_bytes,
+            components.config["max.bytes.key.range.cache"],
             components.metrics,
             self._host,
         )
         self.share = share_members(components, self._tell, self._why_none_dealt)
         self._subscription = components.subscription(self._tell)
-        self._watcher = components.watcher(self.registry, self.tasks, self._tell, lambda: self.paused)
+        watched = self.registry, self.tasks, self._tell, lambda: self.paused, self._dispatcher.all_read
+        self._watcher = components.watcher(*watched)
         self.stall_detector = self._watcher.stall_detector
 
     def run(self) -> None:
@@ -214,11 +214,8 @@ class Instance:
         try:
             block = not self._dispatcher or bool(self._doubts.held)
             while True:
-                event = (
-                    self._inbox.get(timeout=DOUBT_S if self._doubts.held else WAIT_S)
-                    if block
-                    else self._inbox.get_nowait()
-                )
+                wait_s = DOUBT_S if self._doubts.held else WAIT_S
+                event = self._inbox.get(timeout=wait_s) if block else self._inbox.get_nowait()
                 block = False
                 failure = self._handle(event)
                 if failure is not None and not self._doubtful(failure):

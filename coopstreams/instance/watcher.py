@@ -69,11 +69,18 @@ class LagSample:
     moved_at: float = 0.0
     busy_at: float = float("-inf")
     """The last look at which it had processed records, and had not yet done what was there at the look before."""
+    all_read: Collection[TopicPartition] = ()
+    """The sources of which it has done everything that is committed."""
 
     @property
     def lag(self) -> int:
         """Records between the committed positions and the ends of the sources."""
         return sum(max(0, self.ends.get(source, position) - position) for source, position in self.committed.items())
+
+    @property
+    def behind(self) -> dict[TopicPartition, int]:
+        """The sources that have more than is committed here, each with the committed position."""
+        return {source: at for source, at in self.committed.items() if at < self.ends.get(source, at)}
 
 
 @dataclass(slots=True)
@@ -104,9 +111,10 @@ class StallDetector:
         processed: int,
         *,
         paused: bool = False,
+        all_read: Collection[TopicPartition] = (),
     ) -> LagSample:
         """Add the numbers of a running task; return its sample. `paused`: no progress is expected."""
-        sample = LagSample(dict(committed), dict(ends), processed, now, moved_at=now)
+        sample = LagSample(dict(committed), dict(ends), processed, now, moved_at=now, all_read=all_read)
         before = self.samples.get(task)
         if before is None and (before := self._closed.pop(task, None)) is not None:
             before.moved_at += now - before.at  # the time in which it was opened again does not count
@@ -143,6 +151,7 @@ class StallDetector:
             waited = now - sample.moved_at
             if sample.lag > 0 and self.slow_s < waited <= self.stalled_s:
                 why.append(f"no commit for {waited:.0f} s with {sample.lag} records waiting")
+                why += [kept] if (kept := self.kept_back(task)) else []
             if why:
                 said[task] = ", ".join(why)
         return said
@@ -152,6 +161,15 @@ class StallDetector:
         sample = self.samples.get(task)
         sources = () if sample is None else sample.committed
         return ", ".join(reason for source in sources if (reason := self._brokers_of(source, now)))
+
+    def kept_back(self, task: TaskId) -> str:
+        """Return which sources an open transaction keeps back; empty: the task has records that are committed."""
+        sample = self.samples.get(task)
+        behind = {} if sample is None else sample.behind
+        if sample is None or not behind or not all(source in sample.all_read for source in behind):
+            return ""
+        where = ", ".join(f"{source} from offset {at} on" for source, at in behind.items())
+        return f"an open transaction keeps back what was written to {where}"
 
     def any_away(self, now: float) -> str:
         """Return the source of any task whose leader has not answered for the longest time; empty: all do."""
@@ -198,6 +216,7 @@ class Watcher:
         look_at_policy: Callable[[], PolicyChanged | None],
         look_at_growth: Callable[[], Mapping[str, str]],
         paused: Callable[[], bool],
+        all_read: Callable[[TopicPartition, int], bool],
         host: Host = SYSTEM,
     ) -> None:
         self._host = host
@@ -218,7 +237,7 @@ class Watcher:
         self._changelog = changelog
         self._look_at_policy = look_at_policy
         self._look_at_growth = look_at_growth
-        self._paused = paused
+        self._paused, self._all_read = paused, all_read
         self._compare_at = self._host.now() + COMPARE_EVERY_S
         self._deleted: dict[TopicPartition, int] = {}
         self._stop = host.signal()
@@ -366,6 +385,7 @@ class Watcher:
                 {source: ends.get(source, at) for source, at in committed[id_].items()},
                 task.processed,
                 paused=self._paused(),
+                all_read={source for source, at in committed[id_].items() if self._all_read(source, at)},
             )
             for source, at in committed[id_].items():
                 self._metrics.lag(id_, source.topic, max(0, ends.get(source, at) - at))
@@ -391,9 +411,5 @@ class Watcher:
 
 
 def _where(sample: LagSample, now: float) -> str:
-    places = [
-        f"{source} at offset {at} of {sample.ends[source]}"
-        for source, at in sample.committed.items()
-        if sample.ends.get(source, at) > at
-    ]
+    places = [f"{source} at offset {at} of {sample.ends[source]}" for source, at in sample.behind.items()]
     return f"no progress for {now - sample.moved_at:.0f} s with {sample.lag} records waiting: {', '.join(places)}"

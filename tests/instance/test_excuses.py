@@ -31,10 +31,15 @@ class Stalled:
         self.now = 0.0
         self.thread.moved_at = 0.0
 
-    def until(self, now: int, sibling: int = 0, backlog: int = 0, *, moves: bool = True) -> None:
-        """`sibling`: records it does in a second; `backlog`: those that stay waiting for it."""
+    def until(
+        self, now: int, sibling: int = 0, backlog: int = 0, *, moves: bool = True, all_read: bool = False
+    ) -> None:
+        """`sibling`: records it does in a second; `backlog`: those that stay waiting for it.
+
+        `all_read`: what was written from offset 5 on is not committed.
+        """
         for second in range(int(self.now), now + 1):
-            self.detector.look(LEFT, second, {AT: 5}, {AT: 8}, 5)
+            self.detector.look(LEFT, second, {AT: 5}, {AT: 8}, 5, all_read={AT} if all_read else ())
             done = sibling * second
             at = done if moves else 0
             self.detector.look(RIGHT, second, {OTHER: at}, {OTHER: at + backlog}, done)
@@ -73,6 +78,16 @@ def test_a_leader_that_does_not_answer_excuses_its_task_unless_the_thread_is_stu
     assert stalled.why() == "the leader of in-0 has not answered for 940 s"
     stalled.detector.unanswered = {OTHER: 60.0}
     assert stalled.why() == "", "its own leader answers, and it waits for no other"
+
+
+def test_a_transaction_that_keeps_back_what_follows_excuses_the_task_that_waits_for_it(stalled: Stalled) -> None:
+    stalled.until(100, all_read=True)
+    assert stalled.why() == "", "its thread is stuck"
+    stalled.thread.moved_at = 100.0
+    assert stalled.why() == "an open transaction keeps back what was written to in-0 from offset 5 on"
+    stalled.until(200)
+    stalled.thread.moved_at = 200.0
+    assert stalled.why() == "", "there is more that it can read"
 
 
 def test_a_request_is_waited_for_as_long_as_the_client_may_wait_and_longer_only_while_brokers_are_away(

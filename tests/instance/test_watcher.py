@@ -20,7 +20,7 @@ from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import ConfigError, LogError
-from coopstreams.topology.keys import KeyRange, key_hash
+from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
 from coopstreams.topology.task_id import TaskId
 from tests.tasks.engine import AT_LEAST, EXACTLY, Engine
 
@@ -62,6 +62,7 @@ class Watched(Engine):
             lambda: None,
             dict,
             lambda: False,
+            self.dispatcher.all_read,
         )
 
     def run(self, *ranges: KeyRange) -> None:
@@ -198,6 +199,28 @@ def test_each_leader_that_did_not_answer_has_its_turn(watched: Watched, monkeypa
     for _ in range(6):
         watched.watcher._measure(sources)
     assert unanswered.keys() == set(away)
+
+
+def test_an_open_transaction_that_keeps_records_back_is_named_until_it_ends(watched: Watched) -> None:
+    """A new process could not read them either, and the transaction may last for as long as its producer wants."""
+    watched.run(WHOLE)
+    [task] = watched.open_tasks
+    watched.write("in", [(b"k", b"", 5)])
+    other = watched.log.writer("of-another-program")
+    other.begin()
+    other.append("in", [b"k"] * 3, [b""] * 3, [5] * 3, partitions=0)
+    other.flush(1.0)
+
+    def kept_back() -> str:
+        watched.watcher._look()
+        return watched.watcher.stall_detector.kept_back(task)
+
+    watched.settle()
+    expected = "an open transaction keeps back what was written to in-0 from offset 1 on"
+    assert wait_until(lambda: kept_back() == expected, 90)
+    other.commit(1.0)
+    watched.settle()
+    assert wait_until(lambda: not kept_back() and watched.metric("coopstreams_lag_records") == 0, 90)
 
 
 def test_a_busy_source_that_stands_still_beside_a_silent_replica_has_a_reason(
