@@ -128,7 +128,7 @@ def carry_out(
     log.delete_topics(reset.changelogs)
     targets = {**offsets, **dict.fromkeys(reset.begun_anew, 0)}
     if targets and not (at_beginning and never_committed(log, coordinator, targets)):
-        reset_offsets(log, coordinator, targets)
+        reset_offsets(log, coordinator, targets, unnamed=reset.begun_anew)
     if reset.share_group is not None:
         delete_group(reset.share_group)
     log.delete_topics(reset.topics)

@@ -7,6 +7,8 @@ A plain committed offset alone is not enough: individual commits of key ranges u
     record  [whole]@term -> offset, without done runs
     plain   the offset at the same term, for ordinary consumers and lag monitors
 
+Both name the topic by its id, as every commit does: if it is made anew before the next start, that start is refused.
+
 Damaged records of these partitions, which keep tasks from opening, are tombstoned along with it; those of a newer
 version are not touched.
 
@@ -24,7 +26,17 @@ from collections.abc import Collection, Mapping
 
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.offsets import catch_up
-from coopstreams.commit.record import CommitKey, Committed, CommitValue, Segment, decode_key, encode_key, encode_value
+from coopstreams.commit.record import (
+    CommitKey,
+    Committed,
+    CommitValue,
+    Segment,
+    consumer_metadata,
+    decode_key,
+    encode_key,
+    encode_value,
+    topic_number,
+)
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.group.members import NO_GENERATION
 from coopstreams.log.log import Log
@@ -38,8 +50,16 @@ _FIRST_TERM = 1
 """The next term of a partition without commits."""
 
 
-def reset_offsets(log: Log, coordinator: GroupAdmin, targets: Mapping[TopicPartition, int]) -> None:
+def reset_offsets(
+    log: Log,
+    coordinator: GroupAdmin,
+    targets: Mapping[TopicPartition, int],
+    *,
+    unnamed: Collection[TopicPartition] = (),
+) -> None:
     """Set the group's positions to these offsets, in all key ranges; it processes again what it had done above them.
+
+    `unnamed`: the partitions whose topics are about to be made anew: their positions are those in the new topics.
 
     Raises:
         GroupError: the group has members. Stop them first.
@@ -53,6 +73,7 @@ def reset_offsets(log: Log, coordinator: GroupAdmin, targets: Mapping[TopicParti
         catch_up(follower, check=False)
         damaged = _damaged(follower, targets)
         found = coordinator.committed(targets)
+        ids = {topic: log.topic_id(topic) for topic in {at.topic for at in targets if at not in unnamed}}
         plain: dict[TopicPartition, tuple[int, str]] = {}
         for partition, offset in targets.items():
             committed = found.get(partition)
@@ -61,7 +82,10 @@ def reset_offsets(log: Log, coordinator: GroupAdmin, targets: Mapping[TopicParti
                 [next_term, *(1 + of.term for of in damaged.values() if of and (of.topic, of.partition) == partition)]
             )
             key = reset_key(coordinator.group, partition, next_term)
-            value = encode_value(CommitValue(_AUTHOR, (Segment(WHOLE, offset),)))
+            topic_id = ids.get(partition.topic, "")
+            # The form of a consumer's commit: an application takes the id from either form, a consumer from its own.
+            metadata = consumer_metadata(topic_id, "") if topic_id else ""
+            value = encode_value(CommitValue(_AUTHOR, (Segment(WHOLE, offset),), metadata))
             writer.append(
                 follower.partition.topic,
                 [encode_key(key)],
@@ -69,7 +93,7 @@ def reset_offsets(log: Log, coordinator: GroupAdmin, targets: Mapping[TopicParti
                 [time.time_ns() // 1_000_000],
                 partitions=follower.partition.partition,
             )
-            plain[partition] = offset, Committed(offset, term=key.term).metadata
+            plain[partition] = offset, Committed(offset, term=key.term, topic=topic_number(topic_id)).metadata
         for bad in damaged:
             writer.append(
                 follower.partition.topic,

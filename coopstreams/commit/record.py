@@ -23,9 +23,9 @@ A plain offset carries the metadata `ic <stream time> <term>`: it is the commit 
 beside it. A group without a commit of that term has lost commits. Operator times follow as words `<operator>:<time>`.
 
 Both name the source topic by its id, because positions mean nothing in another topic of that name. The metadata of an
-individual commit is the id in an application's, and in a consumer's the id, a NUL and the user's text. A plain offset
-has a number made of the id as the time of an operator 0, which no topology has: a version that does not know it carries
-it along unused.
+individual commit is the id in an application's; in a consumer's, and in that of a reset, the id, a NUL and the user's
+text. A plain offset has a number made of the id as the time of an operator 0, which no topology has: a version that
+does not know it carries it along unused.
 
 Invariant: a key has one writer for ever; its positions only grow.
 Turned down: one record per run, as the proposal has it (a commit would need an id and a count to be atomic, and a

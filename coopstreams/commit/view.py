@@ -159,7 +159,7 @@ class PartitionStart:
     begins: bool = False
     """Some of these hashes have no commit at all, as far as can be seen: they begin at `auto.offset.reset`."""
     named: frozenset[str] = frozenset()
-    """The metadata of the individual commits that count: in an application, the ids of their topics."""
+    """The ids of the topics that the individual commits name which count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +310,7 @@ class CommitView:
             committed,
             claim,
             begins,
-            self._named(partition, key_range),
+            frozenset(topic_and_text(metadata)[0] or metadata for metadata in self._named(partition, key_range)),
         )
 
     def stable(

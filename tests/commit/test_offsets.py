@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -18,6 +18,7 @@ from coopstreams.commit.offsets import (
     group_offsets,
     list_consumer_group_offsets,
 )
+from coopstreams.commit.positions import check_named
 from coopstreams.commit.ranges import contains
 from coopstreams.commit.record import (
     PARTITIONS,
@@ -29,14 +30,14 @@ from coopstreams.commit.record import (
     encode_value,
     partition_of,
 )
-from coopstreams.commit.view import CommitView
+from coopstreams.commit.view import CommitView, PartitionStart
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.group.requests import Offsets
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import Position
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import GroupError, LogError
+from coopstreams.topology.errors import ConfigError, GroupError, LogError
 from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.naming import COMMIT_TOPIC
 from tests.conftest import Kafka
@@ -194,6 +195,30 @@ def test_after_a_reset_every_key_range_stands_there_and_has_done_nothing_above(g
     group.plain(40, "ic -1 0")
     reset_offsets(group.log, group.admin, {group.partition: offset})
     assert group.listed() == OffsetAndRanges(offset, "", (), (Segment(WHOLE, offset),))
+
+
+@pytest.mark.broker
+def test_a_reset_names_the_topic_unless_that_is_about_to_be_made_anew(group: Group) -> None:
+    """An application that starts in another topic of that name would take the offset for one of that topic."""
+    ids = {group.partition.topic: group.log.topic_id(group.partition.topic)}
+    made_anew = {group.partition.topic: "another"}
+
+    def opening() -> dict[TopicPartition, PartitionStart]:
+        found = group.admin.committed([group.partition])[group.partition]
+        assert found is not None
+        follower = Follower(group.log, group.name)
+        catch_up(follower)
+        follower.close()
+        return {group.partition: follower.open(group.partition, WHOLE, Committed.parse(*found), Position(0))}
+
+    reset_offsets(group.log, group.admin, {group.partition: 10})
+    named = opening()
+    check_named(group.name, named, ids)
+    for one in (named, {group.partition: replace(named[group.partition], committed=None)}):  # Kafka may have deleted it
+        with pytest.raises(ConfigError, match="was deleted and made anew"):
+            check_named(group.name, one, made_anew)
+    reset_offsets(group.log, group.admin, {group.partition: 10}, unnamed=[group.partition])
+    check_named(group.name, opening(), made_anew)
 
 
 @pytest.mark.broker
