@@ -142,10 +142,11 @@ class PolicyTopic:
         if self._reader is None:
             if TOPIC not in self._log.partitions([TOPIC]):
                 return Policy()
-            self._at = self._log.start_offset(_PARTITION)
-            self._reader = self._log.reader(committed_only=False)
-            self._reader.assign({_PARTITION: Position(self._at)})
+            self._reader = self._begin()
         end, give_up = self._log.end_offset(_PARTITION), self._host.now() + _TIMEOUT_S
+        if end < self._at:  # the topic was made anew
+            self._reader.close()
+            self._reader = self._begin()
         while self._at < end:
             for run in self._reader.fetch(_BATCH, 0.2):
                 self._apply(run.columns)
@@ -193,6 +194,15 @@ class PolicyTopic:
         """Stop reading. Idempotent."""
         if self._reader is not None:
             self._reader.close()
+
+    def _begin(self) -> Reader:
+        """Return a reader at the beginning of the topic, and forget what was read before."""
+        self._values.clear()
+        self._strange.clear()
+        self._at = self._log.start_offset(_PARTITION)
+        reader = self._log.reader(committed_only=False)
+        reader.assign({_PARTITION: Position(self._at)})
+        return reader
 
     def _apply(self, columns: Columns) -> None:
         """Apply settings in the order of the log. Settings of later versions of coopstreams are kept, and unused."""

@@ -57,6 +57,18 @@ def test_a_policy_is_what_was_set_last_and_else_the_default(log: Log) -> None:
         topic.close()
 
 
+def test_a_topic_that_was_made_anew_is_read_from_its_beginning() -> None:
+    log = MemoryLog()
+    log.create_topics([TopicSpec("orders", 2)])
+    mine = PolicyTopic(log)
+    for name, value in (("accept.range.fetch", True), ("accept.range.fetch", None), ("accept.range.fetch", True)):
+        mine.set(name, value, "orders")
+    assert mine.read().accepts_range_fetch("orders")
+    log.delete_topics([policy.TOPIC])
+    PolicyTopic(log).set("accept.individual.commit", False)
+    assert mine.read() == Policy({("", "accept.individual.commit"): False})
+
+
 def test_compaction_changes_nothing() -> None:
     log = MemoryLog()
     log.create_topics([TopicSpec("orders", 1)])
