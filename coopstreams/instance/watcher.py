@@ -240,6 +240,8 @@ class Watcher:
         self._paused, self._all_read = paused, all_read
         self._compare_at = self._host.now() + COMPARE_EVERY_S
         self._deleted: dict[TopicPartition, int] = {}
+        self._failed: dict[TopicPartition, None] = {}
+        """The partitions in which nothing could be deleted the last time, in the order in which that was tried."""
         self._stop = host.signal()
         self._thread = host.thread(self._run, "watcher")
 
@@ -400,14 +402,20 @@ class Watcher:
     def _purge(self, tasks: dict[TaskId, Task]) -> None:
         """Delete the records of repartition topics below the stable offset, for partitions whose hash 0 is owned here.
 
-        These topics have no retention.
+        These topics have no retention. An error ends this purge, so partitions that had one come after the others.
         """
+        due: dict[TopicPartition, int] = {}
         for task in tasks.values():
             for source in task.sources:
                 stable = task.progress.stable(source) if source.topic in self._purged else None
                 if stable is not None and stable > self._deleted.get(source, 0):
-                    self._log.delete_before(source, stable)
-                    self._deleted[source] = stable
+                    due[source] = stable
+        failed = self._failed
+        for source in [*(at for at in due if at not in failed), *(at for at in failed if at in due)]:
+            failed[source] = failed.pop(source, None)
+            self._log.delete_before(source, due[source])
+            self._deleted[source] = due[source]
+            del failed[source]
 
 
 def _where(sample: LagSample, now: float) -> str:

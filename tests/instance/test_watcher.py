@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -37,12 +38,13 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 class Watched(Engine):
     """An engine with watched tasks; `in` is like a repartition topic."""
 
-    def __init__(self, guarantee: str) -> None:
+    def __init__(self, guarantee: str, partitions: int = 1) -> None:
         builder = StreamsBuilder("app")
         builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key().count(store="counts").to_stream().to(
             "out"
         )
-        super().__init__(builder.build(), {"in": 1, "out": 1}, processing_guarantee=guarantee, interval_s=0.005)
+        counts = {"in": partitions, "app-counts-changelog": partitions, "out": 1}
+        super().__init__(builder.build(), counts, processing_guarantee=guarantee, interval_s=0.005)
         self.registry = TaskRegistry()
         self.open_tasks: dict[TaskId, Task] = {}
         self.silent = frozenset[int]()
@@ -108,6 +110,35 @@ def test_what_all_siblings_have_done_is_deleted(watched: Watched) -> None:
             return watched.start_offset() == watched.log.end_offset(SOURCE)
 
         assert wait_until(deleted, 90), (watched.start_offset(), watched.log.end_offset(SOURCE))
+
+
+def test_a_partition_in_which_nothing_can_be_deleted_keeps_no_other_from_its_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its leader may be away for long, and each purge began with it: the others grew without bound."""
+    made = Watched(EXACTLY, partitions=3)
+    made.start()
+    tasks = [made.open(WHOLE, partition) for partition in range(3)]
+    for partition in range(3):
+        made.write("in", [(b"k", b"", 5)], partition)
+    made.settle()
+    assert wait_until(lambda: all(task.progress.stable(task.sources[0]) == 1 for task in tasks), 90)
+    away, tried = {0, 1}, list[int]()
+
+    def delete(source: TopicPartition, _: int) -> None:
+        tried.append(source.partition)
+        if source.partition in away:
+            raise LogError("its broker is down", retryable=True)
+
+    monkeypatch.setattr(made.log, "delete_before", delete)
+    for _ in range(4):
+        with suppress(LogError):
+            made.watcher._purge({task.id: task for task in tasks})
+    assert tried == [0, 1, 2, 0, 1]
+    away.clear()
+    made.watcher._purge({task.id: task for task in tasks})
+    assert tried[5:] == [0, 1]
+    made.stop()
 
 
 def test_what_one_sibling_has_not_done_stays(watched: Watched) -> None:
