@@ -203,8 +203,8 @@ class CommitView:
         self._topic_ids: dict[str, str] = {}
         """The ids of source topics, as far as they were told."""
         self._tilings: dict[TopicPartition, _Tiling] = {}
-        self._mirrors: dict[tuple[TopicPartition, Committed | None], Committed | None] = {}
-        """Answers of `mirror` since the last record: tasks ask at each interval."""
+        self._mirrors: dict[TopicPartition, tuple[Committed | None, Committed | None]] = {}
+        """The last question and answer of `mirror`, by partition, since its last record: tasks ask at each interval."""
 
     def apply(self, key: bytes, value: bytes | None) -> None:
         """Apply one record of the group's partition, in log order; records of other groups change nothing.
@@ -216,7 +216,7 @@ class CommitView:
             return
         self.taken += 1
         parsed = decode_key(key)
-        self._mirrors.clear()
+        self._mirrors.pop(TopicPartition(parsed.topic, parsed.partition), None)
         live = self._live.setdefault(parsed.topic, Packed(TAIL_BYTES))
         tail = tail_of(parsed)
         changed = live.remove(tail) if value is None else live.put(tail, payload_of(value, parsed.key_range))
@@ -340,10 +340,10 @@ class CommitView:
         `committed` is the one it last wrote, or found. A foreign offset is replaced only when every hash has passed it:
         our own offset would no longer count as the larger of both.
         """
-        asked = partition, committed
-        if asked not in self._mirrors:
-            self._mirrors[asked] = self._mirror(partition, committed)
-        return self._mirrors[asked]
+        last = self._mirrors.get(partition)
+        if last is None or last[0] != committed:
+            last = self._mirrors[partition] = committed, self._mirror(partition, committed)
+        return last[1]
 
     def _mirror(self, partition: TopicPartition, committed: Committed | None) -> Committed | None:
         stable = self._stable(partition, committed)

@@ -278,6 +278,19 @@ def test_a_mirror_names_the_highest_individual_commit_and_terms_go_on_above_it_w
     assert not anew.lacks(AT, None)
 
 
+def test_the_mirror_of_a_partition_is_computed_anew_only_after_a_commit_there() -> None:
+    """Tasks ask at each interval, and the commits of other partitions come all the time."""
+    view, plain = CommitView("g"), Committed(100, -1, 0)
+    say(view, LEFT, 1, 130)
+    say(view, RIGHT, 2, 120)
+    mirror = view.mirror(AT, plain)
+    elsewhere = CommitKey("g", "orders", AT.partition + 1, WHOLE, 1, 1)
+    view.apply(encode_key(elsewhere), encode_value(CommitValue("t", (Segment(WHOLE, 5),))))
+    assert view.mirror(AT, plain) is mirror
+    say(view, RIGHT, 2, 140)
+    assert view.mirror(AT, plain) == Committed(130, -1, 0, 2)
+
+
 def test_a_consumers_commits_in_another_topic_count_for_no_hash_but_their_terms_do() -> None:
     view = CommitView("g")
 
