@@ -234,7 +234,10 @@ class Instance:
             if self._dispatcher:
                 self._dispatcher.move(WAIT_S)
         except CoopStreamsError as error:
-            self._doubtful(Failed(error, "reader"))
+            if self._subscription.may_cure(error):
+                self._host.sleep(DOUBT_S)
+            else:
+                self._doubtful(Failed(error, "reader"))
         except SystemExit as error:  # the reader runs functions of the program, too: see `operator_time`
             return Failed(error, "reader")
         return None

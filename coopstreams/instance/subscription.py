@@ -1,7 +1,8 @@
 """The thread that finds topics that match a pattern, every `metadata.max.age.ms`. Without a pattern it does not run.
 
 Each process looks for itself. A process that may be behind looks at once, and again soon: it was given a task that it
-does not know (the leader of the group has seen a topic before it), or it could not commit (a topic may be gone).
+does not know (the leader of the group has seen a topic before it), or it could not commit, or read (a topic may be
+gone).
 
 Invariant: a missing topic counts as gone only after `UNKNOWN_FOR_S`: a broker that has just started may not know all
 topics.
@@ -18,7 +19,7 @@ from coopstreams.common.host import SYSTEM, Host
 from coopstreams.log.log import UNKNOWN_FOR_S, Log
 from coopstreams.tasks.events import Event, Failed, Matched
 from coopstreams.tasks.resolved_topology import ResolvedTopology, resolve_topology
-from coopstreams.topology.errors import LogError, UnknownTopicError
+from coopstreams.topology.errors import CoopStreamsError, LogError, UnknownTopicError
 from coopstreams.topology.graph.patterns import matched, unmatched
 from coopstreams.topology.graph.topology import Topology
 
@@ -28,6 +29,8 @@ AGAIN_S = 0.5
 """Time between two looks after `hurry`."""
 HURRY_S = 10.0
 """How long `hurry` has an effect."""
+GONE_S = 30.0
+"""How long the reader may miss a topic before that is an error; if it matched a pattern, a look takes it out before."""
 
 
 class PatternSubscription:
@@ -51,6 +54,8 @@ class PatternSubscription:
         self._hurried_until = 0.0
         self._missing: dict[str, float] = {}
         """Topics that are read and do not exist, and since when."""
+        self._unread_since: float | None = None
+        """Since when the reader has missed a topic; None: it has not since topics were last found to be new or gone."""
         self._stopped = False
         self._thread = host.thread(self._run, "subscription")
 
@@ -70,6 +75,19 @@ class PatternSubscription:
         """Look at once, and often for a while. Any thread."""
         self._hurried_until = self._host.now() + HURRY_S
         self._wake.set()
+
+    def may_cure(self, error: CoopStreamsError) -> bool:
+        """Return whether this error of the reader may be a topic that a pattern matched and that is gone; look at once.
+
+        Any thread.
+        """
+        if not self._built.has_patterns or not isinstance(error, UnknownTopicError):
+            return False
+        if self._unread_since is None:
+            self._unread_since = self._host.now()
+            log.info("%s; looking for topics", error)
+            self.hurry()
+        return self._host.now() - self._unread_since < GONE_S
 
     def stop(self) -> None:
         """End the thread."""
@@ -111,5 +129,5 @@ class PatternSubscription:
             ", ".join(sorted(new)) or "none",
             ", ".join(sorted(gone)) or "none",
         )
-        self._resolved = resolved
+        self._resolved, self._unread_since = resolved, None
         self._emit(Matched(resolved))

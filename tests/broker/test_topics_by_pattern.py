@@ -111,6 +111,22 @@ def test_a_topic_that_is_deleted_is_no_longer_read_and_the_others_go_on(shop: Sh
         await_table(app, shop.written)
 
 
+@pytest.mark.slow
+def test_a_topic_that_is_deleted_while_nothing_is_processed_is_no_longer_read_and_the_instance_goes_on(
+    shop: Shop,
+) -> None:
+    europe, asia = shop.topic("europe"), shop.topic("asia")
+    # The next check for topics is five minutes away, and nothing is committed: the reader misses the topic first.
+    with shop.app(0, metadata_max_age_ms=300_000) as app:
+        await_running([app])
+        shop.write(asia, 200)
+        await_table(app, shop.written)
+        shop.kafka.delete(asia)
+        eventually(lambda: reads(app) == {europe}, 120, lambda: str(reads(app)))
+        shop.write(europe, 300)
+        await_table(app, shop.written)
+
+
 def test_a_new_topic_that_does_not_fit_stops_the_application_and_says_why(shop: Shop) -> None:
     shop.topic("europe", 1)
     app = shop.app(0)

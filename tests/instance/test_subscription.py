@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from coopstreams.common.config import Config
-from coopstreams.instance.subscription import HURRY_S, PatternSubscription
+from coopstreams.instance.subscription import GONE_S, HURRY_S, PatternSubscription
 from coopstreams.log.kafka.schema_registry import registry_of
 from coopstreams.log.log import UNKNOWN_FOR_S, TopicSpec
 from coopstreams.log.memory.log import MemoryLog
@@ -20,6 +20,7 @@ from coopstreams.tasks.resolved_topology import resolve_topology
 from coopstreams.tasks.schemas import schemas_bound
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
+from coopstreams.topology.errors import OffsetOutOfRangeError, UnknownTopicError
 from coopstreams.topology.schemas import InMemoryRegistry
 from tests.simulation.fibers import Machine, Scheduler
 
@@ -88,6 +89,18 @@ def test_a_topic_is_gone_only_when_it_was_missing_for_a_while(subscribed: Subscr
     assert len(subscribed.said) == 1, "a broker that has just started may not know it"
     subscribed.scheduler.run(HURRY_S + UNKNOWN_FOR_S + 1)
     assert [topics for _, topics in subscribed.said] == [("orders-eu", "orders-us"), ("orders-eu",)]
+
+
+def test_a_topic_that_the_reader_misses_is_waited_for_while_a_look_may_take_it_out(subscribed: Subscribed) -> None:
+    missed = UnknownTopicError("orders-eu-0 does not exist any more")
+    subscribed.log.delete_topics(["orders-eu"])
+    assert subscribed.subscription.may_cure(missed)
+    subscribed.scheduler.run(UNKNOWN_FOR_S + 1)
+    assert [topics for _, topics in subscribed.said] == [()]
+    assert subscribed.subscription.may_cure(missed)
+    subscribed.scheduler.run(UNKNOWN_FOR_S + 1 + GONE_S)
+    assert not subscribed.subscription.may_cure(missed), "no pattern has matched that topic"
+    assert not subscribed.subscription.may_cure(OffsetOutOfRangeError("orders-us-0 from offset 5"))
 
 
 def test_a_new_topic_is_looked_for_again_while_the_schema_registry_does_not_answer(
