@@ -5,7 +5,8 @@ A plain committed offset alone is not enough: individual commits of key ranges u
 
     ask     a commit that changes nothing: the coordinator refuses it if there are members
     record  [whole]@term -> offset, without done runs
-    plain   the offset at the same term, for ordinary consumers and lag monitors
+    plain   the offset at the same term, for ordinary consumers and lag monitors; what fences of the group left in other
+            partitions of the commit topic, before their count was changed, becomes void (`Follower.check`)
 
 Both name the topic by its id, as every commit does: if it is made anew before the next start, that start is refused.
 
@@ -24,7 +25,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping
 
-from coopstreams.commit.follower import Follower
+from coopstreams.commit.follower import VOID, Follower
 from coopstreams.commit.offsets import catch_up
 from coopstreams.commit.record import (
     CommitKey,
@@ -103,7 +104,9 @@ def reset_offsets(
                 partitions=follower.partition.partition,
             )
         writer.flush(_FLUSH_S)
-        coordinator.commit(plain)
+        rows = coordinator.fetch_offsets(follower.rows(), stable=False).offsets
+        void = {at: (row[0], VOID) for at, row in rows.items() if row is not None and at != follower.partition}
+        coordinator.commit(plain | void)
     finally:
         writer.close()
         follower.close()

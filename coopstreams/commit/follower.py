@@ -38,12 +38,16 @@ from coopstreams.commit.record import (
 from coopstreams.commit.view import CommitView, Hole, LiveCommit, PartitionStart, Winner
 from coopstreams.log.log import Log, Position, Reader
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import ConfigError, LogError
+from coopstreams.topology.errors import ConfigError, LogError, OffsetOutOfRangeError
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.naming import COMMIT_TOPIC
 
 log = logging.getLogger(__name__)
 
+VOID = "void"
+"""The metadata of a plain offset that a fence left in another partition of the commit topic, once a reset has put the
+group's progress into this one.
+"""
 _BATCH = 2000
 _TRIES = 30
 """Fetches, of a tenth of a second at most, in which `blockers` looks for the writers of open transactions."""
@@ -104,14 +108,17 @@ class Follower:
     def check(self, rows: Mapping[TopicPartition, tuple[int, str] | None]) -> None:
         """Check that the group has always used this partition of the commit topic.
 
-        The group's fences leave a plain offset in the partition they used; `rows` are these offsets.
+        The group's fences leave a plain offset in the partition they used; `rows` are these offsets. One that a reset
+        has made void does not count.
 
         Raises:
             ConfigError: the topic's partition count was changed, so the group's progress is in another partition now;
                 or records are gone.
         """
         found = {
-            partition: row[0] for partition, row in rows.items() if row is not None and partition.topic == COMMIT_TOPIC
+            partition: row[0]
+            for partition, row in rows.items()
+            if row is not None and partition.topic == COMMIT_TOPIC and row[1] != VOID
         }
         known, end = found.pop(self.partition, 0), self.barrier()
         if known > end:
@@ -125,7 +132,9 @@ class Follower:
             raise ConfigError(
                 f"group {self.group!r} keeps its progress in partition {others[0]} of {COMMIT_TOPIC}, but with "
                 f"{self.partitions} partitions it belongs into {self.partition.partition}: the partition count was "
-                "changed, which it must never be. Restore the count, or reset the group"
+                "changed, which it must never be, and Kafka cannot take partitions back. Stop all instances, and begin "
+                "anew (`coopstreams reset`), or say where the group goes on in each topic that it reads: `coopstreams "
+                f"group reset {self.group} --topic TOPIC --to OFFSET`"
             )
 
     def rows(self) -> list[TopicPartition]:
@@ -146,10 +155,19 @@ class Follower:
         """Read on; wait at most `timeout_s` for the first record. Return whether the tail moved.
 
         Raises:
+            OffsetOutOfRangeError: the topic was made anew, or records were deleted, since the last one that was read.
             LogError: the partition cannot be read.
         """
         before = self._tail
-        for batch in self._reader.fetch(_BATCH, timeout_s):
+        try:
+            batches = self._reader.fetch(_BATCH, timeout_s)
+        except OffsetOutOfRangeError as error:
+            raise OffsetOutOfRangeError(
+                f"{self.partition} has no longer the offset {before}, up to which it was read: {COMMIT_TOPIC} was made "
+                f"anew, or its records were deleted, while group {self.group!r} was running. Start this process again: "
+                "it goes on, or says which commits are missing"
+            ) from error
+        for batch in batches:
             columns = batch.columns
             with self._lock:
                 for key, value, offset in zip(columns.keys, columns.values, columns.offsets, strict=True):

@@ -75,10 +75,10 @@ def check_beside(follower: Follower, committed: Mapping[TopicPartition, Committe
             raise ConfigError(
                 f"{partition}: key ranges of group {follower.group!r} had committed more than the plain offset "
                 f"{plain.offset} says, and these commits are no longer in {follower.partition}: "
-                f"{follower.partition.topic} was made anew, or its records were deleted. All records below "
-                f"{plain.offset} are done, and those of some keys above. Restore the topic; or begin anew "
-                "(`coopstreams reset`); or process some records twice: stop all instances and run `coopstreams group "
-                f"reset {follower.group} --topic {topic} --partition {number} --to {plain.offset}`"
+                f"{follower.partition.topic} was made anew, its records were deleted, or its partition count was "
+                f"changed. All records below {plain.offset} are done, and those of some keys above. Restore the topic; "
+                "or begin anew (`coopstreams reset`); or process some records twice: stop all instances and run "
+                f"`coopstreams group reset {follower.group} --topic {topic} --partition {number} --to {plain.offset}`"
             )
 
 

@@ -26,7 +26,7 @@ from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import Log, Position, TopicSpec, Writer
 from coopstreams.log.memory.log import MemoryLog
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import ConfigError, LogError
+from coopstreams.topology.errors import ConfigError, LogError, OffsetOutOfRangeError
 from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.naming import COMMIT_TOPIC
 from tests.conftest import Kafka
@@ -94,6 +94,18 @@ def test_the_topic_is_made_if_it_is_missing_and_taken_as_it_is_if_not() -> None:
     assert Follower(log, "g").partition == TopicPartition(COMMIT_TOPIC, partition_of("g", PARTITIONS))
     assert (log.partitions()[COMMIT_TOPIC], log.topic_config(COMMIT_TOPIC)["cleanup.policy"]) == (PARTITIONS, "compact")
     assert Follower(log, "g", partitions=7).partitions == PARTITIONS
+
+
+def test_a_topic_that_is_made_anew_while_it_is_followed_is_named() -> None:
+    """The reader's error says to begin elsewhere in the log, which is no cure for a position in it."""
+    log = MemoryLog()
+    follower = Follower(log, "g")
+    say(log.writer(), follower, WHOLE, 1, 5)
+    pass_barrier(follower, follower.barrier())
+    log.delete_topics([COMMIT_TOPIC])
+    log.create_topics([topic_spec()])
+    with pytest.raises(OffsetOutOfRangeError, match=r"was made anew.* while group 'g' was running. Start this process"):
+        follower.poll(0.0)
 
 
 def test_a_changed_partition_count_is_refused_when_the_fence_row_tells() -> None:

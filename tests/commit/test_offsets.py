@@ -222,6 +222,23 @@ def test_a_reset_names_the_topic_unless_that_is_about_to_be_made_anew(group: Gro
 
 
 @pytest.mark.broker
+def test_after_a_reset_the_group_may_begin_in_another_partition_of_the_commit_topic(group: Group) -> None:
+    """The partition count was changed. Fences left an offset in the partition of before, and it stayed for ever."""
+    follower = Follower(group.log, group.name)
+    before = TopicPartition(COMMIT_TOPIC, (follower.partition.partition + 1) % follower.partitions)
+    group.admin.commit({before: (7, "")})
+
+    def rows() -> Offsets:
+        return group.admin.fetch_offsets(follower.rows(), stable=False).offsets
+
+    with pytest.raises(ConfigError, match="the partition count was changed"):
+        follower.check(rows())
+    reset_offsets(group.log, group.admin, {group.partition: 10})
+    follower.check(rows())
+    follower.close()
+
+
+@pytest.mark.broker
 def test_a_reset_backwards_counts_also_where_another_client_had_committed(group: Group) -> None:
     group.plain(70, "somebody else's")
     reset_offsets(group.log, group.admin, {group.partition: 10})
