@@ -352,7 +352,7 @@ class GroupCoordinator:
         except errors.KafkaError as error:
             if refusal := self._refusal(error):
                 return refusal
-            self._trouble(f"group {self._group}: {error}")
+            self._trouble(f"group {self._group}: {error}{requests.likely_cause(error)}")
             await self._connection.idle(_IDLE_S)
         if not (wanted and member.need_rejoin()) and not self._connection.closed:
             await self._connection.idle(_IDLE_S)

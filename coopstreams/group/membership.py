@@ -306,8 +306,8 @@ class _Hooks:
         size = sum(map(len, subscriptions.values())) + sum(map(len, encoded.values()))
         if size > _RECORD_LIMIT:
             log.warning(
-                "group %s has %d bytes of metadata; brokers refuse more than their message.max.bytes (1 MiB). Use "
-                "fewer or larger processes.",
+                "group %s has %d bytes of metadata; brokers refuse more than max.message.bytes of __consumer_offsets "
+                "(1 MiB), and then no member gets tasks. Raise that, or run fewer processes with more threads.",
                 member.group,
                 size,
             )

@@ -335,6 +335,17 @@ def refusal(
     return None
 
 
+def likely_cause(error: errors.KafkaError) -> str:
+    """Return the likely cause of an error that brokers do not explain, with the cure, as a sentence; empty: they do."""
+    if type(error) is not errors.UnknownError:
+        return ""
+    return (
+        ". Its coordinator could not store it: with about a hundred members or more, what they know of each other has "
+        "more bytes than max.message.bytes of the topic __consumer_offsets (1 MiB) allows, and no member gets tasks. "
+        "Raise that, or run fewer processes with more threads"
+    )
+
+
 def not_let_in(error: errors.KafkaError, login: Login) -> GroupError | None:
     """Return why the brokers do not let this process in, or it does not trust them, with the cure; None: they do."""
     if isinstance(error, (errors.SaslAuthenticationFailedError, errors.UnsupportedSaslMechanismError)):
