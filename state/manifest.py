@@ -135,7 +135,7 @@ class Manifest:
             if written != _digest({"format": version, **content}):
                 raise SnapshotError("its bytes are not those that were written (SHA-256 differs)")
             return _MANIFESTS.decode(data)
-        except (msgspec.MsgspecError, AttributeError, KeyError, TypeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, AttributeError, KeyError, TypeError) as error:
             raise SnapshotError(f"it is no manifest: {error}") from error
 
     def files(self) -> Iterator[File]:

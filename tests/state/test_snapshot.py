@@ -217,14 +217,15 @@ def test_nothing_is_seen_before_it_is_published_and_the_newest_publication_count
     assert snapshot.runs(url, "app") == ["run-1", "run-2"]
 
 
-def test_a_manifest_survives_its_file_and_every_flipped_byte_is_noticed() -> None:
+@pytest.mark.parametrize("bit", range(8))
+def test_a_manifest_survives_its_file_and_every_flipped_bit_is_noticed(bit: int) -> None:
     made = manifest_of(
         {"counts": [Slice(0, 0, 7, 5, -1, 9, (manifest.File("store/counts", "n", 1, 2, "ab", "00", "01"),))]}
     )
     data = made.to_json()
     assert Manifest.from_json(data) == made
     for at in range(len(data)):
-        flipped = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+        flipped = data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
         try:
             assert Manifest.from_json(flipped) == made  # a blank between words became another one
             assert data[at] in b" \n\t"

@@ -206,9 +206,9 @@ def test_nothing_published_is_no_error(tmp_path: Path, url: str, caplog: pytest.
     assert said(caplog) == []
 
 
-def flip(path: Path) -> None:
+def flip(path: Path, bit: int = 0) -> None:
     data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
+    data[len(data) // 2] ^= 1 << bit
     path.write_bytes(data)
 
 
@@ -227,6 +227,7 @@ def change(path: Path, old: bytes, new: bytes) -> None:
             lambda folder: change(next(folder.glob("*/manifest.json")), b'"observed": -1', b'"observed": -2'),
             "SHA-256 differs",
         ),
+        (lambda folder: flip(next(folder.glob("*/manifest.json")), 7), "it is no manifest"),
         (
             lambda folder: change(next(folder.glob("*/manifest.json")), b'"format": 1', b'"format": 9'),
             "upgrade coopstreams",
@@ -234,7 +235,7 @@ def change(path: Path, old: bytes, new: bytes) -> None:
         (lambda folder: next(folder.glob("*/manifest.json")).unlink(), "it has no manifest"),
         (lambda folder: folder.rename(folder.with_name("gone")), ""),
     ],
-    ids=["flipped byte", "missing file", "damaged manifest", "newer format", "missing manifest", "nothing there"],
+    ids=["flipped byte", "missing file", "damaged manifest", "manifest of no text", "newer format", "missing manifest", "nothing there"],
 )
 def test_a_snapshot_that_is_damaged_is_refused_in_words_and_the_changelog_read(
     spoil: Callable[[Path], None], words: str, tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture
