@@ -28,6 +28,8 @@ _SHAPE = b"shape/"
 _BATCH = 10_000
 FEW = 4
 """The most rows of a key group, on average, for which a scan reads all with one iterator and sorts them."""
+FEW_BYTES = 1 << 20
+"""The most bytes of values that such a scan holds."""
 COUNTED = 1000
 """The most rows that are counted one by one."""
 
@@ -83,10 +85,9 @@ class EngineStores:
         wanted = frozenset(groups)
         with self._lock:  # no write between the iterators: all see the same moment
             families = self._families(store)
-            few = self._few_rows(families, wanted)
+            few = self._few_rows(families, wanted, start, end)
             if few is not None:
-                within = [row for row in few if (start is None or row[0] >= start) and (end is None or row[0] < end)]
-                return iter(sorted(within, reverse=reverse))
+                return iter(sorted(few, reverse=reverse))
             bounds = [_bounds(group, start, end) for group in wanted]
             rows = [each for family in families for each in self._scans(family, bounds, reverse=reverse)]
         plain = [_without_group(each) for each in rows]
@@ -97,9 +98,9 @@ class EngineStores:
         family, start = layout.expiry_family(store), layout.TIMESTAMP.pack(max(0, first_ms))
         with self._lock:  # no write between the iterators: all see the same moment
             wanted = frozenset(groups)
-            few = self._few_rows([family], wanted)
+            few = self._few_rows([family], wanted, start, None)
             if few is not None:
-                rows = [iter(sorted(row for row in few if row[0] >= start))]
+                rows = [iter(sorted(few))]
             else:
                 found = self._scans(family, [_bounds(group, start, None) for group in wanted])
                 rows = [_without_group(each) for each in found]
@@ -216,19 +217,30 @@ class EngineStores:
         with self._lock:
             self._engine.close()
 
-    def _few_rows(self, families: Sequence[str], groups: frozenset[int]) -> list[tuple[bytes, bytes]] | None:
-        """Return the store keys of some key groups and their values, in no order; None if they may be many.
+    def _few_rows(
+        self, families: Sequence[str], groups: frozenset[int], start: bytes | None, end: bytes | None
+    ) -> list[tuple[bytes, bytes]] | None:
+        """Return the store keys start <= key < end of some key groups and their values, in no order.
 
-        An iterator for each group costs more than to read a few rows and to sort them. The counts are approximate, so
-        the rows are counted as well.
+        None: the groups may have many rows, or these are large. An iterator for each group costs more than to read a
+        few rows and to sort them. The counts are approximate, so the rows are counted as well.
         """
         most = FEW * len(groups)
         if not groups or sum(self._engine.count(family) for family in families) > most:
             return None
         low, high = layout.group_bounds(KeyGroups(min(groups), max(groups)))
-        found = chain.from_iterable(self._engine.scan(family, low, high) for family in families)
-        rows = list(islice(found, most + 1))
-        return None if len(rows) > most else [(key[1:], value) for key, value in rows if key[0] in groups]
+        rows: list[tuple[bytes, bytes]] = []
+        room = FEW_BYTES
+        for read, (place, value) in enumerate(
+            chain.from_iterable(self._engine.scan(family, low, high) for family in families)
+        ):
+            if read == most or room < 0:
+                return None
+            key = place[1:]
+            if place[0] in groups and (start is None or key >= start) and (end is None or key < end):
+                rows.append((key, value))
+                room -= len(value)
+        return rows
 
     def _families(self, store: str) -> list[str]:
         if self.specs[store].kind not in layout.SEGMENTED:

@@ -65,6 +65,9 @@ _DAMAGED = "DAMAGED"
 _LOCKED = ("IO error: While lock file", "IO error: lock hold by current process")
 """The beginnings of the errors of a folder that another database has open."""
 
+_CHUNK_BYTES = 64 << 10
+"""The bytes of values at which a chunk of a scan ends: a scan of all key groups holds a chunk of each."""
+
 _MOST_SPARE = 4
 """The emptied column families that are kept for the next families."""
 
@@ -296,9 +299,9 @@ class Rocks:
     def _rows(self, cursor: _Cursor, start: bytes, end: bytes | None, reverse: bool) -> Iterator[tuple[bytes, bytes]]:
         # In chunks: between them only the cursor holds the iterator, so that `close` can take it away.
         for size in chain((2, 8, 32), repeat(256)):
-            chunk = self._chunk(cursor, start, end, reverse, size)
+            chunk, more = self._chunk(cursor, start, end, reverse, size)
             yield from chunk
-            if len(chunk) < size:
+            if not more:
                 return
             if reverse:
                 end = chunk[-1][0]
@@ -307,8 +310,10 @@ class Rocks:
 
     def _chunk(
         self, cursor: _Cursor, start: bytes, end: bytes | None, reverse: bool, size: int
-    ) -> list[tuple[bytes, bytes]]:
+    ) -> tuple[list[tuple[bytes, bytes]], bool]:
+        """Return the first rows, `size` at most and at least one if there is any, and whether there are more."""
         chunk: list[tuple[bytes, bytes]] = []
+        room = _CHUNK_BYTES
         with self._lock:
             iterator = cursor.iterator
             if iterator is None:
@@ -325,18 +330,21 @@ class Rocks:
                     iterator.seek_for_prev(end)
                     if valid() and key() == end:
                         step()
-            while len(chunk) < size and valid():
+            while valid():
                 at = key()
                 if at < start or (end is not None and at >= end):
-                    return chunk
-                chunk.append((at, value()))
+                    return chunk, False
+                if len(chunk) == size or room <= 0:
+                    return chunk, True
+                data = value()
+                room -= len(data)
+                chunk.append((at, data))
                 step()
-            if len(chunk) < size:
-                try:
-                    iterator.status()
-                except Exception as error:
-                    raise self._error(error) from error
-        return chunk
+            try:
+                iterator.status()
+            except Exception as error:
+                raise self._error(error) from error
+        return chunk, False
 
     def _check_open(self) -> None:
         if self._closed:

@@ -59,6 +59,7 @@ def test_only_a_few_column_families_are_kept(tmp_path: Path) -> None:
     assert columns(tmp_path) == {"windows/0", "windows/1", "windows/2", "windows/3"}
 
 
+@pytest.mark.parametrize("chunk_bytes", [0, rocks._CHUNK_BYTES])  # 0: each row is large
 @given(
     keys=st.sets(st.binary(max_size=2), max_size=60),
     bounds=st.lists(st.tuples(st.binary(max_size=2), st.none() | st.binary(max_size=2)), max_size=6),
@@ -66,8 +67,14 @@ def test_only_a_few_column_families_are_kept(tmp_path: Path) -> None:
 )
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_ranges_that_share_an_iterator_are_read_by_turns_and_see_one_moment(
-    keys: set[bytes], bounds: list[tuple[bytes, bytes | None]], reverse: bool, tmp_path_factory: pytest.TempPathFactory
+    chunk_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
+    keys: set[bytes],
+    bounds: list[tuple[bytes, bytes | None]],
+    reverse: bool,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
+    monkeypatch.setattr(rocks, "_CHUNK_BYTES", chunk_bytes)
     engine = Rocks(tmp_path_factory.mktemp("shared"))
     engine.create("one")
     engine.write([Change("one", sorted(keys), [b"1"] * len(keys))])

@@ -2,15 +2,16 @@ from __future__ import annotations
 
 import itertools
 import threading
+import tracemalloc
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coopstreams.state import engine_stores
+from coopstreams.state import engine_stores, layout
 from coopstreams.state.database import Database
-from coopstreams.state.engine import Engine
+from coopstreams.state.engine import Change, Engine
 from coopstreams.state.memory import Memory
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.task_state import TaskState
@@ -94,6 +95,29 @@ def test_a_range_is_read_no_further_than_it_is_asked(tmp_path: Path) -> None:
     database = filled(Rocks(tmp_path))
     rows = KeyRangeView(database, SPEC, [WHOLE]).range(b"000", b"049")
     assert [next(rows).key, next(rows).key] == [b"000", b"001"]
+    database.close()
+
+
+@pytest.mark.parametrize(("few", "asked"), [(engine_stores.FEW, (b"010", b"011")), (0, (None, None))])
+def test_of_rows_with_large_values_only_the_next_are_in_memory(
+    few: int, asked: tuple[bytes | None, bytes | None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Few rows of a megabyte were read and sorted, all of them, and others a thousand at a time."""
+    monkeypatch.setattr(engine_stores, "FEW", few)
+    database, large = Database(Rocks(tmp_path), [SPEC]), 1 << 18
+    keys = [b"%03d" % number for number in range(100)]
+    rows = [Change(layout.family_of("counts"), [b"\x07" + key], [layout.pack(0, bytes(large))]) for key in keys]
+    for row in rows:
+        database.write([row], {})
+    view = KeyRangeView(database, SPEC, [WHOLE])
+    tracemalloc.start()
+    try:
+        read = sum(1 for _ in view.range(*asked))
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert read == (2 if few else 100)
+    assert most < 8 * large
     database.close()
 
 
