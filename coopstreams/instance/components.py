@@ -142,13 +142,10 @@ class Components:
             check_published(config, cluster.partitions(), resolved.topics.partitions)
             subtopologies = {subtopology.id: subtopology for subtopology in resolved.topology.subtopologies}
             process = f"{directory.process_id[:8]}-{host.unique()[:8]}"
-            tasks = sum(resolved.topics.tasks) or 1
-            # Without a record cache updates are forwarded one by one; the write buffer still keeps recent rows.
-            buffer_bytes = config["statestore.cache.max.bytes"] or SETTINGS["statestore.cache.max.bytes"][1]
             databases = Databases(
                 directory,
                 subtopologies,
-                max(1 << 20, buffer_bytes // tasks),
+                task_buffer_bytes(config, resolved.topics.tasks),
                 lambda part: native_tables(part, config, caching=config["statestore.cache.max.bytes"] > 0),
             )
             follower = Follower(cluster, application, replication=config["replication.factor"])
@@ -463,6 +460,19 @@ def _tracing(config: Config) -> Callable[[TaskId], RecordSpans] | None:
     from coopstreams.tasks.spans import RecordSpans
 
     return partial(RecordSpans, get_tracer("coopstreams"), ratio, config["application.id"])
+
+
+def task_buffer_bytes(config: Config, partitions: Sequence[int]) -> int:
+    """Return the bound on the buffers of one task, given the partition count of each sub-topology.
+
+    The buffers of a process keep to the setting, also if it has all tasks: a partition is cut into as many key ranges
+    as there are threads for it.
+    """
+    # Without a record cache updates are forwarded one by one; the write buffer still keeps recent rows.
+    of_process = config["statestore.cache.max.bytes"] or SETTINGS["statestore.cache.max.bytes"][1]
+    threads, ranges = config["num.stream.threads"], config["ranges.per.partition"]
+    tasks = sum(max(count * ranges, threads) for count in partitions if count)
+    return max(1 << 20, of_process // max(1, tasks))
 
 
 def client_settings(config: Config) -> dict[str, Any]:
