@@ -97,8 +97,12 @@ class Rocks:
         path = str(folder)
         if (folder / _DAMAGED).exists():
             raise self._damaged((folder / _DAMAGED).read_text(errors="replace"))
+        known = (folder / "CURRENT").exists()
+        if known and not any(folder.glob("*.log")):
+            # RocksDB always has one. Without it, it opens families of different moments, and says nothing.
+            raise self._damaged("its write-ahead log, *.log, is missing")
         try:
-            names = Rdict.list_cf(path, options()) if (folder / "CURRENT").exists() else [_DEFAULT]
+            names = Rdict.list_cf(path, options()) if known else [_DEFAULT]
             self._db = Rdict(path, options(), column_families={name: options() for name in names})
         except Exception as error:
             raise self._error(error, opening=True) from error

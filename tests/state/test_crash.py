@@ -14,6 +14,7 @@ import pytest
 from coopstreams.state.database import Database
 from coopstreams.state.layout import unpack
 from coopstreams.state.rocks import Rocks
+from coopstreams.topology.errors import StateCorruptError
 from coopstreams.topology.keys import KeyRange, key_group, key_hash
 from coopstreams.topology.serdes import int64, text
 from coopstreams.topology.stores import StoreSpec, split_window_key
@@ -32,6 +33,7 @@ from pathlib import Path
 from coopstreams.state.database import Database
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.task_state import TaskState
+from coopstreams.topology.errors import StateCorruptError
 from coopstreams.topology.keys import KeyRange, key_hash
 from coopstreams.topology.serdes import int64, text
 from coopstreams.topology.stores import StoreSpec, window_key
@@ -115,3 +117,12 @@ def test_a_write_ahead_log_that_was_cut_short_is_an_older_moment_in_step(tmp_pat
     with newest.open("r+b") as file:
         file.truncate(int(newest.stat().st_size * keep))
     assert min(commits_in_step(tmp_path, dropped_since=True)) > 0
+
+
+def test_a_folder_that_has_lost_its_write_ahead_log_is_damaged(tmp_path: Path) -> None:
+    """Whoever tidies up may take its files for logs: rows that no file has yet would be missing, in silence."""
+    kill_midway(tmp_path, 0.05)
+    for file in tmp_path.glob("*.log"):
+        file.unlink()
+    with pytest.raises(StateCorruptError, match="its write-ahead log, .*, is missing"):
+        Rocks(tmp_path)
