@@ -129,6 +129,8 @@ class Restoring:
         self._snapshots = snapshots
         self._downloads = Downloads(host.now, lambda job, name: host.thread(job, name).start(), host.signal())
         self._reader = log.reader()
+        self._moved = False
+        """Whether the reader must be assigned before it reads on: jobs have begun, moved or ended."""
         self._jobs: dict[TopicPartition, _Job] = {}
         self._snapshot_restores: dict[tuple[TaskId, TopicPartition], _SnapshotRestore] = {}
         self._waiting: dict[TaskId, set[TopicPartition]] = {}
@@ -191,7 +193,7 @@ class Restoring:
                 self._listener.on_restore_suspended(changelog, job.restore.spec.name, job.restore.progress().read)
         if task in self._done:
             self._done.remove(task)
-        self._place()
+        self._moved = True
 
     def step(self) -> bool:
         """Fetch and apply once; return whether there is more to do.
@@ -205,6 +207,8 @@ class Restoring:
             if not self._jobs:
                 self._downloads.ended.wait(LOOK_S)
             self._look()
+        if self._moved:
+            self._assign()
         if self._jobs:
             self._read()
         self._changelogs.forget()
@@ -221,7 +225,7 @@ class Restoring:
             try:
                 job.restore.feed(columns, batches[-1].next_offset)
             except SerdeError as error:
-                self._place()  # what was fetched is read again
+                self._moved = True  # what was fetched is read again
                 raise LogError(f"{changelog} cannot be restored yet: {error}", retryable=True) from error
             if job.restore.position > before:
                 job.moved_at = self._host.now()
@@ -255,7 +259,7 @@ class Restoring:
                 changed = True
         if changed:
             self._complete()
-            self._place()
+            self._moved = True
         return changed
 
     def finished(self) -> list[TaskId]:
@@ -351,17 +355,22 @@ class Restoring:
 
     def _go_on(self, task: TaskId) -> None:
         if self._waiting[task]:
-            self._place()
+            self._moved = True
         else:
             self._finish(task)
 
-    def _place(self) -> None:
-        """Have the reader read the changelogs of all jobs, and of each only the key ranges to restore."""
+    def _assign(self) -> None:
+        """Have the reader read the changelogs of all jobs, and of each only the key ranges to restore.
+
+        Raises:
+            LogError: the brokers did not answer; the next step does it again.
+        """
         for changelog, job in self._jobs.items():
             # Merged neighbours: all ranges together are the whole partition, where no key needs hashing.
             ranges = WHOLE.minus(WHOLE.minus(job.ranges))
             self._reader.route(changelog, ranges, suffix=layout.changelog_suffix_bytes(job.restore.spec))
         self._reader.assign({changelog: Position(job.restore.position) for changelog, job in self._jobs.items()})
+        self._moved = False
 
     def _complete(self) -> None:
         complete = [changelog for changelog, job in self._jobs.items() if job.restore.done]
@@ -376,8 +385,7 @@ class Restoring:
                 self._waiting[task].discard(changelog)
                 if not self._waiting[task]:
                     self._finish(task)
-        if complete:
-            self._place()
+        self._moved |= bool(complete)
 
     @staticmethod
     def _begin_anew(changelog: TopicPartition, job: _Job, bounds: Bounds) -> None:

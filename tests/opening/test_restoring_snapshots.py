@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from coopstreams.common.metrics import Metrics
-from coopstreams.log.log import TopicSpec
+from coopstreams.log.log import Position, TopicSpec
 from coopstreams.log.memory.log import MemoryLog
+from coopstreams.log.memory.reader import MemoryReader
+from coopstreams.log.memory.state import MemoryState
 from coopstreams.opening.restoring import Restoring
 from coopstreams.state import layout, snapshot, snapshot_download
 from coopstreams.state.checkpoints import Checkpoint
@@ -26,7 +28,8 @@ from coopstreams.state.restore import TRUSTED_MS, trusted_ms
 from coopstreams.state.snapshot import SnapshotWriter
 from coopstreams.state.snapshot_download import AT_ONCE
 from coopstreams.state.snapshot_restore import Snapshots
-from coopstreams.topology.errors import LogError
+from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.errors import LogError, UnknownTopicError
 from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
 from coopstreams.topology.serdes import text
 from coopstreams.topology.stores import StoreSpec
@@ -303,4 +306,45 @@ def test_brokers_that_are_away_when_a_snapshot_has_come_are_asked_again(tmp_path
         log.away = False
         assert world.finish() == [BIG]
     assert (world.rows(), world.counts.keys, world.counts.replayed) == ({key: key for key in KEYS}, len(KEYS), 0)
+    world.reading.close()
+
+
+class Behind(MemoryLog):
+    """A cluster with a broker that does not know the topics, when it should be behind the others."""
+
+    behind = False
+
+    def reader(self, *, committed_only: bool = True) -> MemoryReader:
+        return ReaderBehind(self, committed_only=committed_only)
+
+    @property
+    def state(self) -> MemoryState:
+        return self._state
+
+
+class ReaderBehind(MemoryReader):
+    """A reader that asks that broker."""
+
+    def __init__(self, log: Behind, *, committed_only: bool) -> None:
+        super().__init__(log.state, committed_only=committed_only)
+        self._log = log
+
+    def assign(self, positions: Mapping[TopicPartition, Position]) -> None:
+        if self._log.behind and positions:
+            raise UnknownTopicError(f"there is no {', '.join(map(str, positions))}")
+        super().assign(positions)
+
+
+def test_a_changelog_that_a_broker_does_not_know_yet_when_a_snapshot_has_come_is_read_later(tmp_path: Path) -> None:
+    log = Behind()
+    world = World(tmp_path, log)
+    world.publish()
+    world.append([b"tail"], 0)
+    world.reading.add(BIG, [COUNTS], world.database, {})
+    log.behind = True
+    with pytest.raises(UnknownTopicError):
+        world.finish()
+    log.behind = False
+    assert world.finish() == [BIG]
+    assert world.rows() == {key: key for key in (*KEYS, b"tail")}
     world.reading.close()
