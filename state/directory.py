@@ -67,7 +67,10 @@ class StateDirectory:
     def __init__(self, root: Path | str, application_id: str, instance: int, *, store_type: str = ROCKS_DB) -> None:
         self.folder = Path(root) / application_id / f"instance-{instance}"
         self._store_type = store_type
+        self._changing = Lock()
+        """Held while databases are opened, emptied or closed. Queries of open databases do not wait for it."""
         self._lock = Lock()
+        """Held while users are counted; may be taken while `_changing` is held."""
         self._open: dict[tuple[int, int], _Open] = {}
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -112,14 +115,23 @@ class StateDirectory:
         Raises:
             StateCorruptError: it is damaged; names the folder and whether it may be deleted.
         """
+        at = (subtopology, partition)
         with self._lock:
-            return self._use((subtopology, partition), specs, wipe_corrupt)
+            if (known := self._open.get(at)) is not None:
+                known.users += 1
+                return known.database
+        with self._changing:
+            return self._use(at, specs, wipe_corrupt)
 
     def release(self, subtopology: int, partition: int) -> None:
         """Give a database back. The last user closes it, and removes its folders if empty. After `close`, a no-op."""
+        at = (subtopology, partition)
         with self._lock:
-            if self._lock_file >= 0:
-                self._give_back((subtopology, partition))
+            if (known := self._open.get(at)) is not None and known.users > 1:
+                known.users -= 1
+                return
+        with self._changing:
+            self._give_back(at)
 
     def drop(self, subtopology: int, partition: int, ranges: Iterable[KeyRange], specs: Sequence[StoreSpec]) -> None:
         """Delete key ranges that have moved away, keys and checkpoints, and the folders if nothing is left in them.
@@ -127,7 +139,7 @@ class StateDirectory:
         A damaged database is deleted as a whole: changelogs restore its other ranges.
         """
         at = (subtopology, partition)
-        with self._lock:
+        with self._changing:
             if at not in self._open and not self._folders(at):
                 return
             database = self._use(at, specs, wipe_corrupt=True)
@@ -139,7 +151,7 @@ class StateDirectory:
 
     def keep(self, ranges: Mapping[tuple[int, int], Iterable[KeyRange]]) -> None:
         """Delete all but these key ranges, by sub-topology and partition; databases that are not open, as a whole."""
-        with self._lock:
+        with self._changing:
             for at in self.partitions():
                 known = self._open.get(at)
                 if known is None and at not in ranges:
@@ -157,10 +169,12 @@ class StateDirectory:
 
     def close(self) -> None:
         """Close all open databases and release the lock of the folder. Idempotent."""
-        with self._lock:
-            for at in list(self._open):
-                self._open[at].users = 1
-                self._give_back(at)
+        with self._changing:
+            with self._lock:
+                opened = dict(self._open)
+                self._open.clear()
+            for at, known in opened.items():
+                self._close(at, known.database)
             if self._lock_file >= 0:
                 os.close(self._lock_file)
                 self._lock_file = -1
@@ -178,7 +192,8 @@ class StateDirectory:
         known = self._open.get(at)
         if known is None:
             known = self._open[at] = _Open(self._database(at, specs, wipe_corrupt))
-        known.users += 1
+        with self._lock:
+            known.users += 1
         return known.database
 
     def _database(self, at: tuple[int, int], specs: Sequence[StoreSpec], wipe_corrupt: bool) -> Database:
@@ -204,17 +219,23 @@ class StateDirectory:
             return open_engine(folder, store_type)
 
     def _give_back(self, at: tuple[int, int]) -> None:
-        known = self._open[at]
-        known.users -= 1
-        if known.users:
-            return
-        del self._open[at]
+        with self._lock:
+            known = self._open.get(at)
+            if known is None:
+                return  # closed with the directory
+            known.users -= 1
+            if known.users:
+                return
+            del self._open[at]
+        self._close(at, known.database)
+
+    def _close(self, at: tuple[int, int], database: Database) -> None:
         try:
-            empty = known.database.is_empty()
+            empty = database.is_empty()
         except StateError:  # the next open reports it
             empty = False
         try:
-            known.database.close()
+            database.close()
         except StateError as error:  # its users are gone, and failed writes were reported to the last writer
             log.warning("%s. The changelogs restore the writes that it has lost.", error)
         for folder in self._folders(at) if empty else ():

@@ -5,13 +5,16 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from uuid import UUID
 
 import pytest
 
 from coopstreams.state.database import Database
 from coopstreams.state.directory import FORMAT, StateDirectory
+from coopstreams.state.memory import Memory
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.task_state import TaskState
 from coopstreams.topology.errors import StateCorruptError, StateError, StateLockedError
@@ -69,6 +72,32 @@ def test_who_gives_a_database_back_after_the_directory_was_closed_changes_nothin
     again = StateDirectory(tmp_path, "app", 0)
     assert len(keys_of(again.open(0, 3, [SPEC]))) == 1000
     again.close()
+
+
+class Slow(Memory):
+    """An engine that opens when it may."""
+
+    opening, may = Event(), Event()
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        Slow.opening.set()
+        assert Slow.may.wait(60), "somebody waits for it"
+
+
+def test_who_reads_an_open_database_does_not_wait_for_another_one_to_open(tmp_path: Path) -> None:
+    """Each query pins the database that it reads."""
+    directory = StateDirectory(tmp_path, "app", 0)
+    database = directory.open(0, 0, [SPEC])
+    slow = StoreSpec("slow", "key_value", text, int64, store_type=f"{__name__}:Slow")
+    with ThreadPoolExecutor() as threads:
+        opened = threads.submit(directory.open, 1, 0, [slow])
+        assert Slow.opening.wait(60)
+        assert directory.open(0, 0, [SPEC]) is database
+        directory.release(0, 0)
+        Slow.may.set()
+        assert opened.result() is directory.open(1, 0, [slow])
+    directory.close()
 
 
 def test_what_was_committed_is_there_after_a_restart(tmp_path: Path) -> None:
