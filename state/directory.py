@@ -75,23 +75,23 @@ class StateDirectory:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock_file = _take_lock(self.folder)
+            try:
+                _check_format(self.folder)
+                self.process_id = _process_id(self.folder)
+                member = self.folder / MEMBER_ID
+                self.last_member = member.read_text(errors="replace").strip() if member.exists() else ""
+                """The member id of the process that had the folder last; empty if unknown. The holder of the lock knows
+                that this process has ended.
+                """
+                for doomed in self.folder.glob(f"*{_DOOMED}"):
+                    shutil.rmtree(doomed, ignore_errors=True)
+            except BaseException:
+                os.close(self._lock_file)
+                raise
         except OSError as error:
             raise StateError(
                 f'state folder "{self.folder}" cannot be used: {error}. Set state.dir to a folder that can be written.'
             ) from error
-        try:
-            _check_format(self.folder)
-            self.process_id = _process_id(self.folder)
-            member = self.folder / MEMBER_ID
-            self.last_member = member.read_text(errors="replace").strip() if member.exists() else ""
-            """The member id of the process that had the folder last; empty if unknown. The holder of the lock knows
-            that this process has ended.
-            """
-            for doomed in self.folder.glob(f"*{_DOOMED}"):
-                shutil.rmtree(doomed, ignore_errors=True)
-        except BaseException:
-            os.close(self._lock_file)
-            raise
 
     def note_member(self, id_: str) -> None:
         """Store the member id of this process for its successor.
@@ -320,6 +320,8 @@ def _take_lock(folder: Path) -> int:
     file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(file, 0)
+        os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
     except BlockingIOError as error:
         owner = os.pread(file, 20, 0).decode(errors="replace").strip() or "unknown"
         os.close(file)
@@ -327,8 +329,9 @@ def _take_lock(folder: Path) -> int:
             f'state folder "{folder}" is in use by process {owner}: stop it, or give this one another instance number '
             "or state.dir"
         ) from error
-    os.ftruncate(file, 0)
-    os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
+    except OSError:
+        os.close(file)
+        raise
     return file
 
 

@@ -80,6 +80,40 @@ directory.close()
 """
 
 
+BEGINNING = """
+import resource, subprocess, sys
+from pathlib import Path
+from coopstreams.state.directory import StateDirectory
+from coopstreams.topology.errors import StateError
+
+how, folder = sys.argv[1], Path(sys.argv[2])
+StateDirectory(folder, "app", 0).close()
+for name in ("format", "process-id"):
+    (folder / "app" / "instance-0" / name).unlink()
+full = folder / "full"
+if how == "tmpfs":
+    try:
+        with full.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(1 << 12))
+    except OSError:
+        pass
+else:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+for _ in range(2):
+    try:
+        StateDirectory(folder, "app", 0)
+        raise AssertionError("there was room for all")
+    except StateError as error:
+        print(error)
+if how == "tmpfs":
+    full.unlink()
+else:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
+StateDirectory(folder, "app", 0).close()
+"""
+
+
 @pytest.fixture(params=["limit", "tmpfs"])
 def full(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[str], str]]:
     """Return a function that runs a program on a small disk, and returns its output."""
@@ -113,3 +147,10 @@ def test_what_was_refused_is_not_there_and_the_folder_opens_again_in_the_same_pr
     said = full(CHILD)
     assert "not dropped" in said
     assert re.search(r"refused \d+ .*0_0.* cannot be used: .*(No space left on device|File too large)", said)
+
+
+def test_a_start_on_a_full_disk_says_so_and_leaves_the_folder_to_the_next(full: Callable[[str], str]) -> None:
+    said = full(BEGINNING).splitlines()
+    for line in said:
+        assert re.search(r"cannot be used: .*(No space left on device|File too large)", line)
+    assert len(said) == 2
