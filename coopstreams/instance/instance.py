@@ -328,8 +328,8 @@ class Instance:
                 self._opened[incarnation.id] = incarnation
                 self._do(self.registry.opened(incarnation.id))
             case Closed(task) if self.tasks.get(task.id) is task:
-                self._forget([task])
                 self._do(self.registry.closed(task.id))
+                self._forget([task])  # last: what has moved away is deleted while the database is open
             case Aborted(tasks, held=held):
                 if held is not None:
                     self.opener.hold(held)
