@@ -124,5 +124,5 @@ def test_a_folder_that_has_lost_its_write_ahead_log_is_damaged(tmp_path: Path) -
     kill_midway(tmp_path, 0.05)
     for file in tmp_path.glob("*.log"):
         file.unlink()
-    with pytest.raises(StateCorruptError, match="its write-ahead log, .*, is missing"):
+    with pytest.raises(StateCorruptError, match="its write-ahead log"):
         Rocks(tmp_path)

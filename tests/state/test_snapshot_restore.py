@@ -235,7 +235,15 @@ def change(path: Path, old: bytes, new: bytes) -> None:
         (lambda folder: next(folder.glob("*/manifest.json")).unlink(), "it has no manifest"),
         (lambda folder: folder.rename(folder.with_name("gone")), ""),
     ],
-    ids=["flipped byte", "missing file", "damaged manifest", "manifest of no text", "newer format", "missing manifest", "nothing there"],
+    ids=[
+        "flipped byte",
+        "missing file",
+        "damaged manifest",
+        "manifest of no text",
+        "newer format",
+        "missing manifest",
+        "nothing there",
+    ],
 )
 def test_a_snapshot_that_is_damaged_is_refused_in_words_and_the_changelog_read(
     spoil: Callable[[Path], None], words: str, tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture
