@@ -469,9 +469,9 @@ def task_buffer_bytes(config: Config, partitions: Sequence[int]) -> int:
     as there are threads for it.
     """
     # Without a record cache updates are forwarded one by one; the write buffer still keeps recent rows.
-    of_process = config["statestore.cache.max.bytes"] or SETTINGS["statestore.cache.max.bytes"][1]
+    of_process: int = config["statestore.cache.max.bytes"] or SETTINGS["statestore.cache.max.bytes"][1]
     threads, ranges = config["num.stream.threads"], config["ranges.per.partition"]
-    tasks = sum(max(count * ranges, threads) for count in partitions if count)
+    tasks: int = sum(max(count * ranges, threads) for count in partitions if count)
     return max(1 << 20, of_process // max(1, tasks))
 
 
