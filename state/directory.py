@@ -5,7 +5,7 @@
         format               version of everything below
         process-id           names this folder for ever: transactional ids are made of it
         member-id            the member id that the folder's last process had in the group
-        <sub>_<partition>/   a database, shared by the tasks of that partition
+        <sub>_<partition>/   a database, shared by the tasks of that partition, if they have stores
         <sub>_<partition>.<engine>/   the part of it that is in a user's engine
 
 Invariant: one process at a time; one `Database` for each partition, open while it has users.
@@ -231,7 +231,7 @@ class StateDirectory:
 
     def _close(self, at: tuple[int, int], database: Database) -> None:
         try:
-            empty = database.is_empty()
+            empty = bool(database.specs) and database.is_empty()
         except StateError:  # the next open reports it
             empty = False
         try:

@@ -73,7 +73,7 @@ def open_engine(folder: Path, store_type: str) -> Engine:
 
 
 def open_database(specs: Sequence[StoreSpec], default: str, open_engine: Callable[[str], Engine]) -> Database:
-    """Return the database of these stores, each in an engine of its store type.
+    """Return the database of these stores, each in an engine of its store type; without stores, nothing is on disk.
 
     `open_engine` opens an engine of a store type on disk.
 
@@ -83,7 +83,7 @@ def open_database(specs: Sequence[StoreSpec], default: str, open_engine: Callabl
     type_of: Mapping[str, str] = {spec.name: spec.store_type or default for spec in specs}
     with ExitStack() as closing:
         engines: dict[str, Engine] = {}
-        for store_type in dict.fromkeys(type_of.values()) or (default,):
+        for store_type in dict.fromkeys(type_of.values()) or (IN_MEMORY,):
             engines[store_type] = Memory() if store_type == IN_MEMORY else open_engine(store_type)
             closing.callback(engines[store_type].close)
         first = next(iter(engines.values()))

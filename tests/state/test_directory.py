@@ -268,6 +268,20 @@ def test_stores_in_memory_leave_nothing_on_disk(tmp_path: Path) -> None:
     directory.close()
 
 
+def test_a_task_without_stores_has_no_database_on_disk_and_leaves_that_of_an_earlier_version(tmp_path: Path) -> None:
+    """Each opened a RocksDB, which takes a tenth of a second and seven files."""
+    directory = StateDirectory(tmp_path, "app", 0)
+    directory.open(0, 1, [])
+    assert directory.partitions() == []
+    directory.release(0, 1)
+    fill(directory.open(0, 0, [SPEC]))
+    directory.release(0, 0)
+    directory.open(0, 0, [])
+    directory.release(0, 0)
+    assert len(keys_of(directory.open(0, 0, [SPEC]))) == 1000
+    directory.close()
+
+
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
     """Return a folder with a closed database of 20 000 keys, and its copy."""
