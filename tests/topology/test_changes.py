@@ -332,6 +332,17 @@ def test_positions_of_topics_that_a_pattern_reads_too() -> None:
     assert between(counts(), looking)["in"] is ORPHANED
 
 
+def test_a_pattern_matches_with_its_flags() -> None:
+    def pattern(b: StreamsBuilder) -> None:
+        b.stream(re.compile("IN.*", re.IGNORECASE), key=serdes.text, value=serdes.text).group_by_key().count(
+            store="counts"
+        ).to_stream().to("out")
+
+    assert between(counts(), pattern) == {"counts": KEEPS, "in": KEEPS}
+    assert between(pattern, counts()) == {"counts": KEEPS, "IN.*": KEEPS}
+    assert of(pattern).reads("in-a")
+
+
 def test_topics_that_match_a_pattern_now_are_no_change() -> None:
     builder = StreamsBuilder("app")
     builder.stream(re.compile("in.*"), key=serdes.text, value=serdes.text).group_by_key().count(store="counts")

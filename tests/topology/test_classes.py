@@ -13,12 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coopstreams import StreamsBuilder, serdes
-from coopstreams.topology.compatibility.json_schema import why_unreadable
+from coopstreams.topology.compatibility.json_schema import why_other_bytes, why_unreadable
 from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.graph.changes import Verdict, changes, weighed
 from coopstreams.topology.graph.outline import outline, read_outline
 from coopstreams.topology.serdes import changed, schemas_of
 from coopstreams.topology.versions import versions_of
+from coopstreams.topology.windows import TimeWindows
 
 
 def a_class(name: str = "Order", /, **fields: Any) -> Any:
@@ -110,6 +111,47 @@ def test_there_is_a_reason_exactly_if_msgspec_fails(types: list[Any], data: st.D
         assert why(reader, writer) == ""
 
 
+def why_other(now: Any, was: Any) -> str:
+    (ours,), (theirs,) = schemas_of(serdes.json(now)), schemas_of(serdes.json(was))
+    return why_other_bytes(ours, theirs)
+
+
+@given(st.dictionaries(st.sampled_from(["a", "b", "anyOf", "required"]), TYPES))
+def test_a_class_writes_its_keys_as_before(fields: dict[str, Any]) -> None:
+    assert why_other(a_class(**fields), a_class(**fields)) == ""
+
+
+@given(st.lists(st.sampled_from(list(VALUES)), min_size=1, max_size=3), st.permutations("abc"), st.data())
+def test_keys_have_other_bytes_exactly_if_msgspec_writes_other_ones(
+    types: list[Any], names: list[str], data: st.DataObject
+) -> None:
+    fields = dict(zip("abc", types, strict=False))
+    changed_to = {name: data.draw(st.sampled_from([fields[name], *VALUES])) for name in names if name in fields}
+    if data.draw(st.booleans()):
+        changed_to["d"] = (str, "x")  # a default is written, too
+    was, now = a_class(**fields), a_class(**changed_to)
+    row = serdes.json(was).serialize(was(*(VALUES[type_] for type_ in fields.values())))
+    values = [VALUES[type_] for name, type_ in changed_to.items() if name != "d"]
+    same = serdes.json(now).serialize(now(*values)) == row
+    assert (why_other(now, was) == "") is same
+
+
+@pytest.mark.parametrize(
+    ("now", "why"),
+    [
+        (a_class(id=int, items=many(ITEM), note=(str, "")), "note: it is new"),
+        (a_class(id=int), "items: it is gone"),
+        (a_class(items=many(ITEM), id=int), "the key: its fields have another order"),
+        (a_class(id=float, items=many(ITEM)), "id: it is number, and was integer"),
+        (a_class(id=int, items=many(a_class("Item", name=str, price=(int, 0)))), "items[].price: it is new"),
+        (a_class(id=int | None, items=many(ITEM)), ""),
+        (a_class(id=(int, 0), items=(many(ITEM), ())), ""),
+    ],
+)
+def test_why_keys_of_a_class_have_other_bytes(now: Any, why: str) -> None:
+    assert why_other(now, ORDER) == why
+
+
 def test_serdes_around_others_have_the_schemas_within_and_others_have_none() -> None:
     inner = serdes.json(ORDER)
     for around in (inner, changed(inner), versions_of(inner)):
@@ -148,6 +190,29 @@ def test_a_topology_that_cannot_read_its_rows_any_more_is_refused(way: Way) -> N
     for other in (ORDER, kept):
         (same,) = (change for change in changes(old, outline(way.program(other).build())) if change.name == way.name)
         assert same.verdict is Verdict.KEEPS
+
+
+@pytest.mark.parametrize(
+    ("what", "name"), [("store", "rows"), ("store", "hours"), ("repartition topic", "app-rows-repartition")]
+)
+def test_a_topology_whose_keys_have_other_bytes_is_refused(what: str, name: str) -> None:
+    """A row of before would never be found again, and the count of its key would begin anew."""
+
+    def counts(class_: Any) -> StreamsBuilder:
+        builder = StreamsBuilder("app")
+        orders = builder.stream("in", key=serdes.text, value=serdes.text)
+        grouped = orders.group_by(lambda _, value: class_(1, []), key=serdes.json(class_), name="rows")
+        grouped.count(store="rows")
+        grouped.windowed_by(TimeWindows(hours=1)).count(store="hours")
+        return builder
+
+    old = outline(counts(ORDER).build())
+    wider, same = a_class(id=int, items=many(ITEM), note=(str, "")), a_class(id=int, items=many(ITEM))
+    (found,) = (change for change in changes(old, outline(counts(wider).build())) if change.name == name)
+    assert (found.what, found.verdict) == (what, Verdict.MIXED)
+    assert "json(Order)" in found.why
+    assert "whose class has changed: note: it is new" in found.why
+    assert {change.verdict for change in changes(old, outline(counts(same).build()))} == {Verdict.KEEPS}
 
 
 def test_a_description_has_each_schema_once_without_the_words_for_readers() -> None:

@@ -1,4 +1,5 @@
-"""Checks whether JSON of one schema can be read with another, by types and required properties.
+"""Checks whether JSON of one schema can be read with another, by types and required properties; and whether keys of two
+schemas have the same bytes.
 
 Keywords on values (`minimum`, `pattern`, `enum`), `oneOf` and the like are not checked: the first record that does not
 fit fails.
@@ -20,6 +21,15 @@ def why_unreadable(reader: Any, writer: Any, *, complete: bool = False) -> str:
     that loses its default is no reason.
     """
     return _why(reader, writer, "", (reader, writer), set(), complete=complete)
+
+
+def why_other_bytes(now: Any, was: Any) -> str:
+    """Return why msgspec writes a key of the schema `now` with other bytes than one of `was`, with the path; empty if
+    nothing is known against it.
+
+    A field with a default is written, too: unlike values, keys must have the same fields, in the same order.
+    """
+    return _why_other(now, was, "", (now, was), set())
 
 
 def compared(schema: Any) -> Any:
@@ -63,6 +73,25 @@ def _why(
     if "items" in reader and "items" in writer:
         return _why(reader["items"], writer["items"], f"{at}[]", roots, seen, complete=complete)
     return ""
+
+
+def _why_other(now: Any, was: Any, at: str, roots: tuple[Any, Any], seen: set[tuple[int, int]]) -> str:
+    now, was = _followed(now, roots[0]), _followed(was, roots[1])
+    if not isinstance(now, dict) or not isinstance(was, dict) or (id(now), id(was)) in seen:
+        return ""
+    seen.add((id(now), id(was)))
+    types, before = now.get("type"), was.get("type")
+    if types and before and types != before:
+        return f"{at or 'the key'}: it is {types}, and was {before}"
+    ours, theirs = now.get("properties", {}), was.get("properties", {})
+    for name in (name for name in [*ours, *theirs] if (name in ours) != (name in theirs)):
+        return f"{at}.{name}".removeprefix(".") + (": it is new" if name in ours else ": it is gone")
+    if list(ours) != list(theirs):
+        return f"{at or 'the key'}: its fields have another order"
+    for name in ours:
+        if why := _why_other(ours[name], theirs[name], f"{at}.{name}".removeprefix("."), roots, seen):
+            return why
+    return _why_other(now.get("items"), was.get("items"), f"{at}[]", roots, seen)
 
 
 def _followed(schema: Any, root: Any) -> Any:

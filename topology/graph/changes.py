@@ -23,7 +23,7 @@ from enum import StrEnum
 
 from xxhash import xxh64_hexdigest
 
-from coopstreams.topology.compatibility.json_schema import why_unreadable
+from coopstreams.topology.compatibility.json_schema import why_other_bytes, why_unreadable
 from coopstreams.topology.graph.outline import Outline, RepartitionOutline, Store
 from coopstreams.topology.naming import changelog_topic, internal_topic
 
@@ -217,6 +217,10 @@ def _misfits(old: Outline, new: Outline, was: Store, now: Store) -> Iterator[Top
             "more"
         )
         yield TopologyChange("store", was.name, Verdict.MIXED, why, another, topic)
+    if changed := _changed_key(was, now):
+        why = f"{changed}: old rows stay under bytes that no key has any more"
+        cure = f"leave the class as it was; if it writes the same bytes (`omit_defaults`), accept it; else {another}"
+        yield TopologyChange("store", was.name, Verdict.MIXED, why, cure, topic)
     if was.value != now.value:
         why = f"its values are read as {now.value}, and were written as {was.value}"
         cure = f"if {now.value} reads what {was.value} wrote, accept it; else {another}"
@@ -253,6 +257,13 @@ def _changed_class(was: Store | RepartitionOutline, now: Store | RepartitionOutl
     pairs = zip(now.schemas, was.schemas, strict=False)
     why = next(filter(None, (why_unreadable(reader, writer, complete=True) for reader, writer in pairs)), "")
     return f"its values are read as {now.value}, whose class has changed: {why}" if why else ""
+
+
+def _changed_key(was: Store | RepartitionOutline, now: Store | RepartitionOutline) -> str:
+    """Return why the classes of the next version write other bytes for equal keys; empty if nothing is known."""
+    pairs = zip(now.key_schemas, was.key_schemas, strict=False)
+    why = next(filter(None, (why_other_bytes(*pair) for pair in pairs)), "")
+    return f"its keys are written as {now.key}, whose class has changed: {why}" if why else ""
 
 
 def _shown(store: Store) -> str:
@@ -335,6 +346,9 @@ def _repartition(old: Outline, new: Outline, was: RepartitionOutline, renamed: d
     if (was.key, was.value) != (now.key, now.value):
         why = f"its records are read as {now.key} and {now.value}, and were written as {was.key} and {was.value}"
         return TopologyChange(what, was.name, Verdict.UNREADABLE, why, f"{drain}, or give it another name", was.name)
+    if changed := _changed_key(was, now):
+        why = f"{changed}: its records have keys as they were"
+        return TopologyChange(what, was.name, Verdict.MIXED, why, f"{drain}, or give it another name", was.name)
     if changed := _changed_class(was, now):
         cure = f"{drain}, or give new fields a default, and a field of another type another name"
         return TopologyChange(what, was.name, Verdict.UNREADABLE, changed, cure, was.name)

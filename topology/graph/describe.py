@@ -7,6 +7,7 @@ Invariant: a description leaves out user functions: they may change without chan
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -131,7 +132,7 @@ def _json(topology: Structure) -> str:
             for table in topology.global_tables
         ],
         "copartitioned": [{"at": where, "topics": topics} for where, topics in topology.copartitioned],
-        "schemas": {_id(schema): schema for value in _kept_values(topology) for schema in schemas_of(value)},
+        "schemas": {_id(schema): schema for serde in _kept(topology) for schema in schemas_of(serde)},
     }
     return orjson.dumps(drawn, option=orjson.OPT_INDENT_2).decode() + "\n"
 
@@ -147,8 +148,10 @@ def _json_nodes(topology: Structure, subtopology: SubTopology, above: Above) -> 
                 "value": node.value.name,
                 "extracts_timestamps": node.timestamp is not None,
             }
-            drawn |= _schemas(node.value) if node.internal else {}
-            drawn |= {} if node.pattern is None else {"pattern": node.pattern.pattern}
+            drawn |= _schemas(node.key, node.value) if node.internal else {}
+            if node.pattern is not None:
+                flags = node.pattern.flags & ~re.UNICODE  # which a pattern of text has without being told
+                drawn |= {"pattern": node.pattern.pattern} | ({"flags": flags} if flags else {})
             drawn |= {"order": "none"} if node.unordered else {}
         elif isinstance(node, DynamicSink):
             drawn |= {"topic": None, "key": node.key.name, "value": node.value.name, "reads": sorted(above[node.name])}
@@ -183,7 +186,7 @@ def _json_store(store: StoreSpec, how: Made) -> dict[str, Any]:
         "kind": store.kind,
         "key": store.key.name,
         "value": store.value.name,
-        **_schemas(store.value),
+        **_schemas(store.key, store.value),
         "made_by": sorted(how.methods),
         "reads": sorted(how.reads),
         "windows": None if how.windows is None else _windows(how.windows),
@@ -195,17 +198,18 @@ def _json_store(store: StoreSpec, how: Made) -> dict[str, Any]:
     }
 
 
-def _kept_values(topology: Structure) -> Iterator[Serde[Any]]:
-    """Yield the serdes of the values in stores and repartition topics."""
+def _kept(topology: Structure) -> Iterator[Serde[Any]]:
+    """Yield the serdes of the keys and values in stores and repartition topics."""
     for part in topology.subtopologies:
-        yield from (store.value for store in part.stores)
-        yield from (node.value for node in part.nodes if isinstance(node, Source) and node.internal)
+        internal = [node for node in part.nodes if isinstance(node, Source) and node.internal]
+        for kept in (*part.stores, *internal):
+            yield from (kept.key, kept.value)
 
 
-def _schemas(value: Serde[Any]) -> dict[str, list[str]]:
-    """Return the ids of the schemas of the classes of values, if there are some."""
-    ids = [_id(schema) for schema in schemas_of(value)]
-    return {"schemas": ids} if ids else {}
+def _schemas(key: Serde[Any], value: Serde[Any]) -> dict[str, list[str]]:
+    """Return the ids of the schemas of the classes of keys, and of those of values, if there are some."""
+    found = {"key_schemas": schemas_of(key), "schemas": schemas_of(value)}
+    return {name: [_id(schema) for schema in schemas] for name, schemas in found.items() if schemas}
 
 
 def _id(schema: Any) -> str:

@@ -25,8 +25,8 @@ class Store:
     """A store.
 
     Shape: `reads` are the topics that its rows come from, internal topics included; `changelog` is the changelog topic,
-    which may be the source topic itself, or None. `schemas` are those of the classes of its values, see
-    `serdes.schemas_of`.
+    which may be the source topic itself, or None. `schemas` are those of the classes of its values, and `key_schemas`
+    those of its keys, see `serdes.schemas_of`.
     """
 
     name: str
@@ -43,6 +43,7 @@ class Store:
     expires: bool = False
     """Whether its rows have a time to live."""
     schemas: tuple[Any, ...] = ()
+    key_schemas: tuple[Any, ...] = ()
 
     @property
     def form(self) -> tuple[object, ...]:
@@ -65,20 +66,22 @@ class RepartitionOutline:
     reads: frozenset[str]
     feeds: frozenset[tuple[str, str]]
     schemas: tuple[Any, ...] = ()
+    key_schemas: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Outline:
     """A version of a topology.
 
-    Shape: mappings are by name; `sources` are the topics and patterns that are read, without repartition topics.
+    Shape: mappings are by name; `sources` are the topics and patterns that are read, without repartition topics;
+    `patterns` have the flags of each, as of `re`.
     """
 
     application_id: str
     stores: Mapping[str, Store]
     repartitions: Mapping[str, RepartitionOutline]
     sources: frozenset[str]
-    patterns: frozenset[str]
+    patterns: Mapping[str, int]
     sinks: frozenset[str]
     global_topics: frozenset[str]
     unordered: frozenset[str] = frozenset()
@@ -86,7 +89,7 @@ class Outline:
 
     def reads(self, topic: str) -> bool:
         """Return whether a topic is a source, or matches a pattern."""
-        return topic in self.sources or any(re.fullmatch(pattern, topic) for pattern in self.patterns)
+        return topic in self.sources or any(self._matches(pattern, topic) for pattern in self.patterns)
 
     def outside(self, topics: Iterable[str]) -> frozenset[str]:
         """Return the topics that are not internal."""
@@ -97,10 +100,13 @@ class Outline:
         pairs = ((one, another) for one in self.outside(mine) for another in other.outside(others))
         return any(
             one == another
-            or (one in self.patterns and (another in other.patterns or re.fullmatch(one, another) is not None))
-            or (another in other.patterns and re.fullmatch(another, one) is not None)
+            or (one in self.patterns and (another in other.patterns or self._matches(one, another)))
+            or (another in other.patterns and other._matches(another, one))
             for one, another in pairs
         )
+
+    def _matches(self, pattern: str, topic: str) -> bool:
+        return re.fullmatch(pattern, topic, self.patterns[pattern]) is not None
 
 
 def outline(topology: Topology) -> Outline:
@@ -136,13 +142,13 @@ def _outline(drawn: Mapping[str, Any]) -> Outline:
     sinks = [node for node in nodes if "reads" in node]
     repartitions = [_repartition(topic, nodes, stores, sinks, schemas) for topic in internal.values()]
     read = [node for node in nodes if "topics" in node]
-    patterns = frozenset(node["pattern"] for node in read if "pattern" in node)
+    patterns = {node["pattern"]: node.get("flags", 0) for node in read if "pattern" in node}
     return Outline(
         drawn["application_id"],
         {store.name: store for store in stores},
         {topic.name: topic for topic in repartitions},
         frozenset(topic for node in read if "pattern" not in node for topic in node["topics"]) - internal.keys()
-        | patterns,
+        | patterns.keys(),
         patterns,
         frozenset(node["topic"] for node in sinks if node["topic"] is not None) - internal.keys(),
         frozenset(table["topic"] for table in drawn["global_tables"]),
@@ -162,7 +168,8 @@ def _store(drawn: Mapping[str, Any], subtopology: int, schemas: Mapping[str, Any
         reads=frozenset(drawn["reads"]),
         windows=windows,
         expires="ttl_ms" in drawn,
-        schemas=tuple(schemas[id_] for id_ in drawn.get("schemas", ())),
+        schemas=_of_ids(drawn, "schemas", schemas),
+        key_schemas=_of_ids(drawn, "key_schemas", schemas),
     )
 
 
@@ -178,7 +185,18 @@ def _repartition(
     reads = frozenset[str]().union(*(node["reads"] for node in sinks if node["topic"] == name))
     feeds = {("store", store.name) for store in stores if name in store.reads}
     feeds |= {("topic", node["topic"] or "") for node in sinks if name in node["reads"]}
-    written = tuple(schemas[id_] for id_ in source.get("schemas", ()))
     return RepartitionOutline(
-        name, source["key"], source["value"], topic["partitions"], reads, frozenset(feeds), written
+        name,
+        source["key"],
+        source["value"],
+        topic["partitions"],
+        reads,
+        frozenset(feeds),
+        _of_ids(source, "schemas", schemas),
+        _of_ids(source, "key_schemas", schemas),
     )
+
+
+def _of_ids(drawn: Mapping[str, Any], name: str, schemas: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the schemas whose ids a store or a source has under a name; an earlier version may have written none."""
+    return tuple(schemas[id_] for id_ in drawn.get(name, ()))
