@@ -1,9 +1,11 @@
-"""Refuse changelogs from which the brokers delete rows: somebody has changed the cleanup.policy that they had at first.
+"""Refuse internal topics of which the brokers delete what is needed: somebody has changed the cleanup.policy that they
+had at first.
 
-A restore reads what is left, and results would go on from fewer rows without an error. Rows that no partition misses
-yet are a reason as well: the next restore may.
+A restore of a changelog reads what is left, and results would go on from fewer rows without an error. Rows that no
+partition misses yet are a reason as well: the next restore may. Of a repartition topic that is compacted, records that
+are not processed yet go without an error.
 
-Invariant: nothing is restored from such a topic, neither at the start nor when a range moves.
+Invariant: nothing is restored from such a changelog, neither at the start nor when a range moves.
 Turned down: to change the policy back (who changed it may have had a reason, and rows may be gone already).
 """
 
@@ -33,6 +35,26 @@ def check_compacted(cluster: Log, settings: Mapping[str, Mapping[str, str]], sto
     wrong = [topic for topic, found in settings.items() if deletes(found)]
     if wrong:
         raise ConfigError("\n".join(_refusal(cluster, topic, settings[topic], stores.get(topic)) for topic in wrong))
+
+
+def check_not_compacted(settings: Mapping[str, Mapping[str, str]]) -> None:
+    """Check that the brokers compact no repartition topics. `settings` by topic.
+
+    Raises:
+        ConfigError: they do; the message has the cures.
+    """
+    wrong = [topic for topic, found in settings.items() if "compact" in found.get("cleanup.policy", "")]
+    if wrong:
+        raise ConfigError(
+            "\n".join(
+                f"{topic}, a repartition topic, has cleanup.policy={settings[topic]['cleanup.policy']}, and was made "
+                "with delete: the brokers keep only the last record of each key, and results would miss those that "
+                "are not processed yet, without an error. Put the policy back: "
+                f"{policy_command(topic, 'delete')}. Records that have gone already do not come back with it: if the "
+                "application was behind in this topic, begin anew (`coopstreams reset APP`)."
+                for topic in wrong
+            )
+        )
 
 
 def _refusal(cluster: Log, topic: str, settings: Mapping[str, str], store: str | None) -> str:

@@ -7,7 +7,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from coopstreams.commit.deleted_changelogs import check_changelogs
-from coopstreams.commit.deleting_changelogs import check_compacted, deletes, policy_command
+from coopstreams.commit.deleting_changelogs import (
+    check_compacted,
+    check_not_compacted,
+    deletes,
+    policy_command,
+)
 from coopstreams.common.config import Config
 from coopstreams.log.log import Log, TopicSpec
 from coopstreams.tasks.failures import dead_letter_topics
@@ -73,7 +78,7 @@ def check_topics(cluster: Log, topology: Topology, config: Config) -> ResolvedTo
 
     Raises:
         ConfigError: a table is to be restored from a topic that the group may begin to read at its end; or time is to
-            advance in a compacted topic; or the brokers delete rows of a changelog.
+            advance in a compacted topic; or the brokers delete rows of a changelog, or compact a repartition topic.
         UnknownTopicError: a topic that users read, write or send dead letters to does not exist.
         TopologyError: topics of a join differ in partitions, an internal topic is of an older form of the topology, or
             its name is generated.
@@ -119,14 +124,16 @@ def _check_marked(cluster: Log, topology: Topology) -> None:
 def _check_kept(
     cluster: Log, topology: Topology, counts: Collection[str], resolved: ResolvedTopics, additional_ms: int
 ) -> None:
-    """Check that the brokers keep what the application's compacted topics had when they were made.
+    """Check that the brokers still keep the application's internal topics as it has made them.
 
     Raises:
-        ConfigError: they delete rows that are kept for ever; see `check_compacted`.
+        ConfigError: they delete rows or records that are needed; see `check_compacted` and `check_not_compacted`.
     """
-    changelogs = {plan.name: plan for plan in resolved.internal if plan.exists and "compact" in _policies(plan.config)}
+    there = [plan for plan in resolved.internal if plan.exists]
+    changelogs = {plan.name: plan for plan in there if "compact" in _policies(plan.config)}
+    repartitions = [plan.name for plan in there if plan.name not in changelogs]
     version = topology_topic(topology.application_id)
-    asked = [*changelogs, *([version] if version in counts else [])]
+    asked = [*changelogs, *repartitions, *([version] if version in counts else [])]
     if not asked:
         return
     try:
@@ -135,19 +142,21 @@ def _check_kept(
         if error.retryable:
             raise
         log.warning(
-            "cannot see whether the changelogs still have the cleanup.policy that they were made with: if one has "
-            "`delete` now, a restore misses rows. %s",
+            "cannot see whether the internal topics still have the cleanup.policy that they were made with: if a "
+            "changelog has `delete` now, a restore misses rows; if a repartition topic has `compact`, records are "
+            "missed. %s",
             error,
         )
         return
     windowed = [plan for plan in changelogs.values() if "delete" in _policies(plan.config)]
-    for_ever = settings.keys() - {plan.name for plan in windowed}
+    for_ever = settings.keys() - {plan.name for plan in windowed} - set(repartitions)
     stores = {
         internal_topic(topology.application_id, changelog_topic(store.name)): store.name
         for part in topology.subtopologies
         for store in part.stores
     }
     check_compacted(cluster, {topic: settings[topic] for topic in asked if topic in for_ever}, stores)
+    check_not_compacted({topic: settings[topic] for topic in repartitions})
     for plan in windowed:
         _tell_windowed(plan, settings[plan.name], additional_ms)
 

@@ -174,6 +174,24 @@ def test_a_changelog_from_which_rows_are_deleted_is_refused(policy: str) -> None
     assert "`coopstreams reset APP`" in str(gone.value)
 
 
+@pytest.mark.parametrize("policy", ["compact", "compact,delete"])
+def test_a_repartition_topic_that_is_compacted_is_refused(policy: str) -> None:
+    def regrouped(b: StreamsBuilder) -> None:
+        stream = b.stream("in", key=serdes.text, value=serdes.text)
+        stream.group_by(lambda _, value: value, key=serdes.text, name="by").count(store="counts")
+
+    log, moved = with_internal_topics_of(regrouped), "app-by-repartition"
+    check(log, regrouped, {})
+    changed(log, moved, cleanup_policy=policy)
+    with pytest.raises(ConfigError) as refused:
+        check(log, regrouped, {})
+    assert f"{moved}, a repartition topic, has cleanup.policy={policy}, and was made with delete" in str(refused.value)
+    assert f"--entity-name {moved} --add-config cleanup.policy=delete`" in str(refused.value)
+    assert "`coopstreams reset APP`" in str(refused.value)
+    changed(log, moved, cleanup_policy="delete")
+    check(log, regrouped, {})
+
+
 def test_all_topics_from_which_rows_are_deleted_are_named_with_the_record_of_the_last_version() -> None:
     def write(builder: StreamsBuilder) -> None:
         counted("in")(builder)
@@ -224,4 +242,4 @@ def test_changelogs_whose_settings_may_not_be_read_are_worth_one_warning(caplog:
     log.create_topics([*TOPICS, TopicSpec(CHANGELOG, 3, {"cleanup.policy": "delete"})])
     check(log, counted("in"), {})
     (told,) = [record.getMessage() for record in caplog.records]
-    assert f"a restore misses rows. not allowed to read the configuration of {CHANGELOG}" in told
+    assert f"records are missed. not allowed to read the configuration of {CHANGELOG}" in told
