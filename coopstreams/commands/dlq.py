@@ -54,8 +54,6 @@ def show(
             typer.echo(json.dumps(_as_json(letter)))
         return
     console = plain_console()
-    if not console.is_terminal:
-        console.width = max(console.width, 200)
     console.print(f"{topic}: {reasons.total()} dead letters" + (f", {others} other records" if others else ""))
     if reasons:
         console.print(_table(("times", "node", "phase", "exception"), ((n, *why) for why, n in reasons.most_common())))

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from coopstreams.commands.settings import Brokers, ConfigFile, connection
-from coopstreams.commands.terminal.figures import new_table
+from coopstreams.commands.terminal.figures import new_table, plain_console
 from coopstreams.commit.policy import CLUSTER, TOPICS, Policy
 from coopstreams.consumer.policy import read_policy, set_policy
 from coopstreams.topology.errors import ConfigError
@@ -27,7 +26,7 @@ _WORDS: dict[str, bool | None] = {"true": True, "false": False, "default": None}
 @app.command()
 def get(topic: _Topic = None, bootstrap_servers: Brokers = None, config: ConfigFile = None) -> None:
     """Print the settings of the cluster, and of the topics for which something was set."""
-    Console().print(policy_table(read_policy(connection(bootstrap_servers, config)), topic))
+    plain_console().print(policy_table(read_policy(connection(bootstrap_servers, config)), topic))
 
 
 @app.command("set")

@@ -6,16 +6,12 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from coopstreams.commands.terminal.figures import new_table
+from coopstreams.commands.terminal.figures import new_table, plain_console
 from coopstreams.state import snapshot
 from coopstreams.state.manifest import File, Manifest
 from coopstreams.state.storage import Storage
 from coopstreams.topology.errors import SnapshotError
-
-PIPE_WIDTH = 160
-"""The columns of a table that is not printed on a terminal: nothing is cut off."""
 
 app = typer.Typer(help="Snapshots of state: list, check, publish, clean up.", no_args_is_help=True)
 
@@ -37,10 +33,7 @@ def list_(url: Url) -> None:
         current = snapshot.current_run(url, application)
         for run in snapshot.runs(url, application):
             table.add_row(application, f"{run} *" if run == current else run, *_described(url, application, run))
-    console = Console()
-    if not console.is_terminal:
-        console.width = max(console.width, PIPE_WIDTH)
-    console.print(table if names else f"nothing at {url}")
+    plain_console().print(table if names else f"nothing at {url}")
 
 
 @app.command()

@@ -69,7 +69,7 @@ def test_a_snapshot_is_made_listed_verified_and_cleaned_up_from_the_command_line
     listed = said(run("snapshots", "ls", url))
     assert f"{new} *" in listed
     assert f"{old} *" not in listed
-    assert f" {old} " in CliRunner().invoke(app, ["snapshots", "ls", url], env={"COLUMNS": "40"}).stdout, (
+    assert f" {old} " in CliRunner().invoke(app, ["snapshots", "ls", url], env={"COLUMNS": None}).stdout, (
         "a run that is cut short cannot be published"
     )
     assert "unfinished" in listed

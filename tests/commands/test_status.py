@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from rich.console import Console
 
 from coopstreams.commands.status import done_lines, status_table, trouble
@@ -110,6 +111,23 @@ def test_calls_under_way_and_what_a_share_group_deals_have_lines_of_their_own() 
         "0_*: share group app-share deals in; kafka-share-groups --describe --group app-share shows its lag",
         "delivered again: 5",
     ]
+
+
+def test_a_table_in_a_pipe_is_folded_only_where_a_width_was_given(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A script that looks for a task takes a row for a line."""
+    task = running(TaskId(12, 345, KeyRange.split(256)[-1]), {"out": 10**12}, {("join", "null-key"): 10**9})
+    status = Status("app", "running", Health(True, True), (task,))
+    instance = reports.instance_status(Placement(1, "host-1.example:8080/a", ()), "http://host-1.example:8080", status)
+    report = {"application": "app", "generation": 1, "instances": [instance]}
+    rows = {}
+    for columns in ("60", None):
+        monkeypatch.delenv("COLUMNS") if columns is None else monkeypatch.setenv("COLUMNS", columns)
+        plain_console().print(status_table(report))
+        rows[columns] = [line for line in capsys.readouterr().out.splitlines() if "1,000,000,000,000" in line]
+    assert "host-1.example:8080/a" not in "".join(rows["60"])
+    assert "host-1.example:8080/a" in rows[None][0]
 
 
 def test_an_error_is_shown_as_it_is_whatever_it_quotes() -> None:

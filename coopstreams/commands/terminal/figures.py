@@ -1,7 +1,8 @@
-"""Formats figures of tasks for people. Pure."""
+"""Formats figures of tasks for people, and the console that shows them."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,12 +13,20 @@ from rich.table import Table
 _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
 
 
+PIPE_WIDTH = 200
+"""The columns of tables in a pipe or a file, where rich would fold them at 80."""
+
+
 def plain_console() -> Console:
     """Return a console of standard output on which texts of users stay as they are.
 
     Keys, values and errors may have what rich takes for its markup, `[b]`, or for the name of a picture, `:key:`.
+    Without a terminal it is wide, unless `COLUMNS` says how wide.
     """
-    return Console(markup=False, emoji=False)
+    console = Console(markup=False, emoji=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = PIPE_WIDTH
+    return console
 
 
 def new_table(*columns: str, **options: Any) -> Table:
