@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Annotated, Any
 
@@ -11,7 +12,16 @@ from rich.table import Table
 from rich.text import Text
 
 from coopstreams.commands.settings import AskingFile, asking
-from coopstreams.commands.terminal.figures import behind, dropped, lag, new_table, number, plain_console, written
+from coopstreams.commands.terminal.figures import (
+    behind,
+    dropped,
+    lag,
+    new_table,
+    number,
+    plain_console,
+    reasons_of,
+    written,
+)
 from coopstreams.common.extra import need_http
 
 
@@ -31,20 +41,21 @@ def status(
     console.print(status_table(report))
     for line in done_lines(report):
         console.print(line, highlight=False, soft_wrap=True)
-    for instance in report["instances"]:
-        for said in trouble(instance):
-            console.print(Text(instance["id"], "yellow").append(f": {said}", "default"))
+    for who, said in trouble(report["instances"]):
+        console.print(Text(who, "yellow").append(f": {said}", "default"), soft_wrap=True)
     if not all(instance["live"] for instance in report["instances"]):
         raise typer.Exit(1)
 
 
-def trouble(instance: dict[str, Any]) -> list[str]:
-    """Return that an instance was started again, and why it, or a task of it, does not move."""
-    details = instance.get("details", {})
-    again = (
-        [f"started again {details['restarts']} times; last it {details['last_end']}"] if "restarts" in details else []
-    )
-    return again + [f"{reason['code']}: {reason['message']}" for reason in instance["reasons"]]
+def trouble(instances: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Yield which instances were started again, and why they, or tasks of theirs, do not move: ids, and a sentence."""
+    for instance in instances:
+        details = instance.get("details", {})
+        if "restarts" in details:
+            yield instance["id"], f"started again {details['restarts']} times; last it {details['last_end']}"
+    for owners, code, message in reasons_of(instances):
+        everybody = len(owners) == len(instances) > 1
+        yield "all instances" if everybody else ", ".join(owners), f"{code}: {message}"
 
 
 def status_table(report: dict[str, Any]) -> Table:

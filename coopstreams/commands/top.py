@@ -9,7 +9,6 @@ Turned down: reading keys, and several views (the page of each instance has them
 from __future__ import annotations
 
 import time
-from collections import Counter
 from contextlib import suppress
 from typing import Annotated, Any
 
@@ -21,7 +20,7 @@ from rich.text import Text
 
 from coopstreams.commands.settings import AskingFile, asking
 from coopstreams.commands.terminal.bars import Letters, range_bars
-from coopstreams.commands.terminal.figures import new_table, plain_console
+from coopstreams.commands.terminal.figures import new_table, plain_console, reasons_of
 from coopstreams.commands.terminal.processes import figures_of
 from coopstreams.common.extra import need_http
 from coopstreams.topology.errors import QueryError
@@ -114,10 +113,10 @@ def _hot(tasks: list[dict[str, Any]]) -> list[RenderableType]:
 
 
 def _reasons(instances: list[dict[str, Any]], letters: Letters) -> list[RenderableType]:
-    """Return the reasons of tasks that do not progress, each once for all tasks that have it."""
-    counted: Counter[tuple[str, str, str]] = Counter()
-    for instance in instances:
-        counted.update((instance["id"], reason["code"], reason["message"]) for reason in instance["reasons"])
-    said = [Text.assemble(letters.of(id_), " ", (code, "yellow"), f": {message}") for id_, code, message in counted]
+    """Return the reasons why something does not move, each once with the letters of all instances that have it."""
+    said = [
+        Text.assemble(*map(letters.of, owners), " ", (code, "yellow"), f": {message}")
+        for owners, code, message in reasons_of(instances)
+    ]
     more = [Text(f"and {len(said) - MOST_REASONS} more", "dim")] if len(said) > MOST_REASONS else []
     return ["", *said[:MOST_REASONS], *more] if said else []

@@ -16,7 +16,7 @@ Turned down: the leader reads the policy for all (one whose user may not read th
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from coopstreams.commit.policy import LOOK_EVERY_S, TOPIC, Policy, PolicyTopic
 from coopstreams.common.host import SYSTEM, Host
@@ -61,7 +61,7 @@ class Restrictions:
                 log.warning("cannot see what the cluster's policy allows; what was seen last holds: %s", error)
         self._look_at = self._host.now() + LOOK_EVERY_S
         changed = change(self._resolved(), before, self.policy)
-        for reason in () if changed is None else restricted(self._resolved(), self.policy).values():
+        for reason in () if changed is None else in_words(restricted(self._resolved(), self.policy)):
             log.info("%s", reason)
         return changed
 
@@ -72,11 +72,13 @@ class Restrictions:
     def reasons(self, cluster: Cluster, ranges: int) -> list[str]:
         """Return why sub-topologies run with whole partitions that the group would else cut, in words."""
         threads = {member.id: member.info.threads for member in cluster.members}
-        return [
-            reason
-            for number, reason in restricted(self._resolved(), self.policy).items()
-            if (partitions := cluster.partitions.get(number)) and _cuts(Layout(partitions, threads, ranges))
-        ]
+        return in_words(
+            {
+                number: reason
+                for number, reason in restricted(self._resolved(), self.policy).items()
+                if (partitions := cluster.partitions.get(number)) and _cuts(Layout(partitions, threads, ranges))
+            }
+        )
 
     def close(self) -> None:
         """Stop reading the policy. Idempotent."""
@@ -96,10 +98,22 @@ class Restrictions:
 def restricted(resolved: ResolvedTopology, policy: Policy) -> dict[int, str]:
     """Return the sub-topologies that are kept from being cut by key range, each with the reason in words."""
     return {
-        part.id: f"sub-topology {part.id} runs with whole partitions: {reason}"
+        part.id: reason
         for part in resolved.topology.subtopologies
         if part.divisible and (reason := _reason(part, resolved, policy))
     }
+
+
+def in_words(whole: Mapping[int, str]) -> list[str]:
+    """Return a sentence for each reason, which names all sub-topologies that have it."""
+    found: dict[str, list[str]] = {}
+    for number, reason in whole.items():
+        found.setdefault(reason, []).append(str(number))
+    return [
+        f"sub-topolog{'y' if len(numbers) == 1 else 'ies'} {', '.join(numbers)} run{'s' * (len(numbers) == 1)} with "
+        f"whole partitions: {reason}"
+        for reason, numbers in found.items()
+    ]
 
 
 def _reason(part: SubTopology, resolved: ResolvedTopology, policy: Policy) -> str:

@@ -135,8 +135,27 @@ def test_an_error_is_shown_as_it_is_whatever_it_quotes() -> None:
     health = Health(True, False, (Reason("resting", quoted),))
     status = Status("app", "running", health, details={"restarts": 2, "last_end": quoted})
     instance = reports.instance_status(Placement(1, "a", ()), "http://[fd00::1]:8080", status)
-    assert trouble(instance) == [f"started again 2 times; last it {quoted}", f"resting: {quoted}"]
+    assert list(trouble([instance])) == [
+        (instance["id"], f"started again 2 times; last it {quoted}"),
+        (instance["id"], f"resting: {quoted}"),
+    ]
     console = plain_console()
     with console.capture() as shown:
         console.print(status_table({"application": "app", "generation": 1, "instances": [instance]}))
     assert "http://[fd00::1]:8080" in shown.get()
+
+
+def test_a_reason_that_several_instances_have_is_told_once_and_what_holds_for_all_last() -> None:
+    whole, alike = Reason("not-shared", "it is not allowed"), Reason("resting", "the same error")
+    stuck, restoring = Reason("no-progress", "task 0_1 stands at 7"), Reason("restoring", "0_2 waits")
+    reasons = [(whole,), (whole, alike), (stuck, whole, restoring, restoring, alike)]
+    instances = [
+        reports.instance_status(Placement(1, id_, ()), None, Status("app", "running", Health(True, True, told)))
+        for id_, told in zip("abc", reasons, strict=True)
+    ]
+    assert list(trouble(instances)) == [
+        ("b, c", "resting: the same error"),
+        ("c", "no-progress: task 0_1 stands at 7"),
+        ("c", "restoring: 0_2 waits"),
+        ("all instances", "not-shared: it is not allowed"),
+    ]

@@ -68,6 +68,21 @@ def lag(tasks: Iterable[Mapping[str, Any]]) -> str:
     return f"≤{number(value)}" if value and any(task.get("shared") for task in known) else number(value)
 
 
+def reasons_of(instances: Iterable[Mapping[str, Any]]) -> list[tuple[list[str], str, str]]:
+    """Return each reason of these instances once: the ids of those that have it, its code and its message.
+
+    `not-shared` comes last: the same holds for all instances, and nothing is stuck.
+    """
+    found: dict[tuple[str, str], list[str]] = {}
+    for instance in instances:
+        for reason in instance["reasons"]:
+            owners = found.setdefault((reason["code"], reason["message"]), [])
+            if instance["id"] not in owners:
+                owners.append(instance["id"])
+    ordered = sorted(found.items(), key=lambda one: one[0][0] == "not-shared")
+    return [(owners, *reason) for reason, owners in ordered]
+
+
 def behind(tasks: Iterable[Mapping[str, Any]]) -> str:
     """Return the largest delay of stream time behind the clock; negative if stream time is ahead."""
     spans = [span for task in tasks if (span := task.get("behind_ms")) is not None]
