@@ -21,6 +21,7 @@ from coopstreams.commands.processes.restarts import (
 from coopstreams.topology.errors import (
     ApplicationStoppedError,
     ConfigError,
+    LogError,
     ProcessingError,
     TopologyError,
     UnknownTopicError,
@@ -113,7 +114,6 @@ def test_an_end_has_words() -> None:
 
 def test_only_what_no_worker_can_heal_has_a_status_of_its_own() -> None:
     assert exit_status(ConfigError("")) == exit_status(TopologyError("")) == WRONG
+    assert exit_status(UnknownTopicError("")) == WRONG, "no start makes the topics of users"
     assert exit_status(ApplicationStoppedError("")) == STOPPED
-    assert exit_status(ProcessingError("")) == exit_status(UnknownTopicError("")) == FAILED, (
-        "somebody may mend the data, or make the topic"
-    )
+    assert exit_status(ProcessingError("")) == exit_status(LogError("")) == FAILED, "the next try may go well"

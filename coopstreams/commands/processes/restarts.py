@@ -24,11 +24,19 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from coopstreams.common.backoff import BackOff
-from coopstreams.topology.errors import ApplicationStoppedError, ConfigError, CoopStreamsError, TopologyError
+from coopstreams.topology.errors import (
+    ApplicationStoppedError,
+    ConfigError,
+    CoopStreamsError,
+    TopologyError,
+    UnknownTopicError,
+)
 
 FAILED = 1
 WRONG = 2
-"""Exit status: settings, program or topics do not fit each other. Typer uses the same for a wrong command line."""
+"""Exit status: settings, program or topics do not fit each other, or a topic does not exist. Typer uses the same for a
+wrong command line.
+"""
 STOPPED = 3
 """Exit status: an instance has stopped the whole application."""
 
@@ -42,7 +50,7 @@ def exit_status(error: CoopStreamsError) -> int:
     """Return the exit status of an error."""
     if isinstance(error, ApplicationStoppedError):
         return STOPPED
-    return WRONG if isinstance(error, ConfigError | TopologyError) else FAILED
+    return WRONG if isinstance(error, ConfigError | TopologyError | UnknownTopicError) else FAILED
 
 
 @dataclass(frozen=True, slots=True)
