@@ -119,9 +119,9 @@ def backfill(
     """Run the topology over history and return the results; `publish` lets a live application continue from there.
 
     `spark`: None makes a local session for the duration of the run. `sources`: by topic; other topics are read from
-    Kafka up to now. `resume`: the name of a run that did not finish: its plan stays, and finished stages are not run
-    again. `on_stage` is called when a stage begins, `on_progress` about once a second, on another thread, with the
-    progress of its tasks.
+    Kafka up to now. `resume`: the name of a run that did not finish, which is in the log and in a note of its error:
+    its plan stays, and finished stages are not run again. `on_stage` is called when a stage begins, `on_progress` about
+    once a second, on another thread, with the progress of its tasks.
 
     Raises:
         TopologyError, ConfigError: found before anything runs.
@@ -135,8 +135,19 @@ def backfill(
         if resume is None
         else taken_up(topology, config, wanted.work, resume)
     )
-    with session_or_local(spark, f"backfill of {plan.application}") as session:
+    with named(plan, wanted.work), session_or_local(spark, f"backfill of {plan.application}") as session:
         return carry_out(session, topology, config, plan, histories, wanted.work, on_stage, on_progress)
+
+
+@contextmanager
+def named(plan: Plan, work: str) -> Iterator[None]:
+    """Log the name of a run, which `resume` needs, and add it as a note to an error."""
+    log.info("run %s of %s; its files are in %s", plan.run, plan.application, work)
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f'The run is not done. What has not run yet is done with resume="{plan.run}", work="{work}".')
+        raise
 
 
 def taken_up(topology: Topology, config: Config, work: str, run: str, *, rebuild: bool = False) -> Plan:

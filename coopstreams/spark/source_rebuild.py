@@ -29,7 +29,7 @@ from coopstreams.spark.outbox import cluster_of
 from coopstreams.spark.plan import Plan, Stage
 from coopstreams.spark.preparing import as_planned
 from coopstreams.spark.repairing import Differences
-from coopstreams.spark.running import OnProgress, carry_out, taken_up
+from coopstreams.spark.running import OnProgress, carry_out, named, taken_up
 from coopstreams.spark.session import session_or_local
 from coopstreams.spark.source_planning import begin_rebuild, stands
 from coopstreams.spark.task import TaskResult
@@ -90,7 +90,7 @@ def rebuild_from_source(
         work=work,
         resume=resume,
     )
-    with session_or_local(spark, f"rebuild of {plan.application}") as session:
+    with named(plan, work), session_or_local(spark, f"rebuild of {plan.application}") as session:
         return carry_out_rebuild(session, topology, config, plan, work, on_stage, on_progress)
 
 

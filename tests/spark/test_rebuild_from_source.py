@@ -315,9 +315,12 @@ def test_a_run_is_resumed_as_what_it_is(kafka: Kafka, spark: SparkSession, tmp_p
     def die(_: Stage) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as died:
         rebuild_from_source(counting.topology, settings_of(counting), ranges=1, on_stage=die, **given)
     (run,) = [folder.name for folder in (tmp_path / "work").iterdir()]
+    assert died.value.__notes__ == [
+        f'The run is not done. What has not run yet is done with resume="{run}", work="{tmp_path / "work"}".'
+    ]
     with pytest.raises(
         ConfigError,
         match=f"is a rebuild --from source: go on with it by coopstreams rebuild --from source --resume {run}",
