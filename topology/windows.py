@@ -67,8 +67,8 @@ class TimeWindows(Windows):
 
     def __init__(
         self,
-        *,
         size: Duration | None = None,
+        *,
         advance: Duration | None = None,
         grace: Duration = 0,
         **units: Unpack[Units],
@@ -108,7 +108,7 @@ class UnlimitedWindows(Windows):
 
     start_ms: int
 
-    def __init__(self, *, start_ms: int = 0) -> None:
+    def __init__(self, start_ms: int = 0) -> None:
         if type(start_ms) is not int or start_ms < 0:
             raise TopologyError(
                 f"UnlimitedWindows: start_ms is a timestamp, milliseconds since the epoch, not {start_ms!r}"
@@ -145,7 +145,7 @@ class SlidingWindows:
     difference_ms: int
     grace_ms: int
 
-    def __init__(self, *, difference: Duration | None = None, grace: Duration = 0, **units: Unpack[Units]) -> None:
+    def __init__(self, difference: Duration | None = None, *, grace: Duration = 0, **units: Unpack[Units]) -> None:
         object.__setattr__(self, "difference_ms", length_ms("SlidingWindows", "difference", difference, 1, **units))
         object.__setattr__(self, "grace_ms", checked_ms(grace, "SlidingWindows: grace"))
 
@@ -165,7 +165,7 @@ class SessionWindows:
     gap_ms: int
     grace_ms: int
 
-    def __init__(self, *, gap: Duration | None = None, grace: Duration = 0, **units: Unpack[Units]) -> None:
+    def __init__(self, gap: Duration | None = None, *, grace: Duration = 0, **units: Unpack[Units]) -> None:
         object.__setattr__(self, "gap_ms", length_ms("SessionWindows", "gap", gap, **units))
         object.__setattr__(self, "grace_ms", checked_ms(grace, "SessionWindows: grace"))
 

@@ -87,6 +87,10 @@ MISTAKES: dict[str, tuple[Callable[[StreamsBuilder], object], str]] = {
         lambda b: text(b).repartition(partitions=0),
         "partitions must be 1 or more, not 0",
     ),
+    "a silence without a unit": (
+        lambda b: text(b).repartition(idle_advance=5),
+        r"^repartition\(\): idle_advance is 5, a number without a unit. Write timedelta\(milliseconds=5\)",
+    ),
     "too few arguments": (
         lambda b: text(b).filter(lambda v: True),
         r"filter calls \(key, value\): .*<lambda> \(line \d+ of .*\) takes \(v\)",

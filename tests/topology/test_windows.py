@@ -97,6 +97,9 @@ def test_windows_that_cannot_be_are_an_error(arguments: dict[str, Any], message:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: TimeWindows(60), "TimeWindows: the size is 60, a number without a unit"),  # type: ignore[arg-type]
+        (lambda: SessionWindows(60), "SessionWindows: the gap is 60, a number without a unit"),  # type: ignore[arg-type]
+        (lambda: SlidingWindows(60), "SlidingWindows: the difference is 60, a number"),  # type: ignore[arg-type]
         (lambda: SlidingWindows(difference=10), "SlidingWindows: the difference is 10, a number without a unit"),  # type: ignore[arg-type]
         (lambda: SessionWindows(gap=10), "SessionWindows: the gap is 10, a number without a unit"),  # type: ignore[arg-type]
         (lambda: JoinWindows(10), "JoinWindows: the difference is 10, a number without a unit"),  # type: ignore[arg-type]

@@ -49,10 +49,15 @@ orders.join(everywhere, lambda order, text: text, on=lambda _, order: order.cust
 
 # a number without a unit
 TimeWindows(size=10)  # type: ignore[arg-type]
+TimeWindows(10)  # type: ignore[arg-type]
 JoinWindows(10)  # type: ignore[arg-type]
 TimeWindows(hours=1, grace=5)  # type: ignore[arg-type]
 orders.group_by_key().windowed_by(TimeWindows(hours=1)).count(retention=10)  # type: ignore[arg-type]
 TimeWindows(weeks=1)  # type: ignore[call-arg]
+
+# names of other libraries
+customers.to("out")  # type: ignore[attr-defined]
+orders.mapValues(len)  # type: ignore[attr-defined]
 
 # a stream join needs windows
 orders.join(orders, lambda order, other: other)  # type: ignore[call-overload]

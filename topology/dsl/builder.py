@@ -13,6 +13,7 @@ from functools import partial
 from re import Pattern
 from typing import TypeVar
 
+from coopstreams.topology.compatibility.other_names import BUILDER, OtherNames
 from coopstreams.topology.dsl.attach import TableFlow
 from coopstreams.topology.dsl.global_tables import GlobalKTable, global_table
 from coopstreams.topology.dsl.kstream import KStream
@@ -36,8 +37,10 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class StreamsBuilder:
+class StreamsBuilder(OtherNames):
     """Builds one topology. `application_id` is the consumer group and the prefix of every internal topic."""
+
+    _written = BUILDER
 
     def __init__(self, application_id: str) -> None:
         self._graph = Graph(check_name(application_id, "the application id"))

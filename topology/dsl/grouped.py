@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Generic, TypeVar, overload
 
 from coopstreams.topology import serdes
+from coopstreams.topology.compatibility.other_names import GROUPED_STREAM, GROUPED_TABLE, OtherNames
 from coopstreams.topology.dsl.attach import Grouped
 from coopstreams.topology.dsl.attach_aggregates import MEAN, Fold, Kept, aggregate, aggregate_table
 from coopstreams.topology.dsl.cogrouped import CogroupedKStream
@@ -23,7 +24,7 @@ V = TypeVar("V")
 A = TypeVar("A")
 
 
-class KGroupedStream(Generic[K, V]):
+class KGroupedStream(OtherNames, Generic[K, V]):
     """A stream grouped by key.
 
     `store=` names the store of the resulting table, its changelog, and the repartition topic if one is needed. Records
@@ -31,6 +32,8 @@ class KGroupedStream(Generic[K, V]):
     """
 
     __slots__ = ("_group",)
+
+    _written = GROUPED_STREAM
 
     def __init__(self, group: Grouped) -> None:
         self._group = group
@@ -94,7 +97,7 @@ class KGroupedStream(Generic[K, V]):
         return SessionWindowedKStream(group) if isinstance(windows, SessionWindows) else TimeWindowedKStream(group)
 
 
-class KGroupedTable(Generic[K, V]):
+class KGroupedTable(OtherNames, Generic[K, V]):
     """A table grouped by new keys.
 
     When a row changes, its old value is subtracted from its group and the new one added.
@@ -103,6 +106,8 @@ class KGroupedTable(Generic[K, V]):
     """
 
     __slots__ = ("_group",)
+
+    _written = GROUPED_TABLE
 
     def __init__(self, group: Grouped) -> None:
         self._group = group

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TypeVar
 
+from coopstreams.topology.compatibility.other_names import STREAM, OtherNames
 from coopstreams.topology.dsl import attach
 from coopstreams.topology.dsl.attach_processors import process
 from coopstreams.topology.dsl.branches import BranchedKStream
@@ -32,7 +33,7 @@ K2 = TypeVar("K2")
 V2 = TypeVar("V2")
 
 
-class KStream(StreamCalls[K, V], StreamJoins[K, V]):
+class KStream(StreamCalls[K, V], StreamJoins[K, V], OtherNames):
     """A stream of records with keys K and values V.
 
     `key=` and `value=` name the serde of new keys or values; keys or values that stay the same keep their serde.
@@ -45,6 +46,8 @@ class KStream(StreamCalls[K, V], StreamJoins[K, V]):
     """
 
     __slots__ = ()
+
+    _written = STREAM
 
     def filter(self, predicate: Callable[[K, V], bool], *, name: str | None = None) -> KStream[K, V]:
         """Keep the records for which `predicate(key, value)` is true."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
+from coopstreams.topology.compatibility.other_names import TABLE, OtherNames
 from coopstreams.topology.dsl.attach import TableFlow, late
 from coopstreams.topology.dsl.attach_aggregates import group_table
 from coopstreams.topology.dsl.attach_joins import join_tables, joined_tables
@@ -31,7 +32,7 @@ V2 = TypeVar("V2")
 VO = TypeVar("VO")
 
 
-class KTable(Generic[K, V]):
+class KTable(OtherNames, Generic[K, V]):
     """A table with keys K and values V, made by `StreamsBuilder.table` or by an aggregation.
 
     Raises (each operator, while the topology is built):
@@ -39,6 +40,8 @@ class KTable(Generic[K, V]):
     """
 
     __slots__ = ("_table",)
+
+    _written = TABLE
 
     def __init__(self, table: TableFlow) -> None:
         self._table = table

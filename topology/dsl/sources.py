@@ -62,16 +62,16 @@ def described(
     if order not in get_args(SourceOrder):
         raise TopologyError(f'{method}(): order must be "key" or "none", not {order!r}')
     extract = None if timestamp is None else checked("timestamp=", timestamp, "record")
-    idle_ms = silence_ms(method, idle_advance)
+    idle_ms = silence_ms(f"{method}()", idle_advance)
     begins = reset_of(reset, f"{method}()")
     read = partial(Source, topics=topics, key=key, value=value, timestamp=extract, pattern=pattern)
     return partial(read, idle_ms=idle_ms, reset=begins, unordered=order == "none")
 
 
-def silence_ms(method: str, idle_advance: Duration | None) -> int | None:
+def silence_ms(where: str, idle_advance: Duration | None) -> int | None:
     """Return `idle_advance=` in milliseconds.
 
     Raises:
         TopologyError: it is no duration, or shorter than a second.
     """
-    return None if idle_advance is None else checked_ms(idle_advance, f"{method}(): idle_advance", SHORTEST_MS)
+    return None if idle_advance is None else checked_ms(idle_advance, f"{where}: idle_advance", SHORTEST_MS)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeAlias, TypeVar
 
 from coopstreams.topology import serdes
+from coopstreams.topology.compatibility.other_names import WINDOWED_STREAM, OtherNames
 from coopstreams.topology.dsl.attach import Grouped, TableFlow, late
 from coopstreams.topology.dsl.attach_aggregates import MEAN, Fold, Kept, aggregate
 from coopstreams.topology.dsl.functions import checked
@@ -31,10 +32,12 @@ A = TypeVar("A")
 EmitStrategy: TypeAlias = Literal["on_window_update", "on_window_close"]
 
 
-class _WindowedKStream(Generic[K, V]):
+class _WindowedKStream(OtherNames, Generic[K, V]):
     """The common part of streams that are cut into windows or sessions."""
 
     __slots__ = ("_group", "_taken")
+
+    _written = WINDOWED_STREAM
 
     def __init__(self, group: Grouped) -> None:
         self._group = group
