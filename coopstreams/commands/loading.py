@@ -116,9 +116,12 @@ def _file(path: Path) -> ModuleType:
 
 def _module(name: str) -> ModuleType:
     sys.path.insert(0, str(Path.cwd()))
+    none = ConfigError(f'there is no module "{name}" here; for a file, type its name with .py')
+    if name.startswith("."):  # Python would take it for a relative name
+        raise none
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name is not None and name.startswith(error.name):
-            raise ConfigError(f'there is no module "{name}" here; for a file, type its name with .py') from error
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):  # else the module imports it
+            raise none from error
         raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,18 @@ def test_an_error_in_the_program_is_shown_with_its_own_lines_alone(
     assert "KeyError: 'limit'" in said
     assert said[-1] == "RuntimeError: no limit"
     assert "loading.py" in caplog.text, "--verbose shows all lines"
+
+
+def test_a_module_is_there_even_if_it_imports_one_that_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The missing one may have a name with which its own begins."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "some_orders.py").write_text("import some_order\n")
+    with pytest.raises(ConfigError, match=r"^some_orders cannot be loaded\.(.|\n)*No module named 'some_order'"):
+        load_topology("some_orders")
+    for name in ("some_order", "./some_orders"):
+        with pytest.raises(ConfigError, match=rf'^there is no module "{name}" here; for a file'):
+            load_topology(name)
 
 
 def test_a_program_that_is_no_python_is_shown_where_it_is_not(tmp_path: Path) -> None:
