@@ -8,6 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from coopstreams.state.layout import after, prefix_end
 from coopstreams.topology.columns import Headers
+from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.kept_headers import Headed
 from coopstreams.topology.keys import KeyRange, key_hash, partition_of
 from coopstreams.topology.serdes import Serde, Windowed, windowed
@@ -81,7 +82,13 @@ class InputTopic(Generic[K, V]):
 
         Raises:
             ProcessingError: processing failed, and the handler says `fail`.
+            TopologyError: the timestamp is no whole number.
         """
+        if timestamp is not None and not isinstance(timestamp, int):
+            raise TopologyError(
+                f"send: the timestamp is {timestamp!r}; give milliseconds since the epoch, a whole number such as "
+                "round(time.time() * 1000)"
+            )
         key_bytes = None if key is None else self._key.serialize(key)
         value_bytes = None if value is None else self._value.serialize(value)
         self._send(self._topic, key_bytes, value_bytes, timestamp=timestamp, headers=headers, at=partition)
@@ -157,6 +164,7 @@ class StoreView:
         self, key: Any, start_ms: int = 0, end_ms: int = MAX_START_MS, *, reverse: bool = False
     ) -> list[Row[Any, Any]]:
         """Return the windows of a key that start within start_ms..end_ms, both inclusive, ordered by start."""
+        assert self._spec.kind in ("window", "session"), f"{self._spec.name} has no windows: use get"
         data = self._spec.key.serialize(key)
         if self._spec.kind == "session":
             return self._sessions(data, start_ms, end_ms, reverse=reverse)

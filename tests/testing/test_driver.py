@@ -2,7 +2,9 @@
 
 import math
 import re
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,6 +64,21 @@ def test_time_stands_still_until_it_is_moved() -> None:
         lines.send(b"", "b")
         lines.send(b"", "c", 7)
         assert [record.timestamp for record in driver.outputs()] == [0, 50, 7]
+
+
+@pytest.mark.parametrize("timestamp", [1.5, 1e12, "2026-01-31", datetime(2026, 1, 31, tzinfo=UTC)])
+def test_a_timestamp_that_is_no_whole_number_is_an_error_of_the_test(timestamp: Any) -> None:
+    with TopologyTestDriver(word_count()) as driver:
+        with pytest.raises(TopologyError, match=r"give milliseconds since the epoch, .* round\(time.time"):
+            driver.input("lines").send(b"", "to be", timestamp)
+        assert driver.outputs() == []
+
+
+def test_a_store_without_windows_is_not_one_that_has_none_of_a_key() -> None:
+    with TopologyTestDriver(word_count()) as driver:
+        driver.input("lines").send(b"", "to be")
+        with pytest.raises(AssertionError, match="counts has no windows: use get"):
+            driver.store("counts").fetch("to")
 
 
 def test_outputs_of_all_topics_come_in_the_order_in_which_they_were_forwarded() -> None:
