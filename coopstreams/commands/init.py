@@ -32,6 +32,8 @@ def init(
             f'"{name}" cannot be the name of an application everywhere: small letters, digits and hyphens, up to 50. '
             "Give one with --name"
         )
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file, not a folder: name another one")
     project = project_of(name)
     if there := sorted(file for file in project if (folder / file).exists()):
         raise ConfigError(f"{folder} has {', '.join(there)} already: nothing is overwritten. Name another folder")

@@ -44,6 +44,8 @@ def pack(
     """
     if not archive.name.endswith(".tar.gz"):
         raise ConfigError(f"{archive}: name it .tar.gz, by which Spark knows how to unpack it")
+    if not archive.parent.is_dir():
+        raise ConfigError(f"{archive}: there is no folder {archive.parent}")
     with tempfile.TemporaryDirectory(prefix="coopstreams-pack-") as folder:
         made = Path(folder) / _WITHIN
         venv.create(made, symlinks=True)

@@ -68,6 +68,13 @@ def test_nothing_is_overwritten(folder: Path, tmp_path: Path) -> None:
     assert (tmp_path / "app.py").read_text() == "mine"
 
 
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "orders").write_text("mine")
+    for command in (["init", str(tmp_path / "orders")], ["pack", str(tmp_path / "orders" / "worker.tar.gz")]):
+        assert isinstance(run(*command).exception, ConfigError)
+    assert (tmp_path / "orders").read_text() == "mine"
+
+
 def test_its_own_test_passes(folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", folder],
