@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from io import BytesIO
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 import pytest
@@ -80,6 +81,60 @@ def test_a_class_is_read_and_written() -> None:
     assert serde.deserialize(serde.serialize(value)) == value
     with pytest.raises(SerdeError, match=r"expected Seen, got dict"):
         serde.serialize({"at": value.at, "data": b""})  # type: ignore[arg-type]
+
+
+class Sent(TypedDict):
+    id: int
+    note: str | None
+    tags: dict[str, int]
+
+
+def test_a_typed_dict_is_written_too() -> None:
+    serde = serdes.avro(ORDER, Sent)
+    value: Sent = {"id": 1, "note": None, "tags": {}}
+    assert serde.deserialize(serde.serialize(value)) == value
+
+
+TREE = record(
+    column("long", "long", default=0),
+    column("int", "int", default=0),
+    column("flag", "boolean", default=False),
+    column("none", "null", default=None),
+    column("ints", {"type": "array", "items": "int"}, default=[]),
+    column("longs", {"type": "map", "values": "long"}, default={}),
+    column("texts", {"type": "array", "items": "string"}, default=[]),
+    column("day", {"type": "int", "logicalType": "date"}, default=0),
+    column("trees", {"type": "array", "items": "Tree"}, default=[]),
+    name="Tree",
+)
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ({"long": 1.5}, "long: 1.5 is no long"),
+        ({"int": Decimal("0.1")}, "int: .* is no int"),
+        ({"int": 1 << 31}, "int: 2147483648 is no int"),
+        ({"long": float("nan")}, "long"),
+        ({"flag": "no"}, "flag: 'no' is no boolean"),
+        ({"none": 7}, "none: 7 is no null"),
+        ({"ints": [1, 2.5]}, "ints: 2.5 is no int"),
+        ({"longs": {"a": 0.5}}, "longs: 0.5 is no long"),
+        ({"texts": "abc"}, "texts: 'abc' is no array"),
+        ({"trees": [{"trees": [{"int": 1.5}]}]}, "trees: trees: int: 1.5 is no int"),
+    ],
+)
+def test_what_would_be_written_as_another_value_is_refused(value: dict[str, Any], why: str) -> None:
+    """The mean of whole numbers is the usual one: fastavro cuts off its fraction, in silence."""
+    with pytest.raises(SerdeError, match=why):
+        serdes.avro(TREE).serialize(value)
+
+
+def test_what_is_written_is_what_is_read() -> None:
+    value = {"long": 2.0, "int": -(1 << 31), "flag": True, "longs": {"a": 1}, "day": date(2026, 1, 31)}
+    serde = serdes.avro(TREE)
+    assert serde.deserialize(serde.serialize(value)).items() >= value.items()
+    assert serde.deserialize(serde.serialize({"trees": [{"texts": ["a"]}]}))["trees"][0]["texts"] == ["a"]
 
 
 def test_equal_arguments_give_the_same_serde_also_after_a_journey() -> None:
