@@ -201,9 +201,11 @@ def _json_store(store: StoreSpec, how: Made) -> dict[str, Any]:
 def _kept(topology: Structure) -> Iterator[Serde[Any]]:
     """Yield the serdes of the keys and values in stores and repartition topics."""
     for part in topology.subtopologies:
-        internal = [node for node in part.nodes if isinstance(node, Source) and node.internal]
-        for kept in (*part.stores, *internal):
-            yield from (kept.key, kept.value)
+        for store in part.stores:
+            yield from (store.key, store.value)
+        for node in part.nodes:
+            if isinstance(node, Source) and node.internal:
+                yield from (node.key, node.value)
 
 
 def _schemas(key: Serde[Any], value: Serde[Any]) -> dict[str, list[str]]:
