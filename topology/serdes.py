@@ -13,6 +13,7 @@ name the format); comparing serdes by name (two teams call theirs "json").
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ import orjson
 
 from coopstreams.topology.avro import avro as avro  # noqa: PLC0414 users call it serdes.avro
 from coopstreams.topology.compatibility.json_schema import compared
+from coopstreams.topology.compatibility.other_names import SERDES, missing
 from coopstreams.topology.errors import SerdeError
 from coopstreams.topology.json_schema import json_schema as json_schema  # noqa: PLC0414
 from coopstreams.topology.protobuf import protobuf as protobuf  # noqa: PLC0414
@@ -339,3 +341,10 @@ float64: Serde[float] = Serde("float64", _FLOAT64.pack, _float64)
 
 json: Json = Json("json", _json, orjson.loads)
 """JSON: `serdes.json` for plain values, `serdes.json(Type)` for typed ones."""
+
+
+if not TYPE_CHECKING:  # with a __getattr__, a type checker would accept every name
+
+    def __getattr__(name: str) -> Any:
+        """Raise an AttributeError that says what to write, for the names of Kafka's `Serdes` and of Python's types."""
+        raise missing(sys.modules[__name__], f"module {__name__!r}", name, SERDES)

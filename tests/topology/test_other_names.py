@@ -84,6 +84,23 @@ def test_each_answer_is_one() -> None:
             assert set(re.findall(r"([a-zA-Z_]\w*)\(", written)) <= known | functions | builder, written
 
 
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("String", "serdes.text"),
+        ("Long", "serdes.int64"),
+        ("ByteArray", "serdes.raw"),
+        ("JSON", "json"),
+        ("float", "serdes.float64"),
+    ],
+)
+def test_a_serde_of_another_name_says_what_to_write(name: str, written: str) -> None:
+    with pytest.raises(AttributeError, match=rf"has no attribute '{name}': write {written}$"):
+        getattr(serdes, name)
+    with pytest.raises(AttributeError, match=r"has no attribute 'jsn'$"):
+        getattr(serdes, "jsn")  # noqa: B009
+
+
 def test_a_builder_in_the_place_of_its_topology_says_so() -> None:
     builder: Any = StreamsBuilder("app")
     with pytest.raises(AttributeError, match=r"write builder\.build\(\), which returns the topology"):

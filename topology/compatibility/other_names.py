@@ -25,13 +25,14 @@ class OtherNames:
 
         def __getattr__(self, name: str) -> Any:
             """Raise an AttributeError that says what to write. Without an answer, Python looks for a similar name."""
-            told, own = f"{type(self).__name__!r} object has no attribute {name!r}", type(self)
-            snake = _CAPITAL.sub("_", name).lower()
-            if snake in own._written:
-                raise AttributeError(f"{told}: write {own._written[snake]}")
-            if snake != name and hasattr(own, snake):
-                raise AttributeError(f"{told}: write {snake}")
-            raise AttributeError(told, name=name, obj=self)
+            raise missing(self, f"{type(self).__name__!r} object", name, self._written)
+
+
+def missing(of: object, what: str, name: str, written: Mapping[str, str]) -> AttributeError:
+    """Return the error for an attribute that `of` has not; `what` names it, `written` is as of `OtherNames`."""
+    told, snake = f"{what} has no attribute {name!r}", _CAPITAL.sub("_", name).lower()
+    here = written.get(snake) or (snake if snake != name and hasattr(of, snake) else None)
+    return AttributeError(told, name=name, obj=of) if here is None else AttributeError(f"{told}: write {here}")
 
 
 _TUMBLING = "windowed_by(TimeWindows(minutes=1))"
@@ -141,4 +142,11 @@ BUILDER = {
     "run": "CoopStreams(builder.build(), settings).run(), or start it with `coopstreams run`",
     "start": "CoopStreams(builder.build(), settings).run(), or start it with `coopstreams run`",
     "topic": '.stream("topic", key=..., value=...)',
+}
+SERDES = {
+    **dict.fromkeys(("string", "str", "utf8"), "serdes.text"),
+    **dict.fromkeys(("bytes", "byte_array"), "serdes.raw"),
+    **dict.fromkeys(("double", "float"), "serdes.float64"),
+    **dict.fromkeys(("int", "long"), "serdes.int64"),
+    "integer": "serdes.int64, or for Java's Integer, which has 4 bytes, a Serde of yours",
 }
