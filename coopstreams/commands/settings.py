@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from coopstreams.query.client import QueryClient
 
 
+KAFKA_PORT = "9092"
+"""The port of an address without one, as of librdkafka."""
+
+
 def flags(pairs: Iterable[str] | None, named: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of the command line: `--set NAME=VALUE`, and options with a name of their own, which win.
 
@@ -139,10 +143,13 @@ def refusals(servers: str) -> list[str]:
     """Return the error of each of these addresses, if none accepts a connection; else nothing."""
     said = []
     for server in servers.split(","):
-        host, _, port = server.rpartition("://")[2].strip().rpartition(":")
+        address = server.rpartition("://")[2].strip()
+        host, colon, port = address.rpartition(":")
+        if not colon or address.endswith("]"):
+            host, port = address, KAFKA_PORT
         try:
             socket.create_connection((host.strip("[]"), int(port)), 1.0).close()
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, OverflowError) as error:
             said.append(f"{server.strip()}: {getattr(error, 'strerror', None) or error}")
         else:
             return []

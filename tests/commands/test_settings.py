@@ -34,6 +34,15 @@ def test_addresses_that_take_no_connection_are_named_with_what_they_said() -> No
         assert refusals(f"{nowhere},{here}") == [], "one is enough"
 
 
+def test_an_address_without_a_port_has_that_of_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        monkeypatch.setattr("coopstreams.commands.settings.KAFKA_PORT", str(listening.getsockname()[1]))
+        assert refusals("127.0.0.1") == refusals("PLAINTEXT://127.0.0.1") == []
+    assert refusals("127.0.0.1") == ["127.0.0.1: Connection refused"]
+
+
 def test_why_a_question_is_asked_again_is_said_with_how_long(capsys: pytest.CaptureFixture[str]) -> None:
     say_waiting(30, moving("http://x does not answer. Does the application run?"))
     assert capsys.readouterr().err.endswith(
