@@ -175,6 +175,7 @@ def make_batches(
     times computed as from the log's beginning. `before` is the stream time before them.
     """
     if marks := marks_in(columns):
+        columns = replace(columns, stream_times=())  # a native reader's count the timestamps of the marks, too
         parts, start = list[Columns](), 0
         for at, time in marks:
             parts.append(columns.slice(start, at))

@@ -41,6 +41,7 @@ def columns(random: Random, *, marks: bool) -> Columns:
     if marks:
         for i in random.sample(range(RECORDS), 5):
             keys[i], values[i], headers[i] = None, None, headers_of(random.randrange(9000))
+            timestamps[i] = random.randrange(9000)  # later than those of records: it is not to count as theirs do
     return Columns(keys, values, timestamps, range(RECORDS), (), headers)
 
 

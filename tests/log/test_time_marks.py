@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,14 +25,18 @@ rows = st.lists(st.tuples(st.booleans(), st.one_of(record, record, mark)), max_s
 Rows = list[tuple[bool, tuple[bytes | None, int]]]
 
 
-def columns_of(some: Rows, start: int = 0) -> Columns:
-    return raw_columns(
+def columns_of(some: Rows, start: int = 0, *, native: bool = False) -> Columns:
+    """Return the columns of records and marks. `native`: with the stream times of the extension, which count all."""
+    columns = raw_columns(
         [None if marked else key for marked, (key, _) in some],
         [None if marked else b"v" for marked, _ in some],
         [1000 if marked else time for marked, (_, time) in some],  # the broker may have set another timestamp
         list(range(start, start + len(some))),
         [headers_of(time) if marked else None for marked, (_, time) in some],
     )
+    if native:
+        columns.stream_times = list(accumulate(columns.timestamps, max, initial=NO_STREAM_TIME))[1:]
+    return columns
 
 
 def even(records: Columns) -> list[Arrivals]:
@@ -38,22 +44,32 @@ def even(records: Columns) -> list[Arrivals]:
     return [lambda i: records.timestamps[i] % 2 == 0]
 
 
-def fetched(some: Rows, cuts: list[int], ranges: list[KeyRange], *, time_marks: bool) -> list[RecordBatch]:
+def fetched(
+    some: Rows, cuts: list[int], ranges: list[KeyRange], *, time_marks: bool, native: bool = False
+) -> list[RecordBatch]:
     """Return the batches of a partition that is fetched in these parts."""
     routes = Routes(ranges, None, even, time_marks=time_marks)
     batches, before, start = list[RecordBatch](), NO_STREAM_TIME, 0
     for end in [*sorted(cuts), len(some)]:
-        batches += make_batches(PARTITION, columns_of(some[start:end], start), routes, before, end, at_end=False)
+        columns = columns_of(some[start:end], start, native=native)
+        batches += make_batches(PARTITION, columns, routes, before, end, at_end=False)
         before, start = batches[-1].stream_time, end
     return batches
 
 
-@given(rows, st.lists(st.integers(0, 30), max_size=3), st.sampled_from([1, 2, 4]), st.integers(1, 4), st.booleans())
+@given(
+    rows,
+    st.lists(st.integers(0, 30), max_size=3),
+    st.sampled_from([1, 2, 4]),
+    st.integers(1, 4),
+    st.booleans(),
+    st.booleans(),
+)
 def test_each_record_has_the_time_of_all_records_and_marks_before_it_for_any_ranges_and_fetches(
-    some: Rows, cuts: list[int], pieces: int, mine: int, time_marks: bool
+    some: Rows, cuts: list[int], pieces: int, mine: int, time_marks: bool, native: bool
 ) -> None:
     ranges = KeyRange.split(pieces)[:mine]
-    batches = fetched(some, [min(cut, len(some)) for cut in cuts], ranges, time_marks=time_marks)
+    batches = fetched(some, [min(cut, len(some)) for cut in cuts], ranges, time_marks=time_marks, native=native)
     stream_time = operator_time = NO_STREAM_TIME
     expected = {}
     for offset, (marked, (key, time)) in enumerate(some):
