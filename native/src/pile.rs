@@ -1,6 +1,7 @@
 //! Records and events of one partition, copied from messages of librdkafka, until Python asks for them.
 
 use crate::librdkafka::{self, Functions, Message, NO_ERROR, PARTITION_EOF, nothing};
+use std::collections::VecDeque;
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::null;
 
@@ -36,7 +37,7 @@ pub struct Event {
 #[derive(Default)]
 pub struct Pile {
     bytes: Vec<u8>,
-    rows: Vec<Row>,
+    rows: VecDeque<Row>,
     events: Vec<Event>,
     /// The position of the first byte that is still here: spans count from the beginning of what was added.
     base: usize,
@@ -58,11 +59,12 @@ impl Pile {
 
     /// How many bytes of keys, values and headers.
     pub fn size(&self) -> usize {
-        self.bytes.len()
+        self.bytes.len() - self.taken_bytes()
     }
 
+    /// The records of a pile that was taken.
     pub fn rows(&self) -> &[Row] {
-        &self.rows
+        self.rows.as_slices().0
     }
 
     pub fn events(&self) -> &[Event] {
@@ -146,7 +148,7 @@ impl Pile {
         };
         // SAFETY: as above.
         let timestamp = unsafe { (functions.message_timestamp)(message, std::ptr::null_mut()) };
-        self.rows.push(Row {
+        self.rows.push_back(Row {
             offset,
             timestamp,
             key,
@@ -193,27 +195,39 @@ impl Pile {
         (!copied.is_empty()).then(|| copied.into_boxed_slice())
     }
 
-    /// Takes records and events from the front, no more than `most` of the records.
+    /// Takes records and events from the front, no more than `most` of the records. The rest stays where it is: it may be
+    /// much more, and is taken in many portions.
     pub fn take(&mut self, most: usize) -> Self {
         if self.rows.len() <= most {
+            self.rows.make_contiguous();
             return std::mem::take(self);
         }
-        let rest = self.rows.split_off(most);
-        let base = rest[0].key.start;
-        let bytes = self.bytes.split_off(base - self.base);
+        let start = self.taken_bytes();
+        let rows = self.rows.drain(..most).collect();
+        let end = self.taken_bytes();
         let later = self.events.partition_point(|event| event.rows < most);
-        let events = self.events.split_off(later);
-        let taken = std::mem::take(self);
-        *self = Self {
-            bytes,
-            rows: rest,
-            events,
-            base,
+        let rest = self.events.split_off(later);
+        let taken = Self {
+            bytes: self.bytes[start..end].to_vec(),
+            rows,
+            events: std::mem::replace(&mut self.events, rest),
+            base: self.base + start,
         };
         for event in &mut self.events {
             event.rows -= most;
         }
+        if end > self.bytes.len() / 2 {
+            self.bytes.drain(..end);
+            self.base += end;
+        }
         taken
+    }
+
+    /// How many bytes at the front are of records that were taken.
+    fn taken_bytes(&self) -> usize {
+        self.rows
+            .front()
+            .map_or(self.bytes.len(), |row| row.key.start - self.base)
     }
 
     /// Empties it, and keeps its memory if that is not much.
