@@ -519,7 +519,8 @@ impl Part {
         };
         let list = PyList::empty(py);
         for (name, value) in headers {
-            let name = PyString::new(py, &String::from_utf8_lossy(name));
+            // As in pure Python, which cannot have a name that is not UTF-8.
+            let name = PyString::new(py, str::from_utf8(name).unwrap_or("\u{fffd}"));
             list.append((name, value.map(|it| PyBytes::new(py, it))))?;
         }
         Ok(Some(list))
