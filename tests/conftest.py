@@ -12,10 +12,12 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from _pytest.capture import CaptureManager
 from confluent_kafka import Producer, TopicPartition
@@ -34,6 +36,9 @@ settings.load_profile("untimed")
 
 
 pytest_plugins = ["tests.dealing", "tests.hanging"]
+
+# Each client of httpx, and so each `httpx.get` and each server, would read all certificate authorities: 45 ms.
+httpx._transports.default.create_ssl_context = cache(httpx.create_ssl_context)  # type: ignore[assignment]
 
 # A background process of a script ignores Ctrl-C; its children, which tests interrupt, would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
