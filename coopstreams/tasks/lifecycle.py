@@ -16,11 +16,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from enum import Enum
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from coopstreams.tasks.events import Failed
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ApplicationStoppedError, ConfigError
+
+if TYPE_CHECKING:
+    from coopstreams.tasks.events import Failed
 
 log = logging.getLogger(__name__)
 
