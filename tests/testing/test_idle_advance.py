@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import cache
 from typing import Literal
 
 import pytest
@@ -20,6 +21,7 @@ IDLE = timedelta(seconds=30)
 Marked = Literal["source", "repartition", "both"]
 
 
+@cache
 def final_counts(idle: timedelta | None = IDLE, *, marked: Marked = "source") -> Topology:
     """Count in windows of a minute; `marked`: which topic has the marks."""
     builder = StreamsBuilder("app")

@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 from hypothesis import given, settings
@@ -27,6 +28,7 @@ async def doubled(value: int) -> int:
     return 2 * value
 
 
+@cache
 def program(order: Any = "key") -> Topology:
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.int64)
@@ -45,6 +47,7 @@ async def numbered(record: Record[str, int], context: CallContext[str, int]) -> 
     context.forward(record.with_value(10 * count + record.value))
 
 
+@cache
 def stateful() -> Topology:
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.int64)

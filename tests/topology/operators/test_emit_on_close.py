@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from tests.durations import ms
 RECORDS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 80)), max_size=20)
 
 
+@cache
 def finals(windows: Any, *, suppressed: bool = False) -> Topology:
     builder = StreamsBuilder("app")
     group = builder.stream("in", key=serdes.text, value=serdes.text).group_by_key().windowed_by(windows)

@@ -1,5 +1,6 @@
 """Foreign-key joins: each row of one table is joined with the row of another that it names."""
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from coopstreams.topology.graph.topology import Topology
 Event = tuple[str, str, Any]
 
 
+@cache
 def topology_of(left: bool, store: str | None = None) -> Topology:
     builder = StreamsBuilder("app")
     orders = builder.table("orders", key=serdes.text, value=serdes.json)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -21,6 +22,7 @@ from tests.durations import ms
 HOUR = 3_600_000
 
 
+@cache
 def counts(windows: Windows, retention: timedelta | None = ms(1 << 41)) -> Topology:
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.text)

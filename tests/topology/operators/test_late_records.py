@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, TypeAlias
 
 import pytest
@@ -51,6 +52,7 @@ def adding(_: str, number: int, total: int) -> int:
     return total + number
 
 
+@cache
 def counted(windows: Any, emit: Any = "on_window_update") -> Topology:
     builder = StreamsBuilder("app")
     windowed = numbers(builder).group_by_key().windowed_by(windows).emit_strategy(emit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from statistics import fmean
 from typing import Any
 
@@ -24,6 +25,7 @@ WINDOWS: dict[str, Any] = {
 }
 
 
+@cache
 def means(windows: str | None = None) -> Topology:
     builder = StreamsBuilder("app")
     group: KGroupedStream[str, float] = builder.stream("in", key=serdes.text, value=serdes.float64).group_by_key()

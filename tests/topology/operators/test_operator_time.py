@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from functools import cache
 from itertools import accumulate
 from typing import Any, TypeAlias
 
@@ -48,6 +49,7 @@ def positive_or_none(value: int | None) -> int | None:
     return value or None
 
 
+@cache
 def program() -> Topology:
     """Windows behind every operator that may drop records."""
     builder = StreamsBuilder("app")
@@ -171,6 +173,16 @@ BELOW: dict[str, Callable[[KStream[str, Any]], KTable[Any, Any]]] = {
 """Windows below what reads keys or values that may be unreadable or null, and beside others that read them."""
 
 
+@cache
+def below() -> Topology:
+    builder = StreamsBuilder("app")
+    for name, add in BELOW.items():
+        add(builder.stream(f"in-{name}", key=serdes.text, value=serdes.json)).to_stream().to(name)
+    left, right = (builder.stream(f"in-{side}", key=serdes.text, value=serdes.json) for side in ("left", "right"))
+    left.outer_join(right, lambda *both: both, windows=JoinWindows(milliseconds=10), value=serdes.json).to("joined")
+    return builder.build()
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(
@@ -185,12 +197,7 @@ BELOW: dict[str, Callable[[KStream[str, Any]], KTable[Any, Any]]] = {
 def test_records_that_cannot_be_read_and_are_dropped_move_time_alike_for_any_number_of_ranges(
     inputs: list[tuple[bytes | None, bytes | None, int]],
 ) -> None:
-    builder = StreamsBuilder("app")
-    for name, add in BELOW.items():
-        add(builder.stream(f"in-{name}", key=serdes.text, value=serdes.json)).to_stream().to(name)
-    left, right = (builder.stream(f"in-{side}", key=serdes.text, value=serdes.json) for side in ("left", "right"))
-    left.outer_join(right, lambda *both: both, windows=JoinWindows(milliseconds=10), value=serdes.json).to("joined")
-    program, seen = builder.build(), []
+    program, seen = below(), []
     config = {f"{phase}.exception.handler": "continue" for phase in ("deserialization", "processing")}
     for ranges in (1, 4):
         with TopologyTestDriver(program, ranges, config=config) as driver:

@@ -1,6 +1,7 @@
 """Laws of the project: results depend neither on the number of key ranges nor, finally, on the record cache."""
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, TypeAlias
 
 from hypothesis import given, settings
@@ -93,11 +94,8 @@ class SinceEachRecord(Windows):
         return start_ms + (self.size_ms if start_ms % 3 else 5)
 
 
-@settings(max_examples=100, deadline=None)
-@given(INPUTS, st.integers(1, 12), st.integers(0, 12), st.sampled_from([2, 3, 7, 16]))
-def test_windows_that_begin_with_their_records_expire_alike_for_any_number_of_ranges(
-    inputs: list[Input], difference: int, grace: int, ranges: int
-) -> None:
+@cache
+def beginning(difference: int, grace: int) -> Topology:
     sliding = SlidingWindows(milliseconds=difference, grace=ms(grace))
     windows: dict[str, Windows | SlidingWindows] = {"sliding": sliding, "own": SinceEachRecord()}
     builder = StreamsBuilder("app")
@@ -106,8 +104,17 @@ def test_windows_that_begin_with_their_records_expire_alike_for_any_number_of_ra
         stream.group_by_key().windowed_by(cut).aggregate(
             list, lambda _, value, seen: [*seen, value], value=serdes.json, store=store
         ).to_stream().to(store)
-    topology, records = builder.build(), [record for record in inputs if record[0] == "in"]
-    assert results(topology, records, windows, ranges) == results(topology, records, windows)
+    return builder.build()
+
+
+@settings(max_examples=100, deadline=None)
+@given(INPUTS, st.integers(1, 12), st.integers(0, 12), st.sampled_from([2, 3, 7, 16]))
+def test_windows_that_begin_with_their_records_expire_alike_for_any_number_of_ranges(
+    inputs: list[Input], difference: int, grace: int, ranges: int
+) -> None:
+    topology, records = beginning(difference, grace), [record for record in inputs if record[0] == "in"]
+    stores = ("sliding", "own")
+    assert results(topology, records, stores, ranges) == results(topology, records, stores)
 
 
 class Recent(Processor[str, int, str, Any]):
@@ -122,11 +129,8 @@ class Recent(Processor[str, int, str, Any]):
         self.context.forward(record.with_value(kept))
 
 
-@settings(max_examples=60, deadline=None)
-@given(INPUTS, st.sampled_from([2, 3, 7]))
-def test_windows_that_a_processor_keeps_by_key_expire_alike_for_any_number_of_ranges(
-    inputs: list[Input], ranges: int
-) -> None:
+@cache
+def recent() -> Topology:
     stores = [
         window_store("windows", key=serdes.text, value=serdes.int64, size=ms(5), retention=ms(20)),
         session_store("sessions", key=serdes.text, value=serdes.int64, retention=ms(15)),
@@ -136,8 +140,16 @@ def test_windows_that_a_processor_keeps_by_key_expire_alike_for_any_number_of_ra
         lambda key, value: None not in (key, value)
     )
     numbers.process(Recent, stores=stores, key=serdes.text, value=serdes.json, by_key=True).to("out")
-    topology, records = builder.build(), [record for record in inputs if record[0] == "in"]
-    names = [store.name for store in stores]
+    return builder.build()
+
+
+@settings(max_examples=60, deadline=None)
+@given(INPUTS, st.sampled_from([2, 3, 7]))
+def test_windows_that_a_processor_keeps_by_key_expire_alike_for_any_number_of_ranges(
+    inputs: list[Input], ranges: int
+) -> None:
+    topology, records = recent(), [record for record in inputs if record[0] == "in"]
+    names = ("windows", "sessions")
     assert results(topology, records, names, ranges) == results(topology, records, names)
 
 

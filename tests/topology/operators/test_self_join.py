@@ -1,6 +1,7 @@
 """A stream joined with itself: one store for both sides gives the same results as two."""
 
 import json
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
@@ -34,6 +35,7 @@ def pair(left: Any, right: Any) -> list[Any]:
     return [left, right]
 
 
+@cache
 def self_join(windows: JoinWindows, kind: str = "join", *, rekeyed: bool = False) -> Topology:
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.json)

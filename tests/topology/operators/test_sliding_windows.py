@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from hypothesis import given
@@ -13,6 +14,7 @@ from coopstreams.topology.graph.topology import Topology
 from tests.durations import ms
 
 
+@cache
 def lists(difference: int, grace: int = 0) -> Topology:
     """Return each window as the list of its values; the aggregator changes its aggregate in place."""
     builder = StreamsBuilder("app")

@@ -1,5 +1,6 @@
 """Stream-stream joins: records of equal keys that are near in time, whichever comes first."""
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ def pair(left: Any, right: Any) -> list[Any]:
     return [left, right]
 
 
+@cache
 def join_of(kind: str, windows: JoinWindows) -> Topology:
     builder = StreamsBuilder("app")
     left, right = (builder.stream(topic, key=serdes.text, value=serdes.json) for topic in ("left", "right"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from tests.durations import ms
 RECORDS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 60)), max_size=20)
 
 
+@cache
 def closed(windows: Any) -> Topology:
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.text)

@@ -5,13 +5,14 @@ table.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, TypeAlias
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coopstreams import KTable, SessionWindows, SlidingWindows, StreamsBuilder, TimeWindows, serdes
+from coopstreams import KTable, SessionWindows, SlidingWindows, StreamsBuilder, TimeWindows, Topology, serdes
 from coopstreams.testing import TopologyTestDriver
 from tests.durations import ms
 
@@ -105,14 +106,19 @@ def test_the_updates_so_far_fold_to_the_table(name: str) -> None:
     law()
 
 
-@settings(max_examples=60, deadline=None)
-@given(CHANGES, RANGES, st.sampled_from(["none", "all"]))
-def test_a_table_is_the_fold_of_any_prefix_of_its_topic(changes: list[Change], ranges: int, optimization: str) -> None:
+@cache
+def two_tables() -> Topology:
     builder = StreamsBuilder("app")
     for topic in ("left", "right"):
         builder.table(topic, key=serdes.text, value=serdes.int64, store=topic)
+    return builder.build()
+
+
+@settings(max_examples=60, deadline=None)
+@given(CHANGES, RANGES, st.sampled_from(["none", "all"]))
+def test_a_table_is_the_fold_of_any_prefix_of_its_topic(changes: list[Change], ranges: int, optimization: str) -> None:
     folds: dict[str, dict[str, tuple[int, int]]] = {"left": {}, "right": {}}
-    with TopologyTestDriver(builder.build(), ranges, {"topology.optimization": optimization}) as driver:
+    with TopologyTestDriver(two_tables(), ranges, {"topology.optimization": optimization}) as driver:
         for topic, key, value, timestamp in changes:
             driver.input(topic, serdes.text, serdes.int64).send(key, value, timestamp)
             folds[topic].pop(key, None)
@@ -122,15 +128,20 @@ def test_a_table_is_the_fold_of_any_prefix_of_its_topic(changes: list[Change], r
                 assert {row.key: (row.value, row.timestamp) for row in driver.store(store).all()} == fold
 
 
-@settings(max_examples=60, deadline=None)
-@given(CHANGES, RANGES)
-def test_a_view_and_a_join_are_those_of_the_folds(changes: list[Change], ranges: int) -> None:
+@cache
+def view_and_join() -> Topology:
     builder = StreamsBuilder("app")
     left, right = (builder.table(topic, key=serdes.text, value=serdes.int64) for topic in ("left", "right"))
     small = left.filter(lambda _, value: value < 7).map_values(lambda value: value + 100, value=serdes.int64)
     small.outer_join(right, pair, value=serdes.json, store="table")
+    return builder.build()
+
+
+@settings(max_examples=60, deadline=None)
+@given(CHANGES, RANGES)
+def test_a_view_and_a_join_are_those_of_the_folds(changes: list[Change], ranges: int) -> None:
     folds: dict[str, dict[str, int]] = {"left": {}, "right": {}}
-    with TopologyTestDriver(builder.build(), ranges) as driver:
+    with TopologyTestDriver(view_and_join(), ranges) as driver:
         for topic, key, value, timestamp in changes:
             driver.input(topic, serdes.text, serdes.int64).send(key, value, timestamp)
             folds[topic].pop(key, None)

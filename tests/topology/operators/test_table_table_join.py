@@ -1,5 +1,6 @@
 """Table-table joins: an update of either side updates the joined row."""
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.windows import AnyWindows, SessionWindows, SlidingWindows, TimeWindows
 from tests.durations import ms
 
@@ -20,15 +22,20 @@ def pair(left: Any, right: Any) -> list[Any]:
     return [left, right]
 
 
-def joined(
-    kind: str, *events: Event, ranges: int = 1, store: str | None = None, caching: bool = False
-) -> tuple[list[Any], dict[str, Any]]:
-    """Return the outputs of a join after these events, (key, value, timestamp), and the latest value of each key."""
+@cache
+def join_of(kind: str, store: str | None) -> Topology:
     builder = StreamsBuilder("app")
     left, right = (builder.table(topic, key=serdes.text, value=serdes.json) for topic in ("left", "right"))
     method: Any = {"inner": left.join, "left": left.left_join, "outer": left.outer_join}[kind]
     method(right, pair, value=serdes.json, store=store).to_stream().to("out")
-    with TopologyTestDriver(builder.build(), ranges, caching=caching) as driver:
+    return builder.build()
+
+
+def joined(
+    kind: str, *events: Event, ranges: int = 1, store: str | None = None, caching: bool = False
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return the outputs of a join after these events, (key, value, timestamp), and the latest value of each key."""
+    with TopologyTestDriver(join_of(kind, store), ranges, caching=caching) as driver:
         for timestamp, (topic, key, value) in enumerate(events):
             driver.input(topic, serdes.text, serdes.json).send(key, value, timestamp)
         driver.commit()
@@ -150,10 +157,8 @@ WINDOWS: dict[str, AnyWindows] = {
 }
 
 
-def windows_joined(
-    windows: AnyWindows, kind: str, inputs: list[tuple[str, str, int]], *, ranges: int, caching: bool, store: str | None
-) -> tuple[dict[str, list[Any]], list[Any]]:
-    """Return the outputs of a join of counts in windows, by key, and the rows of its store."""
+@cache
+def windows_join_of(windows: AnyWindows, kind: str, store: str | None) -> Topology:
     builder = StreamsBuilder("app")
     left, right = (
         builder.stream(topic, key=serdes.text, value=serdes.int64)
@@ -164,8 +169,15 @@ def windows_joined(
     )
     method: Any = {"inner": left.join, "left": left.left_join, "outer": left.outer_join}[kind]
     method(right, pair, value=serdes.json, store=store).to_stream().to("out")
+    return builder.build()
+
+
+def windows_joined(
+    windows: AnyWindows, kind: str, inputs: list[tuple[str, str, int]], *, ranges: int, caching: bool, store: str | None
+) -> tuple[dict[str, list[Any]], list[Any]]:
+    """Return the outputs of a join of counts in windows, by key, and the rows of its store."""
     found: dict[str, list[Any]] = {}
-    with TopologyTestDriver(builder.build(), ranges, caching=caching) as driver:
+    with TopologyTestDriver(windows_join_of(windows, kind, store), ranges, caching=caching) as driver:
         for topic, key, timestamp in inputs:
             driver.input(topic).send(key, 1, timestamp)
         driver.commit()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from functools import cache
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ def orders(builder: StreamsBuilder, pattern: re.Pattern[str] = ORDERS) -> KStrea
     return builder.stream(pattern, key=serdes.text, value=serdes.int64)
 
 
+@cache
 def counting() -> Topology:
     builder = StreamsBuilder("app")
     orders(builder).group_by_key().count(store="counts").to_stream().to("out")

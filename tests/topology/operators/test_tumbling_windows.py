@@ -1,6 +1,7 @@
 """Tumbling windows: an aggregate for each key and window, closed by stream time."""
 
 from collections import Counter
+from functools import cache
 from typing import Any
 
 from hypothesis import given
@@ -15,6 +16,7 @@ from coopstreams.topology.windows import TimeWindows
 from tests.durations import ms
 
 
+@cache
 def counts(size: int, grace: int = 0) -> Topology:
     builder = StreamsBuilder("app")
     stream = builder.stream("in", key=serdes.text, value=serdes.text)
