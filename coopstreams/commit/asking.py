@@ -57,7 +57,7 @@ class Asking:
 
     @contextmanager
     def awaiting(self, what: str, *, of_brokers: bool = True) -> Iterator[None]:
-        """Note what the thread waits for within, then what it did before; an error ends the commit, and leaves it so."""
+        """Note what the thread waits for within, then what it did before. An error ends the commit and leaves it so."""
         before = self.waiting
         self.waiting = Wait(what, self._host.now(), of_brokers)
         yield

@@ -1,4 +1,4 @@
-"""The dashboard for Grafana, the alerts, and the names of Kafka Streams' metrics: all series and labels in them exist."""
+"""The dashboard for Grafana, the alerts, and the names of Kafka Streams' metrics: series and labels in them exist."""
 
 from __future__ import annotations
 
