@@ -339,7 +339,7 @@ def _check_format(folder: Path) -> None:
     file = folder / "format"
     if not file.exists():
         _write(file, str(FORMAT))
-    written = file.read_text(errors="replace").strip()
+    written = file.read_text(errors="replace").strip() or "0"  # the machine died before it was on the disk
     if not written.isdecimal():
         raise StateCorruptError(f'"{file}" is damaged: delete the folder "{folder}", changelogs restore it')
     if int(written) < FORMAT:

@@ -236,6 +236,18 @@ def test_state_of_a_format_that_does_not_name_its_changelogs_is_emptied_once(
     assert (again.folder / "format").read_text() == f"{FORMAT}\n"
 
 
+def test_a_format_that_has_not_reached_the_disk_is_no_reason_to_refuse_each_start(tmp_path: Path) -> None:
+    """A machine that dies soon after the first start may leave the file empty: no file is waited for."""
+    directory = StateDirectory(tmp_path, "app", 0)
+    fill(directory.open(0, 0, [SPEC]))
+    directory.close()
+    (directory.folder / "format").write_text("")
+    again = StateDirectory(tmp_path, "app", 0)
+    assert again.partitions() == []
+    again.close()
+    assert (again.folder / "format").read_text() == f"{FORMAT}\n"
+
+
 def test_a_process_id_that_is_no_id_is_made_anew(tmp_path: Path) -> None:
     directory = StateDirectory(tmp_path, "app", 0)
     directory.close()
