@@ -138,6 +138,7 @@ class Work:
                 "process(lambda: Count())."
             )
         self._processor = made
+        made.context = self  # an `init` of the user's may not call that of the base class
         made.init(self)
 
     def run(self, key_bytes: bytes | None, key: Any, value: Any, timestamp: int) -> None:

@@ -71,6 +71,19 @@ def driver_of(
     return TopologyTestDriver(builder.build(), ranges, config)
 
 
+class Careless(Counting):
+    """Does not call the `init` of `Processor`."""
+
+    def init(self, context: Context) -> None:
+        self.counts: KeyValueStore[str, int] = context.store("counts")
+
+
+def test_a_processor_has_its_context_whether_its_init_calls_the_one_of_the_base_class_or_not() -> None:
+    with driver_of(Careless, COUNTS, by_key=True) as driver:
+        driver.input("in").send("a", 1)
+        assert driver.output("out").latest() == {"a": 1}
+
+
 def each(
     function: Callable[[Context, AnyRecord], AnyRecord | None], *records: tuple[Any, ...], **more: Any
 ) -> list[Any]:
