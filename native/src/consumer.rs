@@ -56,7 +56,7 @@ unsafe impl Sync for Consumer {}
 
 struct Open {
     destroyed: bool,
-    /// Made by the first partition; null before that, and when it was released.
+    /// Made by the first call that needs it; null before that, and when it was released.
     queue: Opaque,
 }
 
@@ -206,11 +206,7 @@ impl Consumer {
     pub fn forward<'a>(&self, partitions: impl Iterator<Item = (&'a CStr, i32)>) -> Result<(), Gone> {
         let mut open = self.locked();
         let functions = functions().filter(|_| !open.destroyed).ok_or(Gone)?;
-        if open.queue.is_null() {
-            // SAFETY: the handle is alive under this lock.
-            open.queue = unsafe { (functions.queue_new)(self.handle) };
-            locked(&self.waking).queue = open.queue;
-        }
+        let ours = self.queue(functions, &mut open);
         for (topic, partition) in partitions {
             // SAFETY: handle and queue are alive under this lock; the reference to the partition's queue is given back.
             unsafe {
@@ -218,11 +214,21 @@ impl Consumer {
                 if queue.is_null() {
                     return Err(Gone);
                 }
-                (functions.queue_forward)(queue, open.queue);
+                (functions.queue_forward)(queue, ours);
                 (functions.queue_destroy)(queue);
             }
         }
         Ok(())
+    }
+
+    /// Our queue of a consumer that is not destroyed.
+    fn queue(&self, functions: &Functions, open: &mut Open) -> Opaque {
+        if open.queue.is_null() {
+            // SAFETY: the handle is alive under the lock of `open`.
+            open.queue = unsafe { (functions.queue_new)(self.handle) };
+            locked(&self.waking).queue = open.queue;
+        }
+        open.queue
     }
 
     /// Ends the wait of the call of `receive` that runs, or of the next one. Any thread.
@@ -249,24 +255,22 @@ impl Consumer {
         timeout_ms: c_int,
         mut receive: impl FnMut(&Functions, *mut Message, bool) -> bool,
     ) -> Result<(), Gone> {
-        let open = self.locked();
+        let mut open = self.locked();
         let functions = functions().filter(|_| !open.destroyed).ok_or(Gone)?;
-        if open.queue.is_null() {
-            return Ok(());
-        }
+        let queue = self.queue(functions, &mut open);
         let mut left = most;
         let mut timeout_ms = timeout_ms;
         let mut more = true;
         while more && left > 0 {
             // SAFETY: the queue is alive under this lock, which is held until the messages are freed.
-            let mut batch = unsafe { Batch::of(functions, open.queue, left.min(AT_ONCE), 0) };
+            let mut batch = unsafe { Batch::of(functions, queue, left.min(AT_ONCE), 0) };
             if batch.count == 0 {
                 // Looked at behind the call above, which ends the effect of a yield on the queue.
                 if timeout_ms <= 0 || locked(&self.waking).asked {
                     break;
                 }
                 // SAFETY: as above.
-                batch = unsafe { Batch::of(functions, open.queue, 1, timeout_ms) };
+                batch = unsafe { Batch::of(functions, queue, 1, timeout_ms) };
                 if batch.count == 0 {
                     break;
                 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import resource
 import sys
 import threading
 import time
@@ -251,6 +252,16 @@ def test_only_a_client_that_is_there_is_woken() -> None:
     native.wake()
     native.disconnect()
     native.wake()
+
+
+@needs_native
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts what a thread does")
+def test_a_fetch_without_a_partition_waits() -> None:
+    """It looked again and again: a consumer whose group has no range for it took a whole core."""
+    _, native, _ = lone()
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+    assert native.fetch(10, 200) == ([], [])
+    assert resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw > before, "the thread has never given up its core"
 
 
 @needs_native
