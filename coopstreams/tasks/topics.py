@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from coopstreams.commit.deleted_changelogs import check_changelogs
@@ -89,12 +89,14 @@ def check_topics(cluster: Log, topology: Topology, config: Config) -> ResolvedTo
     wanted = [*topology.sink_topics, *dead_letter_topics(topology, config)]
     # By name: a topic that this user may not describe is another error than one that does not exist.
     cluster.partitions([topic for topic in (*topology.source_topics, *wanted) if topic not in counts])
+    counts = _counts_with(cluster, counts, topology.source_topics)
     resolved = check_partitions(topology, counts, config["windowstore.changelog.additional.retention.ms"])
     _check_reused(cluster, topology, config)
     _check_marked(cluster, topology)
     _check_kept(cluster, topology, counts, resolved, config["windowstore.changelog.additional.retention.ms"])
-    missing = [topic for topic in wanted if topic not in counts and topic not in resolved.partitions]
-    if missing:
+    given = [topic for topic in wanted if topic not in resolved.partitions]
+    counts = _counts_with(cluster, counts, given)
+    if missing := [topic for topic in given if topic not in counts]:
         raise UnknownTopicError(
             f"the application writes to {', '.join(missing)}, which does not exist: create it first; only internal "
             "topics are made by themselves"
@@ -108,6 +110,17 @@ def check_topics(cluster: Log, topology: Topology, config: Config) -> ResolvedTo
             topology.application_id,
         )
     return resolved
+
+
+def _counts_with(cluster: Log, counts: dict[str, int], topics: Iterable[str]) -> dict[str, int]:
+    """Return the partition counts, again if the brokers have come to know these topics, which may be new."""
+    unknown = [topic for topic in topics if topic not in counts]
+    try:
+        for topic in unknown:
+            cluster.topic_id(topic)  # waits `UNKNOWN_FOR_S`
+    except UnknownTopicError:
+        return counts
+    return cluster.partitions() if unknown else counts
 
 
 def _check_marked(cluster: Log, topology: Topology) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 import pytest
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from coopstreams.common.metrics import HEALTH_CODES
 from tests.docs import reference

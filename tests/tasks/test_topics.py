@@ -243,3 +243,16 @@ def test_changelogs_whose_settings_may_not_be_read_are_worth_one_warning(caplog:
     check(log, counted("in"), {})
     (told,) = [record.getMessage() for record in caplog.records]
     assert f"records are missed. not allowed to read the configuration of {CHANGELOG}" in told
+
+
+@pytest.mark.parametrize("new", ["in", "out"])
+def test_a_topic_that_the_first_broker_asked_does_not_know_yet_is_not_missing(
+    monkeypatch: pytest.MonkeyPatch, new: str
+) -> None:
+    """Brokers learn of a new topic from the controller one after the other."""
+    log = cluster()
+    known = log.partitions
+    answers = [{topic: count for topic, count in known().items() if topic != new}]
+    monkeypatch.setattr(log, "partitions", lambda topics=None: answers.pop() if answers else known(topics))
+    check(log, copied("out"), {})
+    assert not answers
