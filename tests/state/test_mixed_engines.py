@@ -23,37 +23,16 @@ from coopstreams.state.engines import check_store_types
 from coopstreams.state.layout import unpack
 from coopstreams.state.restore import Restore
 from coopstreams.state.rocks import Rocks
-from coopstreams.state.task_state import TaskState
 from coopstreams.topology.errors import ConfigError, StateCorruptError, StateError
 from coopstreams.topology.keys import ALL_GROUPS, WHOLE, KeyRange, key_hash
 from coopstreams.topology.serdes import int64, text
 from coopstreams.topology.stores import StoreSpec
-from tests.state.bounds import TOPIC_ID, bounds, now_ms
+from tests.state.bounds import bounds
+from tests.state.mixed import ALL, DISK, OWN, commit
 from tests.state.sqlite_engine import NAME, Sqlite
 from tests.state.test_restore import Record, feed, fold, some_log
 
 ROOT = Path(__file__).resolve().parents[2]
-DISK = StoreSpec("disk", "key_value", text, int64, store_type="rocksDB")
-HEAP = StoreSpec("heap", "key_value", text, int64, store_type="in_memory")
-OWN = StoreSpec("own", "key_value", text, int64, store_type=NAME)
-ALL = [DISK, HEAP, OWN]
-BYTES = 1 << 30
-
-
-def commit(
-    database: Database, number: int, key_range: KeyRange = WHOLE, keys: int = 200, specs: Sequence[StoreSpec] = ALL
-) -> None:
-    """Write the number of the commit to all keys of a range, in all stores."""
-    state = TaskState(database, specs, key_range, BYTES)
-    for table in state.stores.values():
-        for key in (b"%d" % each for each in range(keys)):
-            if key_hash(key) in key_range:
-                entry = table.load(key)
-                entry.value, entry.timestamp = number, number
-                table.touch(key, entry)
-    state.changes()
-    state.topic_ids = {spec.name: TOPIC_ID for spec in specs}
-    state.commit({spec.name: number for spec in specs}, true_ms=now_ms())
 
 
 def values(database: Database, spec: StoreSpec) -> set[int]:
@@ -155,7 +134,7 @@ CHILD = """
 import sys
 from coopstreams.state.directory import StateDirectory
 from coopstreams.topology.keys import ALL_GROUPS
-from tests.state.test_mixed_engines import ALL, commit
+from tests.state.mixed import ALL, commit
 database = StateDirectory(sys.argv[1], "app", 0).open(0, 0, ALL)
 number = database.checkpoints("disk").offset(ALL_GROUPS) or 0
 while True:
