@@ -173,7 +173,7 @@ def test_a_worker_may_go_on_to_print_when_the_terminal_is_gone() -> None:
     terminal = open(slave, "w")  # noqa: SIM115 it cannot be flushed at the end
     screen = Screen(Console(file=terminal, force_terminal=True), "shop")
     os.close(master)
-    prints = "for _ in range(20_000): print('more than fits into a pipe')"
+    prints = "for _ in range(4000): print('more than fits into a pipe')"
     assert screen.spawn(0, [sys.executable, "-c", prints], os.environ, ()).wait() == 0
     screen.handler().handle(logging.makeLogRecord({"msg": "and so may the supervisor"}))
     with suppress(OSError):

@@ -237,7 +237,7 @@ def test_two_owners_of_one_hash_are_an_error_that_names_them() -> None:
 # --- laws -----------------------------------------------------------------------
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(shapes, groups, cuts)
 def test_targets_tile_every_partition_and_are_fair(
     partitions: dict[int, int], threads: dict[str, int], ranges: int
@@ -293,7 +293,7 @@ def after(
     return threads, held
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(shapes, groups, histories, cuts)
 def test_at_rest_nothing_moves_without_a_cause(
     partitions: dict[int, int], threads: dict[str, int], history: list[tuple[str, int, int]], ranges: int
@@ -305,7 +305,7 @@ def test_at_rest_nothing_moves_without_a_cause(
     assert all(a.settled for a in again.values())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(shapes, groups, cuts, st.randoms(use_true_random=False))
 def test_the_order_in_which_members_are_listed_does_not_matter(
     partitions: dict[int, int], threads: dict[str, int], ranges: int, random: object
@@ -318,7 +318,7 @@ def test_the_order_in_which_members_are_listed_does_not_matter(
     assert {m: one[m] for m in sorted(one)} == {m: other[m] for m in sorted(other)}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.integers(2, 24), st.integers(1, 12), st.data())
 def test_when_one_of_equal_members_leaves_whole_partitions_only_its_own_move(
     members: int, times: int, data: st.DataObject

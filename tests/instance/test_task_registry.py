@@ -156,5 +156,5 @@ class AnyHistory(RuleBasedStateMachine):
             assert wanted in self.work or blocked
 
 
-AnyHistory.TestCase.settings = settings(max_examples=300, deadline=None)
+AnyHistory.TestCase.settings = settings(max_examples=100, deadline=None)
 TestAnyHistory = AnyHistory.TestCase
