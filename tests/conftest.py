@@ -38,7 +38,7 @@ settings.load_profile("untimed")
 pytest_plugins = ["tests.dealing", "tests.hanging"]
 
 # Each client of httpx, and so each `httpx.get` and each server, would read all certificate authorities: 45 ms.
-httpx._transports.default.create_ssl_context = cache(httpx.create_ssl_context)  # type: ignore[assignment]
+httpx._transports.default.create_ssl_context = cache(httpx.create_ssl_context)  # type: ignore[attr-defined]
 
 # A background process of a script ignores Ctrl-C; its children, which tests interrupt, would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
