@@ -38,6 +38,10 @@ SLICE_GROUPS = 8
 """The most key groups in a slice: 32 slices for each partition."""
 
 
+class DamagedManifestError(SnapshotError):
+    """A manifest from which no version of coopstreams restores anything."""
+
+
 @dataclass(frozen=True, slots=True)
 class File:
     """A sorted file: database keys and values of one family, in the format of `layout`.
@@ -122,7 +126,8 @@ class Manifest:
         """Return the manifest of a file.
 
         Raises:
-            SnapshotError: it is damaged, or a newer coopstreams wrote it; the message says which.
+            DamagedManifestError: its bytes are not those that were written.
+            SnapshotError: a newer coopstreams wrote it.
         """
         try:
             content = msgspec.json.decode(data)
@@ -133,10 +138,10 @@ class Manifest:
                 )
             written = content.pop("sha256")
             if written != _digest({"format": version, **content}):
-                raise SnapshotError("its bytes are not those that were written (SHA-256 differs)")
+                raise DamagedManifestError("its bytes are not those that were written (SHA-256 differs)")
             return _MANIFESTS.decode(data)
         except (msgspec.MsgspecError, UnicodeDecodeError, AttributeError, KeyError, TypeError) as error:
-            raise SnapshotError(f"it is no manifest: {error}") from error
+            raise DamagedManifestError(f"it is no manifest: {error}") from error
 
     def files(self) -> Iterator[File]:
         """Yield all files of the snapshot."""

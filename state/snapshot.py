@@ -11,6 +11,7 @@ Turned down: one file for all slices of a store (a range of eight would download
 
 from __future__ import annotations
 
+import logging
 import re
 import tempfile
 import uuid
@@ -23,12 +24,14 @@ from coopstreams.state import layout
 from coopstreams.state.checkpoints import Checkpoint
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Rows
-from coopstreams.state.manifest import File, Manifest, Slice, cut
+from coopstreams.state.manifest import DamagedManifestError, File, Manifest, Slice, cut
 from coopstreams.state.sst import read_sst, sha256_of, write_sst
 from coopstreams.state.storage import Heard, Storage, nobody
 from coopstreams.topology.errors import SnapshotError, StateCorruptError
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.stores import StoreSpec
+
+log = logging.getLogger(__name__)
 
 CURRENT = "CURRENT"
 MANIFEST = "manifest.json"
@@ -116,7 +119,8 @@ def load(url: str, application: str, run: str | None = None) -> Manifest | None:
     """Return the manifest of a run, by default the published one; None if none is published.
 
     Raises:
-        SnapshotError: it is missing, damaged, of another application, or of a newer format; names it.
+        DamagedManifestError: it is damaged, or that of another run or application; names it.
+        SnapshotError: it is missing, or of a newer format; names it.
     """
     wanted = run or current_run(url, application)
     if wanted is None:
@@ -128,9 +132,9 @@ def load(url: str, application: str, run: str | None = None) -> Manifest | None:
     try:
         manifest = Manifest.from_json(data)
     except SnapshotError as error:
-        raise SnapshotError(f"{where}: {error}") from error
+        raise type(error)(f"{where}: {error}") from error
     if (manifest.application, manifest.run) != (application, wanted):
-        raise SnapshotError(f'{where}: its manifest is that of "{manifest.run}" of {manifest.application}')
+        raise DamagedManifestError(f'{where}: its manifest is that of "{manifest.run}" of {manifest.application}')
     return manifest
 
 
@@ -211,16 +215,20 @@ def sweep(url: str, application: str, *, keep: int = 1, doing: bool = True) -> l
     """Delete the unpublished runs except the newest `keep`, and files that no manifest names; return the names.
 
     Files named by a kept manifest stay, whatever run they are of. A run without a manifest may still be at work: it
-    stays if it is newer than the published one. `doing` False: only return the names.
+    stays if it is newer than the published one. A run whose manifest is damaged is not kept, also if it is the
+    published one; a warning names it. `doing` False: only return the names.
     """
     storage = Storage(url)
     counts = current_run(url, application)
     known = runs(url, application)
     complete = [run for run in known if storage.read(f"{application}/{run}/{MANIFEST}") is not None]
-    kept = {*complete[max(0, len(complete) - keep) :], *(run for run in complete if run == counts)}
     working = {run for run in known if run not in complete and (counts is None or run > counts)}
-    mentioned = {file.name for run in kept for file in _loaded(url, application, run).files()} | {
-        f"{run}/{MANIFEST}" for run in kept
+    kept: list[Manifest] = []
+    for run in reversed(complete):
+        if len(kept) < keep or run == counts:
+            kept += _undamaged(url, application, run)
+    mentioned = {file.name for manifest in kept for file in manifest.files()} | {
+        f"{manifest.run}/{MANIFEST}" for manifest in kept
     }
     doomed = [
         name
@@ -233,7 +241,12 @@ def sweep(url: str, application: str, *, keep: int = 1, doing: bool = True) -> l
     return doomed
 
 
-def _loaded(url: str, application: str, run: str) -> Manifest:
-    manifest = load(url, application, run)
+def _undamaged(url: str, application: str, run: str) -> list[Manifest]:
+    """Return the manifest of a run; none, with a warning, if it is damaged."""
+    try:
+        manifest = load(url, application, run)
+    except DamagedManifestError as error:
+        log.warning("%s. It restores nothing: of its files, only those that a kept manifest names stay.", error)
+        return []
     assert manifest is not None  # a run was named
-    return manifest
+    return [manifest]

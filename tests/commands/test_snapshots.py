@@ -129,7 +129,7 @@ def test_where_there_is_nothing_the_commands_say_so(tmp_path: Path) -> None:
     assert "nothing of app is published" in str(result.exception)
 
 
-def test_a_damaged_manifest_is_listed_as_that(tmp_path: Path) -> None:
+def test_a_damaged_manifest_is_listed_as_that_and_cleaned_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     made = Manifest("app", "run-1", "rebuild", "2026-11-21T00:00:00Z", {})
     snapshot.store_manifest(str(tmp_path), made)
     snapshot.store_manifest(str(tmp_path), replace(made, run="run-2"))
@@ -137,3 +137,9 @@ def test_a_damaged_manifest_is_listed_as_that(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes().replace(b"rebuild", b"rebuilt"))
     listed = said(run("snapshots", "ls", str(tmp_path))).splitlines()
     assert [line.split()[2] for line in listed if "run-" in line] == ["rebuild", "damaged"]
+    assert said(run("snapshots", "gc", str(tmp_path), "app")).splitlines() == [
+        "run-2/manifest.json",
+        "1 files are deleted",
+    ]
+    assert 'snapshot "run-2" of app' in caplog.text
+    assert "It restores nothing" in caplog.text

@@ -336,6 +336,44 @@ def test_a_sweep_leaves_what_counts_and_what_may_be_at_work(url: str, tmp_path: 
     assert snapshot.sweep(url, "app") == []
 
 
+def damage(url: str, run: str) -> None:
+    name = f"app/{run}/{snapshot.MANIFEST}"
+    Storage(url).write(name, (Storage(url).read(name) or b"").replace(b'"rebuild"', b'"rebuilt"'))
+
+
+def test_a_damaged_manifest_is_not_kept_but_its_files_are_where_another_one_names_them(
+    url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    database = Database(rocks(tmp_path), [SPEC, WINDOWS])
+    fill(database, 500)
+    half = KeyRange.of_groups(80, 103)
+    old = manifest_of({"counts": taken(url, database, SPEC, PART, run="run-1")}, "run-1")
+    newer = taken(url, database, SPEC, half, run="run-2")
+    mixed = manifest_of({"counts": manifest.merged(old.stores["counts"].slices, newer)}, "run-2")
+    snapshot.publish(url, mixed)
+    snapshot.publish(url, replace(old, run="run-3", stores={}))
+    snapshot.publish(url, old)
+    damage(url, "run-1")
+    damage(url, "run-3")
+    mentioned = {file.name for file in mixed.files()}
+    said = snapshot.sweep(url, "app", doing=False)
+    assert said == snapshot.sweep(url, "app")
+    assert set(said) == {file.name for file in old.files()} - mentioned | {"run-1/manifest.json", "run-3/manifest.json"}
+    assert [problem for _, problem in snapshot.verify(url, mixed) if problem] == []
+    for run in ("run-1", "run-3"):
+        assert f'snapshot "{run}" of app at {url}: its bytes are not those that were written' in caplog.text
+
+
+def test_a_manifest_of_a_newer_coopstreams_is_not_swept(url: str) -> None:
+    for run in ("run-1", "run-2"):
+        snapshot.publish(url, manifest_of({}, run))
+    Storage(url).write("app/run-2/manifest.json", b'{"format":2}')
+    before = Storage(url).names()
+    with pytest.raises(SnapshotError, match=r'"run-2" of app at .*upgrade coopstreams'):
+        snapshot.sweep(url, "app")
+    assert Storage(url).names() == before
+
+
 ranges = st.tuples(st.integers(0, 3), st.integers(0, 255), st.integers(0, 255)).map(
     lambda of: (of[0], min(of[1:]), max(of[1:]))
 )
