@@ -14,6 +14,7 @@ batch would carry it for the few records that fail).
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import repeat
 from operator import index
 from typing import Any, TypeAlias
@@ -24,6 +25,7 @@ from coopstreams.topology.errors import ProcessingError
 from coopstreams.topology.graph.nodes import Function, Source
 from coopstreams.topology.records import TimestampedRecord
 from coopstreams.topology.schemas import RegistryUnavailableError, SchemaSerde
+from coopstreams.topology.windows import FOREVER_MS
 
 TimestampColumn: TypeAlias = Callable[[TopicPartition, Columns, int], list[int]]
 """`(partition, records, stream time before them) -> timestamps`: the timestamps that a source's extractor takes from
@@ -114,11 +116,12 @@ def _extractor(source: Source) -> Function:
 def _checked(function: Function, timestamp: Any) -> int:
     if timestamp is None:
         return DROPPED
-    try:
-        # Any integer, and no float: a float is probably in seconds, and would pass as a date in 1970.
-        return max(DROPPED, index(timestamp))
-    except TypeError:
-        raise ProcessingError(
-            f"timestamp= calls {name_of(function)}, which returned {timestamp!r}. It must return milliseconds since "
-            "the epoch as an int, or None to drop the record: int(seconds * 1000), int(datetime.timestamp() * 1000)"
-        ) from None
+    # Any integer, and no float: a float is probably in seconds, and would pass as a date in 1970.
+    with suppress(TypeError):
+        if (number := index(timestamp)) <= FOREVER_MS:
+            return max(DROPPED, number)
+    raise ProcessingError(
+        f"timestamp= calls {name_of(function)}, which returned {timestamp!r}. It must return milliseconds since "
+        "the epoch as an int of at most 63 bits, or None to drop the record: int(seconds * 1000), "
+        "int(datetime.timestamp() * 1000)"
+    )

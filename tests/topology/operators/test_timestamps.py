@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from coopstreams.log.kafka.native import SETTING
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
@@ -12,6 +13,7 @@ from coopstreams.topology.errors import ProcessingError
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.records import TimestampedRecord
 from coopstreams.topology.windows import TimeWindows
+from tests.conftest import needs_native
 from tests.durations import ms
 
 
@@ -124,7 +126,7 @@ def test_a_record_that_cannot_be_read_fails_in_deserialization() -> None:
         driver.input("in", serdes.text, serdes.raw).send("a", b"{")
 
 
-@pytest.mark.parametrize("returned", [1.5, datetime(2026, 11, 25, tzinfo=UTC), "1764000000000"])
+@pytest.mark.parametrize("returned", [1.5, datetime(2026, 11, 25, tzinfo=UTC), "1764000000000", 1 << 63])
 def test_what_is_no_number_of_milliseconds_is_an_error_that_names_the_function(returned: Any) -> None:
     def seconds(_: object) -> Any:
         return returned
@@ -134,3 +136,21 @@ def test_what_is_no_number_of_milliseconds_is_an_error_that_names_the_function(r
     line = seconds.__code__.co_firstlineno
     assert f"seconds (line {line} of {__file__}), which returned {returned!r}. It must" in str(raised.value)
     assert "milliseconds since the epoch as an int" in str(raised.value)
+
+
+@pytest.mark.parametrize("plane", ["0", pytest.param("1", marks=needs_native)])
+@pytest.mark.parametrize("windowed", [False, True])
+def test_a_timestamp_of_more_than_63_bits_fails_its_record_alone(
+    plane: str, windowed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SETTING, plane)
+    builder = StreamsBuilder("app")
+    grouped = builder.stream(
+        "in", key=serdes.text, value=serdes.json, timestamp=lambda record: record.value
+    ).group_by_key()
+    (grouped.windowed_by(TimeWindows(milliseconds=10)) if windowed else grouped).count(store="counts")
+    with TopologyTestDriver(builder.build(), config={"processing.exception.handler": "continue"}) as driver:
+        for value in (1, 1 << 63, 2):
+            driver.input("in", serdes.text, serdes.json).send("a", value)
+        assert [row.value for row in driver.store("counts").all()] == [2]
+        assert [(failure.offset, type(failure.error)) for failure in driver.failures] == [(1, ProcessingError)]
