@@ -92,6 +92,15 @@ class Scanning(Engine, Protocol):
 
 
 @runtime_checkable
+class Peeking(Engine, Protocol):
+    """An engine that returns some rows of a range at less cost than `scan`, which reads or copies the range."""
+
+    def first(self, family: str, start: bytes, end: bytes | None, most: int) -> list[tuple[bytes, bytes]]:
+        """Return the first rows with start <= key < end of an existing family, `most` of them, ascending."""
+        ...
+
+
+@runtime_checkable
 class Ingesting(Engine, Protocol):
     """An engine that takes RocksDB's sorted files as they are. For other engines their rows are written one by one."""
 

@@ -16,7 +16,7 @@ from threading import Lock
 
 from coopstreams.state import layout
 from coopstreams.state.checkpoints import NOTHING_OBSERVED, Checkpoint, Checkpoints
-from coopstreams.state.engine import Bounds, Change, Engine, Getter, Ingesting, Rows, Scanning
+from coopstreams.state.engine import Bounds, Change, Engine, Getter, Ingesting, Peeking, Rows, Scanning
 from coopstreams.topology.keys import ALL_GROUPS, KeyGroups
 from coopstreams.topology.stores import StoreSpec
 
@@ -206,7 +206,7 @@ class EngineStores:
         low, high = layout.group_bounds(KeyGroups(min(groups), max(groups)))
         with self._lock:
             families = self._families(store)
-            rows = [self._engine.scan(family, low, high) for family in families]
+            rows = [self._first(family, low, high, COUNTED + 1) for family in families]
             estimate = sum(self._engine.count(family) for family in families)
             kept = sum(run.last - run.first + 1 for run in self._checkpoints[store])
         counted = sum(key[0] in groups for key, _ in islice(chain.from_iterable(rows), COUNTED + 1))
@@ -327,7 +327,12 @@ class EngineStores:
         return [self._engine.scan(family, *each, reverse=reverse) for each in bounds]
 
     def _has_keys(self, family: str, groups: KeyGroups) -> bool:
-        return next(self._engine.scan(family, *layout.group_bounds(groups)), None) is not None
+        return any(True for _ in self._first(family, *layout.group_bounds(groups), 1))
+
+    def _first(self, family: str, start: bytes, end: bytes | None, most: int) -> Iterable[tuple[bytes, bytes]]:
+        if isinstance(self._engine, Peeking):
+            return self._engine.first(family, start, end, most)
+        return islice(self._engine.scan(family, start, end), most)
 
     @staticmethod
     def _vanishing(family: str, groups: KeyGroups) -> Change:

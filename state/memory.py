@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from threading import Lock
 from typing import Any
 
@@ -46,11 +47,11 @@ class Memory:
 
     def scan(self, family: str, start: bytes, end: bytes | None, *, reverse: bool = False) -> Rows:
         """Return the current rows with start <= key < end."""
-        with self._lock:
-            self._check_open()
-            rows = self._families[family]
-            found = [(key, rows[key]) for key in rows.irange(start, end, (True, False), reverse)]
-        return self._rows(found)
+        return self._rows(self._copied(family, start, end, reverse=reverse))
+
+    def first(self, family: str, start: bytes, end: bytes | None, most: int) -> list[tuple[bytes, bytes]]:
+        """Return the first rows with start <= key < end, `most` of them."""
+        return self._copied(family, start, end, most)
 
     def write(self, changes: Sequence[Change]) -> None:
         """Write to existing families, atomically."""
@@ -77,6 +78,14 @@ class Memory:
     def close(self) -> None:
         """Close the engine; iterators end with an error."""
         self._closed = True
+
+    def _copied(
+        self, family: str, start: bytes, end: bytes | None, most: int | None = None, *, reverse: bool = False
+    ) -> list[tuple[bytes, bytes]]:
+        with self._lock:
+            self._check_open()
+            rows = self._families[family]
+            return [(key, rows[key]) for key in islice(rows.irange(start, end, (True, False), reverse), most)]
 
     def _rows(self, found: list[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
         for row in found:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import tracemalloc
 
 import pytest
 
@@ -64,6 +65,18 @@ def test_a_scan_loses_no_row_where_the_engine_counts_too_few() -> None:
     keys = [b"%05d" % number for number in range(5000)]
     put(database, keys, Checkpoint(0, 255, 1))
     assert keys_of(database) == keys
+
+
+def test_keys_in_memory_are_looked_for_and_counted_without_a_copy_of_them_all() -> None:
+    database = Database(Memory(), [COUNTS])
+    put(database, [b"%05d" % number for number in range(20_000)], Checkpoint(0, 255, 1))
+    tracemalloc.start()
+    try:
+        assert database.has_keys("counts", ALL_GROUPS)
+        assert database.count("counts", frozenset(ALL)) == 20_000
+        assert tracemalloc.get_traced_memory()[1] < 500_000, "20,000 rows are more than a megabyte"
+    finally:
+        tracemalloc.stop()
 
 
 def test_dropped_groups_leave_neither_keys_nor_checkpoints_in_any_store(new_engine: NewEngine) -> None:
