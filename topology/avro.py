@@ -71,6 +71,11 @@ def _avro(text: str, type_: Any) -> SchemaSerde[Any]:
         schema: Any = parse_schema(orjson.loads(text))
     except Exception as error:
         raise SerdeError(f"serdes.avro: this is no Avro schema: {type(error).__name__}: {error}") from error
+    if isinstance(type_, type) and issubclass(type_, tuple) and isinstance(schema, dict) and schema["type"] == "record":
+        raise SerdeError(
+            f"serdes.avro: {type_.__name__} is a tuple, which msgspec writes as an array, and the schema is a record, "
+            "whose fields have names: make it a dataclass, a msgspec Struct or a TypedDict"
+        )
     name = schema["name"] if isinstance(schema, dict) and "name" in schema else text
 
     check = _check_of(schema, {})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from io import BytesIO
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import msgspec
 import pytest
@@ -258,3 +258,15 @@ COLOURS = {"type": "enum", "name": "C", "symbols": ["red", "blue"]}
 def test_why_a_version_cannot_be_read(reader: Any, writer: Any, why: str) -> None:
     said = why_unreadable(parse_schema(reader), parse_schema(writer))
     assert (why in said) if why else (said == "")
+
+
+class Pair(NamedTuple):
+    a: int
+    b: int
+
+
+def test_a_named_tuple_is_no_record_but_an_array() -> None:
+    with pytest.raises(SerdeError, match="Pair is a tuple, .* make it a dataclass, a msgspec Struct or a TypedDict"):
+        serdes.avro(record(column("a", "long"), column("b", "long")), Pair)
+    array = serdes.avro({"type": "array", "items": "long"}, Pair)
+    assert array.deserialize(array.serialize(Pair(1, 2))) == Pair(1, 2)
