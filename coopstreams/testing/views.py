@@ -113,9 +113,20 @@ class OutputTopic(Generic[K, V]):
         return records
 
     def latest(self) -> dict[K, V]:
-        """Return the latest value of each key, as a table; keys whose latest value is null are left out."""
+        """Return the latest value of each key, as a table; keys whose latest value is null are left out.
+
+        Raises:
+            TopologyError: a key has no hash, so that it cannot be in a dict.
+        """
         table: dict[K, V] = {}
         for record in self.records():
+            try:
+                hash(record.key)
+            except TypeError as error:
+                raise TopologyError(
+                    f"latest: {error}, so the key {record.key!r} cannot be in a dict: make its class a "
+                    "@dataclass(frozen=True) or a NamedTuple, or look at records()"
+                ) from error
             table.pop(record.key, None)
             if record.value is not None:
                 table[record.key] = record.value

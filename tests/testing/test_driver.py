@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -208,3 +209,20 @@ def test_a_dead_letter_has_the_record_and_the_reason() -> None:
         assert (record.key, record.value, record.timestamp) == (b"a", bytes(8), 5)
         assert ("h", b"x") in record.headers
         assert any(value == b"ZeroDivisionError" for _, value in record.headers)
+
+
+@dataclass
+class Place:
+    name: str
+
+
+def test_the_latest_values_of_keys_without_a_hash_are_refused_with_what_to_write() -> None:
+    builder = StreamsBuilder("app")
+    builder.stream("in", key=serdes.json(Place), value=serdes.text).to("out")
+    with TopologyTestDriver(builder.build()) as driver:
+        driver.input("in").send(Place("here"), "a")
+        with pytest.raises(
+            TopologyError, match=r"unhashable type: 'Place', .* @dataclass\(frozen=True\) or a NamedTuple"
+        ):
+            driver.output("out").latest()
+        assert [record.key for record in driver.output("out").records()] == [Place("here")]
