@@ -266,7 +266,7 @@ class Pair(NamedTuple):
 
 
 def test_a_named_tuple_is_no_record_but_an_array() -> None:
-    with pytest.raises(SerdeError, match="Pair is a tuple, .* make it a dataclass, a msgspec Struct or a TypedDict"):
+    with pytest.raises(SerdeError, match=r"Pair is a tuple, .* make it a dataclass, a msgspec Struct or a TypedDict"):
         serdes.avro(record(column("a", "long"), column("b", "long")), Pair)
     array = serdes.avro({"type": "array", "items": "long"}, Pair)
     assert array.deserialize(array.serialize(Pair(1, 2))) == Pair(1, 2)
