@@ -226,6 +226,7 @@ def test_json_says_what_the_pictures_leave_out() -> None:
         "retention_ms": 3_600_000,
         "history_ms": None,
         "suffix_bytes": 0,
+        "stores_above": ["airlines-STATE-STORE-0000000000"],
         "changelog": "delays-hourly-changelog",
     }
     assert drawn["copartitioned"] == [

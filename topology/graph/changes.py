@@ -8,7 +8,8 @@
     mixed           rows or records of two meanings would be in one store or topic
     cannot be read  the serde of the new version cannot read its bytes
 
-The last three give wrong results without an error, so `run` refuses to start.
+The last three give wrong results without an error, so `run` refuses to start. A store that is made from a mixed one,
+through repartition topics too, is mixed as well.
 
 Invariant: a topology followed by itself keeps everything. Functions may change: only their author knows whether the old
 state fits the new ones.
@@ -17,7 +18,7 @@ Turned down: matching operators (nothing but names tells that two programs have 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -67,10 +68,10 @@ def changes(old: Outline, new: Outline) -> list[TopologyChange]:
     """Return the effect on everything that either version has, the old version's stores first."""
     if old.application_id != new.application_id:
         return [_another_application(old, new)]
-    renamed = _renamed(old, new)
+    renamed, causes = _renamed(old, new), _causes(old, new)
     return [
         *([] if _share_anything(old, new) else [_another_program(new)]),
-        *(_kept_store(old, new, store) for store in old.stores.values() if store.name in new.stores),
+        *(_kept_store(old, new, store, causes) for store in old.stores.values() if store.name in new.stores),
         *(_gone_store(store, renamed) for store in old.stores.values() if store.name not in new.stores),
         *(
             _new_store(old, new, store)
@@ -157,15 +158,58 @@ def _another_program(new: Outline) -> TopologyChange:
     )
 
 
-def _rebuild(store: str) -> str:
-    return f"stop all instances, `coopstreams rebuild NEW --from source --store {store}`, and accept the change"
+def _rebuild(*stores: str) -> str:
+    named = " ".join(f"--store {store}" for store in stores)
+    return f"stop all instances, `coopstreams rebuild NEW --from source {named}`, and accept the change"
 
 
-def _kept_store(old: Outline, new: Outline, was: Store) -> TopologyChange:
-    now = new.stores[was.name]
-    found = next(_misfits(old, new, was, now), None)
-    if found is not None:
-        return found
+def _causes(old: Outline, new: Outline) -> dict[str, frozenset[str]]:
+    """Return, for each kept store by name, the mixed stores by which its old rows are of another meaning than its new
+    ones: itself, and those that it is made from. Most have none.
+    """
+    kept = [new.stores[name] for name in old.stores if name in new.stores]
+    mixed = frozenset(
+        now.name
+        for now in kept
+        if any(found.verdict is Verdict.MIXED for found in _misfits(old, new, old.stores[now.name], now, ""))
+    )
+    return {now.name: mixed & (now.stores_above | {now.name}) for now in kept}
+
+
+def _another(new: Outline, store: str, causes: Mapping[str, frozenset[str]]) -> str:
+    """Return the cure for a store whose old rows do not fit. It is one for all stores with a common cause."""
+    all_ = [name for name in causes if name == store or causes[name] & causes[store]]
+    others = [name for name in all_ if name != store]
+    logged = [name for name in all_ if new.stores[name].changelog == _changelog_of(new, name)]
+    bare = [name for name in all_ if name not in logged]
+    if others:
+        cure = f"give it and {', '.join(others)} other names (then they start empty)"
+    else:
+        cure = "give it another name (then it starts empty)"
+    if not logged:
+        return cure
+    cure += f", or have {'their' if others else 'its'} rows made again: {_rebuild(*logged)}"
+    return f"{cure}, with other names for {', '.join(bare)}, which no rebuild writes" if bare else cure
+
+
+def _changelog_of(new: Outline, store: str) -> str:
+    return internal_topic(new.application_id, changelog_topic(store))
+
+
+def _kept_store(old: Outline, new: Outline, was: Store, causes: Mapping[str, frozenset[str]]) -> TopologyChange:
+    now, another = new.stores[was.name], _another(new, was.name, causes)
+    found = next(_misfits(old, new, was, now, another), None) or _restored(was, now)
+    if found.verdict is Verdict.KEEPS and causes[was.name]:
+        why = (
+            f"it is made from store {_words(causes[was.name])}, whose new rows are of another meaning than the old "
+            "ones: what comes of both would lie side by side"
+        )
+        return TopologyChange("store", was.name, Verdict.MIXED, why, another, was.changelog)
+    return found
+
+
+def _restored(was: Store, now: Store) -> TopologyChange:
+    """Return the effect on a store whose rows fit."""
     moved = was.subtopology != now.subtopology
     where = f"its sub-topology is number {now.subtopology}, not {was.subtopology}"
     if was.expires != now.expires:  # only then are rows found by their timestamps: the database lists them again
@@ -198,10 +242,12 @@ def _kept_store(old: Outline, new: Outline, was: Store) -> TopologyChange:
     )
 
 
-def _misfits(old: Outline, new: Outline, was: Store, now: Store) -> Iterator[TopologyChange]:
-    """Yield the reasons why the rows of a store do not fit the new store of the same name, the worst first."""
+def _misfits(old: Outline, new: Outline, was: Store, now: Store, another: str) -> Iterator[TopologyChange]:
+    """Yield the reasons why the rows of a store do not fit the new store of the same name, the worst first.
+
+    `another`: the cure that always works, see `_another`.
+    """
     topic = was.changelog
-    another = f"give it another name (then it starts empty), or have its rows made again: {_rebuild(was.name)}"
     if was.kind != now.kind or was.suffix_bytes != now.suffix_bytes:
         yield TopologyChange(
             "store",
@@ -311,7 +357,7 @@ def _gone_store(was: Store, renamed: dict[str, str]) -> TopologyChange:
 
 
 def _new_store(old: Outline, new: Outline, now: Store) -> TopologyChange:
-    changelog = internal_topic(new.application_id, changelog_topic(now.name))
+    changelog = _changelog_of(new, now.name)
     topic = changelog if now.changelog == changelog else None
     if now.changelog is not None and topic is None:
         return TopologyChange("store", now.name, Verdict.NEW, f"it is restored from {now.changelog}")

@@ -29,7 +29,7 @@ from coopstreams.topology.graph.nodes import (
     Structure,
     SubTopology,
 )
-from coopstreams.topology.graph.origins import Above, Made, made, topics_above
+from coopstreams.topology.graph.origins import Above, Made, made, stores_above, topics_above
 from coopstreams.topology.graph.svg import svg
 from coopstreams.topology.join_windows import JoinWindows
 from coopstreams.topology.naming import changelog_topic, internal_topic
@@ -111,7 +111,7 @@ def _text(topology: Structure) -> str:
 
 
 def _json(topology: Structure) -> str:
-    above = topics_above(topology)
+    above, made_from = topics_above(topology), stores_above(topology)
     drawn = {
         "format": JSON_FORMAT,
         "application_id": topology.application_id,
@@ -121,7 +121,7 @@ def _json(topology: Structure) -> str:
                 "divisible": subtopology.divisible,
                 "topics": subtopology.topics,
                 "nodes": list(_json_nodes(topology, subtopology, above)),
-                "stores": list(_json_stores(topology, subtopology, above)),
+                "stores": list(_json_stores(topology, subtopology, above, made_from)),
             }
             for subtopology in topology.subtopologies
         ],
@@ -171,13 +171,18 @@ def _json_nodes(topology: Structure, subtopology: SubTopology, above: Above) -> 
         yield {**drawn, "parents": node.parents, "children": children[node.name]}
 
 
-def _json_stores(topology: Structure, subtopology: SubTopology, above: Above) -> Iterator[dict[str, Any]]:
+def _json_stores(
+    topology: Structure, subtopology: SubTopology, above: Above, made_from: Above
+) -> Iterator[dict[str, Any]]:
     how = made(subtopology, above)
     for store in subtopology.stores:
         changelog = (
             internal_topic(topology.application_id, changelog_topic(store.name)) if store.logged else store.source
         )
-        yield _json_store(store, how[store.name]) | {"changelog": changelog}
+        yield _json_store(store, how[store.name]) | {
+            "stores_above": sorted(made_from[store.name]),
+            "changelog": changelog,
+        }
 
 
 def _json_store(store: StoreSpec, how: Made) -> dict[str, Any]:

@@ -1,20 +1,28 @@
-"""The lineage of nodes and stores: the topics that their records come from, and the operators that write a store.
+"""The lineage of nodes and stores: the topics and stores that their records come from, and the operators that write a
+store.
 
 `changes` compares two versions of a program by it: under the same name, a store with another lineage has rows of
 another meaning.
 
-Invariant: the lineage has all topics that are read anywhere upstream, also those upstream of internal topics. A pattern
+Invariant: the lineage has all topics and stores anywhere upstream, also those upstream of internal topics. A pattern
 stands for itself, because each process notices the topics that match it at another time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from coopstreams.topology.graph.aggregate_nodes import TableAggregate
-from coopstreams.topology.graph.join_nodes import StreamStreamJoin, TableTableJoin, method_of, stores_of
+from coopstreams.topology.graph.join_nodes import (
+    BufferedJoin,
+    ForeignKeyAnswer,
+    StreamStreamJoin,
+    TableTableJoin,
+    method_of,
+    stores_of,
+)
 from coopstreams.topology.graph.nodes import Aggregate, Node, Processing, Sink, Source, Structure, SubTopology
 from coopstreams.topology.windows import AnyWindows
 
@@ -23,21 +31,59 @@ Above: TypeAlias = Mapping[str, frozenset[str]]
 
 def topics_above(topology: Structure) -> Above:
     """Return, for each node by name, all topics that its records come from."""
+    return _gathered(topology, lambda node: read_by(node) if isinstance(node, Source) else frozenset())
+
+
+def stores_above(topology: Structure) -> Above:
+    """Return, for each store by name, the other stores that its rows are made from: those that the nodes above its own
+    write, or look up.
+    """
+    gathered = _gathered(topology, _stores_used)
+    known = {store.name for subtopology in topology.subtopologies for store in subtopology.stores}
+    above = dict.fromkeys(known, frozenset[str]())
+    for subtopology in topology.subtopologies:
+        for node in subtopology.nodes:
+            looked_up = _stores_used(node) - {store.name for store in stores_of(node)}
+            for number, store in enumerate(stores_of(node)):
+                from_parents = (gathered[parent] for parent in _kept_of(node, number))
+                above[store.name] = above[store.name].union(looked_up, *from_parents)
+    before: Above = {}
+    while before != above:  # a processor that looks a store up is not below the nodes above that store
+        before = above
+        above = {name: stores.union(*(above[other] for other in stores & known)) for name, stores in above.items()}
+    return {name: stores & known - {name} for name, stores in above.items()}
+
+
+def _stores_used(node: Node) -> frozenset[str]:
+    named = node.store_names if isinstance(node, Processing) else ()
+    return frozenset({store.name for store in stores_of(node)}.union(named))
+
+
+def _kept_of(node: Node, number: int) -> tuple[str, ...]:
+    """Return the parents whose records the `number`th store of a node keeps."""
+    if isinstance(node, StreamStreamJoin) and number < 2:  # its first two stores hold one side each
+        return (node.parents[number],)
+    if isinstance(node, BufferedJoin | ForeignKeyAnswer):  # the results depend on the other side, the store does not
+        return node.parents[:1]
+    return node.parents
+
+
+def _gathered(topology: Structure, own: Callable[[Node], frozenset[str]]) -> Above:
+    """Return, for each node by name, what `own` says of it and of all nodes above it."""
     nodes = [node for subtopology in topology.subtopologies for node in subtopology.nodes]
-    above: dict[str, frozenset[str]] = {node.name: frozenset() for node in nodes}
+    gathered: dict[str, frozenset[str]] = {node.name: frozenset() for node in nodes}
     written: dict[str, frozenset[str]] = {}
     before: dict[str, frozenset[str]] = {}
-    while before != above:  # a sub-topology may read a repartition topic that a later one writes
-        before = dict(above)
+    while before != gathered:  # a sub-topology may read a repartition topic that a later one writes
+        before = dict(gathered)
         for node in nodes:
-            if isinstance(node, Source):
-                topics = read_by(node)
-                above[node.name] = topics.union(*(written.get(topic, frozenset()) for topic in topics))
-            else:
-                above[node.name] = frozenset().union(*(above[parent] for parent in node.parents))
+            topics = node.topics if isinstance(node, Source) else ()
+            gathered[node.name] = own(node).union(
+                *(gathered[parent] for parent in node.parents), *(written.get(topic, frozenset()) for topic in topics)
+            )
             if isinstance(node, Sink) and node.internal:
-                written[node.topic] = written.get(node.topic, frozenset()) | above[node.name]
-    return above
+                written[node.topic] = written.get(node.topic, frozenset()) | gathered[node.name]
+    return gathered
 
 
 def read_by(source: Source) -> frozenset[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -44,6 +44,8 @@ class Store:
     """Whether its rows have a time to live."""
     schemas: tuple[Any, ...] = ()
     key_schemas: tuple[Any, ...] = ()
+    stores_above: frozenset[str] = field(default=frozenset(), compare=False)
+    """The stores that its rows are made from. Not compared: descriptions by earlier versions of coopstreams lack it."""
 
     @property
     def form(self) -> tuple[object, ...]:
@@ -170,6 +172,7 @@ def _store(drawn: Mapping[str, Any], subtopology: int, schemas: Mapping[str, Any
         expires="ttl_ms" in drawn,
         schemas=_of_ids(drawn, "schemas", schemas),
         key_schemas=_of_ids(drawn, "key_schemas", schemas),
+        stores_above=frozenset(drawn.get("stores_above", ())),
     )
 
 
