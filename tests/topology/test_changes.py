@@ -377,11 +377,16 @@ def test_an_old_changelog_is_not_taken_for_the_state_of_a_store_that_was_left_ou
 
 @given(ANY, ANY, ANY)
 def test_a_change_is_accepted_by_its_own_word_alone(one: Program, other: Program, third: Program) -> None:
-    def told(found: list[TopologyChange]) -> set[tuple[str, str, Verdict]]:
-        return {(change.what, change.name, change.verdict) for change in found if change.verdict.severity}
+    def told(found: list[TopologyChange]) -> set[tuple[str, str, Verdict, str]]:
+        return {(change.what, change.name, change.verdict, change.why) for change in found if change.verdict.severity}
 
     a, b = changes(of(one), of(other)), changes(of(one), of(third))
     assert (word_of(a) == word_of(b)) == (told(a) == told(b))
+
+
+def test_a_second_change_of_the_same_windows_has_another_word() -> None:
+    one, two, four = (of(windowed(SessionWindows(gap=minutes * MINUTE))) for minutes in (1, 2, 4))
+    assert len({word_of(changes(old, new)) for old, new in ((one, two), (two, four), (two, one))}) == 3
 
 
 def test_the_worst_counts() -> None:

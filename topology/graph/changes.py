@@ -100,9 +100,12 @@ def severity(found: Collection[TopologyChange]) -> int:
 def word_of(found: Collection[TopologyChange]) -> str:
     """Return 8 hex digits over the changes of severity 1 and 2; an operator gives them to accept exactly these changes.
 
-    Pass changes that `weighed` has not corrected: the digits do not depend on what a cluster holds.
+    `why` counts: it tells windows of 20 minutes after 10 from 40 after 20. Pass changes that `weighed` has not
+    corrected: the digits do not depend on what a cluster holds.
     """
-    told = sorted(f"{change.what} {change.name} {change.verdict}" for change in found if change.verdict.severity)
+    told = sorted(
+        f"{change.what} {change.name} {change.verdict}: {change.why}" for change in found if change.verdict.severity
+    )
     return xxh64_hexdigest("\n".join(told).encode())[:8]
 
 
