@@ -18,6 +18,8 @@ _All = Annotated[bool, typer.Option("--all", help="All instances of the applicat
 def pause(url: _URL, every: _All = False, config: AskingFile = None) -> None:
     """Have an instance process nothing until `coopstreams resume`. It keeps its tasks, commits and answers queries.
 
+    A process that is started anew, or added, is not paused, also after --all: it processes the tasks that it is given.
+
     The application needs tokens: http.token.operate (or http.token.read), as `coopstreams status` is given them. Exit
     status 1, with --all: some instances could not be told.
     """
