@@ -263,7 +263,7 @@ class Instance:
         return True
 
     def _settle_doubts(self) -> Failed | None:
-        """Return the first held error that counts, because the group has confirmed this member.
+        """Return the first held error that counts, because the group has confirmed this member, or its cause.
 
         Errors that are void are dropped; the stream threads that died of them are replaced.
         """
@@ -272,7 +272,7 @@ class Instance:
             log.warning("%s: ignored, because the tasks of this error belong to another process by now", failure.where)
             if failure.thread is not None:
                 self._replace(failure)
-        return counts
+        return None if counts is None else self._watcher.explained(counts)
 
     def _failed_at_last(self) -> Failed | None:
         """Return the error of a stream thread that failed while the instance drained."""

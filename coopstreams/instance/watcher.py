@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from coopstreams.commit.positions import made_anew
 from coopstreams.common.host import SYSTEM, Host
@@ -35,7 +35,7 @@ from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.tally import Tallies
 from coopstreams.tasks.task import Task
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.errors import LogError, UnknownTopicError
+from coopstreams.topology.errors import ConfigError, LogError, OffsetOutOfRangeError, UnknownTopicError
 from coopstreams.topology.stores import StoreSpec
 from coopstreams.topology.task_id import TaskId
 
@@ -293,13 +293,23 @@ class Watcher:
             self._compare(tasks)
             self._compare_counts()
 
-    def _compare(self, tasks: dict[TaskId, Task]) -> None:
-        """Find the tasks whose changelogs were recreated or deleted.
+    def explained(self, failure: Failed) -> Failed:
+        """Return the failure, or its cause if it is an offset of a source that was recreated. Any thread."""
+        try:
+            if isinstance(failure.error, OffsetOutOfRangeError):
+                self._compare_sources(dict(self._tasks), {})
+        except ConfigError as cause:
+            return replace(failure, error=cause)
+        except LogError as error:
+            log.warning("cannot see whether topics were made anew: %s", error)
+        return failure
+
+    def _compare_sources(self, tasks: dict[TaskId, Task], ids: dict[str, str]) -> None:
+        """Look up the ids of the tasks' sources.
 
         Raises:
             ConfigError: a source was recreated: its reader's offsets are those of another topic.
         """
-        ids: dict[str, str] = {}
         for task in tasks.values():
             for source in task.sources:
                 if source.topic not in ids:
@@ -309,6 +319,15 @@ class Watcher:
                     and known != ids[source.topic]
                 ):
                     raise made_anew(task.progress.author.group, source, task.progress.durable(source))
+
+    def _compare(self, tasks: dict[TaskId, Task]) -> None:
+        """Find the tasks whose changelogs were recreated or deleted.
+
+        Raises:
+            ConfigError: see `_compare_sources`.
+        """
+        ids: dict[str, str] = {}
+        self._compare_sources(tasks, ids)
         found: dict[TaskId, str] = {}
         for id_, task in tasks.items():
             for store, topic_id in task.state.topic_ids.items():

@@ -15,7 +15,7 @@ import pytest
 from coopstreams import CoopStreams, StreamsBuilder, serdes
 from coopstreams.instance import watcher
 from coopstreams.opening import opener
-from coopstreams.topology.errors import CoopStreamsError, LogError
+from coopstreams.topology.errors import ConfigError, CoopStreamsError, LogError
 from tests.broker.counting import Counting, await_running, await_table, failure_of, instance_of, metric
 from tests.broker.reading import read_topic, updates_of
 from tests.broker.waiting import eventually
@@ -93,6 +93,25 @@ def test_a_sink_topic_that_is_deleted_stops_the_instance(kafka: Kafka, tmp_path:
     with counting.app(tmp_path, processing_guarantee="exactly_once_v2", statestore_cache_max_bytes=0):
         eventually(lambda: len(updates(counting).get("a", [])) >= 10, 120, lambda: str(updates(counting)))
     assert updates(counting) == {"a": list(range(1, 11))}
+
+
+def test_a_source_topic_that_is_made_anew_with_fewer_records_ends_the_instance_with_the_cure(
+    kafka: Kafka, tmp_path: Path
+) -> None:
+    """The reader's offset is out of range at once, long before the watcher compares the ids of topics."""
+    counting = Counting.make(kafka)
+    app = counting.app(tmp_path)
+
+    def cause() -> None:
+        await_table(app, counting.write(["a"] * 21))
+        kafka.delete(counting.source)
+        kafka.create(counting.source)
+        counting.write(["a"] * 3)
+
+    error = ends_with(app, cause, 120)
+    assert isinstance(error, ConfigError), error
+    for part in ("the topic was deleted and made anew", f"--topic {counting.source} --to earliest`"):
+        assert part in str(error)
 
 
 def test_a_source_topic_that_grows_is_told_with_what_the_next_start_says(

@@ -20,7 +20,7 @@ from coopstreams.tasks.task import Task
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.dsl.builder import StreamsBuilder
-from coopstreams.topology.errors import ConfigError, LogError
+from coopstreams.topology.errors import ConfigError, LogError, OffsetOutOfRangeError
 from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
 from coopstreams.topology.task_id import TaskId
 from tests.tasks.engine import AT_LEAST, EXACTLY, Engine
@@ -311,6 +311,23 @@ def test_a_source_that_is_made_anew_while_its_tasks_run_ends_the_instance_with_t
         match=r"in-0: the topic was deleted and made anew .* `coopstreams group reset app --topic in --to earliest`",
     ):
         watched.watcher._compare(watched.open_tasks)
+
+
+def test_an_offset_that_is_gone_is_explained_by_a_source_that_was_made_anew_and_by_nothing_else(
+    watched: Watched,
+) -> None:
+    watched.run(LEFT)
+    watched.open_tasks[next(iter(watched.open_tasks))].progress.topic_ids = {"in": watched.log.topic_id("in")}
+    gone, other = Failed(OffsetOutOfRangeError("from offset 21"), "reader"), Failed(LogError("another"), "reader")
+    assert watched.watcher.explained(gone) is gone
+    watched.log.delete_topics(["in"])
+    assert watched.watcher.explained(gone) is gone
+    watched.log.create_topics([TopicSpec("in", 1)])
+    assert watched.watcher.explained(other) is other
+    explained = watched.watcher.explained(gone)
+    assert explained.where == "reader"
+    assert isinstance(explained.error, ConfigError)
+    assert "in-0: the topic was deleted and made anew" in str(explained.error)
 
 
 def test_whatever_ends_the_watcher_is_told(watched: Watched) -> None:
