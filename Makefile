@@ -86,7 +86,7 @@ format: setup ## format, and fix what ruff can fix
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-test: setup ## all tests except the slow ones, about 7 minutes on two cores; starts a real Kafka for itself (ARGS='-k word' picks some)
+test: setup ## all tests except the slow ones, 10 to 15 minutes on two cores; starts a real Kafka for itself (ARGS='-k word' picks some)
 	$(PYTEST) -m "not slow" $(ARGS)
 
 test-slow: setup ## the slow tests: processes and brokers that are killed and stopped, long runs; about 40 minutes on two cores (the sum of its parts)
