@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -45,6 +45,10 @@ class Serde(Generic[T]):
     """Raises a `SerdeError` if `encode` writes other bytes for a key than those read from a topic: stores and
     partitioners compare bytes, so it would be another key. None: no check is needed.
     """
+    check_new_key: Callable[[bytes], None] | None = field(default=None, kw_only=True)
+    """Raises a ValueError for the bytes that `encode` has written for a key, if it writes other bytes for an equal one.
+    None: no check is needed.
+    """
     read_back: bool = field(default=False, kw_only=True)
     """Whether `encode` may write what `decode` does not read. Stores then decode each row before it is committed."""
     around: Callable[[Serde[Any]], Serde[T]] | None = field(default=None, kw_only=True)
@@ -63,6 +67,19 @@ class Serde(Generic[T]):
         if not isinstance(data, bytes):
             raise SerdeError(f"serde {self.name} wrote {type(data).__name__} instead of bytes for {_shown(value)}")
         return data
+
+    def for_keys(self) -> Serde[T]:
+        """Return the serde by which keys are made: it does not write what `check_new_key` refuses."""
+        encode, check = self.encode, self.check_new_key
+        if check is None:
+            return self
+
+        def checked(key: T) -> bytes:
+            data = encode(key)
+            check(data)
+            return data
+
+        return replace(self, encode=checked, check_new_key=None)
 
     def deserialize(self, data: bytes) -> T:
         """Return the value that the bytes stand for.

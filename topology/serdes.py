@@ -201,7 +201,7 @@ def _json(value: Any) -> bytes:
 
 @cache
 def _typed_json(type_: Any) -> Serde[Any]:
-    msgspec.json.schema(type_)  # raises for types that a Decoder accepts but fails on at every record
+    schema = msgspec.json.schema(type_)  # raises for types that a Decoder accepts but fails on at every record
     decode = msgspec.json.Decoder(type_).decode
     encode_any = msgspec.json.Encoder().encode
     classes = _outer_classes(type_) or (object,)
@@ -214,7 +214,16 @@ def _typed_json(type_: Any) -> Serde[Any]:
             check_nulls(value, data, decode)
         return data
 
-    return Serde(f"json({_type_name(type_)})", encode, decode, read_back=True)
+    def check_new_key(data: bytes) -> None:
+        if (other := encode_any(decode(data))) != data:
+            raise ValueError(
+                f"as a key it is {data.decode()}, and the equal key with floats is {other.decode()}: they would be two "
+                "keys. Convert its numbers by float(), or write int | float in the type, which keeps both as they are"
+            )
+
+    floats = b'"number"' in msgspec.json.encode(schema)
+    name = f"json({_type_name(type_)})"
+    return Serde(name, encode, decode, read_back=True, check_new_key=check_new_key if floats else None)
 
 
 def _outer_classes(type_: Any) -> tuple[type, ...] | None:
@@ -250,7 +259,15 @@ def _windowed(inner: Serde[Any], size_ms: int) -> Serde[Windowed[Any]]:
         return Windowed(inner.decode(data[:-8]), start_ms, start_ms + size_ms)
 
     name, around = f"windowed({inner.name}, {size_ms} ms)", lambda one: _windowed(one, size_ms)
-    return Serde(name, encode, decode, parts=(inner,), check_key=_check_front(inner, 8), around=around)
+    return Serde(
+        name,
+        encode,
+        decode,
+        parts=(inner,),
+        check_key=_in_front(inner.check_key, 8),
+        check_new_key=_in_front(inner.check_new_key, 8),
+        around=around,
+    )
 
 
 @cache
@@ -263,7 +280,15 @@ def _windowed_by(inner: Serde[Any], windows: _Ends) -> Serde[Windowed[Any]]:
         return Windowed(inner.decode(data[:-8]), start_ms, windows.end(start_ms))
 
     name, around = f"windowed({inner.name}, {type(windows).__name__})", lambda one: _windowed_by(one, windows)
-    return Serde(name, encode, decode, parts=(inner,), check_key=_check_front(inner, 8), around=around)
+    return Serde(
+        name,
+        encode,
+        decode,
+        parts=(inner,),
+        check_key=_in_front(inner.check_key, 8),
+        check_new_key=_in_front(inner.check_new_key, 8),
+        around=around,
+    )
 
 
 @cache
@@ -278,12 +303,19 @@ def _session_windowed(inner: Serde[Any]) -> Serde[Windowed[Any]]:
         return Windowed(inner.decode(data[:-16]), start_ms, end_ms)
 
     name = f"session_windowed({inner.name})"
-    return Serde(name, encode, decode, parts=(inner,), check_key=_check_front(inner, 16), around=_session_windowed)
+    return Serde(
+        name,
+        encode,
+        decode,
+        parts=(inner,),
+        check_key=_in_front(inner.check_key, 16),
+        check_new_key=_in_front(inner.check_new_key, 16),
+        around=_session_windowed,
+    )
 
 
-def _check_front(inner: Serde[Any], behind: int) -> Callable[[bytes | None], None] | None:
+def _in_front(check: Callable[[Any], None] | None, behind: int) -> Callable[[Any], None] | None:
     """Return the check of a key whose last bytes are a window."""
-    check = inner.check_key
     return None if check is None else lambda data: check(None if data is None else data[:-behind])
 
 

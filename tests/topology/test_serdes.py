@@ -235,3 +235,40 @@ def test_a_windowed_key_names_what_is_there_instead_of_kafka_streams_window(name
         copy.deepcopy(Windowed("a", 0, 10)) == pickle.loads(pickle.dumps(Windowed("a", 0, 10))) == Windowed("a", 0, 10)
     )
     assert not hasattr(Windowed("a", 0, 10), "other")
+
+
+class Length(NamedTuple):
+    x: float
+
+
+@pytest.mark.parametrize(
+    ("type_", "whole", "same"),
+    [
+        (float, 1, 1.0),
+        (Flight, Flight("a", 1), Flight("a", 1.0)),
+        (tuple[str, float], ("a", 1), ("a", 1.0)),
+        (Length, Length(1), Length(1.0)),
+    ],
+)
+def test_a_key_that_would_be_another_one_than_its_equal_is_refused(type_: Any, whole: Any, same: Any) -> None:
+    serde = serdes.json(type_)
+    assert whole == same
+    assert serde.serialize(whole) != serde.serialize(same), "values are written as before"
+    for keys in (serde.for_keys(), serdes.windowed(serde, 10).for_keys(), serdes.session_windowed(serde).for_keys()):
+        windowed = keys.name != serde.name
+        key: Any = Windowed(same, 0, 10) if windowed else same
+        assert keys.deserialize(keys.serialize(key)) == key
+        with pytest.raises(
+            SerdeError, match=r"they would be two keys\. Convert its numbers by float\(\), or write int"
+        ):
+            keys.serialize(Windowed(whole, 0, 10) if windowed else whole)
+
+
+@pytest.mark.parametrize("type_", [int, str, datetime, dict[str, Any], list[int]])
+def test_a_type_without_floats_makes_keys_as_values(type_: Any) -> None:
+    assert serdes.json(type_).for_keys() is serdes.json(type_)
+
+
+def test_a_type_of_both_numbers_keeps_each_key_as_it_is() -> None:
+    keys = serdes.json(int | float).for_keys()
+    assert [keys.serialize(key) for key in (1, 1.0)] == [b"1", b"1.0"]

@@ -36,7 +36,7 @@ class KeyValueStore(Generic[K, V]):
 
     def __init__(self, table: TableStore, now: Callable[[], int]) -> None:
         self._table, self._now = table, now
-        self._write, self._read = table.spec.key.serialize, table.spec.key.deserialize
+        self._write, self._read = table.spec.key.for_keys().serialize, table.spec.key.deserialize
 
     def get(self, key: K) -> V | None:
         """Return the value of a key, None if there is none."""
@@ -169,7 +169,7 @@ class WindowStore(Generic[K, V]):
 
     def __init__(self, table: WindowTableStore, now: Callable[[], int]) -> None:
         self._table, self._now = table, now
-        self._write, self._read = table.spec.key.serialize, table.spec.key.deserialize
+        self._write, self._read = table.spec.key.for_keys().serialize, table.spec.key.deserialize
 
     def get(self, key: K, start_ms: int) -> V | None:
         """Return the value of the window of a key that starts at `start_ms`, None if there is none."""
@@ -204,7 +204,7 @@ class SessionStore(Generic[K, V]):
 
     def __init__(self, table: SessionTableStore) -> None:
         self._table = table
-        self._write, self._read = table.spec.key.serialize, table.spec.key.deserialize
+        self._write, self._read = table.spec.key.for_keys().serialize, table.spec.key.deserialize
 
     def get(self, key: K, start_ms: int, end_ms: int) -> V | None:
         """Return the value of a session, None if there is none."""
@@ -234,7 +234,7 @@ class VersionedStore(Generic[K, V]):
 
     def __init__(self, table: TableStore, now: Callable[[], int]) -> None:
         self._table, self._now = table, now
-        self._write, self._history_ms = table.spec.key.serialize, table.spec.history_ms or 0
+        self._write, self._history_ms = table.spec.key.for_keys().serialize, table.spec.history_ms or 0
 
     def get(self, key: K) -> V | None:
         """Return the latest value of a key, None if there is none."""

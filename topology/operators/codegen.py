@@ -454,7 +454,7 @@ class Function:
         """Return the variable of the key as bytes of this serde; write its serialisation if needed."""
         if record.key_bytes is not None and record.key_serde == serde:
             return record.key_bytes
-        return self._encoded("key", self.key(record), serde, node, record.has_key)
+        return self._encoded("key", self.key(record), serde.for_keys(), node, record.has_key)
 
     def value_as_bytes(self, record: RecordVariables, serde: Serde[Any], node: Node) -> str:
         """Return the variable of the value as bytes of this serde; write its serialisation if needed."""

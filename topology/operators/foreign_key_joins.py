@@ -27,7 +27,9 @@ def ask(compiler: Compiler, function: Function, node: ForeignKeyAsk, record: Rec
     key_bytes = function.key_as_bytes(record, node.key, node)
     # As `result` writes the row again to compare: a topic may have other bytes (spaces, other fields, their order).
     data = function.value_as_bytes(record.with_value(value), node.value, node)
-    make = compiler.unit.constant("ask", partial(questions, node.extract, node.foreign_key.serialize, node.left))
+    make = compiler.unit.constant(
+        "ask", partial(questions, node.extract, node.foreign_key.for_keys().serialize, node.left)
+    )
     many = function.guarded("questions", f"{make}({key}, {key_bytes}, {value}, {data}, {record.old})", node)
     foreign_key, asked = function.fresh("foreign_key"), function.fresh("asked")
     with function.loop(f"for {foreign_key}, {asked} in {many}:"):

@@ -20,7 +20,7 @@ def stream_global_join(compiler: Compiler, function: Function, node: StreamGloba
     unit, key, name = compiler.unit, function.fresh("mapped"), compiler.unit.store(node.store)
     row = function.fresh("row")
     named = compiler.call_of(function, "mapper", node.mapper, record, ("key", "value"))
-    encode = unit.constant("encode_key", node.store.key.serialize)
+    encode = unit.constant("encode_key", node.store.key.for_keys().serialize)
     with function.guard("processing", node.name):
         function.line(f"{key} = {named}")
         function.line(f"{row} = None if {key} is None else load_{name}({encode}({key})).value")
