@@ -43,7 +43,7 @@ def test_stores_may_be_on_rocksdb(tmp_path: Path) -> None:
             driver.input("lines").send(b"", line)
             driver.commit()
         assert driver.store("counts").all() == [Row("a", 2, 0), Row("b", 1, 0)]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0_0", "1_0"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1_0"], "the other sub-topology has no store"
 
 
 def test_read_returns_what_came_since_the_last_read() -> None:
