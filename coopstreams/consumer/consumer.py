@@ -145,10 +145,7 @@ class CooperativeConsumer:
             MembershipLostError | LogError: a commit in between failed; nothing is lost, call it again.
             OffsetOutOfRangeError: the log no longer has the group's position; the message names it.
             GroupError: Kafka refuses this member; the message says why.
-            ValueError: `num_messages` is below 1.
         """
-        if num_messages < 1:
-            raise ValueError(f"consume: num_messages is {num_messages}, and must be at least 1")
         with self._lock:
             return self._free.consume(num_messages, timeout_s)
 

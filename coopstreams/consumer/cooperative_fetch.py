@@ -166,10 +166,7 @@ class CooperativeFetch:
 
         Raises:
             LogError: a fault that a retry does not cure.
-            ValueError: `num_records` is below 1.
         """
-        if num_records < 1:
-            raise ValueError(f"consume: num_records is {num_records}, and must be at least 1")
         give_up = time.monotonic() + timeout_s
         while True:
             self._let_go_of_what_expired()

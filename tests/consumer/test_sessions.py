@@ -134,23 +134,6 @@ def test_what_a_refused_commit_has_named_is_in_no_later_one() -> None:
         assert (committed.offset, committed.ranges) == (1, ())
 
 
-def test_no_records_cannot_be_asked_for() -> None:
-    """The reader looked for them without a pause until the time was over."""
-    refused: list[str] = []
-
-    def body(member: Member) -> None:
-        member.consumer.subscribe(["in"])
-        for most in (0, -1):
-            with pytest.raises(ValueError, match="must be at least 1") as raised:
-                member.consumer.consume(most, 1.0)
-            refused.append(str(raised.value))
-
-    with members(KEYS) as group:
-        group.start("a", body)
-        group.run(10.0)
-    assert refused == [f"consume: num_messages is {most}, and must be at least 1" for most in (0, -1)]
-
-
 def test_a_seek_below_zero_is_refused() -> None:
     """The client took -1 for the end, and the records up to there counted as done."""
     handed: list[int] = []
