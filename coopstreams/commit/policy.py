@@ -173,8 +173,11 @@ class PolicyTopic:
             LogError: it could not be written.
         """
         default(name, topic)
-        if topic is not None and topic not in self._log.partitions([topic]):
-            raise UnknownTopicError(f'there is no topic "{topic}". Create it first, or correct the name.')
+        if topic is not None:
+            try:
+                self._log.topic_id(topic)  # a broker may not know a new topic yet: this waits `UNKNOWN_FOR_S`
+            except UnknownTopicError:
+                raise UnknownTopicError(f'there is no topic "{topic}". Create it first, or correct the name.') from None
         self._log.create_topics([topic_spec(self._replication)])
         writer = self._log.writer()
         try:
