@@ -35,6 +35,8 @@ HELD_WAIT_S = 0.01
 """How often to check whether a held partition may be released: a fast thread processes the waiting records in 15 ms."""
 MOST_WAITING = 4 * FETCH_RECORDS
 """Most small records before a thread or source. Above it their partitions are held, until half of it is left."""
+FRESH_S = 5.0
+"""How long what the reader said last is still evidence: a control thread that works asks it several times a second."""
 RECORD_BYTES = 200
 """Approximate overhead of a record beside its key and value."""
 
@@ -80,6 +82,8 @@ class Dispatcher:
         self._most_bytes = most_bytes
         self._metrics = metrics
         self._partitions: dict[TopicPartition, _Partition] = {}
+        self._read_at = float("-inf")
+        """When the reader answered last."""
         self._asking: tuple[TopicPartition, int, float, int] | None = None
         """The record (partition, offset) on which functions of the program run, since when, and the thread's id."""
 
@@ -112,7 +116,9 @@ class Dispatcher:
         moved = 0
         held = any(partition.held for partition in self._partitions.values())
         wait_s = min(self._advance_time(), min(timeout_s, HELD_WAIT_S) if held else timeout_s)
-        for batch in self._reader.fetch(FETCH_RECORDS, wait_s):
+        batches = self._reader.fetch(FETCH_RECORDS, wait_s)
+        self._read_at = self._host.now()
+        for batch in batches:
             partition = self._partitions.get(batch.partition)
             if partition is None:
                 continue
@@ -161,11 +167,14 @@ class Dispatcher:
         return partition.at if partition is not None else None
 
     def all_read(self, source: TopicPartition, position: int) -> bool:
-        """Whether everything committed in a partition was read, and lies below this position. Any thread."""
+        """Whether everything committed in a partition was read, and lies below this position. Any thread.
+
+        False if the reader was not asked lately: a control thread that is stuck would hide behind its last answer.
+        """
         partition = self._partitions.get(source)
-        return (
-            partition is not None and partition.at_end and partition.at is not None and partition.at.offset <= position
-        )
+        if partition is None or partition.at is None or self._host.now() - self._read_at > FRESH_S:
+            return False
+        return partition.at_end and partition.at.offset <= position
 
     def close_reader(self) -> None:
         """Close the reader."""

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from coopstreams.dev.process import wait_until
-from coopstreams.instance import quiet, watcher
+from coopstreams.instance import dispatch, quiet, watcher
 from coopstreams.instance.task_registry import TaskRegistry
 from coopstreams.instance.watcher import Watcher
 from coopstreams.log.log import TopicSpec
@@ -232,7 +232,9 @@ def test_each_leader_that_did_not_answer_has_its_turn(watched: Watched, monkeypa
     assert unanswered.keys() == set(away)
 
 
-def test_an_open_transaction_that_keeps_records_back_is_named_until_it_ends(watched: Watched) -> None:
+def test_an_open_transaction_that_keeps_records_back_is_named_until_it_ends(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A new process could not read them either, and the transaction may last for as long as its producer wants."""
     watched.run(WHOLE)
     [task] = watched.open_tasks
@@ -243,12 +245,16 @@ def test_an_open_transaction_that_keeps_records_back_is_named_until_it_ends(watc
     other.flush(1.0)
 
     def kept_back() -> str:
+        watched.dispatcher.move(0)
         watched.watcher._look()
         return watched.watcher.stall_detector.kept_back(task)
 
     watched.settle()
     expected = "an open transaction keeps back what was written to in-0 from offset 1 on"
     assert wait_until(lambda: kept_back() == expected, 90)
+    with monkeypatch.context() as later:
+        later.setattr(dispatch, "FRESH_S", -1.0)
+        assert kept_back() == "", "a control thread that is stuck must not hide behind the reader's last answer"
     other.commit(1.0)
     watched.settle()
     assert wait_until(lambda: not kept_back() and watched.metric("coopstreams_lag_records") == 0, 90)
