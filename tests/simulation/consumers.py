@@ -71,6 +71,8 @@ class Consumers(Stage[User]):
         for name in ("in", "more"):
             self._allow((name, "accept.range.fetch"), True)
         denied = frozenset([KEYS[0].encode()]) if self.random.random() < 0.25 else frozenset[bytes]()
+        self.calm = False
+        """Whether nothing goes wrong any more."""
         self.filter = RecordFilter(deny_keys=denied) if denied else None
         self.strategy = self.random.choice(("cooperative-sticky", "range", "roundrobin"))
         self.order = self.random.choice(("none", "none", "none", "offset"))
@@ -122,6 +124,9 @@ class Consumers(Stage[User]):
             case "compaction" if COMMIT_TOPIC in self.cluster.state.topics:
                 self.say("the commit topic is compacted")
                 self.cluster.compact(COMMIT_TOPIC)
+
+    def _end_the_rest(self) -> None:
+        self.calm = True
 
     def _remake(self, topic: str) -> None:
         self.say(f"{topic} is made anew")

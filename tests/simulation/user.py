@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from tests.simulation.consumers import Consumers
 
 WORKERS = 2
+CALM_WORK_S = 1.0
+"""The longest work between two calls of `consume` after the last fault."""
 
 
 class UserError(Exception):
@@ -109,7 +111,7 @@ class User(Life):
             consumer.delay_revoke(consumer.to_be_revoked())
         self._held = [record for record in self._held if record.share.live]
         self._done = [record for record in self._done if record.share.live]
-        self.machine.sleep(
+        self._work_for(
             chance.choice((0.0, 0.0, 0.05, 0.5)) if chance.random() < 0.98 else chance.choice((4.0, 14.0))
         )
         if self._stage.exactly_once:
@@ -129,6 +131,10 @@ class User(Life):
                 self._finish(record)
         if chance.random() < 0.3:
             self._commit(consumer, consumer.commit, list(self._done))
+
+    def _work_for(self, seconds: float) -> None:
+        """Work; at the end, no longer than the group waits: members that it removes again and again get nothing done."""
+        self.machine.sleep(min(seconds, CALM_WORK_S) if self._stage.calm else seconds)
 
     def _finish(self, record: ConsumerRecord) -> None:
         self._book.done(record)
@@ -197,7 +203,7 @@ class User(Life):
                     consumer.done(record)
                     self._book.done(record)
                 if self._random.random() < 0.1:
-                    self.machine.sleep(self._random.choice((1.0, 20.0)))
+                    self._work_for(self._random.choice((1.0, 20.0)))
                 if self._random.random() < 0.05:
                     raise UserError
         except UserError:
