@@ -183,7 +183,7 @@ class _Tiling(NamedTuple):
     """The keys that count for no hash."""
 
 
-TILINGS = 64
+TILINGS = 1024
 """Most tilings to keep: those of the partitions that this process commits are needed again and again."""
 
 
