@@ -74,16 +74,12 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
         coopstreams.KafkaStreams  # noqa: B018 asking is the test
 
 
-def test_the_command_line_loads_neither_spark_nor_a_web_server() -> None:
-    assert loaded_after("import coopstreams.commands.cli") & {"pyspark", "starlette", "uvicorn"} == set()
-
-
-def help_of_run(module: str) -> tuple[str, set[str]]:
-    """Return the output of `coopstreams run --help` by this module's `main`, and the modules loaded then."""
+def help_of(*words: str) -> tuple[str, set[str]]:
+    """Return the output of `coopstreams … --help`, and the modules loaded then."""
     code = f"""
 import sys
-from {module} import main
-sys.argv = ["coopstreams", "run", "--help"]
+from coopstreams.__main__ import main
+sys.argv = ["coopstreams", *{words}, "--help"]
 try:
     main()
 except SystemExit:
@@ -94,16 +90,23 @@ except SystemExit:
     return text, set(modules.split())
 
 
-def test_run_is_the_same_command_alone_as_among_the_others_and_loads_none_of_them() -> None:
-    alone, loaded = help_of_run("coopstreams.__main__")
-    among, all_loaded = help_of_run("coopstreams.commands.cli")
-    assert "Usage: coopstreams run" in alone
-    assert alone == among
-    others = {
-        f"coopstreams.commands.{name}" for name in ("backfill", "check", "group", "policy", "reset", "snapshots")
-    } | {"coopstreams.consumer"}
+@pytest.mark.parametrize(
+    ("command", "others"),
+    [
+        ("run", {"coopstreams.consumer", "coopstreams.commands.check", "coopstreams.commands.reset"}),
+        ("status", {"coopstreams.commands.loading", "confluent_kafka", "kafka", "rocksdict"}),
+        ("query", {"coopstreams.commands.loading", "confluent_kafka", "kafka", "rocksdict"}),
+        ("dev", {"coopstreams.commands.settings", "kafka", "rocksdict"}),
+    ],
+)
+def test_a_command_loads_no_other_one_and_only_what_it_needs(command: str, others: set[str]) -> None:
+    text, loaded = help_of(command)
+    assert f"Usage: coopstreams {command}" in text
+    everything, all_loaded = help_of()
+    assert f" {command} " in everything
     assert all_loaded >= others
     assert loaded & others == set()
+    assert all_loaded & {"pyspark", "starlette", "uvicorn"} == set()
 
 
 @pytest.mark.parametrize("room", ["topology", "state"])

@@ -1,44 +1,72 @@
-"""The command line: mounts the commands, each from its own module."""
+"""The command line: mounts the commands, each from its own module, and only those that are asked for.
+
+A command loads what it needs itself: all of them together take 0.5 to 2 s of CPU time (measured).
+"""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable
+from importlib import import_module
 from importlib.metadata import distribution
 from typing import Annotated
 
 import typer
 
-from coopstreams.commands.acls import acls
-from coopstreams.commands.backfill import backfill
-from coopstreams.commands.check import check
-from coopstreams.commands.describe import describe
-from coopstreams.commands.dlq import app as dlq
 from coopstreams.commands.ending import run_command
-from coopstreams.commands.group import app as group
-from coopstreams.commands.init import init
-from coopstreams.commands.pack import pack
-from coopstreams.commands.pause import pause, resume
-from coopstreams.commands.policy import app as policy
-from coopstreams.commands.query import query
-from coopstreams.commands.rebuild import rebuild
-from coopstreams.commands.reset import reset
-from coopstreams.commands.run import run
-from coopstreams.commands.snapshots import app as snapshots
-from coopstreams.commands.status import status
-from coopstreams.commands.top import top
-from coopstreams.commands.topics import app as topics
-from coopstreams.dev.command import app as dev
 
-app = typer.Typer(
-    name="coopstreams",
-    help="Stateful stream processing on Kafka, where several tasks share one partition by key range.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-)
+COMMANDS = {
+    "init": "coopstreams.commands.init:init",
+    "run": "coopstreams.commands.run:run",
+    "describe": "coopstreams.commands.describe:describe",
+    "check": "coopstreams.commands.check:check",
+    "acls": "coopstreams.commands.acls:acls",
+    "status": "coopstreams.commands.status:status",
+    "top": "coopstreams.commands.top:top",
+    "query": "coopstreams.commands.query:query",
+    "pause": "coopstreams.commands.pause:pause",
+    "resume": "coopstreams.commands.pause:resume",
+    "backfill": "coopstreams.commands.backfill:backfill",
+    "rebuild": "coopstreams.commands.rebuild:rebuild",
+    "pack": "coopstreams.commands.pack:pack",
+    "reset": "coopstreams.commands.reset:reset",
+    "snapshots": "coopstreams.commands.snapshots:app",
+    "group": "coopstreams.commands.group:app",
+    "policy": "coopstreams.commands.policy:app",
+    "dlq": "coopstreams.commands.dlq:app",
+    "topics": "coopstreams.commands.topics:app",
+    "dev": "coopstreams.dev.command:app",
+}
+"""Where each command is: a function, or a group of commands."""
 
 
-@app.callback(invoke_without_command=True)
-def options(
+def command_line(names: Iterable[str] = COMMANDS) -> typer.Typer:
+    """Return the command line with these commands."""
+    app = typer.Typer(
+        name="coopstreams",
+        help="Stateful stream processing on Kafka, where several tasks share one partition by key range.",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode="rich",
+    )
+    app.callback(invoke_without_command=True)(_options)
+    for name in names:
+        module, _, attribute = COMMANDS[name].partition(":")
+        command = getattr(import_module(module), attribute)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command(name)(command)
+    return app
+
+
+def main() -> None:
+    """Run a command."""
+    asked = sys.argv[1:2]
+    run_command(command_line(asked) if asked and asked[0] in COMMANDS else command_line())
+
+
+def _options(
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, help="Print the version, and which data plane runs.")
     ] = False,
@@ -49,34 +77,3 @@ def options(
 
         typer.echo(f"coopstreams {distribution('coopstreams').version}, data plane: {data_plane()}")
         raise typer.Exit
-
-
-app.command()(init)
-app.command()(run)
-app.command()(describe)
-app.command()(check)
-app.command()(acls)
-app.command()(status)
-app.command()(top)
-app.command()(query)
-app.command()(pause)
-app.command()(resume)
-app.command()(backfill)
-app.command()(rebuild)
-app.command()(pack)
-app.command()(reset)
-app.add_typer(snapshots, name="snapshots")
-app.add_typer(group, name="group")
-app.add_typer(policy, name="policy")
-app.add_typer(dlq, name="dlq")
-app.add_typer(topics, name="topics")
-app.add_typer(dev, name="dev")
-
-
-def main() -> None:
-    """Run a command."""
-    run_command(app)
-
-
-if __name__ == "__main__":
-    main()

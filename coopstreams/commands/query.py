@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import orjson
 import typer
 
-from coopstreams.commands.settings import AskingFile, asking
+from coopstreams.commands.asking import AskingFile, asking
 from coopstreams.common.extra import need_http
 from coopstreams.query.problems import elsewhere
 from coopstreams.topology.errors import QueryError

@@ -8,23 +8,17 @@ import socket
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import Annotated, Any, TextIO
 
 import typer
 
 from coopstreams.commands.loading import load_topology
-from coopstreams.common.config import Config, http_values
+from coopstreams.common.config import Config
 from coopstreams.common.given import settings_of
 from coopstreams.log.kafka.log import KafkaLog
-from coopstreams.topology.errors import ConfigError, QueryError
+from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.topology import Topology
-
-if TYPE_CHECKING:
-    from coopstreams.query.access import Role
-    from coopstreams.query.client import QueryClient
-
 
 KAFKA_PORT = "9092"
 """The port of an address without one, as of librdkafka."""
@@ -96,10 +90,6 @@ SettingsFile = Annotated[
     Path | None,
     typer.Option("--config", metavar="FILE.toml", help="Settings in a TOML file, by Kafka's dotted names."),
 ]
-AskingFile = Annotated[
-    Path | None,
-    typer.Option("--config", metavar="FILE.toml", help="Settings in a TOML file: http.token.* and http.ssl.*."),
-]
 Pairs = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="One setting; may be repeated.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")]
 
@@ -111,32 +101,6 @@ def connection(brokers: str | None, config: Path | None) -> Mapping[str, Any]:
         ConfigError: no brokers, or an unknown setting.
     """
     return Config.of(settings_of(config, os.environ, {"bootstrap.servers": brokers})).client
-
-
-@contextmanager
-def asking(url: str, config: Path | None, role: Role, seconds: float) -> Iterator[QueryClient]:
-    """Yield a client of an application's queries, with the token and certificates of the settings `http.*`.
-
-    A HOST:PORT is taken for an http URL, or for https if there are certificates.
-
-    Raises:
-        ConfigError: they cannot be used.
-    """
-    from coopstreams.query.certificates import Files
-    from coopstreams.query.client import QueryClient
-
-    settings = http_values(settings_of(config, os.environ, {}))
-    tokens, files = settings[f"http.token.{role}"] or settings["http.token.read"], Files.of(settings)
-    tls = files.client() if files.certificate or files.authorities else None
-    on_wait = partial(say_waiting, seconds)
-    url = url if "://" in url else f"{'http' if tls is None else 'https'}://{url}"
-    with QueryClient(url, deadline_s=seconds, on_wait=on_wait, token=tokens and tokens[0], tls=tls) as client:
-        yield client
-
-
-def say_waiting(seconds: float, error: QueryError) -> None:
-    """Print at once why a query is not answered yet, and for how long it is retried."""
-    typer.echo(f"{error} Trying again for {seconds:g} s; Ctrl-C ends it.", err=True)
 
 
 def refusals(servers: str) -> list[str]:

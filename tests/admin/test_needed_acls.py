@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from coopstreams import StreamsBuilder, serdes
 from coopstreams.admin.needed_acls import RULES, needed, unknown
-from coopstreams.commands.cli import app
 from coopstreams.common.acls import Acl
 from coopstreams.common.config import Config
 from coopstreams.topology.errors import ConfigError
+from tests.command_line import app
 from tests.docs.pages import ROOT, code_words, table_headed
 
 PROGRAM = """

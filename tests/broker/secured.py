@@ -31,10 +31,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from coopstreams import Topology
-from coopstreams.commands.cli import app
 from coopstreams.common.acls import Acl
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.dev.secured import Secured
+from tests.command_line import app
 from tests.conftest import Kafka
 from tests.docs.pages import ROOT, code_words, table_headed
 

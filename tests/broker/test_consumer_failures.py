@@ -8,13 +8,13 @@ from collections.abc import Callable
 import pytest
 from typer.testing import CliRunner
 
-from coopstreams.commands.cli import app as commands
 from coopstreams.consumer import CooperativeConsumer, TopicPartition
 from coopstreams.dev.broker import KafkaBroker
 from coopstreams.topology.errors import ConfigError, LogError, MembershipLostError
 from coopstreams.topology.keys import KeyRange
 from coopstreams.topology.naming import COMMIT_TOPIC
 from tests.broker.consuming import Orders, finish, nothing_more, poll_until, read
+from tests.command_line import app as commands
 
 pytestmark = pytest.mark.broker
 

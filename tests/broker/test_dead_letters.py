@@ -15,12 +15,12 @@ from confluent_kafka import Producer
 from typer.testing import CliRunner, Result
 
 from coopstreams import CoopStreams, StreamsBuilder, serdes
-from coopstreams.commands.cli import app
 from coopstreams.log.kafka.native import SETTING
 from coopstreams.topology.errors import ConfigError, UnknownTopicError
 from coopstreams.topology.records import TimestampedRecord
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
+from tests.command_line import app
 from tests.conftest import PATIENT, Kafka, needs_native
 
 pytestmark = pytest.mark.broker

@@ -11,10 +11,10 @@ from confluent_kafka import Producer
 from typer.testing import CliRunner
 
 from coopstreams import CoopStreams, StreamsBuilder, serdes
-from coopstreams.commands.cli import app as cli
 from coopstreams.query.client import QueryClient
 from tests.broker.counting import await_running
 from tests.broker.waiting import eventually
+from tests.command_line import app as cli
 from tests.conftest import Kafka
 
 KEYS = [f"key-{number}" for number in range(24)]

@@ -13,13 +13,13 @@ import pytest
 from confluent_kafka import Producer
 
 from coopstreams import CoopStreams
-from coopstreams.commands import cli
 from coopstreams.commands.loading import load_topology
 from coopstreams.commands.status import done_lines
 from coopstreams.query.client import QueryClient
 from tests.broker.processes import Workers
 from tests.broker.reading import counts_of, read_topic
 from tests.broker.waiting import eventually
+from tests.command_line import app as cli
 from tests.conftest import Kafka
 
 pytestmark = pytest.mark.broker
@@ -74,7 +74,7 @@ def test_instances_share_a_partition_until_a_reset_begins_anew(
         eventually(lambda: len(words(kafka, target)) >= written, PATIENCE_S, lambda: f"{written}")
     assert Counter(value for (value,) in words(kafka, target)) == Counter(map(str, range(written)))
 
-    cli.app(["reset", str(app), "--yes", "--bootstrap-servers", kafka.bootstrap], standalone_mode=False)
+    cli(["reset", str(app), "--yes", "--bootstrap-servers", kafka.bootstrap], standalone_mode=False)
     assert f"delete share group {name}-share" in capsys.readouterr().out
     with instance(0):
         eventually(lambda: len(words(kafka, target)) >= 2 * written, PATIENCE_S, lambda: "not begun anew")

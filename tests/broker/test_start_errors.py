@@ -10,7 +10,6 @@ from confluent_kafka import Consumer
 from typer.testing import CliRunner
 
 from coopstreams import CoopStreams, StreamsBuilder, Topology, serdes
-from coopstreams.commands.cli import app as commands
 from coopstreams.dev.process import free_port
 from coopstreams.topology.errors import (
     ConfigError,
@@ -23,6 +22,7 @@ from coopstreams.topology.errors import (
 )
 from tests.broker.counting import Counting, await_running, await_table, failure_of
 from tests.broker.waiting import eventually
+from tests.command_line import app as commands
 from tests.conftest import Kafka
 
 pytestmark = pytest.mark.broker

@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 
 from coopstreams import CoopStreams, StreamsBuilder, serdes
 from coopstreams.admin.group_reset import reset_offsets
-from coopstreams.commands.cli import app as commands
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.instance import watcher
 from coopstreams.log.kafka.log import KafkaLog
@@ -26,6 +25,7 @@ from tests.broker.counting import Counting, await_table, failure_of, groups_on_d
 from tests.broker.test_lost_positions import await_end, lose_offsets
 from tests.broker.test_running_faults import ends_with
 from tests.broker.waiting import eventually
+from tests.command_line import app as commands
 from tests.conftest import Kafka
 
 pytestmark = pytest.mark.broker

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from coopstreams.commands.cli import app
 from coopstreams.query.access import Access
 from coopstreams.query.certificates import Certificates, Files
 from coopstreams.topology.errors import ConfigError, QueryError
+from tests.command_line import app
 from tests.query.cluster import Cluster
 from tests.query.office import Office
 

@@ -10,11 +10,11 @@ import orjson
 import pytest
 from typer.testing import CliRunner, Result
 
-from coopstreams.commands.cli import app
 from coopstreams.commands.loading import load_topology
 from coopstreams.commands.processes.restarts import WRONG, exit_status
 from coopstreams.topology.errors import ConfigError, CoopStreamsError, TopologyChangedError, TopologyError
 from tests.broker.counting import Counting, await_table
+from tests.command_line import app
 from tests.conftest import Kafka
 
 PROGRAM = """

@@ -11,8 +11,8 @@ import orjson
 import pytest
 from typer.testing import CliRunner, Result
 
-from coopstreams.commands.cli import app
 from coopstreams.topology.errors import ConfigError, QueryError
+from tests.command_line import app
 from tests.query.cluster import HOUR, LIMITS, Cluster, Data
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

@@ -6,13 +6,13 @@ import pytest
 from confluent_kafka import Producer
 from typer.testing import CliRunner, Result
 
-from coopstreams.commands.cli import app
 from coopstreams.commit.offsets import list_consumer_group_offsets
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, GroupError, UnknownTopicError
 from coopstreams.topology.keys import KeyRange
 from tests.broker.consuming import Orders, finish, poll_until, read
+from tests.command_line import app
 from tests.conftest import Kafka
 from tests.group.instances import application
 

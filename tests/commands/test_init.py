@@ -18,7 +18,6 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from typer.testing import CliRunner, Result
 
-from coopstreams.commands.cli import app
 from coopstreams.commands.init import project_of
 from coopstreams.commands.processes.restarts import STOPPED, WRONG
 from coopstreams.commands.settings import cluster
@@ -29,6 +28,7 @@ from coopstreams.query.openapi import description
 from coopstreams.topology.errors import ConfigError, UnknownTopicError
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
+from tests.command_line import app
 from tests.conftest import Kafka
 
 TOKEN = "a-token-for-the-test-of-init"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner, Result
 
-from coopstreams.commands.cli import app
 from coopstreams.commit.policy import PolicyTopic
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.topology.errors import ConfigError, UnknownTopicError
+from tests.command_line import app
 from tests.conftest import Kafka
 
 

@@ -13,13 +13,13 @@ from typer.testing import CliRunner, Result
 
 from coopstreams import CoopStreams
 from coopstreams.admin.application_reset import carry_out, plan_reset
-from coopstreams.commands.cli import app
 from coopstreams.commands.loading import load_topology
 from coopstreams.commands.settings import cluster
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.state.directory import StateDirectory
 from coopstreams.topology.errors import AccessDeniedError, ConfigError, GroupError, StateLockedError
 from tests.broker.counting import await_running, await_table
+from tests.command_line import app
 from tests.conftest import Kafka
 
 PROGRAM = """

@@ -10,7 +10,8 @@ import socket
 
 import pytest
 
-from coopstreams.commands.settings import configure_logging, refusals, say_waiting
+from coopstreams.commands.asking import say_waiting
+from coopstreams.commands.settings import configure_logging, refusals
 from coopstreams.query.problems import moving
 
 

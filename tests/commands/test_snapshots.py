@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from coopstreams.commands.cli import app
 from coopstreams.state import snapshot
 from coopstreams.state.manifest import Manifest
 from coopstreams.topology.errors import ConfigError, SnapshotError, UnknownTopicError
 from tests.broker.counting import PROGRAM, Counting, await_table
+from tests.command_line import app
 from tests.conftest import Kafka
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from coopstreams.commands.cli import app
+from tests.command_line import app
 
 
 def in_a_process(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a command in a process that ends: what it starts goes on running."""
-    command = [sys.executable, "-m", "coopstreams.commands.cli", *arguments]
+    command = [sys.executable, "-m", "coopstreams", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 

@@ -111,9 +111,7 @@ class User(Life):
             consumer.delay_revoke(consumer.to_be_revoked())
         self._held = [record for record in self._held if record.share.live]
         self._done = [record for record in self._done if record.share.live]
-        self._work_for(
-            chance.choice((0.0, 0.0, 0.05, 0.5)) if chance.random() < 0.98 else chance.choice((4.0, 14.0))
-        )
+        self._work_for(chance.choice((0.0, 0.0, 0.05, 0.5)) if chance.random() < 0.98 else chance.choice((4.0, 14.0)))
         if self._stage.exactly_once:
             self._transaction(consumer)
             return
@@ -133,7 +131,7 @@ class User(Life):
             self._commit(consumer, consumer.commit, list(self._done))
 
     def _work_for(self, seconds: float) -> None:
-        """Work; at the end, no longer than the group waits: members that it removes again and again get nothing done."""
+        """Work; in the end no longer than the group waits: members that it removes again and again get nothing done."""
         self.machine.sleep(min(seconds, CALM_WORK_S) if self._stage.calm else seconds)
 
     def _finish(self, record: ConsumerRecord) -> None:

@@ -9,12 +9,12 @@ import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner, Result
 
-from coopstreams.commands.cli import app
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, ProcessingError
 from tests.broker.counting import PROGRAM, Counting
 from tests.broker.reading import read_topic
+from tests.command_line import app
 from tests.conftest import Kafka
 
 pytestmark = pytest.mark.broker

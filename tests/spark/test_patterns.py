@@ -18,7 +18,6 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from coopstreams import CoopStreams, StreamsBuilder, Topology, serdes
-from coopstreams.commands.cli import app
 from coopstreams.common.config import Config
 from coopstreams.spark import Options, backfill, publish
 from coopstreams.spark.history.history import TableHistory
@@ -28,6 +27,7 @@ from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.errors import ConfigError, TopologyError
 from tests.broker.reading import read_topic, updates_of
 from tests.broker.waiting import eventually
+from tests.command_line import app
 from tests.conftest import PATIENT, Kafka
 
 pytestmark = pytest.mark.broker

@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 
 from coopstreams import StreamsBuilder, serdes
 from coopstreams.admin.rebuild import RebuildScope
-from coopstreams.commands.cli import app as app_of_commands
 from coopstreams.common.config import Config
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.spark import Options, backfill
@@ -32,6 +31,7 @@ from tests.broker import law
 from tests.broker.counting import Counting, await_table, failure_of, metric, table
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
+from tests.command_line import app as app_of_commands
 from tests.conftest import Kafka
 from tests.spark.shop import PARTITIONS, Shop, fold, produce
 from tests.spark.test_hand_over import clean_cut

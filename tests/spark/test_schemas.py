@@ -12,7 +12,6 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from coopstreams import CoopStreams, Topology, serdes
-from coopstreams.commands.cli import app
 from coopstreams.common.config import Config
 from coopstreams.query.client import QueryClient
 from coopstreams.spark import Options, backfill, publish
@@ -21,6 +20,7 @@ from coopstreams.topology.errors import QueryError
 from tests.broker.post import DEPOT, Load, program, warm
 from tests.broker.reading import read_topic
 from tests.broker.waiting import eventually
+from tests.command_line import app
 from tests.conftest import Kafka
 from tests.parcels import Parcel
 from tests.registry import Registry, newer_java

@@ -13,7 +13,6 @@ from confluent_kafka import Consumer
 from typer.testing import CliRunner
 
 from coopstreams import StreamsBuilder, serdes
-from coopstreams.commands.cli import app
 from coopstreams.common.config import Config
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import TopicSpec
@@ -26,6 +25,7 @@ from coopstreams.topology.errors import ConfigError, GroupError, SnapshotError, 
 from coopstreams.topology.naming import backfill_runs, marks_topic
 from tests.broker.counting import Counting, await_table, failure_of
 from tests.broker.waiting import eventually
+from tests.command_line import app
 from tests.conftest import Kafka
 
 pytestmark = pytest.mark.broker

@@ -1,0 +1,51 @@
+"""Shared by commands that ask a running application by HTTP: the token and certificates, and the wait for an answer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from coopstreams.common.config import http_values
+from coopstreams.common.given import settings_of
+from coopstreams.topology.errors import QueryError
+
+if TYPE_CHECKING:
+    from coopstreams.query.access import Role
+    from coopstreams.query.client import QueryClient
+
+AskingFile = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE.toml", help="Settings in a TOML file: http.token.* and http.ssl.*."),
+]
+
+
+@contextmanager
+def asking(url: str, config: Path | None, role: Role, seconds: float) -> Iterator[QueryClient]:
+    """Yield a client of an application's queries, with the token and certificates of the settings `http.*`.
+
+    A HOST:PORT is taken for an http URL, or for https if there are certificates.
+
+    Raises:
+        ConfigError: they cannot be used.
+    """
+    from coopstreams.query.certificates import Files
+    from coopstreams.query.client import QueryClient
+
+    settings = http_values(settings_of(config, os.environ, {}))
+    tokens, files = settings[f"http.token.{role}"] or settings["http.token.read"], Files.of(settings)
+    tls = files.client() if files.certificate or files.authorities else None
+    on_wait = partial(say_waiting, seconds)
+    url = url if "://" in url else f"{'http' if tls is None else 'https'}://{url}"
+    with QueryClient(url, deadline_s=seconds, on_wait=on_wait, token=tokens and tokens[0], tls=tls) as client:
+        yield client
+
+
+def say_waiting(seconds: float, error: QueryError) -> None:
+    """Print at once why a query is not answered yet, and for how long it is retried."""
+    typer.echo(f"{error} Trying again for {seconds:g} s; Ctrl-C ends it.", err=True)
