@@ -209,8 +209,9 @@ class EngineStores:
             rows = [self._first(family, low, high, COUNTED + 1) for family in families]
             estimate = sum(self._engine.count(family) for family in families)
             kept = sum(run.last - run.first + 1 for run in self._checkpoints[store])
-        counted = sum(key[0] in groups for key, _ in islice(chain.from_iterable(rows), COUNTED + 1))
-        return counted if counted <= COUNTED else max(counted, estimate * len(groups) // max(kept, len(groups)))
+        read = [key[0] in groups for key, _ in islice(chain.from_iterable(rows), COUNTED + 1)]
+        counted = sum(read)  # between the groups there may be others
+        return counted if len(read) <= COUNTED else max(counted, estimate * len(groups) // max(kept, len(groups)))
 
     def close(self) -> None:
         """Close the engine. Idempotent."""
