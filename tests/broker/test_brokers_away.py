@@ -99,6 +99,21 @@ def test_a_topic_that_was_made_is_there_whichever_broker_is_asked(three_brokers:
         log.close()
 
 
+def test_a_topic_that_another_has_made_is_there_once_a_broker_has_told_its_id(three_brokers: ThreeBrokers) -> None:
+    """At a start its id was found, and then another broker was asked for the partitions of all topics."""
+    maker, log = (KafkaLog({"bootstrap.servers": three_brokers.bootstrap}) for _ in range(2))
+    try:
+        for _ in range(100):
+            log.partitions()
+            name = three_brokers.kafka.unique("made")
+            maker.create_topics([TopicSpec(name, 1)])
+            assert log.topic_id(name)
+            assert name in log.partitions()
+    finally:
+        maker.close()
+        log.close()
+
+
 @pytest.mark.parametrize("guarantee", ["exactly_once_v2", "at_least_once"])
 def test_an_instance_is_live_however_long_brokers_are_away(
     three_brokers: ThreeBrokers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, guarantee: str

@@ -91,6 +91,8 @@ class KafkaLog:
         self._made: set[str] = set()
         self._made_until = 0.0
         """The time (`time.monotonic`) until which topics created here may be unknown to a broker."""
+        self._listed: Collection[str] | None = None
+        """The topics in a broker's last list. None: it was not asked yet."""
         self._connecting = threading.Lock()
         self._brokers: _Brokers | None = None
         self._closed = False
@@ -149,8 +151,7 @@ class KafkaLog:
                 self._attempt("Create", spec.name),
                 fine={KafkaError.TOPIC_ALREADY_EXISTS},
             )
-        self._made |= {spec.name for spec in specs}
-        self._made_until = time.monotonic() + NEW_FOR_S
+        self._await_from_now({spec.name for spec in specs})
         self.partitions()
 
     def delete_topics(self, names: Sequence[str]) -> None:
@@ -189,6 +190,8 @@ class KafkaLog:
     def topic_id(self, topic: str) -> str:
         """Return the id of the topic, which differs after it is recreated."""
         found = str(self._described(topic).topic_id)
+        if self._listed is not None and topic not in self._listed:  # another broker knows it already
+            self._await_from_now({topic})
         return "" if found == NO_ID else found
 
     def start_offset(self, partition: TopicPartition) -> int:
@@ -309,7 +312,14 @@ class KafkaLog:
         """Return the partition count of each topic, as one of the brokers knows them."""
         # Always all topics: asking for one by name creates it, if the broker has auto.create.topics.enable.
         found = self._ask(lambda seconds: self._consumer.list_topics(timeout=seconds), "asking for the topics").topics
-        return {name: len(topic.partitions) for name, topic in found.items() if topic.error is None}
+        known = {name: len(topic.partitions) for name, topic in found.items() if topic.error is None}
+        self._listed = known.keys()
+        return known
+
+    def _await_from_now(self, topics: Collection[str]) -> None:
+        """Take it that these topics exist, also if a broker does not know them yet."""
+        self._made.update(topics)
+        self._made_until = time.monotonic() + NEW_FOR_S
 
     def _watermarks(self, partition: TopicPartition, other: Consumer | None = None) -> tuple[int, int]:
         """Return the start and end offset of a partition, as this log's consumer sees them, or as `other` does."""
