@@ -19,12 +19,15 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
 from coopstreams.topology.errors import ProcessingError
 
 MOST_PROCESSES = os.cpu_count() or 1
+_BEGUN = b""
+"""The message before an answer: the function has been imported, and begins."""
 
 
 class ProcessCall:
@@ -37,7 +40,7 @@ class ProcessCall:
         self._abandoned = False
 
     def make(self, begun: Callable[[], object]) -> Any:
-        """Return the function's result. Blocks. `begun` is called when there is a process for it.
+        """Return the function's result. Blocks. `begun` is called when a process has imported it.
 
         Raises:
             Exception: the function's error, with its traceback as a note.
@@ -49,9 +52,8 @@ class ProcessCall:
                 if self._abandoned:
                     return None
                 worker = self._worker = _pool.take()
-            begun()
             try:
-                answer = worker.ask(asked)
+                answer = worker.ask(asked, begun)
             finally:
                 with self._lock:
                     self._worker = None
@@ -84,15 +86,21 @@ class _Worker:
     def alive(self) -> bool:
         return not self._ended and self._process.is_alive()
 
-    def ask(self, asked: bytes) -> bytes:
+    def ask(self, asked: bytes, begun: Callable[[], object]) -> bytes:
         try:
             self._connection.send_bytes(asked)
-            return self._connection.recv_bytes()
+            if (answer := self._connection.recv_bytes()) == _BEGUN:
+                begun()
+                answer = self._connection.recv_bytes()
+            return answer
         except (EOFError, OSError) as error:
             self._process.join()
             raise ProcessingError(
                 f"the process that made the call has died (exit code {self._process.exitcode})"
             ) from error
+        except BaseException:  # no memory for the answer: what is left of it would be taken for the next one
+            self.end()
+            raise
 
     def end(self) -> None:
         self._ended = True
@@ -131,13 +139,14 @@ def _serve(connection: Connection) -> None:
             asked = connection.recv_bytes()
         except EOFError:
             return
-        connection.send_bytes(_answer(asked))
+        connection.send_bytes(_answer(asked, partial(connection.send_bytes, _BEGUN)))
 
 
-def _answer(asked: bytes) -> bytes:
-    """Return the value, or the error, of a call."""
+def _answer(asked: bytes, begin: Callable[[], object]) -> bytes:
+    """Return the value, or the error, of a call. `begin` is called before the function."""
     try:
         function, arguments = pickle.loads(asked)
+        begin()
         return pickle.dumps((function(*arguments), None))
     except Exception as error:  # noqa: BLE001 it belongs to the record
         error.add_note("".join(traceback.format_exception(error)))

@@ -6,12 +6,13 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from coopstreams.calling.lanes import Call
-from coopstreams.calling.processes import MOST_PROCESSES
+from coopstreams.calling.processes import MOST_PROCESSES, ProcessCall
 from coopstreams.topology.calls import calling
 from coopstreams.topology.errors import ProcessingError, TopologyError
 from tests.calling.test_lanes import ended, made_by
@@ -47,6 +48,16 @@ def naps(value: int) -> int:
     return value
 
 
+class Arriving:
+    """An object that leaves a file where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self._path,)
+
+
 async def awaited(value: int) -> int:
     return value
 
@@ -74,6 +85,19 @@ def test_a_call_that_takes_too_long_is_ended_with_its_process() -> None:
     made = [Call(here, (number,), None) for number in range(2 * MOST_PROCESSES)]
     ended(made, executor="process")
     assert all(each.error is None for each in made), "no place is taken by it, and no call meets its process"
+
+
+def test_a_time_out_does_not_count_the_start_of_a_process_and_what_it_imports(tmp_path: Path) -> None:
+    """It would end each process before it could make a call, and all records would fail."""
+    arrived, begun = tmp_path / "arrived", list[bool]()
+    assert ProcessCall(str, (Arriving(arrived),)).make(lambda: begun.append(arrived.exists())) == "None"
+    assert begun == [True]
+
+
+def test_a_process_whose_answer_was_not_taken_makes_no_other_call() -> None:
+    with pytest.raises(ZeroDivisionError):
+        ProcessCall(abs, (-1,)).make(lambda: 1 // 0)
+    assert ProcessCall(abs, (-2,)).make(lambda: None) == 2
 
 
 def test_a_call_that_waits_for_a_process_which_calls_of_other_tasks_have_is_not_late() -> None:
