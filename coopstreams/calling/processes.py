@@ -5,13 +5,15 @@
     call.abandon()   # on another thread: the result is no longer needed; ends its process
 
 Invariant: of one Python process, at most `MOST_PROCESSES` are at work. They are started when needed, by `spawn` (a fork
-would copy locks that other threads hold), and are kept.
+would copy locks that other threads hold), and are kept. They end with the process that started them, however it ends,
+and not before it: what signals all processes of a service leaves calls under way time to drain.
 Invariant: a process that dies fails only its current call.
 Turned down: `ProcessPoolExecutor` (a process that dies fails all calls of the pool, and one call cannot be ended).
 """
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import pickle
@@ -22,6 +24,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
+from weakref import WeakSet
 
 from coopstreams.topology.errors import ProcessingError
 
@@ -114,32 +117,56 @@ class _Pool:
         self.places = threading.BoundedSemaphore(MOST_PROCESSES)
         self._lock = threading.Lock()
         self._idle: list[_Worker] = []
+        self._all = WeakSet[_Worker]()
 
     def take(self) -> _Worker:
         with self._lock:
             while self._idle:
                 if (worker := self._idle.pop()).alive:
                     return worker
-        return _Worker()
+        worker = _Worker()
+        with self._lock:
+            self._all.add(worker)
+        return worker
 
     def give_back(self, worker: _Worker) -> None:
         if worker.alive:
             with self._lock:
                 self._idle.append(worker)
 
+    def end(self) -> None:
+        """End all processes, also those at work."""
+        with self._lock:
+            for worker in self._all:
+                worker.end()
+
 
 _pool = _Pool()
+# It runs before the exit function of multiprocessing, which waits for processes that outlast SIGTERM.
+atexit.register(_pool.end)
 
 
 def _serve(connection: Connection) -> None:
     """Make calls until the process that asks for them has ended."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the first one drains
+    # Ctrl-C, and what stops a service, may reach all processes: the first one drains. A handler that does nothing is
+    # not inherited by the programs that a function starts.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     while True:
         try:
             asked = connection.recv_bytes()
         except EOFError:
             return
         connection.send_bytes(_answer(asked, partial(connection.send_bytes, _BEGUN)))
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that started it has ended, also in the middle of a call."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _answer(asked: bytes, begin: Callable[[], object]) -> bytes:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -15,7 +18,7 @@ from coopstreams.calling.lanes import Call
 from coopstreams.calling.processes import MOST_PROCESSES, ProcessCall
 from coopstreams.topology.calls import calling
 from coopstreams.topology.errors import ProcessingError, TopologyError
-from tests.calling.test_lanes import ended, made_by
+from tests.calling.test_lanes import PATIENCE_S, ended, made_by
 from tests.durations import ms
 
 
@@ -46,6 +49,16 @@ def sometimes(value: int) -> int:
 def naps(value: int) -> int:
     time.sleep(1)
     return value
+
+
+def asks_all_to_end(value: int) -> int:
+    os.kill(os.getpid(), signal.SIGTERM)
+    return value
+
+
+def hangs() -> None:
+    print("begun", flush=True)
+    time.sleep(3600)
 
 
 class Arriving:
@@ -98,6 +111,31 @@ def test_a_process_whose_answer_was_not_taken_makes_no_other_call() -> None:
     with pytest.raises(ZeroDivisionError):
         ProcessCall(abs, (-1,)).make(lambda: 1 // 0)
     assert ProcessCall(abs, (-2,)).make(lambda: None) == 2
+
+
+def test_what_asks_all_processes_to_end_fails_no_call() -> None:
+    """The calls of a service that is stopped drain: their records would be dropped, or become dead letters."""
+    (call,) = ended([Call(asks_all_to_end, (7,), b"k")], executor="process")
+    assert (call.value, call.error) == (7, None)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_process_ends_with_the_one_that_started_it_also_in_the_middle_of_a_call(killed: bool) -> None:
+    program = (
+        "import threading\n"
+        "from coopstreams.calling.processes import ProcessCall\n"
+        "from tests.calling.test_processes import hangs\n"
+        "begun = threading.Event()\n"
+        "threading.Thread(target=ProcessCall(hangs, ()).make, args=(begun.set,), daemon=True).start()\n"
+        "begun.wait()\n"
+        f"{killed} and threading.Event().wait()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        if killed:
+            assert parent.stdout.readline() == "begun\n"
+            parent.kill()
+        parent.communicate(timeout=PATIENCE_S)  # until nobody has the pipe any more
 
 
 def test_a_call_that_waits_for_a_process_which_calls_of_other_tasks_have_is_not_late() -> None:
