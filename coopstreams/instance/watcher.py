@@ -67,6 +67,11 @@ class LagSample:
     rate: float = 0.0
     """Records/s, smoothed over the last looks."""
     moved_at: float = 0.0
+    """The last look at which a position had moved."""
+    committed_at: float = 0.0
+    """The last look at which anything was committed, also above a record that waits for a call."""
+    segments: object = ()
+    """All that is committed, to compare it."""
     busy_at: float = float("-inf")
     """The last look at which it had processed records, and had not yet done what was there at the look before."""
     all_read: Collection[TopicPartition] = ()
@@ -112,17 +117,33 @@ class StallDetector:
         *,
         paused: bool = False,
         all_read: Collection[TopicPartition] = (),
+        segments: object = (),
     ) -> LagSample:
-        """Add the numbers of a running task; return its sample. `paused`: no progress is expected."""
-        sample = LagSample(dict(committed), dict(ends), processed, now, moved_at=now, all_read=all_read)
+        """Add the numbers of a running task; return its sample. `paused`: no progress is expected.
+
+        `segments`: all that is committed, also above the positions.
+        """
+        sample = LagSample(
+            dict(committed),
+            dict(ends),
+            processed,
+            now,
+            moved_at=now,
+            committed_at=now,
+            segments=segments,
+            all_read=all_read,
+        )
         before = self.samples.get(task)
         if before is None and (before := self._closed.pop(task, None)) is not None:
             before.moved_at += now - before.at  # the time in which it was opened again does not count
+            before.committed_at += now - before.at
         if before is not None and now > before.at:
             fresh = (processed - before.processed) / (now - before.at)
             sample.rate = 0.5 * before.rate + 0.5 * max(0.0, fresh)
             if before.committed == sample.committed and before.lag > 0 and not paused:
                 sample.moved_at = before.moved_at
+                if before.segments == segments:
+                    sample.committed_at = before.committed_at
             behind = any(at < before.ends.get(source, at) for source, at in sample.committed.items())
             sample.busy_at = now if behind and processed != before.processed else before.busy_at
         self.samples[task] = sample
@@ -140,7 +161,7 @@ class StallDetector:
         return {
             task: _where(sample, now)
             for task, sample in list(self.samples.items())
-            if sample.lag > 0 and now - sample.moved_at > self.stalled_s
+            if sample.lag > 0 and now - sample.committed_at > self.stalled_s
         }
 
     def slow(self, now: float) -> dict[TaskId, str]:
@@ -149,8 +170,9 @@ class StallDetector:
         for task, sample in list(self.samples.items()):
             why = [away] if (away := self.away(task, now)) else []
             waited = now - sample.moved_at
-            if sample.lag > 0 and self.slow_s < waited <= self.stalled_s:
-                why.append(f"no commit for {waited:.0f} s with {sample.lag} records waiting")
+            if sample.lag > 0 and waited > self.slow_s and now - sample.committed_at <= self.stalled_s:
+                first = " of the first record" if sample.committed_at > sample.moved_at else ""
+                why.append(f"no commit{first} for {waited:.0f} s with {sample.lag} records waiting")
                 why += [kept] if (kept := self.kept_back(task)) else []
             if why:
                 said[task] = ", ".join(why)
@@ -182,7 +204,7 @@ class StallDetector:
             (
                 (sample.busy_at, task)
                 for task in tasks
-                if (sample := self.samples.get(task)) is not None and now - sample.moved_at <= self.stalled_s
+                if (sample := self.samples.get(task)) is not None and now - sample.committed_at <= self.stalled_s
             ),
             default=(float("-inf"), None),
         )
@@ -407,6 +429,7 @@ class Watcher:
                 task.processed,
                 paused=self._paused(),
                 all_read={source for source, at in committed[id_].items() if self._all_read(source, at)},
+                segments=[task.progress.committed_segments(source) for source in task.sources],
             )
             for source, at in committed[id_].items():
                 self._metrics.lag(id_, source.topic, max(0, ends.get(source, at) - at))
@@ -439,4 +462,4 @@ class Watcher:
 
 def _where(sample: LagSample, now: float) -> str:
     places = [f"{source} at offset {at} of {sample.ends[source]}" for source, at in sample.behind.items()]
-    return f"no progress for {now - sample.moved_at:.0f} s with {sample.lag} records waiting: {', '.join(places)}"
+    return f"no progress for {now - sample.committed_at:.0f} s with {sample.lag} records waiting: {', '.join(places)}"

@@ -15,6 +15,8 @@ TASK, OTHER = TaskId(0, 0, WHOLE), TaskId(0, 1, WHOLE)
 AT, TABLE = TopicPartition("orders", 0), TopicPartition("names", 0)
 LIMIT_S = 30.0
 
+NO_PROGRESS = f"no progress for {{}} s with {{}} records waiting: {AT} at offset 5 of {{}}"
+
 
 def test_a_task_with_nothing_to_do_never_stalls() -> None:
     stall_detector = StallDetector(LIMIT_S)
@@ -57,6 +59,19 @@ def test_the_smallest_progress_is_progress() -> None:
     for step in range(10):
         stall_detector.look(TASK, step * 29, {AT: step}, {AT: 1000}, step)
         assert stall_detector.stalled(step * 29 + 30) == {}
+
+
+def test_a_task_that_commits_records_behind_one_that_waits_for_a_call_is_slow_and_does_not_stall() -> None:
+    """A restart would begin the call anew, and hold up the keys that do not wait for it."""
+    stall_detector = StallDetector(LIMIT_S, slow_s=3.0)
+    for now in range(101):
+        stall_detector.look(TASK, now, {AT: 5}, {AT: 9 + now}, now, segments=min(now, 60))
+        assert stall_detector.stalled(now) == (
+            {} if now <= 90 else {TASK: NO_PROGRESS.format(now - 60, 4 + now, 9 + now)}
+        )
+        if now == 50:
+            assert stall_detector.slow(now) == {TASK: "no commit of the first record for 50 s with 54 records waiting"}
+    assert stall_detector.slow(100) == {}, "by then it is `stalled`"
 
 
 def test_a_task_that_is_opened_again_and_again_without_progress_stalls_too() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -19,11 +20,12 @@ from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.task import Task
 from coopstreams.topology import serdes
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.dsl.builder import StreamsBuilder
 from coopstreams.topology.errors import ConfigError, LogError, OffsetOutOfRangeError
+from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import WHOLE, KeyRange, key_hash
 from coopstreams.topology.task_id import TaskId
-from tests.tasks.engine import AT_LEAST, EXACTLY, Engine
+from tests.tasks.called import Gate, finish, forwarding, numbered, runs, until
+from tests.tasks.engine import AT_LEAST, EXACTLY, Engine, counting
 
 LEFT, RIGHT = KeyRange.split(2)
 SOURCE = TopicPartition("in", 0)
@@ -38,13 +40,9 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 class Watched(Engine):
     """An engine with watched tasks; `in` is like a repartition topic."""
 
-    def __init__(self, guarantee: str, partitions: int = 1) -> None:
-        builder = StreamsBuilder("app")
-        builder.stream("in", key=serdes.text, value=serdes.raw).group_by_key().count(store="counts").to_stream().to(
-            "out"
-        )
+    def __init__(self, guarantee: str, partitions: int = 1, topology: Topology | None = None) -> None:
         counts = {"in": partitions, "app-counts-changelog": partitions, "out": 1}
-        super().__init__(builder.build(), counts, processing_guarantee=guarantee, interval_s=0.005)
+        super().__init__(topology or counting(), counts, processing_guarantee=guarantee, interval_s=0.005)
         self.registry = TaskRegistry()
         self.open_tasks: dict[TaskId, Task] = {}
         self.silent = frozenset[int]()
@@ -208,6 +206,22 @@ def test_a_task_stands_still_from_before_the_brokers_were_asked(
     watched.watcher._look()
     [sample] = watched.watcher.stall_detector.samples.values()
     assert sample.moved_at <= asked[0]
+
+
+def test_a_commit_behind_a_record_that_waits_for_a_call_is_progress() -> None:
+    gate = Gate(0)  # the first of its key
+    made = Watched(EXACTLY, topology=forwarding(gate))
+    made.start()
+    made.run(WHOLE)
+    [task] = made.open_tasks.values()
+    for done in (((1, 7),), ((1, 7), (9, 15))):
+        made.write("in", numbered(range(8), keys=8))
+        until(partial(lambda done: runs(task) == (0, done), done), made)
+        made.watcher._look()
+        [sample] = made.watcher.stall_detector.samples.values()
+    assert sample.committed_at > sample.moved_at
+    gate.let_go.set()
+    finish(made, 16)
 
 
 def test_each_leader_that_did_not_answer_has_its_turn(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
