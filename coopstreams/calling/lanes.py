@@ -76,7 +76,9 @@ class _Attempt(Generic[AnyCall]):
 
     calls: list[AnyCall]
     until: float | None = None
-    """The deadline of the function; None: it is not running, or has no limit. Units: `loop.time`."""
+    """The deadline of the function, or of the pause before it is tried again; None: it is not running, or has no limit.
+    Units: `loop.time`.
+    """
     late: bool = False
     """Whether the attempt was cancelled because it took too long."""
     rests: bool = False
@@ -125,6 +127,12 @@ class Lane(Generic[AnyCall]):
     def pauses(self) -> str:
         """Why no call is begun, in words; empty: they are. Any thread."""
         return "" if self._breaker is None else self._breaker.why(self._loop.time())
+
+    @property
+    def within_limits(self) -> bool:
+        """Whether a call is under way that ends, or is made again, within its time-out. Any thread."""
+        now = self._loop.time()
+        return any(attempt.until is not None and now < attempt.until for attempt in list(self._running.values()))
 
     def begin(self, calls: Sequence[AnyCall]) -> None:
         """Begin these calls, except those that must wait for an earlier one of their chain."""
@@ -293,7 +301,10 @@ class Lane(Generic[AnyCall]):
                 call.error = error
             if retry is None or self._cancelled or not retry.again(failed, error):
                 return
-            await self._rest(attempt, asyncio.sleep(retry.pause_s(failed, random.random())))
+            pause_s = retry.pause_s(failed, random.random())
+            attempt.until = self._loop.time() + pause_s
+            await self._rest(attempt, asyncio.sleep(pause_s))
+            attempt.until = None
             self.retried += 1
 
     async def _admission(self, breaker: Breaker, attempt: _Attempt[AnyCall]) -> Admission:
@@ -385,7 +396,7 @@ class Lane(Generic[AnyCall]):
         self._watching = False
         now = self._loop.time()
         for task, attempt in self._running.items():
-            if attempt.until is not None:
+            if attempt.until is not None and not attempt.rests:
                 if attempt.until <= now and not attempt.late:
                     attempt.late = True
                     task.cancel()

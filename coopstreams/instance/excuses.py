@@ -5,8 +5,9 @@ stuck thread; while brokers are away it costs all instances their open state, at
 
 Invariant: without evidence there is no excuse. Evidence is a leader or a group that does not answer, an error of the
 brokers that is not old, a request that waits no longer than the client lets it, a source without any other committed
-record, a sibling that does move, or that the task is on no thread, being opened again. A thread that is stuck elsewhere
-(in a function of the program, in a sink, in a lock of ours) has none, whatever brokers do.
+record, a call whose time-out is not over, a sibling that does move, or that the task is on no thread, being opened
+again. A thread that is stuck elsewhere (in a function of the program, in a sink, in a lock of ours) has none, whatever
+brokers do.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from coopstreams.topology.task_id import TaskId
 
 def excuse(
     task: TaskId,
+    running: Task | None,
     homes: Mapping[TaskId, StreamThread],
     group_answers: bool,
     detector: StallDetector,
@@ -28,7 +30,8 @@ def excuse(
 ) -> str:
     """Return why a restart would not move this stalled task, in words; empty: it may.
 
-    `homes`: the thread of each task of the instance. `group_answers`: whether this surely is a member of the group.
+    `running`: the task, if it is open. `homes`: the thread of each task of the instance. `group_answers`: whether this
+    surely is a member of the group.
     """
     home = homes.get(task)
     if home is None:  # the watcher, which asks brokers, has not looked since
@@ -49,8 +52,16 @@ def excuse(
         return "" if group_answers else "the group does not answer"
     if why := detector.kept_back(task):
         return why
+    if running is not None and _is_called(running, now - detector.stalled_s):
+        return "the time-out of a call is not over, and a new process would begin it anew"
     busy = detector.busy([other for other, thread in homes.items() if thread is home and other != task], now)
     return "" if busy is None else f"its thread is busy with task {busy}"
+
+
+def _is_called(task: Task, since: float) -> bool:
+    """Return whether the first record of a task has waited since then, for calls that are within their time-outs."""
+    calls = task.calls
+    return calls is not None and (began := calls.oldest) is not None and began < since and calls.within_limits
 
 
 def wait_of(home: StreamThread | None, task: Task | None, now: float) -> str:

@@ -449,14 +449,14 @@ class Instance:
 
     def waiting_for(self, task: TaskId) -> str:
         """Return why the stream thread of a task waits, as the end of a sentence; empty: it does not. Any thread."""
-        if why := self._dispatcher.asking_for:
-            return f"; {why}"
-        return wait_of(self._homes.get(task), self.tasks.get(task), self._host.now())
+        why = self._dispatcher.asking_for
+        return f"; {why}" if why else wait_of(self._homes.get(task), self.tasks.get(task), self._host.now())
 
     def excuse(self, task: TaskId) -> str:
         """Return why a restart would not move a task that stands still; empty: it may. Any thread."""
         stuck, answers = self._dispatcher.asking_for, self.member.sure(self.member.epoch)
-        return "" if stuck else excuse(task, self._homes.copy(), answers, self.stall_detector, self._host.now())
+        homes, now = self._homes.copy(), self._host.now()
+        return "" if stuck else excuse(task, self.tasks.get(task), homes, answers, self.stall_detector, now)
 
     def silent_s(self, source: TopicPartition) -> float | None:
         """Return for how long a partition has been silent; None: it is not, or records alone move time. Any thread."""

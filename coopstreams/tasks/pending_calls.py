@@ -53,7 +53,7 @@ _ALL = b""
 
 
 class PendingCalls:
-    """The calls of one task. One thread, except `ended`, `retries`, `blocked` and `pauses`."""
+    """The calls of one task. One thread, except `ended` and what is said to be of any."""
 
     def __init__(
         self,
@@ -132,6 +132,11 @@ class PendingCalls:
         return "; ".join(f"calls of {name} pause: {why}" for name, lane in self._lanes.items() if (why := lane.pauses))
 
     @property
+    def within_limits(self) -> bool:
+        """Whether a call is under way that ends, or is made again, within its time-out. Any thread."""
+        return any(lane.within_limits for lane in self._lanes.values())
+
+    @property
     def room(self) -> int:
         """The number of records that may be taken in now."""
         full = self._bytes >= MOST_BYTES or len(self._steps) >= 2 * MOST_RECORDS
@@ -139,7 +144,7 @@ class PendingCalls:
 
     @property
     def oldest(self) -> float | None:
-        """Since when the first record waits; None if none does. Units: `Host.now`."""
+        """Since when the first record waits; None if none does. Units: `Host.now`. Any thread."""
         return self._steps[0].began if self._steps else None
 
     def begin(self, step: Step) -> None:

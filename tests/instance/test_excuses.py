@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
 from coopstreams.commit.asking import Asking, Wait
@@ -10,8 +12,9 @@ from coopstreams.instance.watcher import StallDetector
 from coopstreams.tasks.thread import StreamThread
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import FencedError, LogError, SinkUnavailableError
-from coopstreams.topology.keys import KeyRange
+from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.task_id import TaskId
+from tests.tasks.called import TOPICS, Gate, finish, forwarding, numbered, until
 from tests.tasks.engine import Engine, counting
 
 LEFT, RIGHT = (TaskId(0, 0, key_range) for key_range in KeyRange.split(2))
@@ -47,7 +50,7 @@ class Stalled:
 
     def why(self) -> str:
         assert LEFT in self.detector.stalled(self.now)
-        return excuse(LEFT, self.homes, self.group_answers, self.detector, self.now)
+        return excuse(LEFT, None, self.homes, self.group_answers, self.detector, self.now)
 
 
 @pytest.fixture
@@ -140,6 +143,31 @@ def test_a_sibling_without_a_backlog_or_without_progress_is_no_excuse(stalled: S
     stalled.thread.moved_at = 80.0
     assert set(stalled.detector.stalled(80.0)) == {LEFT, RIGHT}, "it does the same records again and again"
     assert stalled.why() == ""
+
+
+@pytest.mark.parametrize(
+    ("timeout", "waited_s", "said"),
+    [
+        (timedelta(hours=1), 31, "the time-out of a call is not over, and a new process would begin it anew"),
+        (timedelta(hours=1), 29, ""),
+        (None, 31, ""),
+    ],
+)
+def test_a_call_is_an_excuse_until_its_time_out_if_the_first_record_waits_for_it_since(
+    stalled: Stalled, timeout: timedelta | None, waited_s: float, said: str
+) -> None:
+    gate = Gate(0)
+    made = Engine(forwarding(gate, timeout=timeout), TOPICS)
+    task = made.open(WHOLE)
+    made.write("in", numbered([0]))
+    made.start()
+    until(lambda: gate.called[0] == 1, made)
+    assert task.calls is not None
+    assert task.calls.oldest is not None
+    now = stalled.thread.moved_at = task.calls.oldest + waited_s
+    assert excuse(LEFT, task, stalled.homes, True, stalled.detector, now) == said
+    gate.let_go.set()
+    finish(made, 1)
 
 
 def test_what_brokers_answer_to_a_commit_is_noted_and_what_others_answer_is_not(stalled: Stalled) -> None:
