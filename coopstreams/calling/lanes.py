@@ -10,7 +10,8 @@ they were begun, each with all of its attempts. Not more than `max_in_flight` ar
 Invariant: every call of a lane that is neither drained nor cancelled ends, with a value or an error. Without a
 time-out, that is up to the user's function.
 Invariant: a time-out counts from where the function begins. A thread cannot be ended: one whose call took too long is
-left to itself, and another takes the next call. While `MOST_LEFT` of them have not returned, calls wait.
+left to itself, and another takes the next call. While `MOST_LEFT` of them have not returned, calls wait; and all of the
+process wait while closed tasks, which may be opened again and again, have left `MOST_LOST` behind.
 Invariant: a batch that fails for good is made again record by record, so that only the record that is bad fails.
 Turned down: a task of the event loop for each call (it costs as much as half a call; so a task makes several, one after
 the other), an event loop for each stream thread (a function that computes would stop the records, too), or for each
@@ -48,6 +49,10 @@ MOST_THREADS = 64
 """The threads of a lane. A function that waits on more of them is better written as a coroutine."""
 MOST_LEFT = 64
 """The threads of a lane that may be left to themselves, beside those: more of them would be a leak."""
+MOST_LOST = 1000
+"""The threads of cancelled lanes, likewise."""
+LOOK_S = 1.0
+"""How often a call checks whether such threads have returned, if there are too many."""
 
 
 @dataclass(slots=True, eq=False)
@@ -87,6 +92,9 @@ class _Attempt(Generic[AnyCall]):
 
 class Lane(Generic[AnyCall]):
     """The calls of one node in one task."""
+
+    _lost = 0
+    """The threads of all cancelled lanes that have not returned. Of the class; on the event loop."""
 
     def __init__(self, calling: Calling, ended: Callable[[Sequence[AnyCall]], None], host: Host = SYSTEM) -> None:
         """`ended` is called on another thread with the calls that have ended, at most `TOGETHER_S` later."""
@@ -177,6 +185,8 @@ class Lane(Generic[AnyCall]):
             self._ended(())
 
     def _cancel(self) -> None:
+        if not self._cancelled:
+            Lane._lost += self._out
         self._cancelled = True
         self._drain()
         for task in self._running:
@@ -353,6 +363,8 @@ class Lane(Generic[AnyCall]):
         """Return the result of a function that runs on a thread, or in a process for which a thread waits."""
         while self._out == self._most_out:
             await self._rest(attempt, self._returned.wait())
+        while Lane._lost >= MOST_LOST:
+            await self._rest(attempt, asyncio.sleep(LOOK_S))
         answer: asyncio.Future[Any] = self._loop.create_future()
         if self._processes:
             call = ProcessCall(function, arguments)
@@ -375,6 +387,7 @@ class Lane(Generic[AnyCall]):
     def _settle(self, answer: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
         """Take a thread back; set the result of a future from its answer, unless the future was cancelled."""
         self._out -= 1
+        Lane._lost -= self._cancelled
         self._returned.set()
         self._returned.clear()
         if answer.done():

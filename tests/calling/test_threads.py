@@ -6,11 +6,18 @@ import queue
 import threading
 from collections.abc import Sequence
 
+import pytest
+
+from coopstreams.calling import lanes
 from coopstreams.calling.lanes import MOST_LEFT, Call, Lane
 from coopstreams.calling.threads import CallThreads
 from coopstreams.topology.calls import calling
 from tests.calling.test_lanes import PATIENCE_S, ended
 from tests.durations import ms
+
+
+async def awaited(value: int) -> int:
+    return value
 
 
 def test_calls_that_come_one_after_the_other_share_a_few_threads() -> None:
@@ -67,6 +74,32 @@ def test_threads_that_never_return_are_not_more_and_more_and_calls_that_wait_for
     let_go.set()
     assert told.get(timeout=PATIENCE_S) == [calls[-1]]
     assert (calls[-1].value, calls[-1].error) == (2 * MOST_LEFT, None)
+
+
+def test_threads_that_closed_tasks_have_left_behind_are_not_more_and_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task whose failed records are processed again later is opened again each time."""
+    monkeypatch.setattr(lanes, "MOST_LOST", 2)
+    let_go, begun = threading.Event(), threading.Semaphore(0)
+
+    def hangs() -> None:
+        begun.release()
+        let_go.wait(PATIENCE_S)
+
+    told: queue.SimpleQueue[Sequence[Call]] = queue.SimpleQueue()
+    for _ in range(2):
+        lane = Lane[Call](calling("f", hangs), told.put)
+        lane.begin([Call(hangs, (), None)])
+        assert begun.acquire(timeout=PATIENCE_S)
+        lane.cancel()
+        lane.cancel()
+    lane = Lane[Call](calling("f", hangs), told.put)
+    lane.begin([Call(hangs, (), None)])
+    assert ended([Call(awaited, (7,), None)])[0].value == 7, "the loop has begun the other call, too"
+    lane.drain()
+    assert told.get(timeout=PATIENCE_S) == ()
+    assert lane.drained, "its call was not made"
+    let_go.set()
+    assert ended([Call(abs, (-7,), None)])[0].value == 7
 
 
 def test_a_call_that_waits_for_a_thread_is_forgotten_when_the_lane_is_drained() -> None:
