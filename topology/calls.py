@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from importlib import import_module
@@ -236,6 +236,16 @@ def is_coroutine_function(function: Callable[..., Any]) -> bool:
     """Return whether calling it gives a coroutine: `async def`, or an object whose `__call__` is one."""
     call = getattr(type(function), "__call__", None)  # noqa: B004 the method itself is looked at
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+
+
+def listed(function: Callable[..., Iterable[Any]], *arguments: Any) -> list[Any]:
+    """Call a function; return its results as a list. The code of a generator runs here, not where results are taken."""
+    return list(function(*arguments))
+
+
+async def listed_later(function: Callable[..., Awaitable[Iterable[Any]]], *arguments: Any) -> list[Any]:
+    """Call a coroutine function; return its results as a list."""
+    return list(await function(*arguments))
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -58,7 +58,7 @@ class DeliveryCalls:
             for row, name, key, value in self._ahead.wanted:
                 node, delivery = self._nodes[name], deliveries[row]
                 arguments = (key, value) if node.with_key else (value,)
-                call = DeliveryCall(node.mapper, arguments, delivery.record.key, name, delivery)
+                call = DeliveryCall(node.function, arguments, delivery.record.key, name, delivery)
                 delivery.calls.append(call)
                 of_nodes.setdefault(name, []).append(call)
         for delivery in deliveries:
@@ -106,6 +106,6 @@ class DeliveryCalls:
 
 def _failed(node: AsyncMap, error: Exception) -> DeliveryCall:
     """Return a call that was not made. Should the program come to it, it fails as it did ahead of it."""
-    call = DeliveryCall(node.mapper, (), None, node.name, None)
+    call = DeliveryCall(node.function, (), None, node.name, None)
     call.error = error
     return call

@@ -330,7 +330,7 @@ class PendingCalls:
                 if (node := self._mappers.get(name)) is None:
                     call = self._turns.call(wanted, source, columns)
                 else:
-                    call = NodeCall(node.mapper, (key, value) if node.with_key else (value,), columns.keys[row], name)
+                    call = NodeCall(node.function, (key, value) if node.with_key else (value,), columns.keys[row], name)
                 of_rows.setdefault(row, []).append(call)
             if self._spans is not None:
                 for row, made in of_rows.items():

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import struct
+import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -266,6 +267,26 @@ def test_batches_have_values_of_many_keys_and_results_any_number(pieces: int) ->
             [2 * number, 2 * number + 100, number, 2 * number, 3 * number + 50, 4 * number + 100]
         )
     assert 1 < max(sizes) <= 40
+
+
+def test_a_generator_runs_to_its_end_within_its_call() -> None:
+    """Its code ran on the stream thread, without a time-out, and was not tried again."""
+    attempts: list[str] = []
+
+    def pages(value: int) -> Iterator[int]:
+        attempts.append(threading.current_thread().name)
+        yield value
+        if len(attempts) == 1:
+            raise ConnectionError
+        yield value + 1
+
+    builder = StreamsBuilder("app")
+    read = builder.stream("in", key=serdes.text, value=serdes.json)
+    read.flat_map_values_async(pages, value=serdes.json, retry=Retry(backoff=ms(1))).to("out")
+    made = Engine(builder.build(), TOPICS)
+    processed(made, numbered([7]))
+    assert made.read("out").values == [b"7", b"8"]
+    assert attempts == ["call", "call"]
 
 
 def test_a_record_may_become_any_number_of_others_with_keys_of_their_own() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from typing import Any
 
@@ -186,6 +186,16 @@ def test_state_and_other_calls_above_are_refused_and_a_repartition_cures_it(
 def test_a_call_with_other_arguments_than_it_will_get_is_refused() -> None:
     with pytest.raises(TopologyError, match=r"map_values_with_key_async calls \(key, value\)"):
         stream().map_values_with_key_async(twice)  # type: ignore[arg-type]
+
+
+def test_an_asynchronous_generator_is_refused() -> None:
+    """Nothing would have awaited its values."""
+
+    async def yields(value: int) -> AsyncIterator[int]:
+        yield value
+
+    with pytest.raises(TopologyError, match=r"yields \(line \d+ .* is an asynchronous generator. Return a list"):
+        stream().flat_map_values_async(yields)  # type: ignore[arg-type]
 
 
 def test_keys_that_stay_need_no_repartition_and_new_ones_do() -> None:

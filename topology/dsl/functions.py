@@ -35,11 +35,14 @@ def checked_async(where: str, function: F, *arguments: str) -> F:
     """Return the function, which may be a coroutine function, if it can be called with these positional arguments.
 
     Raises:
-        TopologyError: not callable, or takes other arguments; names the operator and the line.
+        TopologyError: not callable, takes other arguments, or is an asynchronous generator; names the operator and the
+            line.
     """
     called = _calls(where, arguments)
     if not callable(function):
         raise TopologyError(f"{called}: {function!r} cannot be called. Give it a function.")
+    if inspect.isasyncgenfunction(function):
+        raise TopologyError(f"{called}: {name_of(function)} is an asynchronous generator. Return a list of its values.")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):

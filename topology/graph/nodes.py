@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from re import Pattern
 from typing import Any, TypeAlias
 
-from coopstreams.topology.calls import Calling
+from coopstreams.topology.calls import Calling, listed, listed_later
 from coopstreams.topology.serdes import Serde
 from coopstreams.topology.sinks import ExternalSink
 from coopstreams.topology.stores import StoreSpec
@@ -131,6 +132,13 @@ class AsyncMap(Node):
     calling: Calling
     pairs: bool = False
     flat: bool = False
+
+    @property
+    def function(self) -> Function:
+        """The function that a call runs: `mapper`, to the end of the results that it returns."""
+        if not self.flat:
+            return self.mapper
+        return partial(listed_later if self.calling.coroutine else listed, self.mapper)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
