@@ -1,6 +1,7 @@
 """Converts batches to and from Arrow columns, for the functions of `map_batches(f, arrow=True)`.
 
-Invariant: the results are those of a function that takes and returns lists of the same values.
+Invariant: the function gets the values of the list, as far as columns hold them: a type is that of all values of a
+batch, so whole numbers beside fractions are fractions.
 """
 
 from __future__ import annotations
