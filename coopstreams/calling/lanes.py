@@ -133,8 +133,8 @@ class Lane(Generic[AnyCall]):
 
     @property
     def pauses(self) -> str:
-        """Why no call is begun, in words; empty: they are. Any thread."""
-        return "" if self._breaker is None else self._breaker.why(self._loop.time())
+        """Why no call is begun, in words; empty: they are, or there is none. Any thread."""
+        return "" if self._breaker is None or not self._running else self._breaker.why(self._loop.time())
 
     @property
     def within_limits(self) -> bool:

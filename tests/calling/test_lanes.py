@@ -259,6 +259,18 @@ def test_a_lane_that_pauses_says_why_and_is_drained_at_once() -> None:
         told.get(timeout=PATIENCE_S)
 
 
+def test_a_lane_without_calls_does_not_pause() -> None:
+    """Its breaker stays open until there is a call to try, and health says nothing else of a task that pauses."""
+
+    async def fails(value: int) -> None:
+        raise ConnectionError("refused")
+
+    lane = made_by(
+        calling("f", fails, breaker=CircuitBreaker(failures=1, pause=timedelta(hours=1))), [Call(fails, (1,), None)]
+    )
+    assert lane.pauses == ""
+
+
 def batches(made: list[Call], **options: Any) -> list[Call]:
     made_by(batching("f", made[0].function, **options), made)
     return made
