@@ -292,19 +292,22 @@ class ShareThread:
             log.warning("share thread %d: records of %s are delivered again: %s", self.number, partition, why)
 
     def _undo(self, error: LogError) -> None:
-        """Queue again the records whose results are not in the log.
+        """Queue again the records whose results are not in the log, also if the thread ends with the error.
+
+        A writer reports a record that it has given up only once: the flush before the thread leaves would succeed, and
+        the source records would be acknowledged.
 
         Raises:
             LogError: repetition does not cure the error.
         """
+        self._ready += (delivery for delivery in self._done if not delivery.mark)
+        self._done = [delivery for delivery in self._done if delivery.mark]
+        self._writer.abort()
         if not error.retryable:
             hopeless = isinstance(error, DeliveryError) and not isinstance(error, RefusedError)
             if self._in_vain.again(self._host.now()) or hopeless:
                 raise error
         log.warning("share thread %d: records are processed again: %s", self.number, error)
-        self._ready += (delivery for delivery in self._done if not delivery.mark)
-        self._done = [delivery for delivery in self._done if delivery.mark]
-        self._writer.abort()
         if isinstance(error, RefusedError):
             self._refusals.expect()
 

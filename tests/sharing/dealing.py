@@ -156,10 +156,11 @@ class Member:
 class LateWriter(MemoryWriter):
     """A writer whose records are in the log once it has flushed them, as those of Kafka's client.
 
-    `flushes`: whether each flush succeeds; afterwards all do. One that fails has some of its records in the log.
+    `flushes`: whether each flush succeeds, or the error that it raises; afterwards all succeed. One that fails has some
+    of its records in the log, and the others never will be: Kafka's client reports a record that it has given up once.
     """
 
-    def __init__(self, log: MemoryLog, flushes: Iterator[bool]) -> None:
+    def __init__(self, log: MemoryLog, flushes: Iterator[bool | LogError]) -> None:
         super().__init__(log._state, None)
         self._flushes = flushes
         self._waiting: list[Callable[[], None]] = []
@@ -168,12 +169,12 @@ class LateWriter(MemoryWriter):
         self._waiting.append(partial(super().append, *deepcopy(columns), **deepcopy(more)))
 
     def flush(self, timeout_s: float) -> None:
-        succeeds = next(self._flushes, True)
-        for write in self._waiting[: None if succeeds else len(self._waiting) // 2]:
+        outcome = next(self._flushes, True)
+        for write in self._waiting[: None if outcome is True else len(self._waiting) // 2]:
             write()
-        if not succeeds:
-            raise LogError("not all was delivered", retryable=True)
         self._waiting.clear()
+        if outcome is not True:
+            raise outcome or LogError("not all was delivered", retryable=True)
         super().flush(timeout_s)
 
     def abort(self) -> None:
@@ -190,7 +191,7 @@ class Instance:
         group: ShareGroup,
         *,
         threads: int = 1,
-        flushes: Sequence[bool] = (),
+        flushes: Sequence[bool | LogError] = (),
         connect: Callable[[], Member] | None = None,
         holds: Callable[[], str] = lambda: "",
         **settings: Any,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from coopstreams import Retry, StreamsBuilder, serdes
 from coopstreams.log import time_marks
 from coopstreams.tasks.queues import STEP_S
-from coopstreams.topology.errors import ConfigError, ProcessingError
+from coopstreams.topology.errors import ConfigError, DeliveryError, ProcessingError
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.schemas import RegistryUnavailableError
@@ -84,6 +84,20 @@ def test_nothing_is_lost_whenever_the_log_does_not_take_results(flushes: list[bo
     with running(made):
         until(lambda: settled(group))
     assert results(made).keys() == {-value for value in range(40)}
+
+
+def test_nothing_is_acknowledged_whose_results_the_log_has_refused_for_good() -> None:
+    group = ShareGroup()
+    group.write("in", *encoded(*range(10)))
+    gone = DeliveryError("a record was not delivered: unknown topic")
+    first = Instance(mapping(lambda value: -value), group, flushes=[gone])
+    with running(first):
+        assert first.failure() is gone
+    assert group.over == [""] * 10
+    second = Instance(mapping(lambda value: -value), group)
+    with running(second):
+        until(lambda: settled(group))
+    assert results(second) == Counter(-value for value in range(10))
 
 
 def test_records_that_a_slow_one_leaves_to_the_next_step_are_processed() -> None:
