@@ -86,7 +86,9 @@ class ShareThread:
         """The work of each sub-topology."""
         self._connect, self._holds, self._emit, self._metrics = connect, holds, emit, metrics
         self._writer, self._refusals = writer, refusals
-        self._acknowledge_every_s, self._lock_s, self._timeout_s = acknowledge_every_s, lock_s, timeout_s
+        self._lock_s, self._timeout_s = lock_s, timeout_s
+        # Also with a long commit interval: beside a slow record, the locks of those that are done would end.
+        self._acknowledge_every_s = min(acknowledge_every_s, (1 - LOCK_PART) * lock_s)
         self._host = host
         self._client: Deliverer | None = None
         self._connected = False

@@ -194,6 +194,7 @@ class Instance:
         flushes: Sequence[bool | LogError] = (),
         connect: Callable[[], Member] | None = None,
         holds: Callable[[], str] = lambda: "",
+        acknowledge_every_s: float = 0.01,
         **settings: Any,
     ) -> None:
         given = {name.replace("_", "."): value for name, value in settings.items()}
@@ -225,7 +226,7 @@ class Instance:
                     holds,
                     self.events.put,
                     self.metrics,
-                    acknowledge_every_s=0.01,
+                    acknowledge_every_s=acknowledge_every_s,
                     lock_s=group.lock_s,
                     timeout_s=30.0,
                 )

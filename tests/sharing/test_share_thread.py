@@ -5,6 +5,7 @@ do.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import Counter
 from datetime import timedelta
@@ -21,7 +22,7 @@ from coopstreams.topology.failures import Failure
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.schemas import RegistryUnavailableError
 from coopstreams.topology.serdes import Serde
-from tests.sharing.dealing import MOST_DELIVERIES, Instance, Member, ShareGroup, running, until
+from tests.sharing.dealing import MOST_DELIVERIES, PATIENCE_S, Instance, Member, ShareGroup, running, until
 
 
 def mapping(function: Any, **how: Any) -> Topology:
@@ -114,6 +115,24 @@ def test_records_that_a_slow_one_leaves_to_the_next_step_are_processed() -> None
     with running(made):
         until(lambda: settled(group))
     assert results(made) == Counter(range(8))
+
+
+def test_what_is_done_is_acknowledged_before_its_lock_ends_however_seldom_the_application_commits() -> None:
+    group = ShareGroup(lock_s=1.0, locks_end=False)
+    group.write("in", *encoded(0, 1))
+    acknowledged = threading.Event()
+
+    def work(value: int) -> int:
+        if value == 0:
+            assert acknowledged.wait(PATIENCE_S)
+        return value
+
+    made = Instance(mapping(work, max_in_flight=2), group, acknowledge_every_s=2 * PATIENCE_S)
+    with running(made):
+        until(lambda: group.over == ["", "done"])
+        acknowledged.set()
+        until(lambda: settled(group))
+    assert results(made) == Counter([0, 1])
 
 
 def test_it_joins_again_when_the_brokers_are_back() -> None:
