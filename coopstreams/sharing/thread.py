@@ -215,14 +215,20 @@ class ShareThread:
             if work.calls is not None:
                 self._ready += work.calls.ready()
         now = self._host.now()
-        due = [delivery for delivery in self._later if delivery.again_at is not None and delivery.again_at <= now]
-        if due:
-            self._later = [delivery for delivery in self._later if delivery not in due]
-            for source, those in _by_partition(due):
-                self._begin(source, those)
-        for delivery in [each for each in self._later if self._released_at(each) <= now]:
-            self._later.remove(delivery)
-            self._release([delivery])
+        due, released, later = list[Delivery](), list[Delivery](), list[Delivery]()
+        for delivery in self._later:
+            assert delivery.again_at is not None
+            if delivery.again_at <= now:
+                due.append(delivery)
+            elif self._released_at(delivery) <= now:
+                released.append(delivery)
+            else:
+                later.append(delivery)
+        self._later = later
+        for source, those in _by_partition(due):
+            self._begin(source, those)
+        if released:
+            self._answer(released, done=False)
 
     def _released_at(self, delivery: Delivery) -> float:
         """Return when a record that failed is released to another member."""
@@ -260,7 +266,6 @@ class ShareThread:
             delivery.failures += 1
             delivery.again_at = self.moved_at + later.pause_s
             self._later.append(delivery)
-            log.warning("share thread %d: %s", self.number, later)
         if failed is not None:
             self._acknowledge()
             raise failed
@@ -279,9 +284,6 @@ class ShareThread:
         self._answer(done, done=True)
         for work in self.every:
             work.count()
-
-    def _release(self, deliveries: Sequence[Delivery]) -> None:
-        self._answer(deliveries, done=False)
 
     def _answer(self, deliveries: Sequence[Delivery], *, done: bool) -> None:
         assert self._client is not None
@@ -330,7 +332,7 @@ class ShareThread:
                 self._process(source, those)
             self._acknowledge()
             if left := list(self.held.values()):
-                self._release(left)
+                self._answer(left, done=False)
                 log.info("share thread %d: %d records are left to other members", self.number, len(left))
         except LogError as error:
             log.warning("share thread %d: what it has is delivered again: %s", self.number, error)

@@ -79,7 +79,7 @@ class SharedWork:
         self.calls: DeliveryCalls | None = None
         """The calls under way; None: no node is asynchronous, or the thread is not a member now."""
         self._retried = 0
-        self._program = program
+        self._program, self._sayings = program, sayings
         self._metrics, self._tallies, self._refusals, self._host = metrics, tallies, refusals, host
         self._append = partial(refusals.append, writer, config["transaction.timeout.ms"] / 1000)
         self._attempts = Deliveries()
@@ -151,6 +151,7 @@ class SharedWork:
                 return list(deliveries), [], None
             except TriedLaterError as later:
                 if len(deliveries) == 1:
+                    self._sayings.warn(("again", source.topic), f"share thread {self.id.partition}: {later}")
                     return [], [(deliveries[0], later)], None
             except ProcessingError as error:
                 if len(deliveries) == 1:

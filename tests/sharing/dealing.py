@@ -59,6 +59,8 @@ class ShareGroup:
     lock: threading.Lock = field(default_factory=threading.Lock)
     dealt: dict[tuple[str, int, int], _Dealt] = field(default_factory=dict)
     members: int = 0
+    releases: int = 0
+    """The requests that have released records."""
 
     def write(self, topic: str, *values: bytes, partition: int = 0, headers: Headers | None = None) -> None:
         """Append records without keys."""
@@ -134,6 +136,7 @@ class Member:
                 raise LogError("no broker", retryable=self.heals)
         refused: dict[TopicPartition, str] = {}
         with self._group.lock:
+            self._group.releases += not all(self._answers.values())
             for at, done in self._answers.items():
                 each = self._group.dealt[at]
                 if each.holder is not self or each.until < time.monotonic():

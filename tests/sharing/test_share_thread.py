@@ -11,11 +11,13 @@ from collections import Counter
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coopstreams import Retry, StreamsBuilder, serdes
 from coopstreams.log import time_marks
+from coopstreams.tasks import repeats
 from coopstreams.tasks.queues import STEP_S
 from coopstreams.topology.errors import ConfigError, DeliveryError, ProcessingError
 from coopstreams.topology.failures import Failure
@@ -254,6 +256,26 @@ def test_a_record_that_fails_for_long_is_released_once_and_then_kept() -> None:
         until(lambda: settled(group))
     assert results(made) == {1: 1}
     assert set(tried) == {1, 2}
+
+
+def test_records_that_fail_together_are_released_and_logged_together(caplog: pytest.LogCaptureFixture) -> None:
+    """A request for each would take longer than the locks last."""
+    group = ShareGroup(lock_s=0.05, locks_end=False)
+    group.write("in", *encoded(*range(30)))
+
+    def work(value: int) -> int:
+        if group.dealt["in", 0, value].deliveries == 1:
+            raise ConnectionError("no answer")
+        return value
+
+    hour = timedelta(hours=1)
+    again = Retry(times=100, backoff=hour, longest=hour, jitter=0.0)
+    made = Instance(mapping(work), group, processing_exception_handler=lambda _: again)
+    with running(made):
+        until(lambda: settled(group))
+    assert results(made) == Counter(range(30))
+    assert group.releases == 1
+    assert sum("processed again" in record.message for record in caplog.records) == repeats.FIRST
 
 
 def test_calls_under_way_end_and_the_rest_is_released_when_it_stops() -> None:
