@@ -178,7 +178,7 @@ class CooperativeFetch:
                 now = time.monotonic()
                 self._acquired.take(self._client.poll(max(0.0, min(give_up - now, _POLL_S))))
                 self._until = now + self._gap_s
-            if self._acquired.idle and time.monotonic() >= give_up:
+            if (self._acquired.idle or num_records < 1) and time.monotonic() >= give_up:
                 return []
 
     def done(self, record: AcquiredRecord) -> bool:

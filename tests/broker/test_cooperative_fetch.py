@@ -162,6 +162,19 @@ def test_a_record_that_is_released_is_delivered_again_and_one_that_is_out_holds_
     consumer.close()
 
 
+def test_consume_takes_0_records_and_leaves_those_that_wait(kafka: Kafka, topic: str) -> None:
+    """As a caller that counts down may ask for. It let the locks of the others end."""
+    consumer = member(kafka.bootstrap, kafka.unique("share"), topic)
+    write(kafka.bootstrap, topic, 2)
+    (one,) = first(consumer, most=1)
+    assert consumer.consume(0, 0.1) == []
+    assert consumer.done(one)
+    while not (other := consumer.consume(1, 1.0)):
+        assert consumer.consume(0, 0.1) == []
+    assert [(record.offset, record.deliveries) for record in other] == [(1, 1)]
+    consumer.close()
+
+
 def test_nobody_deals_records_of_a_topic_whose_order_counts(kafka: Kafka, topic: str) -> None:
     group = kafka.unique("share")
     ordered = kafka.topic("ordered")
