@@ -233,17 +233,17 @@ class ConsumerSession:
             if isinstance(self.ownership, Shared):
                 self.ownership.member.rejoin()
         given_up, late = self.revocations.poll(now)
-        if late:
-            self._lose(late)
-        if now >= self._compare_at:
-            try:
-                self._lose_remade(given_up)
-            except LogError as error:
-                log.warning("cannot see whether topics were made anew: %s", error)
-        given_up &= set(self.shares.values())
-        if not given_up:
-            return
         try:
+            if late:
+                self._lose(late)
+            if now >= self._compare_at:
+                try:
+                    self._lose_remade(given_up)
+                except LogError as error:
+                    log.warning("cannot see whether topics were made anew: %s", error)
+            given_up &= set(self.shares.values())
+            if not given_up:
+                return
             self._tell("revoke", given_up)
             self.take_done()
             self.commit(given_up)
@@ -254,7 +254,7 @@ class ConsumerSession:
                 self.revocations.ask(given_up, self._host.now())
                 return
             log.warning("giving up %s: uncommitted records are processed again elsewhere: %s", names, error)
-        except BaseException:  # the user's, raised by `on_revoke`
+        except BaseException:  # the user's, raised by a callback
             self.revocations.ask(given_up, self._host.now())
             raise
         self._gone(given_up)

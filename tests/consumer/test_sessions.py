@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 
 from coopstreams.consumer import OffsetAndRanges, RecordFilter
 from coopstreams.consumer.session import Ranges
+from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import AccessDeniedError, CommitConflictError, LogError
 from coopstreams.topology.keys import KeyRange
 from tests.consumer.members import Member, keys_of, members
@@ -57,6 +60,45 @@ def test_a_key_range_whose_revocation_failed_is_given_up_in_the_next_poll() -> N
         group.start("other", other)
         group.run(10.0)
         assert opened == ["failed", "other"]
+
+
+def test_a_key_range_is_given_up_also_if_the_user_raises_because_another_is_lost() -> None:
+    """Nobody else could have it: it was on no list any more, and still held."""
+    opened: list[TopicPartition] = []
+
+    def leader(member: Member) -> None:
+        failures = [RuntimeError("of the user")]
+
+        def lose(_: Ranges) -> None:
+            if failures:
+                raise failures.pop()
+
+        consumer, machine = member.consumer, member.machine
+        consumer.subscribe(["in", "more"], on_lost=lose)
+        while len(consumer.to_be_revoked()) < 2:
+            consumer.consume(10, 0.1)
+        asked = machine.now()
+        while machine.now() < asked + 1.5:
+            assert consumer.delay_revoke(consumer.to_be_revoked())
+            consumer.consume(10, 0.1)
+        assert consumer.delay_revoke([("in", 0)])
+        machine.sleep(1.0)
+        while True:
+            with suppress(RuntimeError):
+                consumer.consume(10, 0.1)
+
+    def other(member: Member) -> None:
+        member.consumer.subscribe(["in", "more"], on_assign=opened.extend)
+        while True:
+            member.consumer.consume(10, 0.1)
+
+    with members([], max_revoke_delay_ms=2000) as group:
+        group.start("leader", leader)
+        group.run(5.0)
+        for name in ("b", "c", "d"):
+            group.start(name, other)
+        group.run(30.0)
+        assert {at.topic for at in opened} == {"in", "more"}
 
 
 def test_a_key_range_is_opened_once_its_first_commit_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
