@@ -221,7 +221,7 @@ class CooperativeFetch:
             self._log.close()
 
     def _finish(self, record: AcquiredRecord, *, done: bool) -> bool:
-        counts = self._acquired.finish(record, done=done)
+        counts = time.monotonic() < self._until and self._acquired.finish(record, done=done)
         if not counts:
             log.warning("%s-%d, offset %d: finished after it was delivered again; it is done twice", *record.id)
         return counts
