@@ -83,6 +83,8 @@ class ShareMembers:
                 message = f"{name} has {len(thread.held)} records and has finished none for {seconds:.0f} s"
                 if thread.retrying:
                     others.append(Reason("slow", f"{message}: its failure handler has it try again later"))
+                elif thread.flushing:
+                    others.append(Reason("slow", f"{message}: it waits for the brokers to take its results"))
                 elif seconds > STALLED_S:
                     stalled.append(Reason("no-progress", message))
                 else:

@@ -82,6 +82,8 @@ class ShareThread:
         """The records that the thread has acquired and not acknowledged. Any thread reads the number."""
         self.moved_at = host.now()
         """When the thread last polled, or finished a record. Any thread reads."""
+        self.flushing = False
+        """Whether the thread waits until the brokers have its results. Any thread reads."""
         self.every = tuple(works)
         """The work of each sub-topology."""
         self._connect, self._holds, self._emit, self._metrics = connect, holds, emit, metrics
@@ -275,11 +277,14 @@ class ShareThread:
         self._acknowledge_at = self._host.now() + self._acknowledge_every_s
         if not self._done:
             return
+        self.flushing = True
         try:
             self._writer.flush(self._timeout_s)
         except LogError as error:
             self._undo(error)
             return
+        finally:
+            self.flushing = False
         done, self._done = self._done, []
         self._answer(done, done=True)
         for work in self.every:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -194,7 +194,7 @@ class Instance:
         group: ShareGroup,
         *,
         threads: int = 1,
-        flushes: Sequence[bool | LogError] = (),
+        flushes: Iterable[bool | LogError] = (),
         connect: Callable[[], Member] | None = None,
         holds: Callable[[], str] = lambda: "",
         acknowledge_every_s: float = 0.01,

@@ -8,6 +8,7 @@ import asyncio
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from coopstreams import Retry, StreamsBuilder, serdes
 from coopstreams.log import time_marks
+from coopstreams.sharing import group as sharing_group
 from coopstreams.tasks import repeats
 from coopstreams.tasks.queues import STEP_S
 from coopstreams.topology.errors import ConfigError, DeliveryError, ProcessingError
@@ -331,6 +333,27 @@ def test_a_record_is_tried_again_if_the_registry_was_away_when_its_calls_were_lo
         until(lambda: settled(group))
     assert results(made) == Counter([1, 2])
     assert made.members.status()[0].redelivered == 0
+
+
+def test_a_thread_is_live_while_the_log_takes_its_results_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The brokers may be away, which a new process would not heal; a flush ends by itself."""
+    monkeypatch.setattr(sharing_group, "SLOW_S", 0.0)
+    monkeypatch.setattr(sharing_group, "STALLED_S", 0.0)
+    group = ShareGroup()
+    group.write("in", *encoded(1))
+    taken = threading.Event()
+
+    def flushes() -> Iterator[bool]:
+        yield taken.wait(PATIENCE_S)
+
+    made = Instance(mapping(lambda value: value), group, flushes=flushes())
+    with running(made):
+        until(lambda: "waits for the brokers to take" in str(made.members.reasons()))
+        stalled, (reason,) = made.members.reasons()
+        taken.set()
+        until(lambda: settled(group))
+    assert stalled == []
+    assert reason.code == "slow"
 
 
 def test_it_takes_no_records_while_it_may_not_and_says_why() -> None:
