@@ -12,6 +12,7 @@ from confluent_kafka import KafkaError
 from coopstreams.common.acls import Attempt, Login
 from coopstreams.dev import certificates
 from coopstreams.log.kafka import reader as kafka_reader
+from coopstreams.log.kafka import share
 from coopstreams.log.kafka.errors import FENCED, FINAL, OUT_OF_RANGE, UNKNOWN, heals, not_delivered, translated
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.kafka.patience import ATTEMPT_S, FAILOVER_S, FIRST_ATTEMPT_S, SILENT_S, Patience
@@ -229,3 +230,12 @@ def test_a_reader_keeps_its_client_while_a_file_for_a_new_one_is_exchanged(
         assert reader.fetch(10, 0.0) == []
         assert reader._consumer is not client
         reader.assign({TopicPartition("t", 0): Position(7)})  # the new client takes it
+
+
+def test_a_share_group_of_brokers_that_are_away_is_not_called_one_of_old_brokers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(share, "_TIMEOUT_S", 0.5)
+    with pytest.raises(LogError, match="share group g: altering its settings: .*Timed out$") as caught:
+        share.KafkaShare({"bootstrap.servers": "127.0.0.1:1"}, "g", {"share.auto.offset.reset": "earliest"})
+    assert caught.value.retryable

@@ -175,9 +175,12 @@ class KafkaShare:
             admin.incremental_alter_configs([resource], request_timeout=_TIMEOUT_S)[resource].result(_TIMEOUT_S + 5)
         except KafkaException as exception:
             error = error_of(exception)
+            if heals(error):
+                raise LogError(
+                    f"share group {self._group}: altering its settings: {error.str()}", retryable=True
+                ) from exception
             raise LogError(
                 f"share group {self._group}: the brokers do not take {dict(group_settings)}: {error.str()}. "
                 "Share groups need Apache Kafka 4.2 or later, and the permission to alter the configuration of the "
-                "group",
-                retryable=heals(error),
+                "group"
             ) from exception
