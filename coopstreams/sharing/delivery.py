@@ -56,10 +56,14 @@ class Delivery:
     mark: bool = False
     """Whether it is a time mark, which is acknowledged and never processed."""
 
-    @property
-    def source(self) -> TopicPartition:
-        """The partition of the record."""
-        return TopicPartition(self.record.topic, self.record.partition)
+    source: TopicPartition = field(init=False)
+    """The partition of the record."""
+    place: tuple[str, int, int] = field(init=False)
+    """Topic, partition, offset. A field, as `source` is: each step of the thread sorts what is ready."""
+
+    def __post_init__(self) -> None:
+        self.place = self.record.id
+        self.source = TopicPartition(*self.place[:2])
 
     @property
     def attempt(self) -> int:

@@ -196,7 +196,7 @@ class ShareThread:
         if not deliveries:
             return
         self._acknowledge_at = self._host.now() + self._acknowledge_every_s
-        self.held = {delivery.record.id: delivery for delivery in deliveries}
+        self.held = {delivery.place: delivery for delivery in deliveries}
         self._metrics.acquired(self.number, len(self.held))
         for work in self.every:
             if mine := [delivery for delivery in deliveries if delivery.record.topic in work.topics]:
@@ -293,7 +293,7 @@ class ShareThread:
     def _answer(self, deliveries: Sequence[Delivery], *, done: bool) -> None:
         assert self._client is not None
         for delivery in deliveries:
-            del self.held[delivery.record.id]  # first: never acknowledge a record again after an error
+            del self.held[delivery.place]  # first: never acknowledge a record again after an error
             self._client.acknowledge(delivery.record, done=done)
         self._metrics.acquired(self.number, len(self.held))
         refused = self._client.commit(ACKNOWLEDGE_S)
@@ -354,9 +354,6 @@ class ShareThread:
 
 def _by_partition(deliveries: Iterable[Delivery]) -> list[tuple[TopicPartition, list[Delivery]]]:
     """Return the records of each partition, in the order of their offsets."""
-    ordered = sorted(deliveries, key=_place)
+    ordered = sorted(deliveries, key=attrgetter("place"))
     return [(source, list(those)) for source, those in groupby(ordered, attrgetter("source"))]
 
-
-def _place(delivery: Delivery) -> tuple[str, int, int]:
-    return delivery.record.id
