@@ -356,4 +356,3 @@ def _by_partition(deliveries: Iterable[Delivery]) -> list[tuple[TopicPartition, 
     """Return the records of each partition, in the order of their offsets."""
     ordered = sorted(deliveries, key=attrgetter("place"))
     return [(source, list(those)) for source, those in groupby(ordered, attrgetter("source"))]
-
