@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 from coopstreams.commit.policy import PolicyTopic
 from coopstreams.consumer.cooperative_fetch import CooperativeFetch
@@ -21,6 +21,7 @@ from coopstreams.log.log import TopicSpec
 from coopstreams.topology.errors import (
     ConfigError,
     IndividualCommitNotAllowedError,
+    LogError,
     TopicRangeFetchNotAllowedError,
     UnknownTopicError,
 )
@@ -188,6 +189,19 @@ def test_nobody_deals_records_of_a_topic_whose_order_counts(kafka: Kafka, topic:
         member(kafka.bootstrap, group, "nowhere")
     with pytest.raises(ConfigError, match=r"group\.id is not set"):
         CooperativeFetch({"bootstrap.servers": kafka.bootstrap})
+
+
+def test_a_group_of_consumers_is_no_share_group(kafka: Kafka, topic: str) -> None:
+    """The client says so once; then nothing came, for ever."""
+    group = kafka.unique("consumers")
+    ordinary = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": group})
+    ordinary.commit(offsets=[TopicPartition(topic, 0, 0)], asynchronous=False)
+    ordinary.close()
+    consumer = member(kafka.bootstrap, group, topic)
+    for _ in range(2):
+        with pytest.raises(LogError, match=f"share group {group}: .*A group of consumers has its name"):
+            first(consumer)
+    consumer.close()
 
 
 def test_settings_may_be_references_and_are_checked(kafka: Kafka, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:

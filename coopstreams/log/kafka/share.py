@@ -25,6 +25,10 @@ from coopstreams.topology.columns import Headers, TopicPartition
 from coopstreams.topology.errors import GroupError, LogError
 
 _TIMEOUT_S = 30.0
+_CURES = {
+    KafkaError.GROUP_ID_NOT_FOUND: "A group of consumers has its name: choose another one.",
+    KafkaError.UNSUPPORTED_VERSION: "Share groups need Apache Kafka 4.2 or later, with its feature share.version=1.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +102,19 @@ class KafkaShare:
         """Return the records that this member has acquired; empty while the brokers are unreachable.
 
         Raises:
-            LogError: an error that does not heal.
+            LogError: an error that does not heal; retryable: a new member may get records.
         """
+        if self._errors.fatal is not None:
+            raise self._failure(self._errors.fatal)
         try:
             messages = list(self._client.poll(timeout_s))
         except KafkaException as exception:
             error = error_of(exception)
-            if not heals(error):
-                raise translated(error, f"share group {self._group}", self._attempt("")) from exception
-            return []
+            if error.fatal():  # the client says so once, and then returns nothing for ever
+                self._errors.fatal = error
+            elif heals(error):
+                return []
+            raise self._failure(error) from exception
         records = []
         for message in messages:
             failed = message.error()
@@ -160,6 +168,11 @@ class KafkaShare:
     def close(self) -> None:
         """Leave the group; unacknowledged records are delivered to others. Idempotent."""
         self._client.close()
+
+    def _failure(self, error: KafkaError) -> LogError:
+        if (cure := _CURES.get(error.code())) is None:
+            return translated(error, f"share group {self._group}", self._attempt(""))
+        return LogError(f"share group {self._group}: {error.str()}. {cure}", retryable=heals(error))
 
     def _attempt(self, topic: str) -> Attempt:
         return Attempt(self._errors.login, "Read", topic, self._group)
