@@ -31,6 +31,13 @@ class TopicPartition(NamedTuple):
         return f"{self.topic}-{self.partition}"
 
 
+class Advances(NamedTuple):
+    """The records, of any key range, that advanced their partition's stream time. Shape: both strictly ascending."""
+
+    offsets: Sequence[int]
+    times: Sequence[int]
+
+
 @dataclass(slots=True)
 class Columns:
     """Records of one partition in offset order.

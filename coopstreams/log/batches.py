@@ -11,15 +11,16 @@ indexes: measured).
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Protocol, TypeAlias
 
 from coopstreams.log.log import NO_STREAM_TIME, RecordBatch
 from coopstreams.log.time_marks import marks_in
-from coopstreams.topology.columns import NO_RECORDS, Columns, Headers, Int64s, TopicPartition, joined
+from coopstreams.topology.columns import NO_RECORDS, Advances, Columns, Headers, Int64s, TopicPartition, joined
 from coopstreams.topology.compile.operator_time import OperatorTimeColumns, before_and_after
 from coopstreams.topology.compile.timestamps import TimestampColumn
 from coopstreams.topology.keys import GROUPS, HASH_BITS, KeyRange, key_hashes, without_suffix
@@ -54,6 +55,7 @@ class Routes:
         "_ranges",
         "_router",
         "_suffix",
+        "advances",
         "now",
         "time_marks",
         "timestamps",
@@ -68,11 +70,13 @@ class Routes:
         *,
         time_marks: bool = False,
         suffix: int = 0,
+        advances: bool = False,
         router: MakeRouter | None = None,
     ) -> None:
         """Cut the hash space. `time_marks`: whether they advance time. `router`: cuts batches; None: pure Python.
 
-        `suffix`: the number of bytes at the end of each key that are not hashed.
+        `suffix`: the number of bytes at the end of each key that are not hashed. `advances`: whether batches say where
+        stream time advanced.
 
         Raises:
             ValueError: no ranges at all, or two that overlap.
@@ -84,6 +88,7 @@ class Routes:
         self.timestamps = timestamps
         self.time_marks = time_marks
         self.whole = len(ranges) == 1 and ranges[0].is_whole
+        self.advances = advances and (time_marks or not self.whole)
         self.now: list[int] = []
         """The operator times, counted since the routes were made: a task takes the later of this and its own."""
         self._operator_times = operator_times
@@ -104,7 +109,8 @@ class Routes:
     @property
     def first_router(self) -> Router | None:
         """Makes a router that may cut records before anything else sees them; None: no such cut is possible."""
-        return None if self.whole or self.timestamps is not None or self._operator_times is not None else self._router
+        all_seen = self.advances or self.timestamps is not None or self._operator_times is not None
+        return None if self.whole or all_seen else self._router
 
     def split(self, columns: Columns) -> list[Columns]:
         """Return the records of each slot, in offset order."""
@@ -174,40 +180,57 @@ def make_batches(
     Shape: `columns` are all records looked at, also those outside of all ranges; without stream times, or with stream
     times computed as from the log's beginning. `before` is the stream time before them.
     """
+    steps: list[tuple[int, int]] | None = [] if routes is not None and routes.advances else None
     if marks := marks_in(columns):
         columns = replace(columns, stream_times=())  # a native reader's count the timestamps of the marks, too
         parts, start = list[Columns](), 0
         for at, time in marks:
             parts.append(columns.slice(start, at))
-            before = _tell_time(partition, parts[-1], routes, before)
+            before = _tell_time(partition, parts[-1], routes, before, steps)
             if routes is not None and routes.time_marks:
+                if steps is not None and time > before:
+                    steps.append((columns.offsets[at], time))
                 before = max(before, time)
                 routes.reach(time)
             start = at + 1
         parts.append(columns.slice(start, len(columns)))
-        before = _tell_time(partition, parts[-1], routes, before)
+        before = _tell_time(partition, parts[-1], routes, before, steps)
         columns = joined(parts)
     else:
-        before = _tell_time(partition, columns, routes, before)
+        before = _tell_time(partition, columns, routes, before, steps)
     slots = [columns] if routes is None else routes.split(columns)
     now = () if routes is None else routes.now
     busy = len(columns) > 0
+    advances = (Advances(*(array("q", column) for column in zip(*steps, strict=True))),) if steps else ()
     return [
-        RecordBatch(partition, slot, part, next_offset, before, at_end, now, busy) for slot, part in enumerate(slots)
+        RecordBatch(partition, slot, part, next_offset, before, at_end, now, busy, advances)
+        for slot, part in enumerate(slots)
     ]
 
 
-def _tell_time(partition: TopicPartition, columns: Columns, routes: Routes | None, before: int) -> int:
-    """Set timestamps, stream times and operator times; return the stream time after these records."""
+def _tell_time(
+    partition: TopicPartition,
+    columns: Columns,
+    routes: Routes | None,
+    before: int,
+    steps: list[tuple[int, int]] | None,
+) -> int:
+    """Set timestamps, stream times and operator times; return the stream time after these records.
+
+    `steps`: takes the offsets at which it advanced, and to which time; None: nobody asks.
+    """
     if not len(columns):
         return before
     if routes is not None and routes.timestamps is not None:
         columns.timestamps = routes.timestamps(partition, columns, before)
         columns.stream_times = ()
-    columns.stream_times = _stream_times(columns, before)
+    times = columns.stream_times = _stream_times(columns, before)
+    if steps is not None:
+        earlier = chain((before,), times)
+        steps += [(at, now) for at, now, was in zip(columns.offsets, times, earlier, strict=False) if now > was]
     if routes is not None:
         routes.tell_time(columns)
-    return columns.stream_times[-1]
+    return times[-1]
 
 
 def slot_batches(batch: RecordBatch, slots: list[Columns], before: int) -> list[RecordBatch]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from coopstreams.topology.columns import Columns, Headers, Int64s, TopicPartition
+from coopstreams.topology.columns import Advances, Columns, Headers, Int64s, TopicPartition
 from coopstreams.topology.compile.operator_time import OperatorTimeColumns
 from coopstreams.topology.compile.timestamps import TimestampColumn
 from coopstreams.topology.errors import FencedError
@@ -49,10 +49,13 @@ class RecordBatch:
     """The operator times of the partition after this batch; see `route`."""
     busy: bool = False
     """Whether the fetch had a record, other than a time mark, of the partition: of any key range."""
+    advances: tuple[Advances, ...] = ()
+    """The moments at which the partition's stream time advanced within this batch; see `route`."""
 
     def behind(self, before: RecordBatch) -> RecordBatch:
         """Return one batch for this one and the one before it, if neither has records: the latest position."""
-        return self if self.operator_times else replace(self, operator_times=before.operator_times)
+        operator_times = self.operator_times or before.operator_times
+        return replace(self, operator_times=operator_times, advances=(*before.advances, *self.advances))
 
     @staticmethod
     def ended(partition: TopicPartition, slot: int, at: Position) -> RecordBatch:
@@ -89,6 +92,7 @@ class Reader(Protocol):
         *,
         time_marks: bool = False,
         suffix: int = 0,
+        advances: bool = False,
     ) -> None:
         """Give each record to the slot (index) of the range with its key hash; drop records outside of all ranges.
 
@@ -97,7 +101,8 @@ class Reader(Protocol):
         the timestamps of ALL records, before any is dropped and before stream times are computed from them.
         `operator_times` is called with ALL records, too: the columns of a slot have the operator times before each of
         its records. Time marks are dropped; with `time_marks` they advance stream time and all operator times. The last
-        `suffix` bytes of each key are not hashed: those of a changelog that a store adds to the plain key.
+        `suffix` bytes of each key are not hashed: those of a changelog that a store adds to the plain key. `advances`:
+        batches say at which records or time marks, of any key range, stream time advanced.
         """
 
     def fetch(self, max_records: int, timeout_s: float) -> list[RecordBatch]:

@@ -30,9 +30,9 @@ from coopstreams.tasks.pending_calls import PendingCalls
 from coopstreams.tasks.queues import FIRST_STEP, MOST_AT_ONCE, STEP_S, Pace, SourceQueues, Step
 from coopstreams.tasks.tally import Tally
 from coopstreams.topology.columns import TopicPartition
-from coopstreams.topology.compile.operator_time import operators_of
+from coopstreams.topology.compile.operator_time import Part, operators_of
 from coopstreams.topology.compile.outputs import Output
-from coopstreams.topology.compile.program import BoundProgram, Part, Program
+from coopstreams.topology.compile.program import BoundProgram, Program
 from coopstreams.topology.compile.timestamps import as_written
 from coopstreams.topology.failures import Failure, OnFailure
 from coopstreams.topology.graph.nodes import Sink, SubTopology
@@ -216,6 +216,7 @@ class Task:
 
     def add(self, batch: RecordBatch) -> None:
         """Take in a batch of the reader."""
+        self.program.foresee(batch.partition.topic, batch.advances)
         self.queues.add(batch)
 
     def step(self, *, single: bool = False) -> bool:

@@ -38,7 +38,7 @@ from coopstreams.topology.graph.nodes import (
     TableSource,
     ToStream,
 )
-from coopstreams.topology.keys import key_hash
+from coopstreams.topology.keys import KeyRange, key_hash
 from coopstreams.topology.operators.analysis import Analysis, Edge, Reads, reads_step
 from coopstreams.topology.serdes import Serde
 
@@ -70,6 +70,14 @@ def operator_time_columns(
         return [arrivals(records) for arrivals in reached]
 
     return columns
+
+
+class Part(NamedTuple):
+    """A part of a task's range, and the times that an earlier run had reached with it."""
+
+    key_range: KeyRange
+    stream_time: int
+    operator_times: OperatorTimes = ()
 
 
 class Operator(NamedTuple):

@@ -224,6 +224,9 @@ class Work:
         if type_ == "wall_clock":
             queue.look(now_ms := self._around.wall_clock())
             first_ms = now_ms + interval_ms
+        elif self._at is None and self._timestamp == -1 and (reached_ms := self._around.task_time()) >= 0:
+            # In `init`, where an earlier owner has stopped: what was due until then has been called.
+            first_ms = reached_ms - reached_ms % interval_ms + interval_ms
         queue.add(schedule, first_ms)
         return schedule
 

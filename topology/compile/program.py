@@ -15,16 +15,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from sys import maxsize
+from typing import Any
 
-from coopstreams.topology.columns import Columns, Headers, TopicPartition
+from coopstreams.topology.columns import Advances, Columns, Headers, TopicPartition
 from coopstreams.topology.compile.calls import Results, Wanted
 from coopstreams.topology.compile.code import Compiled
-from coopstreams.topology.compile.operator_time import (
-    OperatorTimeColumns,
-    OperatorTimes,
-    operator_time_columns,
-)
+from coopstreams.topology.compile.foreseen import Foreseen, Place
+from coopstreams.topology.compile.operator_time import OperatorTimeColumns, OperatorTimes, Part, operator_time_columns
 from coopstreams.topology.compile.outputs import Output
 from coopstreams.topology.compile.processing import Children, EffectsWork, Work
 from coopstreams.topology.compile.punctuations import PunctuationQueue
@@ -36,14 +34,6 @@ from coopstreams.topology.naming import check_name
 from coopstreams.topology.processors import PunctuationType, RecordMetadata
 from coopstreams.topology.sinks import Applied
 from coopstreams.topology.stores import Entry, TableStore
-
-
-class Part(NamedTuple):
-    """A part of a task's range, and the times that an earlier run had reached with it."""
-
-    key_range: KeyRange
-    stream_time: int
-    operator_times: OperatorTimes = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +133,7 @@ class BoundProgram:
         self._on_failure = on_failure
         self._compiled = compiled
         self._stream_times = dict.fromkeys(program.subtopology.topics, -1)
+        self._foreseen = Foreseen(program.subtopology.topics)
         self._source = TopicPartition("", -1)
         self._columns: Columns | None = None
         self._entries: list[tuple[bytes, Entry]] = []
@@ -217,6 +208,7 @@ class BoundProgram:
             Whatever the failure handler raises.
         """
         self.held_row = self.ending = None
+        self._punctuate_before(Place(source.topic, stream_time, maxsize))
         if stream_time > self._stream_times[source.topic]:
             self._stream_times[source.topic] = stream_time
         if operator_times and self.shared:
@@ -227,6 +219,10 @@ class BoundProgram:
         for work in self._works:
             work.observe(self.task_time())
         self._punctuate("stream_time", self.task_time())
+
+    def foresee(self, topic: str, advances: Iterable[Advances]) -> None:
+        """Take in where the stream time of a topic's partition advances: also at records of other key ranges."""
+        self._foreseen.add(topic, advances, self._stream_times[topic])
 
     def punctuate(self, now_ms: int) -> bool:
         """Call the punctuations that are due by the wall clock; return whether there were any.
@@ -466,14 +462,26 @@ class BoundProgram:
             output.give_headers(headers)
 
     def _punctuating(self, columns: Columns) -> Iterator[bytes | None]:
-        """Yield the keys, and after each call the punctuations that its record has made due by stream time."""
-        for key, now in zip(columns.keys, columns.stream_times, strict=True):
+        """Yield the keys, and after each call the punctuations that its record has made due by stream time.
+
+        Before it, call those that records of other key ranges have made due.
+        """
+        topic, queue = self._source.topic, self.punctuations["stream_time"]
+        for key, now, offset in zip(columns.keys, columns.stream_times, columns.offsets, strict=True):
+            if queue.next_ms is not None and queue.next_ms <= now:
+                self._punctuate_before(Place(topic, now, offset))
             yield key
-            due = self.punctuations["stream_time"].next_ms
-            if due is not None and due <= now:
-                topic = self._source.topic
+            if queue.next_ms is not None and queue.next_ms <= now:
                 self._stream_times[topic] = max(now, self._stream_times[topic])
                 self._punctuate("stream_time", self.task_time())
+
+    def _punctuate_before(self, place: Place) -> None:
+        """Call the punctuations that records of any key range in front of a place have made due, each at its time."""
+        queue, times = self.punctuations["stream_time"], self._stream_times
+        while queue.next_ms is not None and (found := self._foreseen.first(queue.next_ms, times, place)) is not None:
+            now, topic = found
+            times[topic] = now
+            self._punctuate("stream_time", now)
 
     def _punctuate(self, type_: PunctuationType, now_ms: int) -> bool:
         due = self.punctuations[type_].next_ms

@@ -130,9 +130,12 @@ class KafkaReader:
         *,
         time_marks: bool = False,
         suffix: int = 0,
+        advances: bool = False,
     ) -> None:
         """Give each record to the slot of its key range."""
-        routes = Routes(ranges, timestamps, operator_times, time_marks=time_marks, suffix=suffix, router=router())
+        routes = Routes(
+            ranges, timestamps, operator_times, time_marks=time_marks, suffix=suffix, advances=advances, router=router()
+        )
         self._routes[partition] = routes
         if partition in self._readings:
             self._buffer.route(partition, routes)

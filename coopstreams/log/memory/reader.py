@@ -60,9 +60,12 @@ class MemoryReader:
         *,
         time_marks: bool = False,
         suffix: int = 0,
+        advances: bool = False,
     ) -> None:
         """Give each record to the slot of its key range."""
-        self._routes[partition] = Routes(ranges, timestamps, operator_times, time_marks=time_marks, suffix=suffix)
+        self._routes[partition] = Routes(
+            ranges, timestamps, operator_times, time_marks=time_marks, suffix=suffix, advances=advances
+        )
 
     def hold(self, partition: TopicPartition, held: bool) -> None:
         """Stop or resume returning a partition's records."""
