@@ -197,17 +197,17 @@ class Lane(Generic[AnyCall]):
         return call.key if self._by_key else self._chain_of_all
 
     def _fill(self) -> None:
-        """Begin the calls in the queue for which there is a place."""
+        """Begin the calls in the queue for which there is a place; those of a batch wait for others from now on."""
         while len(self._running) < self._most and (calls := self._next()):
             attempt = _Attempt(calls)
             self._running[self._loop.create_task(self._work(attempt))] = attempt
+        if self._queue and self._calling.max_records > 1 and self._gathering is None and not self._full:
+            self._gathering = self._loop.call_later(self._calling.max_wait_s, self._waited)
 
     def _next(self) -> list[AnyCall]:
         """Take the next calls from the queue; none: it is empty, or waits for a full batch."""
         queue, most = self._queue, self._calling.max_records
         if len(queue) < most and not (queue and self._full):
-            if queue and self._gathering is None:
-                self._gathering = self._loop.call_later(self._calling.max_wait_s, self._waited)
             return []
         if self._gathering is not None:
             self._gathering.cancel()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import selectors
 import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -17,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coopstreams.calling.lanes import MOST_THREADS, Call, Lane
+from coopstreams.common.host import System
 from coopstreams.topology.calls import Calling, CallOrder, CircuitBreaker, Retry, batching, calling
 from coopstreams.topology.errors import ProcessingError
 from tests.durations import ms
@@ -340,6 +343,58 @@ def test_a_batch_that_waits_long_enough_is_short() -> None:
 
     batches([Call(awaited, (number,), None) for number in range(7)], max_records=1000, max_wait=ms(20))
     assert met == [7]
+
+
+class Leaping(selectors.SelectSelector):
+    """Waits for no time: `now` leaps to the end of each wait."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        self.now += timeout or 0.0
+        return super().select(0)
+
+
+class LeapingLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time leaps to the next timer."""
+
+    def __init__(self) -> None:
+        self._leaping = Leaping()
+        super().__init__(self._leaping)
+
+    def time(self) -> float:
+        return self._leaping.now
+
+
+class LeapingHost(System):
+    def __init__(self) -> None:
+        self.loop = LeapingLoop()
+
+    def event_loop(self) -> asyncio.AbstractEventLoop:
+        return self.loop
+
+
+@pytest.mark.parametrize(("takes_s", "goes_out_at_s"), [(2.0, 3.0), (5.0, 5.0)])
+def test_the_wait_for_a_full_batch_begins_while_another_one_is_under_way(takes_s: float, goes_out_at_s: float) -> None:
+    host, left, met = LeapingHost(), list(range(13)), list[tuple[float, list[int]]]()
+    loop, over = host.loop, host.loop.create_future()
+
+    async def awaited(numbers: list[int]) -> list[int]:
+        met.append((loop.time(), numbers))
+        await asyncio.sleep(takes_s)
+        return numbers
+
+    def told(calls: Sequence[Call]) -> None:
+        for call in calls:
+            left.remove(call.value)
+        if not left:
+            over.set_result(None)
+
+    lane = Lane[Call](batching("f", awaited, max_records=10, max_wait=timedelta(seconds=3)), told, host)
+    lane.begin([Call(awaited, (number,), None) for number in range(13)])
+    with closing(loop):
+        loop.run_until_complete(over)
+    assert met == [(0.0, list(range(10))), (goes_out_at_s, [10, 11, 12])]
 
 
 def test_of_a_batch_that_fails_only_the_bad_record_fails() -> None:
