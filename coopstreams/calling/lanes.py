@@ -325,8 +325,10 @@ class Lane(Generic[AnyCall]):
         return admission
 
     async def _rest(self, attempt: _Attempt[AnyCall], until: Awaitable[object]) -> None:
-        """Wait before an attempt: if the lane is drained meanwhile, it is not made."""
+        """Wait before an attempt: if the lane is drained, meanwhile or before, it is not made."""
         attempt.rests = True
+        if self._draining and (task := asyncio.current_task()) is not None:
+            task.cancel()
         await until
         attempt.rests = False
 

@@ -474,6 +474,29 @@ def test_a_lane_that_is_drained_lets_the_calls_under_way_end_and_begins_no_other
     assert not begun.acquire(blocking=False)
 
 
+def test_a_call_that_fails_while_the_lane_is_drained_is_made_by_the_next_owner() -> None:
+    host, told = LeapingHost(), list[Sequence[Call]]()
+    over = host.loop.create_future()
+
+    async def fails(value: int) -> None:
+        lane.drain()
+        await asyncio.sleep(1)
+        raise ConnectionError("refused")
+
+    def tell(calls: Sequence[Call]) -> None:
+        told.append(calls)
+        if lane.drained:
+            over.set_result(host.loop.time())
+
+    lane = Lane[Call](
+        calling("f", fails, retry=Retry(backoff=timedelta(hours=1), longest=timedelta(hours=1))), tell, host
+    )
+    lane.begin([Call(fails, (1,), None)])
+    with closing(host.loop):
+        assert host.loop.run_until_complete(over) == 1.0, "it does not wait to be called again"
+    assert told == [()], "it has not failed"
+
+
 def test_a_lane_without_calls_is_drained_at_once() -> None:
     told: queue.SimpleQueue[Sequence[Call]] = queue.SimpleQueue()
     lane: Lane[Call] = Lane(calling("f", abs), told.put)
