@@ -100,6 +100,7 @@ def test_a_commit_names_no_time_of_another_source_that_comes_after_the_record_th
     task = made.open(part)
     made.write("in", [(mine[0], b"1", 10)])
     made.write("other", [(others[0], b"0", 50)])
+    made.dispatcher.move(0.0)  # of both topics before the thread begins: it would take what comes first
     made.start()
     until(lambda: gate.called[1] == 1, made)
     made.write("other", [(mine[0], b"2", 60)])
