@@ -62,11 +62,14 @@ def query(
         if key is None:
             if timed:
                 raise _bad("--from and --to are times of a key: give KEY too")
-            for entry in islice(client.range(store, prefix=prefix, page=min(limit, 1000)), limit):
+            entries = client.range(store, prefix=prefix, page=min(limit + 1, 1000))
+            for entry in islice(entries, limit):
                 shown = asdict(entry)
                 if entry.key_error is None:
                     del shown["key_error"]
                 _print(shown)
+            if next(entries, None) is not None:
+                typer.echo(f"there are more entries than {limit}: --limit prints more, --prefix fewer", err=True)
             return
         stores = {known["name"]: known for known in client.stores()}
         if store not in stores:
