@@ -28,6 +28,7 @@ from collections.abc import Collection, Mapping
 from coopstreams.commit.follower import VOID, Follower
 from coopstreams.commit.offsets import catch_up
 from coopstreams.commit.record import (
+    MADE_ANEW,
     CommitKey,
     Committed,
     CommitValue,
@@ -82,7 +83,8 @@ def reset_offsets(
             next_term = max(
                 [next_term, *(1 + of.term for of in damaged.values() if of and (of.topic, of.partition) == partition)]
             )
-            key = reset_key(coordinator.group, partition, next_term)
+            generation = MADE_ANEW if partition in unnamed else NO_GENERATION
+            key = reset_key(coordinator.group, partition, next_term, generation)
             topic_id = ids.get(partition.topic, "")
             # The form of a consumer's commit: an application takes the id from either form, a consumer from its own.
             metadata = consumer_metadata(topic_id, "") if topic_id else ""
@@ -132,12 +134,12 @@ def _damaged(follower: Follower, targets: Collection[TopicPartition]) -> dict[by
     return found
 
 
-def reset_key(group: str, partition: TopicPartition, next_term: int) -> CommitKey:
-    """Return the commit key of a reset, for the whole hash space.
+def reset_key(group: str, partition: TopicPartition, next_term: int, generation: int = NO_GENERATION) -> CommitKey:
+    """Return the commit key of a reset, for the whole hash space. `generation`: or `MADE_ANEW`.
 
     Its term is one above the next one, because an opener that has stalled may have chosen the next one.
     """
-    return CommitKey(group, *partition, WHOLE, next_term + 1, NO_GENERATION)
+    return CommitKey(group, *partition, WHOLE, next_term + 1, generation)
 
 
 def never_committed(log: Log, coordinator: GroupAdmin, partitions: Collection[TopicPartition]) -> bool:

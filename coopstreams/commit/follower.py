@@ -310,6 +310,11 @@ class Follower:
         with self._lock:
             return self._view.sources()
 
+    def anew(self, partition: TopicPartition, committed: Committed | None) -> bool:
+        """See `CommitView.anew`."""
+        with self._lock:
+            return self._view.anew(partition, committed)
+
     def lacks(self, partition: TopicPartition, committed: Committed | None) -> bool:
         """See `CommitView.lacks`."""
         with self._lock:

@@ -49,9 +49,7 @@ FIRST_LOOK_S = 0.1
 Sources: TypeAlias = Callable[[TaskId], tuple[TopicPartition, ...]]
 Resets: TypeAlias = Callable[[str], str]
 """Returns where a source topic begins in which the group has no position: see `offset_resets`."""
-BegunCheck: TypeAlias = Callable[
-    [TaskId, Mapping[TopicPartition, PartitionStart], Callable[[], Iterable[TopicPartition]]], None
-]
+BegunCheck: TypeAlias = Callable[[TaskId, Mapping[TopicPartition, PartitionStart], Follower], None]
 """Checks whether a task without a position has ever begun: `opening.begun.Begun.check`."""
 
 
@@ -172,7 +170,7 @@ class Positions:
             }
             if self._begun is not None:
                 check_named(self._follower.group, openings, ids)
-                self._begun(one.id, openings, self._follower.sources)
+                self._begun(one.id, openings, self._follower)
             progress[one.id] = Progress(one.id.key_range, openings, author, ids)
         self._check(progress.values())
         return progress

@@ -88,7 +88,7 @@ class _Source:
     staged_mirror: Committed | None
     claim: bool
     begins: bool
-    """Nothing was committed for it yet: its first position is not durable."""
+    """Nothing was committed for it yet, or not since its topic was made anew: its first position is not durable."""
     until: int
     """From this offset on `unseen` skips nothing."""
     reached: int = 0
@@ -140,7 +140,7 @@ class Progress:
                 opening.committed,
                 opening.committed,
                 opening.claim,
-                opening.begins,
+                opening.begins or opening.anew,
                 max(segment.runs[-1][1] + 1 if segment.runs else segment.position for segment in opening.segments),
             )
             for partition, opening in openings.items()
@@ -314,11 +314,11 @@ class Progress:
         return source.staged_mirror
 
     def begins(self, partition: TopicPartition) -> bool:
-        """Whether nothing was ever committed for a source partition."""
+        """Whether nothing was ever committed for a source partition, or not since a reset had its topic made anew."""
         return self._sources[partition].begins
 
     def begin(self) -> dict[TopicPartition, tuple[int, str]]:
-        """Stage and return the plain offsets for partitions of which nothing was ever committed; usually none.
+        """Stage and return the plain offsets for the partitions that begin (`begins`); usually none.
 
         They become durable before the first record is processed. So state always comes with a position, and state
         without one means that the position was lost (`opening.begun`).

@@ -14,9 +14,9 @@ One record per task, source partition and commit. The key names the range, term 
 A key of any version begins with version and group, so a group can tell its own records from those of other groups. The
 generation is that in which the task was opened. It is in the key because, under at-least-once, two openers of the same
 range may choose the same term (the first one stalled before its claim): with equal keys the late claim of the first
-would overwrite the commits of the second. Each segment carries the partition's stream time at its position, so that
-windows close alike wherever the task goes on; and the times of the operators that not every record reaches, if there
-are any.
+would overwrite the commits of the second. In the key of a reset it says whether the topic is made anew after it
+(`MADE_ANEW`). Each segment carries the partition's stream time at its position, so that windows close alike wherever
+the task goes on; and the times of the operators that not every record reaches, if there are any.
 
 A plain offset carries the metadata `ic <stream time> <term>`: it is the commit of a task that owns the whole hash space
 (see `view`). If it does not hold the whole progress, a fourth word names the highest term of an individual commit
@@ -54,6 +54,11 @@ PARTITIONS = 50
 VERSION = 1
 WITH_TIMES = 2
 """Version of a value with operator times. A reader that ignored them would emit closed windows again."""
+MADE_ANEW = -2
+"""The generation in the key of a reset after which the topic is made anew; no member has it.
+
+Nothing is done in the new topic. Kafka deletes the plain offset of the reset with the old one.
+"""
 _TOPIC = 0
 """In the metadata of a plain offset, the operator whose time is the number of the topic."""
 MOST_TIMES = 100

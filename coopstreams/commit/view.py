@@ -104,6 +104,7 @@ from typing import NamedTuple
 from coopstreams.commit.packed import Packed
 from coopstreams.commit.ranges import above
 from coopstreams.commit.record import (
+    MADE_ANEW,
     PARTITION,
     TAIL_BYTES,
     CommitKey,
@@ -158,6 +159,8 @@ class PartitionStart:
     claim: bool
     begins: bool = False
     """Some of these hashes have no commit at all, as far as can be seen: they begin at `auto.offset.reset`."""
+    anew: bool = False
+    """See `CommitView.anew`."""
     named: frozenset[str] = frozenset()
     """The ids of the topics that the individual commits name which count."""
 
@@ -286,6 +289,17 @@ class CommitView:
         """Return the highest term of an individual commit on a partition; 0 without any. It never falls."""
         return max((key.term for key, _ in self._entries(partition)), default=0)
 
+    def anew(self, partition: TopicPartition, committed: Committed | None) -> bool:
+        """Whether nothing was committed since a reset after which the topic was made anew.
+
+        The position of such a reset is where the new topic begins. It is not one that a task has had there, and there
+        is no plain offset that came before it.
+        """
+        last = max((key for key, _ in self._entries(partition)), key=_rank, default=None)
+        if last is None or last.generation != MADE_ANEW:
+            return False
+        return committed is None or committed.term == last.term
+
     def lacks(self, partition: TopicPartition, committed: Committed | None) -> bool:
         """Whether individual commits that this plain offset names are gone, because their topic or records were
         deleted.
@@ -310,6 +324,7 @@ class CommitView:
             committed,
             claim,
             begins,
+            self.anew(partition, committed),
             frozenset(topic_and_text(metadata)[0] or metadata for metadata in self._named(partition, key_range)),
         )
 

@@ -7,7 +7,8 @@ key ranges have committed and the plain offset, which came first, is gone; hashe
 positions.
 
 All offsets of a group expire together, and individual commits stay. So a source with individual commits and no offset
-shows that the offsets have expired. Any other source with neither has then lost its position, even if its task has no
+shows that the offsets have expired; unless a reset had the topic made anew, whose plain offset went with the old one
+(`CommitView.anew`). Any other source with neither has then lost its position, even if its task has no
 state: it must not write its results again into the sources of a task that has.
 
 The first task without an offset of a source triggers a check of the whole application.
@@ -22,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from coopstreams.commit.follower import Follower
 from coopstreams.commit.positions import OffsetStore
 from coopstreams.commit.view import PartitionStart
 from coopstreams.log.log import Log
@@ -53,11 +55,11 @@ class Begun:
         self,
         task: TaskId,
         openings: Mapping[TopicPartition, PartitionStart],
-        individual: Callable[[], Iterable[TopicPartition]],
+        follower: Follower,
     ) -> None:
         """Check that a task has a position, or has never begun.
 
-        `individual`: returns the partitions that have individual commits.
+        `follower`: knows the individual commits.
 
         Raises:
             ConfigError: it has lost its position; the message has the cure.
@@ -80,14 +82,14 @@ class Begun:
                 for number in resolved.programs
                 for partition in range(resolved.topics.tasks[number] or 0)
             ]
-        self._look(resolved, numbers, individual)
+        self._look(resolved, numbers, follower)
         self._looked = True
 
     def _look(
         self,
         resolved: ResolvedTopology,
         numbers: Iterable[tuple[int, int]],
-        individual: Callable[[], Iterable[TopicPartition]],
+        follower: Follower,
     ) -> None:
         sources = {
             (number, partition): resolved.sources(TaskId(number, partition, WHOLE)) for number, partition in numbers
@@ -98,14 +100,16 @@ class Begun:
             for store in resolved.programs[number].subtopology.stores
             if store.logged
         }
-        ends, beside = self.log.end_offsets(changelogs.keys()), set(individual())
+        ends, beside = self.log.end_offsets(changelogs.keys()), set(follower.sources())
         every = {source for read in sources.values() for source in read}
         if not any(ends.values()) and every.isdisjoint(beside):
             return
         rows = self.coordinator.fetch_offsets(every, stable=False).offsets
         known = {partition for partition, row in rows.items() if row is not None}
         lost = sorted(source for source in every - known - beside if source.topic not in self.new())
-        if lost and (orphans := sorted(every & beside - known)):
+        # A reset that had a topic made anew began it without a plain offset.
+        orphans = sorted(source for source in every & beside - known if not follower.anew(source, None))
+        if lost and orphans:
             raise self._lost(
                 f"{orphans[0]} has individual commits, its plain offset, which came first, is gone, and there is no "
                 f"position of {', '.join(map(str, lost))}",

@@ -11,14 +11,16 @@ import pytest
 from confluent_kafka import Producer
 from typer.testing import CliRunner, Result
 
-from coopstreams import CoopStreams
+from coopstreams import CoopStreams, StreamsState
 from coopstreams.admin.application_reset import carry_out, plan_reset
 from coopstreams.commands.loading import load_topology
 from coopstreams.commands.settings import cluster
 from coopstreams.group.admin import GroupAdmin
 from coopstreams.state.directory import StateDirectory
+from coopstreams.testing.memory_sink import MemorySink
 from coopstreams.topology.errors import AccessDeniedError, ConfigError, GroupError, StateLockedError
 from tests.broker.counting import await_running, await_table
+from tests.broker.waiting import eventually
 from tests.command_line import app
 from tests.conftest import Kafka
 
@@ -151,6 +153,59 @@ def test_a_reset_that_is_interrupted_is_no_reason_to_count_anything_twice(kafka:
     assert counting.reset("--yes").exit_code == 0
     with counting.app() as running:
         await_table(running, written)
+
+
+@pytest.mark.broker
+def test_a_source_that_has_grown_is_read_again_after_a_reset(kafka: Kafka, tmp_path: Path) -> None:
+    counting = WordCount.make(kafka, tmp_path)
+    with counting.app() as running:
+        await_running([running])
+        written = counting.write(WORDS, int(time.time() * 1000))
+        await_table(running, written)
+    kafka.grow(counting.lines, 4)
+    assert counting.reset("--yes").exit_code == 0
+    with counting.app() as running:
+        await_table(running, written)
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once_v2"])
+def test_after_a_reset_a_sink_begins_anew_and_later_another_one_is_refused(
+    kafka: Kafka, tmp_path: Path, guarantee: str
+) -> None:
+    counting = WordCount.make(kafka, tmp_path)
+    program = f"""
+from coopstreams import StreamsBuilder, serdes
+from coopstreams.testing.memory_sink import MemorySink
+
+builder = StreamsBuilder("{counting.application}")
+builder.stream("{counting.lines}", key=serdes.raw, value=serdes.text).to_sink(MemorySink(), name="place")
+topology = builder.build()
+"""
+    (tmp_path / "app.py").write_text(program)
+
+    def run(*, writes: bool = False) -> Counter[str]:
+        """Run with a sink that knows nothing until it has every word; return what it got."""
+        topology = load_topology(str(tmp_path / "app.py"))
+        [sink] = [node.target for part in topology.subtopologies if (node := part.applies_to) is not None]
+        assert isinstance(sink, MemorySink)
+        settings = kafka.config(tmp_path / "state") | {"processing.guarantee": guarantee}
+        with CoopStreams(topology, settings) as running:
+            if writes:
+                counting.write(WORDS, int(time.time() * 1000))
+            eventually(
+                lambda: len(sink.records) >= len(WORDS) or running.state is StreamsState.ERROR,
+                120,
+                lambda: f"{len(sink.records)} of {len(WORDS)} records",
+            )
+        return Counter(record.value for _, record in sink.records)
+
+    assert run(writes=True) == Counter(WORDS)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="not known here"):
+            run()
+        assert counting.reset("--yes").exit_code == 0
+        assert run() == Counter(WORDS)
 
 
 @pytest.mark.broker

@@ -6,10 +6,20 @@ from collections.abc import Iterable
 
 import pytest
 
+from coopstreams.admin.group_reset import reset_key
 from coopstreams.commit.barrier import Opening
 from coopstreams.commit.follower import Follower
 from coopstreams.commit.positions import Positions
-from coopstreams.commit.record import CommitKey, CommitValue, Segment, decode_value, encode_key, encode_value
+from coopstreams.commit.progress import Progress
+from coopstreams.commit.record import (
+    MADE_ANEW,
+    CommitKey,
+    CommitValue,
+    Segment,
+    decode_value,
+    encode_key,
+    encode_value,
+)
 from coopstreams.common.config import Config
 from coopstreams.group.requests import FetchedOffset
 from coopstreams.log.log import TopicSpec
@@ -99,10 +109,10 @@ def test_a_partition_that_has_begun_elsewhere_is_no_loss() -> None:
     assert app.open(1) == [0]
 
 
-def tiled(app: Application, source: TopicPartition, position: int) -> None:
+def tiled(app: Application, source: TopicPartition, position: int, term: int = 2) -> None:
     """Write individual commits of both halves of a source."""
     for key_range in (LEFT, RIGHT):
-        key = encode_key(CommitKey("app", *source, key_range, 2, 1))
+        key = encode_key(CommitKey("app", *source, key_range, term, 1))
         value = encode_value(CommitValue("t", (Segment(key_range, position),)))
         app.write(COMMIT_TOPIC, app.follower.partition.partition, key, value)
 
@@ -159,6 +169,49 @@ def test_a_plain_offset_that_names_an_individual_commit_is_refused_without_it(mo
         app.open(0)
     app.offsets[ORDERS] = 0, "ic -1 4 3"  # the task that wrote it has outranked that commit since
     assert app.open(0) == [0]
+
+
+def reset(app: Application, source: TopicPartition) -> None:
+    """Write what a reset does after which the topic is made anew."""
+    key = reset_key("app", source, app.follower.next_term(source, None), MADE_ANEW)
+    value = encode_value(CommitValue("reset", (Segment(WHOLE, 0),)))
+    app.write(COMMIT_TOPIC, app.follower.partition.partition, encode_key(key), value)
+
+
+def test_a_repartition_topic_that_has_grown_with_a_reset_has_lost_no_position() -> None:
+    """The reset knew the partitions of before; Kafka has deleted their plain offsets with the topic."""
+    app = Application()
+    reset(app, REPARTITION)
+    app.offsets |= {TopicPartition("orders", number): (0, "ic -1 2") for number in (0, 1)}
+    assert [app.open(stage, number) for stage in (0, 1) for number in (0, 1)] == [[0]] * 4
+
+
+def test_a_position_that_is_lost_after_a_reset_is_missed() -> None:
+    app = Application()
+    reset(app, REPARTITION)
+    tiled(app, REPARTITION, 7, app.follower.next_term(REPARTITION, None))
+    app.offsets |= {TopicPartition("orders", number): (0, "ic -1 2") for number in (0, 1)}
+    with pytest.raises(ConfigError, match=f"{REPARTITION} has individual commits, its plain offset"):
+        app.open(1, 1)
+
+
+def test_a_partition_begins_once_after_a_reset_had_its_topic_made_anew() -> None:
+    """Its first position becomes durable before it processes anything, as that of a partition without commits."""
+    app, task = Application(), TaskId(1, 0, WHOLE)
+    reset(app, REPARTITION)
+
+    def opened() -> Progress:
+        asking = Opening(task, epoch=0, barrier=0)
+        while task not in (found := app.positions.resolve([asking], 1)):
+            asking.barrier = app.follower.barrier()
+        return found[task]
+
+    for left_by_the_reset in (None, (0, "ic -1 2")):  # before and after Kafka has deleted it
+        app.offsets[REPARTITION] = left_by_the_reset
+        assert opened().begins(REPARTITION)
+    app.offsets |= opened().begin()
+    assert not opened().begins(REPARTITION)
+    assert opened().begin() == {}
 
 
 def commit(app: Application, key_range: KeyRange, position: int, beside: str, term: int = 2) -> None:
