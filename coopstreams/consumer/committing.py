@@ -153,7 +153,8 @@ class Committing:
         """In partitions where a transaction has timed out, hand out a record only when all earlier ones are committed.
 
         Otherwise two consumers with two partitions could wait for each other, each with the next record of one of them.
-        Records that did not fit into the cache are handed out when they are read again.
+        A key range is not held while its records are to be read again, because they did not fit into the cache or were
+        handed out before. So call it whenever records may have come.
         """
         for share in shares:
             if share.at in self._in_turn:

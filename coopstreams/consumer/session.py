@@ -115,10 +115,9 @@ class ConsumerSession:
             self.follower.poll(OPENING_S if self.openings else 0.0)
             self._open()
             self._note()
-            if self.committing.in_offset_order and not self.ownership.alone:
-                self.committing.hold(self.shares.values())
+            if self._in_offset_order:
                 self._let_pass()
-            records = self.fetching.records(most)
+            records = self._records(most)
             left = deadline - self._host.now()
             if not records:
                 try:
@@ -126,9 +125,19 @@ class ConsumerSession:
                 except (OffsetOutOfRangeError, UnknownTopicError):
                     if not self._lose_remade():
                         raise
-                records = self.fetching.records(most)
+                records = self._records(most)
             if records or self._told or left <= 0:
                 return records
+
+    @property
+    def _in_offset_order(self) -> bool:
+        return self.committing.in_offset_order and not self.ownership.alone
+
+    def _records(self, most: int) -> list[ConsumerRecord]:
+        """Return up to `most` records that can be handed out now."""
+        if self._in_offset_order:
+            self.committing.hold(self.shares.values())
+        return self.fetching.records(most)
 
     def commit(self, shares: Collection[Share], metadata: Mapping[TopicPartition, str] | None = None) -> CommitResult:
         """Commit the done records of these key ranges.

@@ -22,7 +22,14 @@ from tests.simulation.world import SHELVES, World
 
 LATE_JOIN = 40_021_793
 """A seed whose group begins a generation with an old claim of a member that has released its tasks since."""
-PARTS = [(0, 72, 8), (72, 144, 8), (144, 216, 8), (216, 288, 8), (288, 308, 30), (LATE_JOIN, LATE_JOIN + 1, 30)]
+CROSSED = 94_001_136
+"""A seed whose consumers, with `commit.order=offset`, each take back a transaction that the other one waits for."""
+PARTS = [
+    *((start, start + 72, 8) for start in range(0, 288, 72)),
+    (288, 308, 30),
+    (LATE_JOIN, LATE_JOIN + 1, 30),
+    (CROSSED, CROSSED + 1, 30),
+]
 """Bounds of seeds, and steps: many short histories, in one part for each test process, and a few long ones."""
 
 
