@@ -209,7 +209,7 @@ class Dispatcher:
                 else None
             )
             timestamps, marked = self._timestamp_of(source.topic), partition.silence is not None
-            advances = any(route.task.program.may_punctuate for route in partition.routes)
+            advances = any(route.task.program.foresees for route in partition.routes)
             self._reader.route(source, ranges, timestamps, operator_times, time_marks=marked, advances=advances)
             if partition.at_end and partition.at is not None:
                 for slot, route in enumerate(partition.routes):

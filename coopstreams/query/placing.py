@@ -42,8 +42,8 @@ class Misplaced:
                 f"producers of {source.topic} do not choose partitions as Java does: {source} has a key that murmur2 "
                 f"puts in partition {belongs} of {partitions}. Queries by key ask the wrong partition, and joins with "
                 "other topics may find no partners. The cure: partitioner=murmur2_random for producers on librdkafka, "
-                "and the topic written anew, also if it has got partitions since: older records stay where they are; if "
-                "a partitioner of yours is meant, query by range"
+                "and the topic written anew, also if it has got partitions since: older records stay where they "
+                "are; if a partitioner of yours is meant, query by range"
             )
             self.topics = {**self.topics, source.topic: message}
         log.warning("%s", message)

@@ -18,7 +18,7 @@ from coopstreams.calling.lanes import Call
 from coopstreams.calling.processes import MOST_PROCESSES, ProcessCall
 from coopstreams.topology.calls import calling
 from coopstreams.topology.errors import ProcessingError, TopologyError
-from tests.calling.test_lanes import PATIENCE_S, ended, made_by
+from tests.calling.lanes import PATIENCE_S, ended, made_by
 from tests.durations import ms
 
 

@@ -12,7 +12,7 @@ from coopstreams.calling import lanes
 from coopstreams.calling.lanes import MOST_LEFT, Call, Lane
 from coopstreams.calling.threads import CallThreads
 from coopstreams.topology.calls import calling
-from tests.calling.test_lanes import PATIENCE_S, ended
+from tests.calling.lanes import PATIENCE_S, ended
 from tests.durations import ms
 
 

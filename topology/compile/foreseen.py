@@ -12,6 +12,22 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from coopstreams.topology.columns import Advances
+from coopstreams.topology.graph.join_nodes import stores_of
+from coopstreams.topology.graph.nodes import AsyncProcessing, Processing, SubTopology
+from coopstreams.topology.graph.order_and_time import holds_results
+
+
+def foresees(subtopology: SubTopology) -> bool:
+    """Whether its tasks call punctuations at the records of other key ranges that make them due.
+
+    Not where results are held until stream time has passed them, or rows of tables expire: a task learns of the time
+    of these operators with its next record, and a punctuation would come before the results.
+    """
+    processors = [node for node in subtopology.nodes if isinstance(node, Processing)]
+    others = [node for node in subtopology.nodes if not isinstance(node, Processing)]
+    expiring = any(store.ttl_ms is not None for node in others for store in stores_of(node))
+    calls = any(not isinstance(node, AsyncProcessing) for node in processors)
+    return calls and not expiring and not any(map(holds_results, others))
 
 
 class Place(NamedTuple):

@@ -21,7 +21,7 @@ from typing import Any
 from coopstreams.topology.columns import Advances, Columns, Headers, TopicPartition
 from coopstreams.topology.compile.calls import Results, Wanted
 from coopstreams.topology.compile.code import Compiled
-from coopstreams.topology.compile.foreseen import Foreseen, Place
+from coopstreams.topology.compile.foreseen import Foreseen, Place, foresees
 from coopstreams.topology.compile.operator_time import OperatorTimeColumns, OperatorTimes, Part, operator_time_columns
 from coopstreams.topology.compile.outputs import Output
 from coopstreams.topology.compile.processing import Children, EffectsWork, Work
@@ -134,6 +134,7 @@ class BoundProgram:
         self._compiled = compiled
         self._stream_times = dict.fromkeys(program.subtopology.topics, -1)
         self._foreseen = Foreseen(program.subtopology.topics)
+        self.foresees = foresees(program.subtopology)
         self._source = TopicPartition("", -1)
         self._columns: Columns | None = None
         self._entries: list[tuple[bytes, Entry]] = []

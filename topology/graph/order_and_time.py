@@ -70,7 +70,7 @@ def check_silences(topology: Structure) -> None:
     """
     nodes = {node.name: node for part in topology.subtopologies for node in part.nodes}
     for node in nodes.values():
-        reading = _sources(node, nodes) if _waits(node) else []
+        reading = _sources(node, nodes) if holds_results(node) else []
         if any(source.idle_ms is not None for source in reading):
             continue
         for source in reading:
@@ -113,7 +113,7 @@ def _needs_order(node: Node) -> str | None:
     return None
 
 
-def _waits(node: Node) -> bool:
+def holds_results(node: Node) -> bool:
     """Whether a node holds results until stream time has passed them."""
     if isinstance(node, Aggregate):
         return node.emit_on_close
