@@ -88,9 +88,13 @@ class Share:
             return
         if len(columns) and columns.offsets[0] < self.taken:  # the reader went back for a sibling
             columns = columns.slice(bisect_left(columns.offsets, self.taken), len(columns))
+        if not self.waiting:
+            # No record lies below: siblings need not wait for this range while its first one is held.
+            self.inflight.hand_out((), (), columns.offsets[0] if len(columns) else next_offset)
         if not len(columns) and not self.waiting:
-            self.inflight.hand_out((), (), next_offset)
-        elif self.stuck or not self.waiting.ready:
+            self.taken = next_offset
+            return
+        if self.stuck or not self.waiting.ready:
             # Records that arrive while the last values are being read again are handed out right after them.
             whole = values or (not self.stuck and self.waiting.all_asked)
             if not self.waiting.keep(columns, next_offset, room(), values=whole):

@@ -24,11 +24,14 @@ LATE_JOIN = 40_021_793
 """A seed whose group begins a generation with an old claim of a member that has released its tasks since."""
 CROSSED = 94_001_136
 """A seed whose consumers, with `commit.order=offset`, each take back a transaction that the other one waits for."""
+HELD = 95_050_008
+"""A seed whose consumers, with `commit.order=offset` and small caches, each hold the next record of one partition."""
 PARTS = [
     *((start, start + 72, 8) for start in range(0, 288, 72)),
     (288, 308, 30),
     (LATE_JOIN, LATE_JOIN + 1, 30),
     (CROSSED, CROSSED + 1, 30),
+    (HELD, HELD + 1, 30),
 ]
 """Bounds of seeds, and steps: many short histories, in one part for each test process, and a few long ones."""
 
