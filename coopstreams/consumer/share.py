@@ -91,9 +91,9 @@ class Share:
         if not self.waiting:
             # No record lies below: siblings need not wait for this range while its first one is held.
             self.inflight.hand_out((), (), columns.offsets[0] if len(columns) else next_offset)
-        if not len(columns) and not self.waiting:
-            self.taken = next_offset
-            return
+            if not len(columns):
+                self.taken = next_offset
+                return
         if self.stuck or not self.waiting.ready:
             # Records that arrive while the last values are being read again are handed out right after them.
             whole = values or (not self.stuck and self.waiting.all_asked)

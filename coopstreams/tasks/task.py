@@ -380,9 +380,9 @@ class Task:
 
     def punctuation_due(self, now_ms: int) -> bool:
         """Whether a wall-clock punctuation is due. Called often, so that it notices a clock that is set back."""
-        self.program.punctuations["wall_clock"].look(now_ms)
-        due = self.program.next_punctuation_ms
-        return due is not None and due <= now_ms
+        queue = self.program.punctuations["wall_clock"]
+        queue.look(now_ms)
+        return queue.due(now_ms)
 
     def apply(self, *, all_of_it: bool = False) -> int:
         """Apply the noted records to the external sink; return how many. `all_of_it`: see `Applying.apply`.

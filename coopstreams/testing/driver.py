@@ -406,8 +406,7 @@ class TopologyTestDriver:
         operator_times = program.operator_times_of(source.topic, may_drop=drops) if tasks[0].program.shared else None
         marked = self._silences.listen(source, program.idle_ms.get(source.topic))
         timestamps = program.timestamp_of.get(source.topic)
-        advances = tasks[0].program.foresees
-        self._reader.route(source, ranges, timestamps, operator_times, time_marks=marked, advances=advances)
+        self._reader.route(source, ranges, timestamps, operator_times, time_marks=marked, advances=program.foresees)
 
     def _all_tasks(self) -> Iterator[Task]:
         """Yield the tasks, those of earlier sub-topologies first."""

@@ -462,6 +462,7 @@ PLANTED: dict[str, Planted] = {
     "times of the reader alone": Planted(times.times_of_the_reader, 94, "calls before windows", oracle="results"),
     "done before, and handed out": Planted(consumers.done_before, 3, "consumers", AT_LEAST_ONCE, oracle="again"),
     "no way back": Planted(consumers.no_way_back, 2, "consumers", AT_LEAST_ONCE, oracle="order"),
+    "what is held is passed": Planted(consumers.what_is_held_is_passed, 54, "consumers", oracle="progress"),
     "no fence": Planted(consumers.no_fence, 1, "consumers", AT_LEAST_ONCE, oracle="owners"),
     "results without progress": Planted(consumers.results_first, 0, "consumers", oracle="results"),
     "progress without results": Planted(consumers.commit_beside, 45, "consumers", oracle="progress"),

@@ -26,6 +26,18 @@ def no_way_back() -> AbstractContextManager[Any]:
     return patch.object(Share, "_forget_waiting", lambda self: self.waiting.clear())
 
 
+def what_is_held_is_passed() -> AbstractContextManager[Any]:
+    """Of a key range whose records wait, the log is passed up to behind them."""
+    take = Share.take
+
+    def taken(self: Share, *given: Any, **named: Any) -> None:
+        take(self, *given, **named)
+        if self.waiting and self.held:
+            self.inflight.hand_out((), (), self.taken)
+
+    return patch.object(Share, "take", taken)
+
+
 def no_fence() -> AbstractContextManager[Any]:
     """Commits are not fenced by the generation of the group."""
 

@@ -10,7 +10,7 @@ import pytest
 from coopstreams import KeyValueStore, Processor, ProcessorContext, Record, StreamsBuilder, key_value_store, serdes
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.graph.topology import Topology
-from coopstreams.topology.keys import KeyRange
+from coopstreams.topology.keys import KeyRange, key_hash
 from tests.durations import ms
 from tests.tasks.engine import Engine
 
@@ -110,3 +110,21 @@ def test_alarms_do_not_depend_on_where_a_task_is_opened_again(ranges: int) -> No
             engine.close(task)
     engine.stop()
     assert alarmed(engine) == expected
+
+
+def test_alarms_are_called_at_siblings_records_that_came_while_the_thread_was_busy() -> None:
+    """Batches without records of a task's own are joined before its thread takes them."""
+    part, _ = KeyRange.split(2)
+    mine, other = (
+        next(key for n in range(99) if (key_hash(b"k%d" % n) in part) == own and (key := f"k{n}"))
+        for own in (True, False)
+    )
+    engine = Engine(alarms("in"), {"in": 1, "out": 1}, processing_guarantee="exactly_once_v2")
+    engine.open(part)
+    for key, value, at in ((mine, "?", 10), (other, "!", 1_020), (other, "!", 1_130), (mine, "!", 1_250)):
+        engine.write("in", [(key.encode(), value.encode(), at)])
+        engine.dispatcher.move(0.0)
+    engine.start()
+    engine.settle()
+    engine.stop()
+    assert alarmed(engine) == [(mine, "10 at 1020, 1020")]

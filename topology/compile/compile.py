@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 from coopstreams.topology.compile.calls import ahead_of_calls, keys_suffice
 from coopstreams.topology.compile.code import Code, Compiled, Process
+from coopstreams.topology.compile.foreseen import foresees
 from coopstreams.topology.compile.operator_time import operator_of
 from coopstreams.topology.compile.outputs import Output
 from coopstreams.topology.compile.program import Program
@@ -100,6 +101,7 @@ def compile_subtopology(
         if first is None
         else Program(first, (), {}, cache(partial(_compiled, f"{title} ahead", first, calls.AHEAD, None, None))),
         keys_suffice=first is not None and keys_suffice(subtopology),
+        foresees=foresees(subtopology),
         idle_ms={topic: source.idle_ms for topic, source in sources.items() if source.idle_ms is not None},
     )
 

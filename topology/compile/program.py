@@ -21,7 +21,7 @@ from typing import Any
 from coopstreams.topology.columns import Advances, Columns, Headers, TopicPartition
 from coopstreams.topology.compile.calls import Results, Wanted
 from coopstreams.topology.compile.code import Compiled
-from coopstreams.topology.compile.foreseen import Foreseen, Place, foresees
+from coopstreams.topology.compile.foreseen import Foreseen, Place
 from coopstreams.topology.compile.operator_time import OperatorTimeColumns, OperatorTimes, Part, operator_time_columns
 from coopstreams.topology.compile.outputs import Output
 from coopstreams.topology.compile.processing import Children, EffectsWork, Work
@@ -54,6 +54,8 @@ class Program:
     """The part that runs ahead, to find the calls that records need; None: no node is asynchronous."""
     keys_suffice: bool = False
     """Whether records of other keys may pass one that waits for a call: see `calls.keys_suffice`."""
+    foresees: bool = False
+    """Whether tasks are to be told where stream time advances: see `foreseen.foresees`."""
     idle_ms: Mapping[str, int] = field(default_factory=dict)
     """The silence after which the stream time of a source topic's partitions advances. With any, tasks get operator
     times even for whole partitions, because a time mark advances them without a record.
@@ -134,7 +136,7 @@ class BoundProgram:
         self._compiled = compiled
         self._stream_times = dict.fromkeys(program.subtopology.topics, -1)
         self._foreseen = Foreseen(program.subtopology.topics)
-        self.foresees = foresees(program.subtopology)
+        self.foresees = program.foresees
         self._source = TopicPartition("", -1)
         self._columns: Columns | None = None
         self._entries: list[tuple[bytes, Entry]] = []
@@ -463,30 +465,28 @@ class BoundProgram:
             output.give_headers(headers)
 
     def _punctuating(self, columns: Columns) -> Iterator[bytes | None]:
-        """Yield the keys, and after each call the punctuations that its record has made due by stream time.
-
-        Before it, call those that records of other key ranges have made due.
-        """
+        """Yield the keys. Call what other ranges' records have made due before each, what its own has, after it."""
         topic, queue = self._source.topic, self.punctuations["stream_time"]
         for key, now, offset in zip(columns.keys, columns.stream_times, columns.offsets, strict=True):
-            if queue.next_ms is not None and queue.next_ms <= now:
+            if queue.due(now):
                 self._punctuate_before(Place(topic, now, offset))
             yield key
-            if queue.next_ms is not None and queue.next_ms <= now:
+            if queue.due(now):
                 self._stream_times[topic] = max(now, self._stream_times[topic])
                 self._punctuate("stream_time", self.task_time())
 
     def _punctuate_before(self, place: Place) -> None:
         """Call the punctuations that records of any key range in front of a place have made due, each at its time."""
         queue, times = self.punctuations["stream_time"], self._stream_times
-        while queue.next_ms is not None and (found := self._foreseen.first(queue.next_ms, times, place)) is not None:
+        while (due := queue.next_ms) is not None and due <= place.now_ms:
+            if (found := self._foreseen.first(due, times, place)) is None:
+                return
             now, topic = found
             times[topic] = now
             self._punctuate("stream_time", now)
 
     def _punctuate(self, type_: PunctuationType, now_ms: int) -> bool:
-        due = self.punctuations[type_].next_ms
-        if due is None or due > now_ms:
+        if not self.punctuations[type_].due(now_ms):
             return False
         columns, headers = self._columns, self.headers
         self._give_headers(headers)

@@ -40,6 +40,10 @@ class PunctuationQueue:
         """The time at which the next punctuation is due; None if there is none."""
         return self._queue[0][0] if self._queue else None
 
+    def due(self, now_ms: int) -> bool:
+        """Whether a punctuation is due at this time."""
+        return bool(self._queue) and self._queue[0][0] <= now_ms
+
     def add(self, schedule: Schedule, first_ms: int) -> None:
         """Add a schedule, whose function is called first when the clock reaches `first_ms`."""
         heappush(self._queue, (first_ms, next(self._numbers), schedule))
@@ -58,7 +62,7 @@ class PunctuationQueue:
             Whatever a function raises; it is called again at its next time.
         """
         fired = False
-        while self._queue and self._queue[0][0] <= now_ms:
+        while self.due(now_ms):
             due_ms, _, schedule = heappop(self._queue)
             if schedule.cancelled:
                 continue
