@@ -109,7 +109,7 @@ class Routes:
     @property
     def first_router(self) -> Router | None:
         """Makes a router that may cut records before anything else sees them; None: no such cut is possible."""
-        all_seen = self.advances or self.timestamps is not None or self._operator_times is not None
+        all_seen = self.timestamps is not None or self._operator_times is not None
         return None if self.whole or all_seen else self._router
 
     def split(self, columns: Columns) -> list[Columns]:

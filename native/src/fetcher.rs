@@ -65,6 +65,8 @@ struct Reading {
     /// Whether the last thing that came is its end.
     ended: bool,
     router: Option<Py<Router>>,
+    /// Whether fetches say where stream time advances.
+    advances: bool,
     pile: Pile,
 }
 
@@ -76,6 +78,8 @@ struct Part {
     slots: Option<Vec<Vec<usize>>>,
     /// The stream time after each record, as if there were none before them.
     stream_times: Vec<i64>,
+    /// Whether to say where that advances, if records are cut.
+    advances: bool,
 }
 
 type Ids = Vec<usize>;
@@ -146,6 +150,7 @@ impl Fetcher {
                 expected: false,
                 ended: false,
                 router: None,
+                advances: false,
                 pile: Pile::default(),
             });
             id
@@ -199,9 +204,13 @@ impl Fetcher {
         self.with(py, id, |reading| reading.held = held)
     }
 
-    /// Cut the records of a partition before objects are made of them, from the next fetch on; None: do not.
-    fn route(&self, py: Python<'_>, id: usize, router: Option<Py<Router>>) -> PyResult<()> {
-        let before = self.with(py, id, |reading| std::mem::replace(&mut reading.router, router))?;
+    /// Cut the records of a partition before objects are made of them, from the next fetch on; None: do not. `advances`:
+    /// say where stream time advances, then.
+    fn route(&self, py: Python<'_>, id: usize, router: Option<Py<Router>>, advances: bool) -> PyResult<()> {
+        let before = self.with(py, id, |reading| {
+            reading.advances = advances;
+            std::mem::replace(&mut reading.router, router)
+        })?;
         drop(before);
         Ok(())
     }
@@ -230,7 +239,8 @@ impl Fetcher {
     /// held, of which something came.
     ///
     /// Shape: a part is the id, the columns, the offset after the last record looked at (None: there was none), the
-    /// stream time after it, the events, and whether there are columns of each slot (None: it is empty) instead of all.
+    /// stream time after it, the events, whether there are columns of each slot (None: it is empty) instead of all, and
+    /// where stream time advances: offsets and times, as bytes of 64-bit integers.
     /// Columns are keys, values, timestamps, offsets, stream times, and headers or None. An event is the code, the text,
     /// the offset, and the offset after the record before it or None.
     fn fetch<'py>(&self, py: Python<'py>, most: usize, timeout_ms: c_int) -> PyResult<(Bound<'py, PyList>, Ids)> {
@@ -415,7 +425,7 @@ impl State {
             if let Some(reading) = reading.as_mut().filter(|reading| reading.is_ready()) {
                 let pile = reading.pile.take(left);
                 left -= pile.len();
-                parts.push(Part::of(id, pile, reading.router.as_ref()));
+                parts.push(Part::of(id, pile, reading.router.as_ref(), reading.advances));
             }
         }
         parts
@@ -423,7 +433,7 @@ impl State {
 }
 
 impl Part {
-    fn of(id: usize, pile: Pile, router: Option<&Py<Router>>) -> Self {
+    fn of(id: usize, pile: Pile, router: Option<&Py<Router>>, advances: bool) -> Self {
         let mut stream_time = -1;
         let stream_times = pile
             .rows()
@@ -442,6 +452,7 @@ impl Part {
         Self {
             id,
             pile,
+            advances: advances && slots.is_some(),
             slots,
             stream_times,
         }
@@ -467,7 +478,33 @@ impl Part {
         }
         let next = rows.last().map(|row| row.offset + 1);
         let stream_time = self.stream_times.last().copied().unwrap_or(-1);
-        (self.id, columns, next, stream_time, events, self.slots.is_some()).into_pyobject(py)
+        let advances = self.advances.then(|| self.where_time_advances(py)).transpose()?;
+        (
+            self.id,
+            columns,
+            next,
+            stream_time,
+            events,
+            self.slots.is_some(),
+            advances,
+        )
+            .into_pyobject(py)
+    }
+
+    /// The offsets of the records at which stream time advances, and the times.
+    fn where_time_advances<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyBytes>, Bound<'py, PyBytes>)> {
+        let times = &self.stream_times;
+        let advances = |&i: &usize| times[i] > i.checked_sub(1).map_or(-1, |before| times[before]);
+        let found: Vec<usize> = (0..times.len()).filter(advances).collect();
+        let bytes = |at: &dyn Fn(usize) -> i64| {
+            PyBytes::new_with(py, 8 * found.len(), |to| {
+                for (to, &i) in to.chunks_exact_mut(8).zip(&found) {
+                    to.copy_from_slice(&at(i).to_ne_bytes());
+                }
+                Ok(())
+            })
+        };
+        Ok((bytes(&|i| self.pile.rows()[i].offset)?, bytes(&|i| times[i])?))
     }
 
     /// The columns of the records whose indexes `at` gives.

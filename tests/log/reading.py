@@ -33,6 +33,11 @@ def records(batches: Iterable[RecordBatch], slot: int = 0) -> list[Seen]:
     return seen
 
 
+def advances(batches: Iterable[RecordBatch], slot: int) -> list[tuple[int, int]]:
+    """Return the offsets at which stream time advances, as the batches of one slot say, and the times."""
+    return [at for batch in batches if batch.slot == slot for some in batch.advances for at in zip(*some, strict=True)]
+
+
 def fetch_until(
     reader: Reader, done: Callable[[list[RecordBatch]], bool], max_records: int = 1000
 ) -> list[RecordBatch]:

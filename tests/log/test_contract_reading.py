@@ -14,6 +14,7 @@ from coopstreams.topology.keys import MAX_HASH, WHOLE, KeyRange, key_hash, offse
 from tests.log.conftest import MakeTopic
 from tests.log.reading import (
     PATIENCE_S,
+    advances,
     append,
     fetch_until,
     fill,
@@ -224,6 +225,29 @@ def test_stream_time_is_that_of_all_records_whatever_the_ranges(log: Log, topic:
         for slot in range(max(len(ranges), 1)):
             assert all(record.stream_time == expected[record.offset] for record in records(batches, slot))
         assert batches[-1].stream_time == max(timestamps)
+
+
+def test_batches_say_where_stream_time_advances_whatever_the_ranges(log: Log, topic: MakeTopic) -> None:
+    partition = topic()
+    names = [f"k{i}".encode() for i in range(40)]
+    timestamps = [(i * 7919) % 97 + 1 for i in range(40)]
+    append(log, partition.topic, names, names, timestamps)
+    for start, before in ((0, NO_STREAM_TIME), (3, 50)):
+        expected, now = [], before
+        for offset in range(start, 40):
+            if timestamps[offset] > now:
+                now = timestamps[offset]
+                expected.append((offset, now))
+        for ranges in (KeyRange.split(4), KeyRange.split(8)[3:4]):
+            reader = log.reader()
+            reader.assign({partition: Position(start, before)})
+            reader.route(partition, ranges, advances=True)
+            batches = to_end(reader, partition, max_records=9)
+            for slot in range(len(ranges)):
+                assert advances(batches, slot) == expected
+            reader.route(partition, ranges)
+            reader.assign({partition: Position(start, before)})
+            assert advances(to_end(reader, partition), 0) == []
 
 
 def test_stream_time_goes_on_from_the_position(log: Log, topic: MakeTopic) -> None:

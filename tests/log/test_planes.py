@@ -16,7 +16,7 @@ from coopstreams.log.time_marks import headers_of
 from coopstreams.topology.columns import Columns, Headers, TopicPartition
 from coopstreams.topology.keys import KeyRange
 from tests.conftest import Kafka, needs_native
-from tests.log.reading import PATIENCE_S, Seen, records
+from tests.log.reading import PATIENCE_S, Seen, advances, records
 
 pytestmark = [pytest.mark.broker, needs_native]
 
@@ -69,7 +69,8 @@ def fill(log: KafkaLog, partitions: list[TopicPartition], transactional_id: str,
 
 
 def read(log: KafkaLog, partitions: list[TopicPartition], seed: int, *, committed_only: bool) -> Slots:
-    """Return all records by partition and slot, read in odd portions, with each partition held sometimes.
+    """Return all records by partition and slot, read in odd portions, with each partition held sometimes; and the
+    advances of stream time, by partition, in place of slot -2.
 
     Checks that positions and stream times never go back, and that the end comes with the last record.
     """
@@ -77,7 +78,7 @@ def read(log: KafkaLog, partitions: list[TopicPartition], seed: int, *, committe
     found = defaultdict[tuple[TopicPartition, int], list[Seen]](list)
     routes = {partitions[1]: KeyRange.split(3), partitions[2]: KeyRange.split(8)[2:4]}
     for partition, ranges in routes.items():
-        reader.route(partition, ranges, time_marks=partition == partitions[2])
+        reader.route(partition, ranges, time_marks=partition == partitions[2], advances=True)
     at = dict.fromkeys(partitions, Position(0))
     reader.assign(at)
     deadline = time.monotonic() + PATIENCE_S
@@ -92,6 +93,8 @@ def read(log: KafkaLog, partitions: list[TopicPartition], seed: int, *, committe
             assert batch.stream_time >= at[batch.partition].stream_time
             assert batch.at_end == (batch.next_offset == END)
             found[batch.partition, batch.slot] += records([batch], batch.slot)
+            times = advances([batch], 0)
+            found[batch.partition, -2] += [Seen(offset, None, None, 0, time_ms, None) for offset, time_ms in times]
             if batch.slot == len(routes.get(batch.partition, [None])) - 1:
                 at[batch.partition] = Position(batch.next_offset, batch.stream_time)
     reader.close()
@@ -119,3 +122,4 @@ def test_both_planes_read_alike(kafka: Kafka, monkeypatch: pytest.MonkeyPatch, c
     assert [record.stream_time for record in whole] == list(stream_times(times, -1))
     assert len(whole) >= 3 * RECORDS, "more than one fetch"
     assert all(found["0"][partitions[1], slot] for slot in range(3)), "each range has records"
+    assert all(found["0"][partition, -2] for partition in partitions[1:]), "stream time advances"

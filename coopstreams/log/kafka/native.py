@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 SETTING = "COOPSTREAMS_NATIVE"
 PLUGINS = "plugin.library.paths"
-INTERFACE = 10
+INTERFACE = 11
 """The calls of the extension that this version knows; `native/src/lib.rs` has the same number."""
 LIBRDKAFKA = 2
 """The major version of librdkafka whose structs the extension knows."""
@@ -79,9 +79,13 @@ RawColumns: TypeAlias = tuple[
 """Keys, values, timestamps, offsets, stream times as if there were no records before, headers."""
 RawEvent: TypeAlias = tuple[int, str, int, int | None]
 """Code and text of an error, its offset, and the offset after the record before it."""
-RawPart: TypeAlias = tuple[int, RawColumns | list[RawColumns | None], int | None, int, list[RawEvent], bool]
+RawAdvances: TypeAlias = tuple[bytes, bytes]
+"""The offsets at which stream time advances, and the times, as if nothing had been read before: 64-bit integers."""
+RawPart: TypeAlias = tuple[
+    int, RawColumns | list[RawColumns | None], int | None, int, list[RawEvent], bool, RawAdvances | None
+]
 """Id, columns, the offset after the last record, the stream time after it, events; whether there are columns for each
-slot, None for an empty one, instead of those of all records.
+slot, None for an empty one, instead of those of all records; the advances, if they are cut and were asked for.
 """
 
 
@@ -114,8 +118,8 @@ class Fetcher(Protocol):
     def hold(self, partition: int, held: bool) -> None:
         """Keep records of a partition, or return them."""
 
-    def route(self, partition: int, router: Router | None) -> None:
-        """Cut the records of a partition before objects are made of them; None: do not."""
+    def route(self, partition: int, router: Router | None, advances: bool) -> None:
+        """Cut the records of a partition before objects are made of them; None: do not. `advances`: return these."""
 
     def fetched_to(self, partition: int) -> int:
         """Return the offset after the last record fetched from a partition."""

@@ -7,6 +7,8 @@ callbacks of confluent-kafka may run nowhere else. The extension calls none of t
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Collection
 from typing import cast
 
@@ -15,9 +17,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException
 from coopstreams.log.batches import Routes, make_batches, slot_batches
 from coopstreams.log.kafka.fetched import Event, Fetched, Part
 from coopstreams.log.kafka.messages import MessageBuffer
-from coopstreams.log.kafka.native import Fetcher, RawColumns, RawPart
+from coopstreams.log.kafka.native import Fetcher, RawAdvances, RawColumns, RawPart
 from coopstreams.log.log import Position, RecordBatch
-from coopstreams.topology.columns import NO_RECORDS, Columns, TopicPartition
+from coopstreams.topology.columns import NO_RECORDS, Advances, Columns, TopicPartition
 from coopstreams.topology.errors import LogError
 
 EVENTS = 100
@@ -27,10 +29,10 @@ EVENTS = 100
 class NativePart:
     """The columns that one fetch returns for one partition."""
 
-    __slots__ = ("_columns", "_cut", "_stream_time", "after", "events", "partition")
+    __slots__ = ("_advances", "_columns", "_cut", "_stream_time", "after", "events", "partition")
 
     def __init__(self, partition: TopicPartition, part: RawPart) -> None:
-        _, self._columns, self.after, self._stream_time, events, self._cut = part
+        _, self._columns, self.after, self._stream_time, events, self._cut, self._advances = part
         self.partition = partition
         self.events = [Event(KafkaError(code, text), offset, after) for code, text, offset, after in events]
 
@@ -54,10 +56,20 @@ class NativePart:
                 max(at.stream_time, self._stream_time),
                 end is not None,
                 busy=self.after is not None,
+                advances=_advances(self._advances, at.stream_time),
             ),
             slots,
             at.stream_time,
         )
+
+
+def _advances(raw: RawAdvances | None, before: int) -> tuple[Advances, ...]:
+    """Return where stream time advances, which was `before`."""
+    if raw is None:
+        return ()
+    offsets, times = (array("q", column) for column in raw)
+    new = bisect_right(times, before)
+    return (Advances(offsets[new:], times[new:]),) if new < len(times) else ()
 
 
 class NativeBuffer:
@@ -116,7 +128,7 @@ class NativeBuffer:
 
     def route(self, partition: TopicPartition, routes: Routes) -> None:
         """Cut the records of a partition before objects are made of them, if nothing needs all of them first."""
-        self._fetcher.route(self._ids[partition], routes.first_router)
+        self._fetcher.route(self._ids[partition], routes.first_router, routes.advances)
 
     def fetched_to(self, partition: TopicPartition) -> int:
         """Return the offset after the last record fetched from a partition."""
