@@ -153,13 +153,13 @@ class Committing:
         """In partitions where a transaction has timed out, hand out a record only when all earlier ones are committed.
 
         Otherwise two consumers with two partitions could wait for each other, each with the next record of one of them.
-        A key range is not held while its records are to be read again, because they did not fit into the cache or were
-        handed out before. So call it whenever records may have come.
+        A key range whose first record is not known yet is held until the others have reached the offset from which it
+        is read, so the one that is furthest back always goes on. Call it whenever records may have come.
         """
         for share in shares:
             if share.at in self._in_turn:
-                first, stable = share.first(), self._others_stable(share.at, shares)
-                share.held = not share.behind and (first is None or stable is None or stable < first)
+                stable = self._others_stable(share.at, shares)
+                share.held = stable is None or stable < share.first()
 
     def close(self) -> None:
         """Close the writer."""

@@ -89,7 +89,7 @@ class Share:
         if len(columns) and columns.offsets[0] < self.taken:  # the reader went back for a sibling
             columns = columns.slice(bisect_left(columns.offsets, self.taken), len(columns))
         if not self.waiting:
-            # No record lies below: siblings need not wait for this range while its first one is held.
+            # No record lies below: siblings need not wait for this range, also if the first one is dropped.
             self.inflight.hand_out((), (), columns.offsets[0] if len(columns) else next_offset)
             if not len(columns):
                 self.taken = next_offset
@@ -114,10 +114,12 @@ class Share:
             records += self._records(columns, self.inflight.hand_out(columns.keys, columns.offsets, next_offset))
         return records
 
-    def first(self) -> int | None:
-        """Return the offset of the first record of the next transaction; None: there is no record."""
-        uncommitted = self.inflight.uncommitted()
-        return self.waiting.first if uncommitted is None else uncommitted
+    def first(self) -> int:
+        """Return the offset of the first record of the next transaction, or from which it is to be read."""
+        uncommitted, waiting = self.inflight.uncommitted(), self.waiting.first
+        if uncommitted is not None:
+            return uncommitted
+        return self.inflight.wanted if waiting is None else waiting
 
     def settle(self, room: Callable[[], int], *, values: bool) -> None:
         """Count waiting records against the cache if the range became stuck; without room, drop them to read again."""
@@ -151,7 +153,12 @@ class Share:
         return segments
 
     def stand_before(self) -> None:
-        """Set the segments in `progress` for a commit without records beyond the last commit."""
+        """Set the segments in `progress` for a commit without records beyond the last commit.
+
+        They end at the first waiting record: where all ranges told less, each could wait for another one.
+        """
+        if self.waiting.first is not None:
+            self.inflight.hand_out((), (), self.waiting.first)
         self.progress.stand(self.at, self.inflight.passed_by(self.progress.staged_segments(self.at)))
 
     def _forget_waiting(self) -> None:

@@ -84,11 +84,16 @@ class Scene:
             assert record.value == VALUES[record.offset]
             self.got[record.key_range].append(record.offset)
             self.out.append(record)
+        for share in self.shares:
+            share.stand_before()
+            told = min(segment.position for segment in share.progress.segments(AT))
+            assert told >= share.first(), "with commit.order=offset, others wait for all from here on"
 
     def finish(self, which: slice) -> None:
-        """Finish some of the records that are out."""
+        """Finish some of the records that are out, and commit them."""
         for record in self.out[which]:
             assert record.share.inflight.done(record.offset)
+            record.share.inflight.committed()
         del self.out[which]
 
 

@@ -26,12 +26,15 @@ CROSSED = 94_001_136
 """A seed whose consumers, with `commit.order=offset`, each take back a transaction that the other one waits for."""
 HELD = 95_050_008
 """A seed whose consumers, with `commit.order=offset` and small caches, each hold the next record of one partition."""
+DROPPED = 96_050_192
+"""A seed whose consumer, with `commit.order=offset` and no cache, has two partitions whose records it drops in turn."""
 PARTS = [
     *((start, start + 72, 8) for start in range(0, 288, 72)),
     (288, 308, 30),
     (LATE_JOIN, LATE_JOIN + 1, 30),
     (CROSSED, CROSSED + 1, 30),
     (HELD, HELD + 1, 30),
+    (DROPPED, DROPPED + 1, 30),
 ]
 """Bounds of seeds, and steps: many short histories, in one part for each test process, and a few long ones."""
 
