@@ -54,6 +54,22 @@ def windows_behind_a_topic_of_the_user(builder: StreamsBuilder) -> None:
     source(builder, "between").group_by_key().windowed_by(HOURS).count(store="hours")
 
 
+def a_foreign_key_join_beside_windows(builder: StreamsBuilder) -> None:
+    within = JoinWindows(milliseconds=10, grace=timedelta(0))
+    orders = source(builder, "orders")
+    orders.join(source(builder, "payments"), by_first, windows=within, store="paid")
+    customers = builder.table("customers", key=serdes.text, value=serdes.text)
+    counts = orders.group_by_key().count(store="counts")
+    counts.join(customers, by_first, foreign_key=str, value=serdes.text).to_stream().to("out")
+
+
+def a_foreign_key_join_into_windows(builder: StreamsBuilder) -> None:
+    customers = builder.table("customers", key=serdes.text, value=serdes.text)
+    orders = builder.table("orders", key=serdes.text, value=serdes.text)
+    joined = orders.join(customers, by_first, foreign_key=str, value=serdes.text)
+    joined.to_stream().group_by_key().windowed_by(HOURS).count(store="hours")
+
+
 @pytest.mark.parametrize(
     ("write", "found"),
     [
@@ -64,6 +80,8 @@ def windows_behind_a_topic_of_the_user(builder: StreamsBuilder) -> None:
         (a_join_with_new_keys, {0: {"pairs-this-join-store", "pairs-other-join-store"}}),
         (rows_with_a_time_to_live, {0: {"counts"}}),
         (windows_behind_a_topic_of_the_user, {0: {"hours"}}),
+        (a_foreign_key_join_beside_windows, {}),
+        (a_foreign_key_join_into_windows, {0: {"hours"}, 1: {"hours"}}),
     ],
 )
 def test_those_that_feed_rows_that_expire_through_a_topic(

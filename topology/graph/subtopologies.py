@@ -229,21 +229,34 @@ def before_windows(subtopologies: Iterable[SubTopology]) -> Mapping[int, frozens
     Shape: by number, with the names of the stores.
     """
     parts = list(subtopologies)
-    written = {part.id: {node.topic for node in part.nodes if isinstance(node, Sink)} for part in parts}
-    readers = {
-        part.id: [reader for reader in parts if not written[part.id].isdisjoint(reader.topics)] for part in parts
-    }
-    found: dict[int, frozenset[str]] = {part.id: frozenset() for part in parts}
-    before: dict[int, frozenset[str]] = {}
+    fed = [(topic, part, _fed(part, topic)) for part in parts for topic in part.topics]
+    found: dict[str, frozenset[str]] = {topic: frozenset() for topic, _, _ in fed}
+    before: dict[str, frozenset[str]] = {}
     while before != found:  # a sub-topology may write to one that comes earlier
         before = dict(found)
-        for part in parts:
-            below = (_expiring(reader) | before[reader.id] for reader in readers[part.id])
-            found[part.id] = frozenset().union(*below)
-    return {number: stores for number, stores in found.items() if stores}
+        for topic, part, nodes in fed:
+            below = (before.get(written, frozenset()) for written in _written(nodes.values()))
+            found[topic] = found[topic].union(_expiring(part, nodes), *below)
+    stores = {part.id: frozenset().union(*(found.get(topic, ()) for topic in _written(part.nodes))) for part in parts}
+    return {number: names for number, names in stores.items() if names}
 
 
-def _expiring(part: SubTopology) -> frozenset[str]:
-    """Return the stores whose rows expire in stream time."""
-    limits = {spec.name: (spec.retention_ms, spec.ttl_ms, spec.history_ms) for spec in part.stores}
+def _fed(part: SubTopology, topic: str) -> dict[str, Node]:
+    """Return the nodes of a sub-topology that records of this topic reach, by name."""
+    fed: dict[str, Node] = {}
+    for node in part.nodes:  # parents come first
+        if topic in node.topics if isinstance(node, Source) else not fed.keys().isdisjoint(node.parents):
+            fed[node.name] = node
+    return fed
+
+
+def _written(nodes: Iterable[Node]) -> set[str]:
+    return {node.topic for node in nodes if isinstance(node, Sink)}
+
+
+def _expiring(part: SubTopology, fed: Mapping[str, Node]) -> frozenset[str]:
+    """Return the stores whose rows expire in the stream time of these nodes; that of a processor is its task's."""
+    nodes = [node for node in part.nodes if node.name in fed or isinstance(node, Processing)]
+    stores = [store for node in nodes for store in stores_of(node)]
+    limits = {spec.name: (spec.retention_ms, spec.ttl_ms, spec.history_ms) for spec in stores}
     return frozenset(name for name, times in limits.items() if any(time is not None for time in times))
