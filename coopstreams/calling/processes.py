@@ -26,9 +26,10 @@ from multiprocessing.connection import Connection
 from typing import Any
 from weakref import WeakSet
 
+from coopstreams.common.cores import available_cores
 from coopstreams.topology.errors import ProcessingError
 
-MOST_PROCESSES = os.cpu_count() or 1
+MOST_PROCESSES = available_cores()
 _BEGUN = b""
 """The message before an answer: the function has been imported, and begins."""
 
