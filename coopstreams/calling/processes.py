@@ -22,6 +22,7 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any
 from weakref import WeakSet
@@ -30,6 +31,7 @@ from coopstreams.common.cores import available_cores
 from coopstreams.topology.errors import ProcessingError
 
 MOST_PROCESSES = available_cores()
+_STOPS = (signal.SIGINT, signal.SIGTERM)
 _BEGUN = b""
 """The message before an answer: the function has been imported, and begins."""
 
@@ -82,7 +84,12 @@ class _Worker:
         spawn = multiprocessing.get_context("spawn")
         self._connection, theirs = spawn.Pipe()
         self._process = spawn.Process(target=_serve, args=(theirs,), name="calls", daemon=True)
-        self._process.start()
+        resource_tracker.ensure_running()  # which `start` would do, and unblock signals
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)  # the process has the mask until it can ignore them
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()  # so that the end of the process is noticed
         self._ended = False
 
@@ -153,6 +160,7 @@ def _serve(connection: Connection) -> None:
     # not inherited by the programs that a function starts.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     while True:
         try:

@@ -119,6 +119,23 @@ def test_what_asks_all_processes_to_end_fails_no_call() -> None:
     assert (call.value, call.error) == (7, None)
 
 
+@pytest.mark.parametrize("stop", ["SIGTERM", "SIGINT"])
+def test_what_stops_a_service_does_not_stop_a_process_that_begins(stop: str) -> None:
+    program = (
+        "import multiprocessing, os, signal\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "from coopstreams.calling.processes import ProcessCall\n"
+        "with ThreadPoolExecutor(1) as threads:\n"
+        "    value = threads.submit(ProcessCall(abs, (-7,)).make, lambda: None)\n"
+        "    while not (children := multiprocessing.active_children()):\n"
+        "        pass\n"
+        f"    os.kill(children[0].pid, signal.{stop})\n"
+        "    print(value.result())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout == "7\n", done.stderr
+
+
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_process_ends_with_the_one_that_started_it_also_in_the_middle_of_a_call(killed: bool) -> None:
     program = (
