@@ -155,8 +155,8 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], Any, str]] = {
     "max.task.idle.ms": (
         integer(-1),
         0,
-        "How long a task with several sources waits for new records of one, from when it has read that to the end. 0: "
-        "only for what the broker has; -1: not at all.",
+        "How long a task with several sources waits for new records of one, from when it has read that to the end; "
+        "meanwhile it takes none of the others. 0: only for what the broker has; -1: not at all.",
     ),
     "metadata.max.age.ms": (
         integer(100),

@@ -26,7 +26,7 @@ from coopstreams.tasks.failures import place_in
 from coopstreams.tasks.silence import Silence
 from coopstreams.tasks.task import Task
 from coopstreams.tasks.thread import StreamThread
-from coopstreams.topology.columns import Columns, TopicPartition
+from coopstreams.topology.columns import NO_RECORDS, Columns, TopicPartition
 from coopstreams.topology.compile.operator_time import Arrivals, OperatorTimeColumns
 from coopstreams.topology.compile.timestamps import TimestampColumn
 
@@ -92,6 +92,7 @@ class Dispatcher:
         for source in task.sources:
             partition = self._partitions.setdefault(source, _Partition())
             partition.routes.append(_Route(task, thread, task.progress.position(source)))
+            task.queues.hold(source, partition.held)
             if partition.silence is None and (idle_ms := task.idle_ms.get(source.topic)) is not None:
                 partition.silence = Silence(idle_ms)
         self._place(task.sources)
@@ -253,6 +254,17 @@ class Dispatcher:
             if (waiting > (limit // 2 if partition.held else limit)) != partition.held:
                 partition.held = not partition.held
                 self._reader.hold(source, partition.held)
+                self._tell_held(source, partition)
+
+    def _tell_held(self, source: TopicPartition, partition: _Partition) -> None:
+        """Tell tasks that a source is held, or not: some may wait for its records with those of another source."""
+        for slot, route in enumerate(partition.routes):
+            route.task.queues.hold(source, partition.held)
+            if partition.held and partition.at is not None and len(route.task.sources) > 1:
+                batch = RecordBatch(
+                    source, slot, NO_RECORDS, partition.at.offset, partition.at.stream_time, partition.at_end
+                )
+                route.thread.deliver(route.task, batch)
 
 
 def _record_bytes(columns: Columns) -> int:

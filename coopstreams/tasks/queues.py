@@ -1,28 +1,38 @@
-"""The order in which a task takes records of several source partitions: by stream time, as soon as it is known.
+"""The order in which a task takes records of several source partitions: that of their timestamps, as they come.
 
-A join needs the table's records before later records of the stream. Each source partition has a queue; the one whose
-head has the smallest *stream time* goes next. Stream time (the running maximum over all records of the partition),
-unlike the record's own timestamp, never goes back and is the same for all key ranges: so the order, and with it the
-result, does not depend on the number of ranges.
+A join needs the table's records before later records of the stream. Each source partition has a queue; the one with the
+earliest *head time* goes next. The head time is the timestamp of the record in front; but if that record, or one of
+another key range before it, has advanced the partition's stream time, it is that time. A task of a whole partition
+takes records as a task of Kafka Streams does, which compares the timestamps of the records in front.
 
-Invariant: while a source's queue is empty, records of the others pass only up to the stream time that source has
-reached. The wait ends when the source was read to its end (the broker has no more records) and the time for its
-producers (`max.task.idle.ms`) is over. The stream times that siblings' records have reached wait their turn as well,
+    range 1      2   3               8           the head times of range 2 are 9 (8 was passed), 4, 10:
+    range 2              9   4           10      9 waits until the other sources are there, and 4 comes with it
+
+While each source has records that wait, this is the order of stream time, which is the same for all key ranges: so the
+result does not depend on their number. After a source was read to its end, its next records are compared by their own
+timestamps again: one that is far ahead of time holds up nothing once it was taken.
+
+Invariant: while a source's queue is empty, no record of the others passes. The wait ends when the source was read to its
+end (the broker has no more records) and the time for its producers (`max.task.idle.ms`) is over. While the reader holds
+the source, because a sibling has too many of its records, those of the others pass up to the stream time that it has
+reached: the sibling may wait for them. The stream times that siblings' records have reached wait their turn as well,
 behind a batch's own records. Applied at once, the time that one fetch brought would close windows, and expire join
 buffers, before records of the other sources that wait here.
 Source: KIP-353, KIP-695 (`max.task.idle.ms`: 0 waits for records that the broker has, more for producers as well, -1
-for nothing).
-Turned down: the head's own timestamp (a late record of another key would change the order).
+for nothing); Kafka Streams `PartitionGroup`.
+Turned down: stream time alone (after one record far ahead, a partition's records wait for that time: in a backlog they
+are joined with much later ones), timestamps alone (a record of another range would change the order).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
-from coopstreams.log.log import Position, RecordBatch
+from coopstreams.log.log import NO_STREAM_TIME, Position, RecordBatch
 from coopstreams.topology.columns import Columns, TopicPartition
 
 STEP_S = 0.05
@@ -34,6 +44,8 @@ Without such a bound, a record of the stateless benchmark cost a seventh more th
 """
 FIRST_STEP = 1
 """Records of the first step, before the functions' speed is known; doubled while a step fits into the time."""
+_AWAITED = -(1 << 63)
+"""The head time of an empty source whose next record is waited for, whatever its timestamp."""
 
 
 @dataclass(slots=True)
@@ -47,13 +59,28 @@ class _Batch:
     begun: int = 0
     """How many of the records were yielded. The rest is not copied for each step: there are many in a batch."""
 
+    head_times: Sequence[int] | None = None
+    """Those of the records behind the first one, once they were asked for."""
+
     def __len__(self) -> int:
         return len(self.columns) - self.begun
 
-    @property
-    def first_time(self) -> int:
-        """The stream time at the batch's first record; without records, that of the batch."""
-        return self.columns.stream_times[self.begun] if len(self) else self.stream_time
+    def first_time(self, reached: int) -> int:
+        """Return the head time, where the source has reached this stream time; without records, that of the batch."""
+        if not len(self):
+            return self.stream_time if self.stream_time > reached else NO_STREAM_TIME
+        now = self.columns.stream_times[self.begun]
+        return now if now > reached else self.columns.timestamps[self.begun]
+
+    def count_before(self, time: int, most: int) -> int:
+        """Return how many records come before this head time of another source, with the first, which does."""
+        if self.head_times is None:
+            self.head_times = _head_times(self.columns)
+        times, behind = self.head_times, self.begun + 1
+        if times is self.columns.stream_times:
+            return bisect_left(times, time, behind) - self.begun
+        last = min(self.begun + most, len(times))
+        return next((at for at in range(behind, last) if times[at] >= time), last) - self.begun
 
     def take(self, count: int) -> Columns:
         """Return the next records."""
@@ -71,6 +98,8 @@ class _Source:
     records: int = 0
     waited_for_until: float | None = None
     """The end of the wait for the source's producers, while the queue is empty and the source read to its end (s)."""
+    held: bool = False
+    """Whether the reader holds the source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +155,10 @@ class SourceQueues:
         """Return how many records of a source were taken in and not yet yielded."""
         return self._sources[source].records
 
+    def hold(self, source: TopicPartition, held: bool) -> None:
+        """Note that the reader holds a source, or has released it. Any thread."""
+        self._sources[source].held = held
+
     def add(self, batch: RecordBatch) -> None:
         """Take in a batch of the reader, less the records taken in before the reader went back.
 
@@ -164,7 +197,7 @@ class SourceQueues:
             yield step
 
     def _next(self, most: int, now: float) -> Step | None:
-        """Return the next step of the source with the smallest head, up to the head of the next source."""
+        """Return the next step of the source with the earliest head, up to the head of the next source."""
         self.waits_until = None
         best: tuple[int, int] | None = None
         limit, limit_order = None, -1
@@ -190,36 +223,45 @@ class SourceQueues:
         return self._take(name, chosen, limit, most, ties=best[1] < limit_order)
 
     def _head(self, source: _Source, now: float) -> int | None:
-        """Return the stream time at a source's head, or the reached one while it is waited for; None: neither."""
+        """Return the head time of a source, or up to which time others pass while it is waited for; None: neither."""
         while source.waiting and not len(source.waiting[0]) and len(source.waiting) > 1:
-            source.stream_time = source.waiting.popleft().stream_time
+            source.waiting.popleft()
         if source.waiting:
-            return source.waiting[0].first_time
+            return source.waiting[0].first_time(source.stream_time)
         if self._idle_s is None:
             return None
         if not source.at_end:
-            return source.stream_time
+            return source.stream_time if source.held else _AWAITED
         if source.waited_for_until is None:
             source.waited_for_until = now + self._idle_s
-        return source.stream_time if now < source.waited_for_until else None
+        return _AWAITED if now < source.waited_for_until else None
 
     @staticmethod
     def _take(name: TopicPartition, source: _Source, limit: int | None, most: int, ties: bool) -> Step:
         batch = source.waiting[0]
-        count = len(batch)
+        count = min(len(batch), most)
         if limit is not None and count:
-            cut = bisect_right if ties else bisect_left
-            count = max(1, cut(batch.columns.stream_times, limit, batch.begun) - batch.begun)
-        count = min(count, most)
+            count = min(count, batch.count_before(limit + ties, most))
         source.records -= count
-        if not count or (count == len(batch) and (limit is None or batch.stream_time < limit + ties)):
+        taken = batch.take(count)
+        reached = taken.stream_times[-1] if count else source.stream_time
+        # The rest may have no records, only the stream time that siblings' records have reached: it waits as well.
+        waits = limit is not None and batch.stream_time > reached and batch.stream_time >= limit + ties
+        if not count or not (len(batch) or waits):
             source.waiting.popleft()
             source.stream_time = batch.stream_time
-            return Step(name, batch.take(count), batch.next_offset, batch.stream_time, batch.operator_times)
-        # The rest may have no records, only the stream time that siblings' records have reached: it waits as well.
-        taken = batch.take(count)
-        source.stream_time = taken.stream_times[-1]
-        return Step(name, taken, taken.offsets[-1] + 1, source.stream_time)
+            return Step(name, taken, batch.next_offset, batch.stream_time, batch.operator_times)
+        source.stream_time = reached
+        return Step(name, taken, taken.offsets[-1] + 1, reached)
+
+
+def _head_times(columns: Columns) -> Sequence[int]:
+    """Return the head times of records, but for the first one: it depends on what came before."""
+    times, reached = columns.timestamps, columns.stream_times
+    if times is reached or times == reached:
+        return reached
+    later = (now if now > before else time for time, (before, now) in zip(times[1:], pairwise(reached), strict=True))
+    return [times[0], *later]
 
 
 class Pace:

@@ -143,7 +143,6 @@ def test_a_stream_waits_for_the_producers_of_its_table_for_as_long_as_it_may() -
     queues = SourceQueues([(TABLE, START), (STREAM, START)], max_idle_ms=500)
     feed(queues, TABLE, log_of([5]), upto=1, at_end=True)
     feed(queues, STREAM, log_of([4, 6]), upto=2, at_end=True)
-    # it may pass up to the time that the table has reached
     assert taken(queues, 10.0) == [("orders", 0), ("customers", 0)]
     assert queues.waits_until == 10.5
     assert taken(queues, 10.4) == []
@@ -212,7 +211,76 @@ def test_the_order_does_not_depend_on_batches(left: list[int], right: list[int],
     assert seen == expected
 
 
+@given(times, times, st.randoms(use_true_random=False))
+def test_a_task_of_a_whole_partition_takes_what_kafka_streams_takes(
+    left: list[int], right: list[int], random: Random
+) -> None:
+    """`PartitionGroup`: the earliest record in front, once each source has one or was read to its end.
+
+    Records come while the task works: a source that was read to its end gets more.
+    """
+    logs = {TABLE: left, STREAM: right}
+    queues = SourceQueues([(TABLE, START), (STREAM, START)])
+    fetched, ended = {s: list[int]() for s in logs}, dict.fromkeys(logs, False)
+    done = dict.fromkeys(logs, 0)
+    for source, first, upto in pieces(logs, random):
+        ended[source] = upto == len(logs[source]) or random.random() < 0.4
+        feed(queues, source, log_of(logs[source])[first:upto], upto=upto, at_end=ended[source])
+        fetched[source] += logs[source][first:upto]
+        expected = []
+        while all(done[s] < len(fetched[s]) or ended[s] for s in logs):
+            heads = [(fetched[s][done[s]], order, s) for order, s in enumerate(logs) if done[s] < len(fetched[s])]
+            if not heads:
+                break
+            _, _, best = min(heads)
+            expected.append((best.topic, done[best]))
+            done[best] += 1
+        assert taken(queues) == expected
+
+
+def test_after_a_record_far_ahead_of_time_the_next_ones_are_compared_by_their_own_timestamps() -> None:
+    queues = SourceQueues([(TABLE, Position(7, 3_600_000)), (STREAM, START)])  # it was processed before a restart
+    feed(queues, STREAM, log_of([1000, 3000]), upto=2, at_end=True)
+    assert taken(queues) == [], "also the table is fetched first"
+    queues.add(run_of(TABLE, [(7, 2000, 3_600_000), (8, 4000, 3_600_000)], 9, 3_600_000, at_end=True))
+    assert taken(queues) == [("orders", 0), ("customers", 7), ("orders", 1), ("customers", 8)]
+
+
+def test_a_source_that_is_held_because_of_a_sibling_lets_the_others_pass_up_to_its_time() -> None:
+    queues = SourceQueues([(TABLE, START), (STREAM, START)])
+    feed(queues, TABLE, [(0, 5, 5)], upto=1, at_end=False)
+    feed(queues, STREAM, log_of([7, 4, 6]), upto=3, at_end=False)
+    queues.hold(STREAM, True)
+    assert taken(queues) == [("customers", 0)]
+    queues.hold(TABLE, True)
+    queues.add(run_of(TABLE, [], 2, 9))
+    assert taken(queues) == [("orders", 0), ("orders", 1), ("orders", 2)]
+    feed(queues, STREAM, [(3, 8, 8), (4, 10, 10)], upto=5, at_end=False)
+    assert taken(queues) == [("orders", 3)]
+
+
 owned = st.lists(st.tuples(st.integers(0, 50), st.booleans()), max_size=30)
+
+
+@given(owned, owned, st.randoms(use_true_random=False))
+def test_each_range_takes_its_records_in_the_order_of_the_whole_partition(
+    left: list[tuple[int, bool]], right: list[tuple[int, bool]], random: Random
+) -> None:
+    """As long as no source is read to its end before the other: then the order is also one of time."""
+    logs = {TABLE: log_of([time for time, _ in left]), STREAM: log_of([time for time, _ in right])}
+    mine = {TABLE: [own for _, own in left], STREAM: [own for _, own in right]}
+    whole, part = (SourceQueues([(TABLE, START), (STREAM, START)]) for _ in range(2))
+    every, some = list[tuple[str, int]](), list[tuple[str, int]]()
+    for source, first, upto in pieces(logs, random):
+        end, time = upto == len(logs[source]), logs[source][upto - 1][2] if upto else NO_STREAM_TIME
+        whole.add(run_of(source, logs[source][first:upto], upto, time, at_end=end))
+        part.add(
+            run_of(source, list(compress(logs[source][first:upto], mine[source][first:])), upto, time, at_end=end)
+        )
+        every, some = every + taken(whole), some + taken(part)
+    assert some == [
+        (topic, offset) for topic, offset in every if mine[TABLE if topic == TABLE.topic else STREAM][offset]
+    ]
 
 
 @given(owned, owned, st.randoms(use_true_random=False))

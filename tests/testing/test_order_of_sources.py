@@ -118,8 +118,10 @@ class Scattering(Processor[bytes, bytes, bytes, bytes]):
             self.context.forward(Record(record.key, word, int(word.partition(b"@")[2])))
 
 
-def test_records_of_two_repartition_topics_are_taken_by_stream_time() -> None:
-    """The last record of the left is late: its own timestamp would make it the first."""
+def test_records_of_two_repartition_topics_are_taken_by_their_timestamps() -> None:
+    """A late record comes right after the one before it, with which it waits; or by its own timestamp, if that is done
+    already.
+    """
     builder = StreamsBuilder("scattered")
     words = builder.stream("in", key=serdes.raw, value=serdes.raw).process(
         Scattering, key=serdes.raw, value=serdes.raw, by_key=False
@@ -131,4 +133,4 @@ def test_records_of_two_repartition_topics_are_taken_by_stream_time() -> None:
         driver.input("in", serdes.raw, serdes.raw).send(b"k", b"left@7 left@3 right@5 right@6", 0)
         assert [record.value for record in driver.outputs()] == [b"right@5", b"right@6", b"left@7", b"left@3"]
         driver.input("in", serdes.raw, serdes.raw).send(b"k", b"left@4 right@6", 0)
-        assert [record.value for record in driver.outputs()][4:] == [b"right@6", b"left@4"]
+        assert [record.value for record in driver.outputs()][4:] == [b"left@4", b"right@6"]
