@@ -56,6 +56,7 @@ class Routes:
         "_router",
         "_suffix",
         "advances",
+        "keep_marks",
         "now",
         "time_marks",
         "timestamps",
@@ -69,11 +70,13 @@ class Routes:
         operator_times: OperatorTimeColumns | None = None,
         *,
         time_marks: bool = False,
+        keep_marks: bool = False,
         suffix: int = 0,
         advances: bool = False,
         router: MakeRouter | None = None,
     ) -> None:
-        """Cut the hash space. `time_marks`: whether they advance time. `router`: cuts batches; None: pure Python.
+        """Cut the hash space. `time_marks`: whether they advance time. `keep_marks`: whether they are records as
+        others. `router`: cuts batches; None: pure Python.
 
         `suffix`: the number of bytes at the end of each key that are not hashed. `advances`: whether batches say where
         stream time advanced.
@@ -87,6 +90,7 @@ class Routes:
             )
         self.timestamps = timestamps
         self.time_marks = time_marks
+        self.keep_marks = keep_marks
         self.whole = len(ranges) == 1 and ranges[0].is_whole
         self.advances = advances and (time_marks or not self.whole)
         self.now: list[int] = []
@@ -109,7 +113,7 @@ class Routes:
     @property
     def first_router(self) -> Router | None:
         """Makes a router that may cut records before anything else sees them; None: no such cut is possible."""
-        all_seen = self.timestamps is not None or self._operator_times is not None
+        all_seen = self.keep_marks or self.timestamps is not None or self._operator_times is not None
         return None if self.whole or all_seen else self._router
 
     def split(self, columns: Columns) -> list[Columns]:
@@ -181,7 +185,7 @@ def make_batches(
     times computed as from the log's beginning. `before` is the stream time before them.
     """
     steps: list[tuple[int, int]] | None = [] if routes is not None and routes.advances else None
-    if marks := marks_in(columns):
+    if marks := [] if routes is not None and routes.keep_marks else marks_in(columns):
         columns = replace(columns, stream_times=())  # a native reader's count the timestamps of the marks, too
         parts, start = list[Columns](), 0
         for at, time in marks:

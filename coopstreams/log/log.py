@@ -91,6 +91,7 @@ class Reader(Protocol):
         operator_times: OperatorTimeColumns | None = None,
         *,
         time_marks: bool = False,
+        keep_marks: bool = False,
         suffix: int = 0,
         advances: bool = False,
     ) -> None:
@@ -100,7 +101,8 @@ class Reader(Protocol):
         without a key has the hash of its offset. May be called before the partition is assigned. `timestamps` replaces
         the timestamps of ALL records, before any is dropped and before stream times are computed from them.
         `operator_times` is called with ALL records, too: the columns of a slot have the operator times before each of
-        its records. Time marks are dropped; with `time_marks` they advance stream time and all operator times. The last
+        its records. Time marks are dropped; with `time_marks` they advance stream time and all operator times, and with
+        `keep_marks` they are returned as any other record (without routes they are dropped, too). The last
         `suffix` bytes of each key are not hashed: those of a changelog that a store adds to the plain key. `advances`:
         batches say at which records or time marks, of any key range, stream time advanced.
         """

@@ -10,7 +10,8 @@ A topic may have marks of other applications, which may take other timestamps fr
 up to its own timestamp as a record, which is never later than the clock of its writer, or of the broker: no mark closes
 a window of the future. (A broker refuses timestamps far ahead of its clock: `message.timestamp.after.max.ms`.)
 
-Invariant: marks are dropped by every reader, and advance time only where the source asks for it.
+Invariant: marks are dropped by every reader, in a backfill by what comes behind it, and advance time only where the
+source asks for it.
 Turned down: marks that count only for the application that wrote them. Another one, started later, would close its
 windows at other records when it replays the topic.
 Turned down: the advance in the individual commit of the owner of hash 0. A sibling reads that topic and the source in

@@ -338,7 +338,9 @@ class _Run:
             writers = [stage for stage in self._plan.stages if topic in dict(stage.forwarded)]
             return forwarded_frame(spark, [self._output(stage) for stage in writers], topic, partitions)
         if topic not in self._plan.tables:
-            return FRAMES[self._plan.connector](spark, self._config.client, topic, self._plan.cut[topic])
+            frame, bounds = FRAMES[self._plan.connector], self._plan.cut[topic]
+            # `Routing` advances time by them, or drops them.
+            return frame(spark, self._config.client, topic, bounds, time_marks=ordered)
         if not isinstance(history, TableHistory):
             raise ConfigError(
                 f'the run has the history of "{topic}" from a table: give it again, the very same, to resume'

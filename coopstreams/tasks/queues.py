@@ -12,12 +12,12 @@ While each source has records that wait, this is the order of stream time, which
 result does not depend on their number. After a source was read to its end, its next records are compared by their own
 timestamps again: one that is far ahead of time holds up nothing once it was taken.
 
-Invariant: while a source's queue is empty, no record of the others passes. The wait ends when the source was read to its
-end (the broker has no more records) and the time for its producers (`max.task.idle.ms`) is over. While the reader holds
-the source, because a sibling has too many of its records, those of the others pass up to the stream time that it has
-reached: the sibling may wait for them. The stream times that siblings' records have reached wait their turn as well,
-behind a batch's own records. Applied at once, the time that one fetch brought would close windows, and expire join
-buffers, before records of the other sources that wait here.
+Invariant: while a source's queue is empty, no record of the others passes. The wait ends when the source was read to
+its end (the broker has no more records) and the time for its producers (`max.task.idle.ms`) is over. While the reader
+holds the source, because a sibling has too many of its records, those of the others pass up to the stream time that it
+has reached: the sibling may wait for them. The stream times that siblings' records have reached wait their turn as
+well, behind a batch's own records. Applied at once, the time that one fetch brought would close windows, and expire
+join buffers, before records of the other sources that wait here.
 Source: KIP-353, KIP-695 (`max.task.idle.ms`: 0 waits for records that the broker has, more for producers as well, -1
 for nothing); Kafka Streams `PartitionGroup`.
 Turned down: stream time alone (after one record far ahead, a partition's records wait for that time: in a backlog they

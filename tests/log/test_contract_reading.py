@@ -8,6 +8,7 @@ from threading import Thread
 import pytest
 
 from coopstreams.log.log import NO_STREAM_TIME, Log, Position, TopicSpec
+from coopstreams.log.time_marks import headers_of
 from coopstreams.topology.columns import Columns, TopicPartition
 from coopstreams.topology.errors import LogError, OffsetOutOfRangeError, UnknownTopicError
 from coopstreams.topology.keys import MAX_HASH, WHOLE, KeyRange, key_hash, offset_hash
@@ -248,6 +249,22 @@ def test_batches_say_where_stream_time_advances_whatever_the_ranges(log: Log, to
             reader.route(partition, ranges)
             reader.assign({partition: Position(start, before)})
             assert advances(to_end(reader, partition), 0) == []
+
+
+def test_time_marks_are_dropped_unless_they_are_to_be_kept(log: Log, topic: MakeTopic) -> None:
+    partition = topic()
+    headers = [None, headers_of(50), None]
+    append(log, partition.topic, [b"a", None, b"b"], [b"1", None, b"2"], [10, 50, 20], headers=headers)
+    for ranges in ([WHOLE], KeyRange.split(2)):
+        reader = reader_at(log, partition)
+        offsets = []
+        for keep in (None, False, True):
+            if keep is not None:
+                reader.route(partition, ranges, keep_marks=keep)
+            reader.assign({partition: Position(0)})
+            batches = to_end(reader, partition)
+            offsets.append(sorted(seen.offset for slot in range(len(ranges)) for seen in records(batches, slot)))
+        assert offsets == [[0, 2], [0, 2], [0, 1, 2]]
 
 
 def test_stream_time_goes_on_from_the_position(log: Log, topic: MakeTopic) -> None:

@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 
 from coopstreams.log.kafka.log import KafkaLog
+from coopstreams.log.time_marks import headers_of
 from coopstreams.spark import Options, backfill
 from coopstreams.spark.history.history import kafka_frame
 from coopstreams.spark.history.jvm_source import java_settings, jvm_frame
@@ -118,20 +119,26 @@ def test_both_connectors_give_the_same_rows(kafka: Kafka, with_connector: SparkS
             producer.produce(topic, b"w%d" % number, b"k", 1, timestamp=number)
         producer.commit_transaction(30)
         write(producer, topic, 1200, 1210, commit=False)
+        producer.begin_transaction()
+        producer.produce(topic, None, None, 1, timestamp=900, headers=headers_of(900))  # type: ignore[arg-type]
+        producer.commit_transaction(30)
     cluster = KafkaLog(settings)
     end = cluster.end_offset(TopicPartition(topic, 0))
     cluster.close()
     assert end == 1211 + 4  # a marker after each transaction
     for bounds in (
         {0: (0, end), 1: (0, 701)},
+        {1: (690, 703)},  # ends with a time mark
         {0: (3, 101), 1: (700, 701)},  # ends after a marker; has only a marker
         {0: (60, 120), 1: (5, 300)},  # ends among aborted records
         {0: (200, 200), 1: (7, 8)},  # one is empty
     ):
-        ours = placed(kafka_frame(with_connector, settings, topic, bounds))
-        theirs = placed(jvm_frame(with_connector, settings, topic, bounds))
-        assert theirs == ours
-        assert ours
+        for marks in (False, True):
+            ours = placed(kafka_frame(with_connector, settings, topic, bounds, time_marks=marks))
+            theirs = placed(jvm_frame(with_connector, settings, topic, bounds, time_marks=marks))
+            assert theirs == ours
+            assert ours
+            assert (ours[-1][-1].timestamp == 900) == (marks and bounds == {1: (690, 703)})
 
 
 @pytest.mark.broker

@@ -12,6 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from coopstreams.log.kafka.log import KafkaLog
+from coopstreams.log.time_marks import headers_of
 from coopstreams.spark.history import kafka_source
 from coopstreams.spark.history.kafka_source import KafkaParts, KafkaSource, read_options, write_options
 from coopstreams.topology.columns import TopicPartition
@@ -112,6 +113,17 @@ def test_a_cut_in_an_open_transaction_is_an_error_after_a_while(kafka: Kafka, sp
         with pytest.raises(PySparkException, match="a transaction is open there"):
             read(spark, kafka, topic, 0, 6, patience_s=1.0).count()
         producer.abort_transaction(90)
+
+
+@pytest.mark.parametrize("time_marks", [False, True])
+def test_time_marks_are_read_if_they_are_asked_for(kafka: Kafka, time_marks: bool) -> None:
+    topic = kafka.topic()
+    with closing(KafkaLog(kafka.settings)) as log, closing(log.writer()) as writer:
+        writer.append(topic, [b"a", None, b"b"], [b"1", None, b"2"], [10, 50, 20], headers=[None, headers_of(50), None])
+        writer.flush(90)
+    parts = KafkaParts(read_options(kafka.settings, {TopicPartition(topic, 0): (0, 3)}, time_marks=time_marks))
+    rows = [row for part in parts.partitions() for some in parts.read(part) for row in some.to_pylist()]
+    assert [row["offset"] for row in rows] == ([0, 1, 2] if time_marks else [0, 2])
 
 
 def test_a_cut_above_the_end_is_an_error(kafka: Kafka, spark: SparkSession) -> None:

@@ -274,9 +274,7 @@ def test_each_range_takes_its_records_in_the_order_of_the_whole_partition(
     for source, first, upto in pieces(logs, random):
         end, time = upto == len(logs[source]), logs[source][upto - 1][2] if upto else NO_STREAM_TIME
         whole.add(run_of(source, logs[source][first:upto], upto, time, at_end=end))
-        part.add(
-            run_of(source, list(compress(logs[source][first:upto], mine[source][first:])), upto, time, at_end=end)
-        )
+        part.add(run_of(source, list(compress(logs[source][first:upto], mine[source][first:])), upto, time, at_end=end))
         every, some = every + taken(whole), some + taken(part)
     assert some == [
         (topic, offset) for topic, offset in every if mine[TABLE if topic == TABLE.topic else STREAM][offset]

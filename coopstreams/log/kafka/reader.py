@@ -129,12 +129,20 @@ class KafkaReader:
         operator_times: OperatorTimeColumns | None = None,
         *,
         time_marks: bool = False,
+        keep_marks: bool = False,
         suffix: int = 0,
         advances: bool = False,
     ) -> None:
         """Give each record to the slot of its key range."""
         routes = Routes(
-            ranges, timestamps, operator_times, time_marks=time_marks, suffix=suffix, advances=advances, router=router()
+            ranges,
+            timestamps,
+            operator_times,
+            time_marks=time_marks,
+            keep_marks=keep_marks,
+            suffix=suffix,
+            advances=advances,
+            router=router(),
         )
         self._routes[partition] = routes
         if partition in self._readings:

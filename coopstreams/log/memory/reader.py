@@ -59,12 +59,19 @@ class MemoryReader:
         operator_times: OperatorTimeColumns | None = None,
         *,
         time_marks: bool = False,
+        keep_marks: bool = False,
         suffix: int = 0,
         advances: bool = False,
     ) -> None:
         """Give each record to the slot of its key range."""
         self._routes[partition] = Routes(
-            ranges, timestamps, operator_times, time_marks=time_marks, suffix=suffix, advances=advances
+            ranges,
+            timestamps,
+            operator_times,
+            time_marks=time_marks,
+            keep_marks=keep_marks,
+            suffix=suffix,
+            advances=advances,
         )
 
     def hold(self, partition: TopicPartition, held: bool) -> None:

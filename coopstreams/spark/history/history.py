@@ -117,14 +117,20 @@ def _reached(cluster: KafkaLog, place: TopicPartition, until: int | None) -> int
 
 
 def kafka_frame(
-    spark: SparkSession, settings: Mapping[str, Any], topic: str, bounds: Mapping[int, tuple[int, int]]
+    spark: SparkSession,
+    settings: Mapping[str, Any],
+    topic: str,
+    bounds: Mapping[int, tuple[int, int]],
+    *,
+    time_marks: bool = False,
 ) -> DataFrame:
-    """Return the records of a topic within these offsets."""
+    """Return the records of a topic within these offsets, perhaps with time marks."""
     # Spark asks the active session whether there is a source of this name already, and another session that is active
     # may have registered ours: then it refuses. This makes the given session the active one.
     spark.createDataFrame([], "offset LONG")
     spark.dataSource.register(KafkaSource)
-    options = read_options(settings, {TopicPartition(topic, number): each for number, each in bounds.items()})
+    places = {TopicPartition(topic, number): each for number, each in bounds.items()}
+    options = read_options(settings, places, time_marks=time_marks)
     return spark.read.format(KafkaSource.name()).options(**options).load()
 
 

@@ -17,6 +17,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from coopstreams.common.security import Security, is_security
+from coopstreams.log.time_marks import HEADER
 from coopstreams.spark.history.kafka_source import PATIENCE_S
 from coopstreams.spark.history.rows import HISTORY, ddl
 from coopstreams.topology.errors import ConfigError
@@ -44,8 +45,10 @@ def jvm_frame(
     bounds: Mapping[int, tuple[int, int]],
     *,
     patience_s: float = PATIENCE_S,
+    time_marks: bool = False,
 ) -> DataFrame:
-    """Return the records of a topic within these offsets. `patience_s`: a task's longest wait for its next record.
+    """Return the records of a topic within these offsets, perhaps with time marks. `patience_s`: a task's longest wait
+    for its next record.
 
     Raises:
         ConfigError: the session lacks the connector, or a setting has no equivalent in the Java client.
@@ -73,6 +76,8 @@ def jvm_frame(
             f'PYSPARK_SUBMIT_ARGS="--packages {package} pyspark-shell"), or read with connector python, which needs '
             "none"
         ) from error
+    if not time_marks:
+        rows = rows.where(f"key is not null or value is not null or not coalesce(headers[0].key = '{HEADER}', false)")
     return rows.selectExpr(
         "topic",
         "partition",

@@ -40,6 +40,7 @@ from coopstreams.log.log import Position, RecordBatch
 from coopstreams.spark.history.rows import HISTORY, batch, columns_of, ddl, record_columns, runs_of
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, LogError
+from coopstreams.topology.keys import WHOLE
 
 FETCH_RECORDS = 10_000
 PATIENCE_S = 300.0
@@ -55,11 +56,12 @@ def read_options(
     *,
     split: int = 0,
     patience_s: float = PATIENCE_S,
+    time_marks: bool = False,
 ) -> dict[str, str]:
     """Return the options to read these partitions from start up to end (exclusive).
 
     `settings`: of the Kafka clients. `split`: the most offsets in a Spark partition; 0: one Spark partition for each
-    topic partition.
+    topic partition. `time_marks`: return these, too.
     """
     ranges = [[*partition, *bounds] for partition, bounds in cut.items()]
     return {
@@ -67,6 +69,7 @@ def read_options(
         "cut": json.dumps(ranges),
         "split": str(split),
         "patience": str(patience_s),
+        "marks": str(time_marks),
     }
 
 
@@ -125,6 +128,7 @@ class KafkaParts(DataSourceReader):
         self._cut = json.loads(options["cut"])
         self._split = int(options["split"])
         self._patience_s = float(options["patience"])
+        self._marks = options["marks"] == "True"
 
     def partitions(self) -> list[InputPartition]:
         """Return the ranges of offsets."""
@@ -149,6 +153,7 @@ class KafkaParts(DataSourceReader):
             if (last := cluster.end_offset(where)) < part.end:
                 raise LogError(f"{where} ends at {last}, the read at {part.end}: was the topic made anew?")
             reader.assign({where: Position(part.start)})
+            reader.route(where, [WHOLE], keep_marks=self._marks)
             at, moved = part.start, time.monotonic()
             while at < part.end:
                 batches = reader.fetch(FETCH_RECORDS, 0.2)
