@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,13 +13,16 @@ from confluent_kafka import Producer
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from coopstreams import StreamsBuilder, TimeWindows, serdes
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.time_marks import headers_of
+from coopstreams.spark import Options, backfill
 from coopstreams.spark.history import kafka_source
 from coopstreams.spark.history.kafka_source import KafkaParts, KafkaSource, read_options, write_options
 from coopstreams.topology.columns import TopicPartition
 from tests.broker.reading import read_topic
 from tests.conftest import Kafka
+from tests.durations import ms
 
 pytestmark = pytest.mark.broker
 BEGIN_MS = 1_700_000_000_000
@@ -124,6 +129,23 @@ def test_time_marks_are_read_if_they_are_asked_for(kafka: Kafka, time_marks: boo
     parts = KafkaParts(read_options(kafka.settings, {TopicPartition(topic, 0): (0, 3)}, time_marks=time_marks))
     rows = [row for part in parts.partitions() for some in parts.read(part) for row in some.to_pylist()]
     assert [row["offset"] for row in rows] == ([0, 1, 2] if time_marks else [0, 2])
+
+
+def test_a_backfill_closes_windows_at_the_time_marks_of_a_topic(
+    kafka: Kafka, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic, builder = kafka.topic(retention_ms="-1"), StreamsBuilder(kafka.unique("app"))
+    with closing(KafkaLog(kafka.settings)) as log, closing(log.writer()) as writer:
+        marks = [None, headers_of(60_000), None]
+        writer.append(topic, [b"a", None, b"a"], [b"1", None, b"2"], [1000, 60_000, 2000], headers=marks)
+        writer.flush(90)
+    values = builder.stream(topic, key=serdes.text, value=serdes.text, idle_advance=timedelta(seconds=20))
+    values.group_by_key().windowed_by(TimeWindows(seconds=10, grace=ms(0))).reduce(str.__add__).to_stream().to(
+        kafka.topic("out")
+    )
+    options = Options(seed=False, outputs="table", work=str(tmp_path))
+    done = backfill(builder.build(), kafka.settings, spark=spark, options=options)
+    assert [bytes(row.value) for row in done.outputs(spark).collect()] == [b"1"], "the other one is late"
 
 
 def test_a_cut_above_the_end_is_an_error(kafka: Kafka, spark: SparkSession) -> None:
