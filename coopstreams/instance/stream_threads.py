@@ -162,14 +162,18 @@ def uneven(homes: Mapping[TaskId, int], threads: Collection[int]) -> list[TaskId
 
 
 def _step(homes: Mapping[TaskId, int], threads: Collection[int]) -> tuple[TaskId, int] | None:
-    """Return a task, and the thread to which it should move; None: the tasks are spread evenly."""
+    """Return a task, and the thread to which it should move; None: the tasks are spread evenly.
+
+    It comes from the fullest thread: one from another may have to be replaced by a second move.
+    """
     every, alike = Counter(homes.values()), Counter((home, task.subtopology) for task, home in homes.items())
-    for task, home in sorted(homes.items(), reverse=True):
+    found = []
+    for task, home in homes.items():
         to = min(threads, key=lambda number: (alike[number, task.subtopology], every[number], number))
-        more = alike[home, task.subtopology] - alike[to, task.subtopology]
-        if more >= 2 or (more == 1 and every[home] - every[to] >= 2):
-            return task, to
-    return None
+        more, more_of_all = alike[home, task.subtopology] - alike[to, task.subtopology], every[home] - every[to]
+        if more >= 2 or (more == 1 and more_of_all >= 2):
+            found.append((more, more_of_all, task, to))
+    return max(found)[2:] if found else None
 
 
 def _name(number: int) -> str:

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from coopstreams.instance.stream_threads import StreamThreads, uneven
@@ -20,6 +20,7 @@ from coopstreams.topology.task_id import TaskId
     homes=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=40),
     threads=st.sets(st.integers(0, 6), min_size=1),
 )
+@example(homes=[(1, 0), (1, 0), (1, 0), (1, 1), (1, 1)], threads={0, 1, 2})  # one moves, from the fullest
 def test_tasks_that_move_leave_each_thread_its_share_and_no_other_task_moves(
     homes: list[tuple[int, int]], threads: set[int]
 ) -> None:
