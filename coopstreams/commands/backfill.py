@@ -59,8 +59,14 @@ def backfill(
         typer.Option(help="Up to the first record of this time (UTC). Default: up to what is committed now."),
     ] = None,
     ranges: Annotated[
-        int, typer.Option(min=1, max=256, metavar="N", help="Key ranges, and so tasks, per partition.")
-    ] = 4,
+        int | None,
+        typer.Option(
+            min=1,
+            max=256,
+            metavar="N",
+            help="Key ranges, and so tasks, per partition. Default: 4, or 1 where processors may have punctuations.",
+        ),
+    ] = None,
     outputs: Results = "none",
     table: Annotated[
         str | None,

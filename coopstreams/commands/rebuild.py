@@ -66,7 +66,7 @@ def rebuild(
     ] = None,
     ranges: Annotated[
         int | None,
-        typer.Option(min=1, max=256, metavar="N", help="From the source: key ranges of each partition. Default: 4."),
+        typer.Option(min=1, max=256, metavar="N", help="From the source: key ranges of each partition."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="From the source: report how the changelogs differ; write nothing.")
@@ -103,7 +103,7 @@ def rebuild(
             topology,
             checked,
             wanted,
-            ranges=ranges or 4,
+            ranges=ranges,
             cores=cores or "*",
             work=work,
             resume=resume,
@@ -187,7 +187,7 @@ def from_source(
     config: Config,
     wanted: RebuildScope,
     *,
-    ranges: int,
+    ranges: int | None,
     cores: str,
     work: str | None,
     resume: str | None,

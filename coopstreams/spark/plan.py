@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -21,6 +21,7 @@ from coopstreams.spark.committed import Rebuild
 from coopstreams.spark.native.translation import translated
 from coopstreams.spark.rounds import rounds_of
 from coopstreams.state.manifest import shape_of
+from coopstreams.topology.compile.foreseen import foresees
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.nodes import Source
 from coopstreams.topology.graph.patterns import unmatched
@@ -28,6 +29,9 @@ from coopstreams.topology.graph.topology import Topology
 
 Outputs = Literal["none", "topic", "table"]
 Connector = Literal["python", "jvm"]
+
+RANGES = 4
+"""The key ranges of a partition, if the user gives no number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,8 @@ class Stage:
     rounds: int = 1
     only: tuple[int, ...] | None = None
     """The tasks that run; None: all of them."""
+    called: bool = False
+    """Whether it may have punctuations by stream time that tasks of parts of a partition would call late."""
 
     @property
     def name(self) -> str:
@@ -142,6 +148,10 @@ class Plan:
                 else f"only asks, by {', '.join(topic for topic, _ in stage.forwarded)}"
             )
             lines.append(f"  {stage.name}: {stage.partitions} partitions x {stage.ranges} key ranges; {leaves}")
+            if stage.called and stage.ranges == 1:
+                lines.append(
+                    "    not divided, because its processors may be called by stream time; --ranges N divides it"
+                )
             if stage.native:
                 lines.append("    in Spark SQL, if all its records are understood there")
             elif stage.why:
@@ -210,12 +220,18 @@ def check(topology: Topology) -> None:
 
 
 def stages(
-    topology: Topology, partitions: Mapping[str, int], ranges: int, *, native: bool = False, outputs: Outputs = "none"
+    topology: Topology,
+    partitions: Mapping[str, int],
+    ranges: int | None,
+    *,
+    native: bool = False,
+    outputs: Outputs = "none",
 ) -> tuple[Stage, ...]:
     """Return the sub-topologies with their tasks, in the order in which they run.
 
-    `native`: fold by Spark SQL where the result is the same. A sub-topology without source topics (no topic matches its
-    pattern yet) has no tasks, and is no stage.
+    `ranges`: key ranges of each partition; None: `RANGES`, or one where more would call punctuations late. `native`:
+    fold by Spark SQL where the result is the same. A sub-topology without source topics (no topic matches its pattern
+    yet) has no tasks, and is no stage.
     """
     result, first = list[Stage](), 0
     for round_ in rounds_of(topology):
@@ -224,10 +240,11 @@ def stages(
         if not count:
             continue
         found = translated(part, outputs) if native and round_.rounds == 1 else ("it runs in rounds" if native else "")
+        called = part.divisible and foresees(part)
         stage = Stage(
             part.id,
             count,
-            ranges if part.divisible else 1,
+            (ranges or (1 if called else RANGES)) if part.divisible else 1,
             first,
             part.topics,
             tuple((topic, partitions[topic]) for topic in round_.forwards),
@@ -236,10 +253,25 @@ def stages(
             why=found if isinstance(found, str) else "",
             round=round_.round,
             rounds=round_.rounds,
+            called=called,
         )
         result.append(stage)
         first += stage.tasks
     return tuple(result)
+
+
+def called_late(stages: Iterable[Stage], cure: str) -> list[str]:
+    """Return a warning for each sub-topology whose tasks may call punctuations later than a live application.
+
+    `cure`: how to have one key range.
+    """
+    return [
+        f"{stage.name} has {stage.ranges} key ranges a partition: a punctuation by stream time that a record of "
+        "another range makes due is called only after the next record of the task's own range. If a processor "
+        f"schedules such punctuations, {cure}."
+        for stage in stages
+        if stage.called and stage.ranges > 1 and stage.is_last
+    ]
 
 
 def leading_to(topology: Topology, stores: Collection[str]) -> dict[int, bool]:

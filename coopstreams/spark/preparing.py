@@ -45,7 +45,8 @@ BACKFILLED = 0
 class Options:
     """The options of a run.
 
-    `ranges`: key ranges of each partition, and so tasks. `seed`: write the state to the changelogs; False is a trial
+    `ranges`: key ranges of each partition, and so tasks; None: four, or one where processors may be called by stream
+    time, which several would call late. `seed`: write the state to the changelogs; False is a trial
     that writes nothing to Kafka and cannot be published. `snapshots`: also write the state to this storage, from which
     tasks restore it faster. `outputs`: `none`; `topic`: write results to the topics of a live application; or `table`:
     `Backfilled.outputs` returns them, and they are kept at `table` (a URL of Spark's) as Parquet, if that is given.
@@ -54,7 +55,7 @@ class Options:
     is the same; the plan says where not, and why. `until`: the cut of the topics without a given history.
     """
 
-    ranges: int = 4
+    ranges: int | None = None
     seed: bool = True
     snapshots: str | None = None
     outputs: Outputs = "none"
@@ -172,14 +173,17 @@ def make_plan(
             "beginning",
             pattern,
         )
+    stages = planning.stages(
+        topology, resolved.partitions, options.ranges, native=options.native, outputs=options.outputs
+    )
+    for warning in planning.called_late(stages, "leave out --ranges (ranges=None)"):
+        log.warning("%s", warning)
     return Plan(
         run=new_run(),
         application=topology.application_id,
         topology=planning.digest(topology),
         cut=cut,
-        stages=planning.stages(
-            topology, resolved.partitions, options.ranges, native=options.native, outputs=options.outputs
-        ),
+        stages=stages,
         partitions=dict(resolved.partitions),
         tables=tables,
         outputs=options.outputs,

@@ -7,6 +7,7 @@ Invariant: until the plan is stored, nothing is created except missing internal 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -41,11 +42,20 @@ from coopstreams.topology.keys import WHOLE, KeyRange
 from coopstreams.topology.naming import REBUILD
 from coopstreams.topology.task_id import TaskId
 
+log = logging.getLogger(__name__)
+
 _NOTHING = (Segment(WHOLE, 0),)
 
 
 def begin_rebuild(
-    built: Topology, config: Config, wanted: RebuildScope, *, ranges: int, dry_run: bool, incomplete: bool, work: str
+    built: Topology,
+    config: Config,
+    wanted: RebuildScope,
+    *,
+    ranges: int | None,
+    dry_run: bool,
+    incomplete: bool,
+    work: str,
 ) -> Plan:
     """Return the plan of a new run, stored in its folder.
 
@@ -69,6 +79,8 @@ def begin_rebuild(
         resolved = check_topics(cluster, topology, config)
         rebuild = _rebuild(topology, config, cluster, resolved, wanted)
         stages = stages_of(topology, resolved.partitions, rebuild, ranges)
+        for warning in planning.called_late(stages, "leave out --ranges, and stop the application when it has no lag"):
+            log.warning("%s", warning)
         cut = _cut(topology, cluster, stages, rebuild.committed)
         if not any(end > start for bounds in cut.values() for start, end in bounds.values()):
             raise ConfigError(
@@ -102,7 +114,9 @@ def begin_rebuild(
     return plan
 
 
-def stages_of(topology: Topology, partitions: Mapping[str, int], rebuild: Rebuild, ranges: int) -> tuple[Stage, ...]:
+def stages_of(
+    topology: Topology, partitions: Mapping[str, int], rebuild: Rebuild, ranges: int | None
+) -> tuple[Stage, ...]:
     """Return the stages of a rebuild, with at least `ranges` key ranges, so that each task has one end per source.
 
     Sub-topologies whose records others need run whole; of the others, only the tasks with something to rebuild.

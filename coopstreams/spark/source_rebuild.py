@@ -57,7 +57,7 @@ def rebuild_from_source(
     *,
     spark: SparkSession | None = None,
     wanted: RebuildScope | None = None,
-    ranges: int = 4,
+    ranges: int | None = None,
     dry_run: bool = False,
     incomplete: bool = False,
     work: str = WORK,
@@ -68,10 +68,10 @@ def rebuild_from_source(
     """Correct the changelogs of a stopped application by its source topics; return how they differed.
 
     `wanted`: the stores, partitions and key groups; everything else stays as it is. `ranges`: key ranges of each
-    partition, and so tasks; there are more where those of the application have different positions. `dry_run`: nothing
-    is written. `incomplete`: rebuild although sources have lost records; their effect on the state is lost, too.
-    `work`, `resume`, `on_stage`, `on_progress`: as in `backfill`. With `snapshots.dir`, a snapshot is published as
-    well.
+    partition, and so tasks; None: as in `backfill`. There are more where those of the application have different
+    positions. `dry_run`: nothing is written. `incomplete`: rebuild although sources have lost records; their effect on
+    the state is lost, too. `work`, `resume`, `on_stage`, `on_progress`: as in `backfill`. With `snapshots.dir`, a
+    snapshot is published as well.
 
     Raises:
         TopologyError, ConfigError, OffsetOutOfRangeError: found before anything runs.
@@ -99,7 +99,7 @@ def plan_rebuild(
     config: Config,
     wanted: RebuildScope,
     *,
-    ranges: int,
+    ranges: int | None,
     dry_run: bool,
     incomplete: bool,
     work: str,

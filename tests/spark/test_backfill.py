@@ -12,11 +12,23 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import array, lit, struct
 
-from coopstreams import SessionWindows, StreamsBuilder, TimeWindows, Topology, serdes, until_window_closes
+from coopstreams import (
+    KeyValueStore,
+    Processor,
+    ProcessorContext,
+    Record,
+    SessionWindows,
+    StreamsBuilder,
+    TimeWindows,
+    Topology,
+    key_value_store,
+    serdes,
+    until_window_closes,
+)
 from coopstreams.common.config import Config
 from coopstreams.spark import plan as planning
 from coopstreams.spark.history.history import TableHistory, table_frame
-from coopstreams.spark.plan import Plan
+from coopstreams.spark.plan import Outputs, Plan
 from coopstreams.spark.running import Backfilled, carry_out
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology.errors import ConfigError, ProcessingError
@@ -26,7 +38,9 @@ from tests.durations import ms
 from tests.spark.slices import changelogs_of
 
 
-def plan_of(topology: Topology, counts: Mapping[str, int], ranges: int, snapshots: Path) -> Plan:
+def plan_of(
+    topology: Topology, counts: Mapping[str, int], ranges: int | None, snapshots: Path, outputs: Outputs
+) -> Plan:
     """Return the plan of a run that reads tables only."""
     partitions = check_partitions(topology, counts).partitions
     topics = planning.sources(topology)
@@ -38,6 +52,7 @@ def plan_of(topology: Topology, counts: Mapping[str, int], ranges: int, snapshot
         stages=planning.stages(topology, partitions, ranges),
         partitions=partitions,
         tables=topics,
+        outputs=outputs,
         snapshots=str(snapshots),
     )
 
@@ -47,11 +62,12 @@ def run(
     topology: Topology,
     histories: Mapping[str, TableHistory],
     partitions: int,
-    ranges: int,
+    ranges: int | None,
     folder: Path,
     handler: str = "fail",
+    outputs: Outputs = "none",
 ) -> Backfilled:
-    plan = plan_of(topology, dict.fromkeys(histories, partitions), ranges, folder / "snapshots")
+    plan = plan_of(topology, dict.fromkeys(histories, partitions), ranges, folder / "snapshots", outputs)
     given = {
         "statestore.cache.max.bytes": 0,
         "processing.exception.handler": handler,
@@ -143,6 +159,51 @@ def test_sessions_and_windows_that_are_told_once_are_those_of_the_test_driver(
         assert expected
         # Expired rows may be in a segment that has not expired.
         assert expected == {key: rows_.get(key) for key in expected}
+
+
+class Totals(Processor[str, str, str, int]):
+    """Forwards, every second of stream time, the number of records of each key since."""
+
+    def init(self, context: ProcessorContext[str, int]) -> None:
+        super().init(context)
+        self.counts: KeyValueStore[str, int] = context.store("since")
+        context.schedule(ms(1000), "stream_time", self.tell)
+
+    def process(self, record: Record[str, str]) -> None:
+        self.counts.put(record.key, (self.counts.get(record.key) or 0) + 1)
+
+    def tell(self, now_ms: int) -> None:
+        for key, count in sorted(self.counts.all()):
+            self.context.forward(Record(key, count, now_ms))
+            self.counts.delete(key)
+
+
+def totals() -> Topology:
+    builder = StreamsBuilder("totals")
+    store = key_value_store("since", key=serdes.text, value=serdes.int64)
+    clicks = builder.stream("clicks", key=serdes.text, value=serdes.text)
+    clicks.process(Totals, stores=[store], key=serdes.text, value=serdes.int64, by_key=True).to("totals")
+    return builder.build()
+
+
+def test_punctuations_by_stream_time_are_called_at_the_records_of_a_live_task(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    generator = random.Random(6)
+    clicks = [(f"k{generator.randrange(9)}", max(0, 20 * at - generator.choice([0, 0, 700]))) for at in range(600)]
+    with TopologyTestDriver(totals()) as driver:
+        for key, at in clicks:
+            driver.input("clicks", serdes.text, serdes.text).send(key, "x", timestamp=at)
+        expected = [(record.key, record.value, record.timestamp) for record in driver.outputs()]
+        kept = {row.key: row.value for row in driver.store("since").all()}
+    rows = [(key.encode(), b"x", at, number) for number, (key, at) in enumerate(clicks)]
+    table = spark.createDataFrame(rows, "key binary, value binary, timestamp bigint, number bigint")
+    done = run(spark, totals(), {"clicks": TableHistory(table, ["number"])}, 1, None, tmp_path, outputs="table")
+    told = done.outputs(spark).orderBy("time", "subtopology", "task", "number").collect()
+    assert [(row.key.decode(), serdes.int64.decode(bytes(row.value)), row.timestamp) for row in told] == expected
+    found = changelogs_of(totals(), tmp_path / "snapshots", done.results)["since"]
+    assert {key.decode(): serdes.int64.decode(value) for key, (value, _) in found.items()} == kept
+    assert kept
 
 
 def stubborn() -> Topology:

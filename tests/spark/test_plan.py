@@ -11,6 +11,7 @@ import pytest
 
 from coopstreams import (
     KStream,
+    Processor,
     Serde,
     SessionWindows,
     StreamsBuilder,
@@ -92,6 +93,28 @@ def counting(topic: str, application: str = "app") -> Topology:
 def test_the_digest_tells_topologies_apart_and_is_the_same_for_the_same() -> None:
     assert planning.digest(counting("orders")) == planning.digest(counting("orders"))
     assert planning.digest(counting("orders")) != planning.digest(counting("others"))
+
+
+@pytest.mark.parametrize(
+    ("held", "ranges", "expected"),
+    [(False, None, [1, 4]), (False, 1, [1, 1]), (False, 3, [3, 3]), (True, None, [4, 4])],
+)
+def test_a_partition_is_not_divided_where_that_would_call_punctuations_late_unless_ranges_are_given(
+    *, held: bool, ranges: int | None, expected: list[int]
+) -> None:
+    builder = StreamsBuilder("app")
+    stream = builder.stream("orders", key=serdes.text, value=serdes.text)
+    stream.process(Processor[str, str, str, str], key=serdes.text, value=serdes.text, by_key=True).to("out")
+    if held:  # a punctuation waits for the next record of the task's keys in a live application, too
+        stream.group_by_key().windowed_by(DAY).count().suppress(until_window_closes())
+    builder.stream("others", key=serdes.text, value=serdes.text).group_by_key().count()
+    topology, counts = builder.build(), {"orders": 2, "others": 2}
+    made = planning.stages(topology, counts, ranges)
+    assert [stage.ranges for stage in made] == expected
+    text = str(Plan("r", "app", planning.digest(topology), {}, made, counts))
+    assert ("may be called by stream time; --ranges N divides it" in text) is (expected[0] == 1)
+    late = planning.called_late(made, "leave out --ranges")
+    assert [text.partition(":")[0] for text in late] == ["sub-topology 0 has 3 key ranges a partition"] * (ranges == 3)
 
 
 def by_patterns() -> Topology:
