@@ -110,16 +110,17 @@ class Cut:
         self.ends: list[Now | None] = [None] * len(ranges)
         """By slot, the time at which the task ends; None: before the first record."""
 
-    def spans(self, offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Yield the half-open bounds of the next records, divided where a task ends."""
-        cuts = sorted({0, len(offsets), *(bisect_left(offsets, until) for until in self._until)})
+    def spans(self, offsets: Sequence[int], ends: Iterable[int] = ()) -> Iterator[tuple[int, int]]:
+        """Yield the half-open bounds of the next records, divided where a task ends, and at these `ends`."""
+        cuts = sorted({0, len(offsets), *ends, *(bisect_left(offsets, until) for until in self._until)})
         yield from pairwise(cuts)
 
-    def tell(self, last: int, now: Now) -> None:
-        """Note the time after a span that ends with this offset."""
-        for slot, until in enumerate(self._until):
-            if last < until:
-                self.ends[slot] = now
+    def tell(self, last: int, now: Now) -> list[int]:
+        """Note the time after a span that ends with this offset; return the slots whose tasks go on until then."""
+        slots = [slot for slot, until in enumerate(self._until) if last < until]
+        for slot in slots:
+            self.ends[slot] = now
+        return slots
 
     def committed(self, number: int, columns: Columns) -> Columns:
         """Return the committed records of a segment range, by its number."""

@@ -10,7 +10,7 @@ placed topics, see `rounds`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -19,6 +19,7 @@ import pyarrow as pa
 from coopstreams.commit.record import Segment
 from coopstreams.log.batches import Routes, make_batches
 from coopstreams.log.log import NO_STREAM_TIME
+from coopstreams.log.time_marks import marks_in
 from coopstreams.spark.committed import ALL, Cut, Now
 from coopstreams.spark.history.rows import END, ROUTED, batch, columns_of, lists_column, record_columns
 from coopstreams.spark.rounds import round_of
@@ -53,7 +54,7 @@ class Routing:
     """Whether a record that fails may be dropped, so that others go on; else fewer functions are called here."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the tasks, and one last row for each task with its final time."""
+        """Yield the rows of the tasks, and for each task a row with its time at each time mark, and at the end."""
         round_ = round_of(self.topology, self.subtopology, self.round)
         program = compile_subtopology(self.topology, round_.part)
         source = program.subtopology.topics.index(self.topic)
@@ -96,11 +97,14 @@ class Routing:
                 if self.topic in round_.placed
                 else None
             )
-            for start, end in cut.spans(offsets):
-                columns = columns_of(rows.slice(start, end - start), offsets[start:end])
-                batches = make_batches(partition, columns, routes, stream_time, offsets[end - 1] + 1, at_end=False)
-                stream_time, last = batches[0].stream_time, offsets[end - 1]
-                cut.tell(last, Now(stream_time if places is None else places[last], stream_time, routes.now))
+            columns = columns_of(rows, offsets)
+            marks = {at + 1 for at, _ in marks_in(columns)} if routes.time_marks else set[int]()
+            for start, end in cut.spans(offsets, marks):
+                last, span = offsets[end - 1], columns.slice(start, end)
+                batches = make_batches(partition, span, routes, stream_time, last + 1, at_end=False)
+                stream_time = batches[0].stream_time
+                now = Now(stream_time if places is None else places[last], stream_time, routes.now)
+                going_on = cut.tell(last, now)
                 for fetched in batches:
                     counted = cut.committed(fetched.slot, fetched.columns)
                     if len(counted):
@@ -110,9 +114,12 @@ class Routing:
                             counted,
                             places,
                         )
+                if end in marks:
+                    yield self._times(source, partition.partition, [(slot, now) for slot in going_on], last)
             reporter.took(0, rows.num_rows, next_offset)
         reporter.end()
-        yield self._ends(source, partition.partition, cut)
+        ends = [(slot, now) for slot, now in enumerate(cut.ends) if now is not None]
+        yield self._times(source, partition.partition, ends, END)
 
     def _reporter(self, at: TopicPartition) -> Reporter:
         return Reporter(
@@ -137,14 +144,15 @@ class Routing:
             ],
         )
 
-    def _ends(self, source: int, partition: int, cut: Cut) -> pa.RecordBatch:
-        told = [(partition * self.ranges + slot, *now) for slot, now in enumerate(cut.ends) if now is not None]
+    def _times(self, source: int, partition: int, reached: Sequence[tuple[int, Now]], offset: int) -> pa.RecordBatch:
+        """Return rows that tell tasks, by their slots, the times that the partition reaches at an offset."""
+        told = [(partition * self.ranges + slot, *now) for slot, now in reached]
         count = len(told)
         nothing = [pa.nulls(count, field.type) for field in list(ROUTED)[5:-1]]
         tasks, times, stream_times, operator_times = (
             [list(column) for column in zip(*told, strict=True)] if told else [[], [], [], []]
         )
-        return batch(ROUTED, [tasks, [source] * count, times, stream_times, [END] * count, *nothing, operator_times])
+        return batch(ROUTED, [tasks, [source] * count, times, stream_times, [offset] * count, *nothing, operator_times])
 
 
 def _only_partition(rows: pa.RecordBatch) -> TopicPartition:

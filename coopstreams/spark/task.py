@@ -16,7 +16,7 @@ import logging
 import tempfile
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -232,27 +232,30 @@ class TaskAttempt:
         """Process rows of this task; yield the records that it forwards."""
         check_task(rows, self._number)
         offsets, times = rows.column("offset").to_pylist(), rows.column("time").to_pylist()
-        markers = [
-            (source, offset == BEGIN, offset == END)
-            for source, offset in zip(rows.column("source").to_pylist(), offsets, strict=True)
-        ]
         # Whole columns, once: where sources take turns, a slice of Arrow for each run costs more than its records.
         columns, operator_times = columns_of(rows, offsets), rows.column("operator_times")
         columns.stream_times = rows.column("stream_time").to_pylist()
+        sources: list[int] = rows.column("source").to_pylist()
+        timestamps: Sequence[int | None] = columns.timestamps
+        markers = [
+            (source, offset if timestamp is None else None)
+            for source, offset, timestamp in zip(sources, offsets, timestamps, strict=True)
+        ]
         timed = len(operator_times.flatten()) > 0
         for start, end in runs_of(markers):
-            source = self._topics[markers[start][0]]
-            if offsets[start] == BEGIN:
+            number, told_at = markers[start]
+            source = self._topics[number]
+            if told_at == BEGIN:
                 continue
             self._at_hand = source, offsets[start:end], times[start:end]
             told = operator_times.slice(start, end - start).flatten().to_pylist() if timed else []
             part = columns.slice(start, end)
-            received = self._end if offsets[start] == END else self._run
+            received = self._run if told_at is None else self._told
             self._task.add(received(source, part, told))
             while self._task.step() or self._task.wait_for_calls():
                 pass
-            if offsets[start] != END:
-                self._reporter.took(markers[start][0], end - start, offsets[end - 1] + 1)
+            if told_at is None:
+                self._reporter.took(number, end - start, offsets[end - 1] + 1)
         yield from self._forward()
         yield from self._relieve()
 
@@ -304,12 +307,13 @@ class TaskAttempt:
         self._read[source.topic] += len(columns)
         return RecordBatch(source, 0, columns, columns.offsets[-1] + 1, columns.stream_times[-1], at_end=False)
 
-    def _end(self, source: TopicPartition, columns: Columns, operator_times: list[int]) -> RecordBatch:
-        """Return the end of a partition, with its stream time, as a batch of a reader."""
-        (stream_time,) = columns.stream_times
+    def _told(self, source: TopicPartition, columns: Columns, operator_times: list[int]) -> RecordBatch:
+        """Return the times that a partition has reached, at a time mark or at its end, as a batch of a reader."""
+        (stream_time,), (offset,) = columns.stream_times, columns.offsets
         self._stream_times[source.topic] = stream_time
-        at = self._task.queues.received(source)
-        return RecordBatch(source, 0, NO_RECORDS, at, stream_time, at_end=True, operator_times=operator_times)
+        at_end = offset == END
+        at = self._task.queues.received(source) if at_end else offset + 1
+        return RecordBatch(source, 0, NO_RECORDS, at, stream_time, at_end=at_end, operator_times=operator_times)
 
     def _forward(self) -> Iterator[pa.RecordBatch]:
         for output in (*self._task.program.outputs.values(), *self._dead_letters.values()):

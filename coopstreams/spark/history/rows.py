@@ -2,7 +2,8 @@
 
     HISTORY   records of topic partitions, as a source returns them
     ROUTED    the same with task, stream time and operator times: a task's input in its processing order, which is
-              that of `time`
+              that of `time`. A row without a timestamp is no record: it opens a source (`BEGIN`), or tells the times
+              that the partition has reached, at a time mark or at its end (`END`)
     RESULTS   a task's output: records for other stages or for a table, and one row with the task's result
 
 Invariant: a Spark DataFrame of one of these has exactly these columns, in this order: mapInArrow casts nothing.
