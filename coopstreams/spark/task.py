@@ -221,6 +221,8 @@ class TaskAttempt:
         )
         closing.callback(self._task.close)
         self._task.begin()
+        # A punctuation has the place of the record that made it due, which is the last one of its step.
+        self._single = bool(round_.placed) and self._task.program.may_punctuate
         self._counts = round_.is_last
         bounds = [
             work.cut[topic].get(partition, (0, 0)) if topic in work.cut else None
@@ -252,7 +254,7 @@ class TaskAttempt:
             part = columns.slice(start, end)
             received = self._run if told_at is None else self._told
             self._task.add(received(source, part, told))
-            while self._task.step() or self._task.wait_for_calls():
+            while self._task.step(single=self._single) or self._task.wait_for_calls():
                 pass
             if told_at is None:
                 self._reporter.took(number, end - start, offsets[end - 1] + 1)

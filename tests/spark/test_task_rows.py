@@ -20,6 +20,9 @@ from coopstreams import (
     JoinWindows,
     KStream,
     Materialized,
+    Processor,
+    ProcessorContext,
+    Record,
     StreamsBuilder,
     TimeWindows,
     Topology,
@@ -209,6 +212,37 @@ def test_a_question_that_is_asked_behind_a_record_has_its_time_and_not_that_of_t
     placed = [row["time"] for made in work(iter(routed)) for row in made.to_pylist() if row["topic"] is not None]
     assert len(placed) > count
     assert placed == sorted(placed)
+
+
+class Ticks(Processor[bytes, bytes, bytes, bytes]):
+    """Forwards all records, and every ten milliseconds of stream time one of its own."""
+
+    def init(self, context: ProcessorContext[bytes, bytes]) -> None:
+        super().init(context)
+        context.schedule(ms(10), "stream_time", lambda now_ms: context.forward(Record(b"tick", b"", now_ms)))
+
+    def process(self, record: Record[bytes, bytes]) -> None:
+        self.context.forward(record)
+
+
+def test_a_record_of_a_punctuation_has_the_time_of_the_record_that_made_it_due_and_not_that_of_the_batch() -> None:
+    """Else it would come behind records of later times, and be late for windows."""
+    builder = StreamsBuilder("app")
+    left, right = _streams(builder)
+    moved = left.select_key(lambda _, value: value, key=serdes.raw).repartition(name="to-right")
+    ticking = right.merge(moved).process(Ticks, key=serdes.raw, value=serdes.raw, by_key=True)
+    left.merge(ticking.repartition(name="to-left")).group_by_key().count()
+    topology = builder.build()
+    answers = planning.stages(topology, check_partitions(topology, {"left": 1, "right": 1}).partitions, 1)[1]
+    times = list(range(100))
+    columns = [["right"] * 100, [0] * 100, times, times, [b"key"] * 100, [b""] * 100]
+    history = batch(HISTORY, [*columns, headers_column(None, 100)])
+    routed = list(Routing(topology, answers.subtopology, "right", 1)(iter([history])))
+    config = Config.of({"bootstrap.servers": "nowhere:1"}, "app")
+    work = TaskWork(topology, answers.subtopology, 1, "run", 0, config, forwarded=answers.forwarded)
+    rows = [row for made in work(iter(routed)) for row in made.to_pylist() if row["topic"] is not None]
+    assert [row["time"] for row in rows if row["key"] == b"tick"] == times[::10]
+    assert [row["time"] for row in rows] == [row["timestamp"] for row in rows]
 
 
 @pytest.mark.parametrize(("windowed", "updates"), [(False, 7), (True, 100)])
