@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
@@ -28,10 +28,12 @@ from coopstreams.spark.outbox import cluster_of
 from coopstreams.spark.plan import Plan
 from coopstreams.spark.preparing import BACKFILLED, as_planned
 from coopstreams.spark.running import Backfilled
+from coopstreams.spark.task import TaskResult
 from coopstreams.spark.unchanged import check_topics
 from coopstreams.state import snapshot
 from coopstreams.state.manifest import Manifest, Slice, StoreSlices, placed, shape_of
 from coopstreams.topology.columns import TopicPartition
+from coopstreams.topology.compile.operator_time import OperatorTimes, latest
 from coopstreams.topology.errors import ConfigError, GroupError
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.naming import changelog_topic, internal_topic, marks_topic
@@ -78,7 +80,7 @@ def _positions(done: Backfilled, cluster: KafkaLog) -> dict[TopicPartition, Comm
         if topic not in plan.cut
     }
     found = planning.positions(plan, stream_times(done), internal)
-    times = {(topic, each.partition): at for each in done.results for topic, at in each.operator_times.items()}
+    times = operator_times(done.results)
     return {
         TopicPartition(*place): Committed(offset, stream_time, BACKFILLED, operator_times=times.get(place, ()))
         for place, (offset, stream_time) in found.items()
@@ -101,6 +103,20 @@ def _check_unused(group: GroupAdmin, goes_on: Mapping[TopicPartition, Committed]
 def stream_times(done: Backfilled) -> dict[tuple[str, int], int]:
     """Return the stream time of each source partition; all tasks of a partition have the same."""
     return {(topic, result.partition): at for result in done.results for topic, at in result.stream_times.items()}
+
+
+def operator_times(results: Iterable[TaskResult]) -> dict[tuple[str, int], OperatorTimes]:
+    """Return the operator times of each source partition.
+
+    The tasks of a partition may have reached different ones, where a processor has chosen timestamps: the latest count,
+    which a task with the whole partition would have reached.
+    """
+    found: dict[tuple[str, int], OperatorTimes] = {}
+    for result in results:
+        for topic, times in result.operator_times.items():
+            place = topic, result.partition
+            found[place] = latest(found.get(place, ()), times)
+    return found
 
 
 def _manifest(done: Backfilled, topology: Topology, cluster: KafkaLog) -> Manifest:

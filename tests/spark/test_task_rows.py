@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -32,9 +33,11 @@ from coopstreams import (
 from coopstreams.common.config import Config
 from coopstreams.spark import plan as planning
 from coopstreams.spark.history.rows import HISTORY, ROUTED, batch, headers_column
+from coopstreams.spark.publishing import operator_times
 from coopstreams.spark.routing import Routing
-from coopstreams.spark.task import TaskWork
+from coopstreams.spark.task import TaskResult, TaskWork
 from coopstreams.testing import TopologyTestDriver
+from coopstreams.topology.compile.operator_time import store_id
 from coopstreams.topology.graph.partitions import check_partitions
 from tests.durations import ms
 
@@ -243,6 +246,37 @@ def test_a_record_of_a_punctuation_has_the_time_of_the_record_that_made_it_due_a
     rows = [row for made in work(iter(routed)) for row in made.to_pylist() if row["topic"] is not None]
     assert [row["time"] for row in rows if row["key"] == b"tick"] == times[::10]
     assert [row["time"] for row in rows] == [row["timestamp"] for row in rows]
+
+
+class Later(Processor[bytes, bytes, bytes, bytes]):
+    def process(self, record: Record[bytes, bytes]) -> None:
+        self.context.forward(Record(record.key, record.value, record.timestamp + 50))
+
+
+@pytest.mark.parametrize("latest", [b"a", b"c"])  # keys of two ranges
+def test_the_operator_times_at_the_cut_are_the_latest_that_any_task_has_reached(latest: bytes) -> None:
+    """A processor chooses timestamps, of which the tasks of other ranges do not hear."""
+    builder = StreamsBuilder("app")
+    stream = builder.stream("left", key=serdes.raw, value=serdes.raw).filter(lambda key, _: key != b"d")
+    moved = stream.process_values(Later, value=serdes.raw, by_key=True).group_by_key()
+    moved.windowed_by(TimeWindows(milliseconds=10)).count(store="counts")
+    topology, keys = builder.build(), [b"a", b"c", latest, b"d"]
+    history = batch(
+        HISTORY, [["left"] * 4, [0] * 4, list(range(4)), [0, 0, 90, 200], keys, keys, headers_column(None, 4)]
+    )
+    config = Config.of({"bootstrap.servers": "nowhere:1", **SETTINGS}, "app")
+
+    def reached(ranges: int) -> object:
+        rows = [row for made in Routing(topology, 0, "left", ranges)(iter([history])) for row in made.to_pylist()]
+        results = list[TaskResult]()
+        for task in range(ranges):
+            mine = sorted((row for row in rows if row["task"] == task), key=lambda row: (row["time"], row["offset"]))
+            made = TaskWork(topology, 0, ranges, "run", 0, config)(_in_pieces(mine))
+            told = [row["result"] for each in made for row in each.to_pylist() if row["result"] is not None]
+            results += (msgspec.json.decode(each, type=TaskResult) for each in told)
+        return operator_times(results)
+
+    assert reached(4) == reached(1) == {("left", 0): ((store_id("counts"), 140),)}
 
 
 @pytest.mark.parametrize(("windowed", "updates"), [(False, 7), (True, 100)])
