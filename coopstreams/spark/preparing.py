@@ -14,6 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 
+from coopstreams.commit.offsets import individual_commits
 from coopstreams.commit.record import Committed
 from coopstreams.common.config import Config
 from coopstreams.group.admin import GroupAdmin
@@ -276,6 +277,12 @@ def check_unused(
             raise ConfigError(
                 f"the group has committed offset {found[0]} of {place}: the application has run, or was reset. Give "
                 "the program another application id: the individual commits under this one stay valid"
+            )
+    with individual_commits(cluster, config["application.id"]) as commits:  # they outlive the offsets of a group
+        if commits is not None and (shared := [place for place in places if commits.live(place)]):
+            raise ConfigError(
+                f"key ranges of the group have committed in {shared[0]}: the application has run, or was reset. Give "
+                "the program another application id: these commits stay valid"
             )
     if members:  # one that has just started, or has no tasks, has committed nothing
         raise ConfigError(f'"{topology.application_id}" runs, it has {len(members)} members: stop all instances')

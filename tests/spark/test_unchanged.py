@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer
+from confluent_kafka.admin import AdminClient
 from typer.testing import CliRunner
 
 from coopstreams import StreamsBuilder, serdes
@@ -136,6 +137,27 @@ def test_a_reset_gives_a_run_up_and_another_can_begin(kafka: Kafka, tmp_path: Pa
         taken_up(counting.topology, config_of(counting), str(tmp_path / "work"), plan.run)
     with pytest.raises(ConfigError, match="deleted, or made anew"):
         publish(Backfilled(plan, (), str(tmp_path / "work")), counting.topology, config_of(counting))
+
+
+def test_no_run_begins_behind_commits_that_outlive_the_offsets_of_the_group(
+    kafka: Kafka, cluster: KafkaLog, tmp_path: Path
+) -> None:
+    """A broker deletes the offsets of a group that has no members for a week; a live application has the other ones."""
+    counting = Counting.make(kafka)
+    program = tmp_path / "program.py"
+    program.write_text(counting.program)
+    written = counting.write(["a", "b", "a"])
+    with counting.app(tmp_path / "state") as running:
+        await_table(running, written)
+    done = CliRunner().invoke(app, ["reset", str(program), "--bootstrap-servers", kafka.bootstrap, "--yes"])
+    assert done.exit_code == 0, done.output
+    with pytest.raises(ConfigError, match="the application has run, or was reset"):
+        begun(counting, tmp_path / "work")
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    admin.delete_consumer_groups([counting.application])[counting.application].result()
+    with pytest.raises(ConfigError, match=f"key ranges of the group have committed in {counting.source}"):
+        begun(counting, tmp_path / "work")
+    assert not backfill_runs(counting.application, cluster.partitions())
 
 
 def test_what_is_left_of_a_publication_that_died_behind_its_offsets_is_told(
