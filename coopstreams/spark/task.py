@@ -38,6 +38,7 @@ from coopstreams.spark.history.rows import BEGIN, END, RESULTS, batch, check_tas
 from coopstreams.spark.outbox import Outbox, Seeds, partitions_of
 from coopstreams.spark.placing import PlacedOutput
 from coopstreams.spark.plan import Outputs
+from coopstreams.spark.record_cache import holds_back
 from coopstreams.spark.repairing import Differences, Rebuilt, Repair
 from coopstreams.spark.rounds import round_of
 from coopstreams.spark.workers.progress import Reporter
@@ -57,7 +58,6 @@ from coopstreams.topology.compile.outputs import ANY_PARTITION, Output
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.failures import Failure
 from coopstreams.topology.graph.fingerprint import global_tables_of
-from coopstreams.topology.graph.subtopologies import before_windows
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.keys import KeyRange, offset_hash, partition_of
 from coopstreams.topology.naming import changelog_topic, internal_topic
@@ -181,10 +181,7 @@ class TaskAttempt:
             Rocks(Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="coopstreams-backfill-")))), self._specs
         )
         closing.callback(self._database.close)
-        # With caching, a question or answer would wait for a flush, and be joined with other rows than its own. A flush
-        # comes when the buffers are full, perhaps once for all of history: its updates would be late for windows.
-        at_once = round_.placed or work.subtopology in before_windows(topology.subtopologies)
-        caching = work.config["statestore.cache.max.bytes"] > 0 and not at_once
+        caching = holds_back(topology, round_, work.config)
         if tables is None:
             # Their updates may follow the records of a batch, but a placed record needs its own time.
             tables = {} if round_.placed else native_tables(program.subtopology, work.config, caching=caching)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
 from typing import Any
 
@@ -94,7 +94,14 @@ def value_of(topic: str, offset: int) -> bytes:
     return b"%s %d" % (topic.encode(), offset)
 
 
-def backfilled(topology: Topology, logs: dict[str, Rows], ranges: int, *, may_drop: bool = True) -> Results:
+def backfilled(
+    topology: Topology,
+    logs: dict[str, Rows],
+    ranges: int,
+    *,
+    may_drop: bool = True,
+    given: Mapping[str, Any] = SETTINGS,
+) -> Results:
     rows = list[dict[str, Any]]()
     for topic, log in logs.items():
         columns = [
@@ -108,9 +115,8 @@ def backfilled(topology: Topology, logs: dict[str, Rows], ranges: int, *, may_dr
         history = batch(HISTORY, [*columns, values, pa.nulls(len(log), HISTORY.field("headers").type)])
         for routed in Routing(topology, 0, topic, ranges, may_drop=may_drop)(iter([history])):
             rows += routed.to_pylist()
-    work = TaskWork(
-        topology, 0, ranges, "run", 0, Config.of({"bootstrap.servers": "nowhere:1", **SETTINGS}, "app"), outputs="table"
-    )
+    config = Config.of({"bootstrap.servers": "nowhere:1", **given}, "app")
+    work = TaskWork(topology, 0, ranges, "run", 0, config, outputs="table")
     results: Results = defaultdict(list)
     for task in range(ranges):
         mine = sorted(
@@ -217,14 +223,14 @@ def test_a_question_that_is_asked_behind_a_record_has_its_time_and_not_that_of_t
     assert placed == sorted(placed)
 
 
-class Ticks(Processor[bytes, bytes, bytes, bytes]):
+class Ticks(Processor[bytes, Any, bytes, Any]):
     """Forwards all records, and every ten milliseconds of stream time one of its own."""
 
-    def init(self, context: ProcessorContext[bytes, bytes]) -> None:
+    def init(self, context: ProcessorContext[bytes, Any]) -> None:
         super().init(context)
-        context.schedule(ms(10), "stream_time", lambda now_ms: context.forward(Record(b"tick", b"", now_ms)))
+        context.schedule(ms(10), "stream_time", lambda now_ms: context.forward(Record(b"tick", None, now_ms)))
 
-    def process(self, record: Record[bytes, bytes]) -> None:
+    def process(self, record: Record[bytes, Any]) -> None:
         self.context.forward(record)
 
 
@@ -294,6 +300,32 @@ def test_what_feeds_windows_does_without_the_record_cache(*, windowed: bool, upd
     work = TaskWork(topology, 0, 1, "run", 0, config, forwarded=((forwarded, 1),))
     rows = [row for made in work(Routing(topology, 0, "left", 1)(iter([history]))) for row in made.to_pylist()]
     assert sum(row["topic"] == forwarded for row in rows) == updates
+
+
+def windows_below_a_table(counts: KStream[bytes, int]) -> None:
+    windows = counts.group_by_key().windowed_by(TimeWindows(milliseconds=10, grace=0)).count()
+    windows.to_stream().to("out")
+
+
+def a_join_below_a_table(counts: KStream[bytes, int]) -> None:
+    windows = JoinWindows(milliseconds=5, grace=0)
+    counts.join(counts, lambda one, other: one * other, windows=windows, value=serdes.int64).to("out")
+
+
+def punctuations_below_a_table(counts: KStream[bytes, int]) -> None:
+    counts.process(Ticks, key=serdes.raw, value=serdes.int64, by_key=True).to("out")
+
+
+@pytest.mark.parametrize("write", [windows_below_a_table, a_join_below_a_table, punctuations_below_a_table])
+def test_what_follows_time_below_a_table_gets_each_update_although_the_record_cache_is_on(
+    write: Callable[[KStream[bytes, int]], None],
+) -> None:
+    """Flushed once, at the end, nearly all updates would be late there."""
+    builder = StreamsBuilder("app")
+    left, _ = _streams(builder)
+    write(left.group_by_key().count().to_stream())
+    topology, logs = builder.build(), {"left": [(b"k%d" % (at % 7), at) for at in range(100)]}
+    assert backfilled(topology, logs, 1, given={}) == live(topology, logs, 1)
 
 
 def test_a_task_takes_a_batch_of_arrow_in_few_steps() -> None:

@@ -1,0 +1,61 @@
+"""Decides whether tasks of a backfill hold the updates of tables back in the record cache, as live tasks do.
+
+A live task forwards the latest update of each row with a commit, every second or so. A task of a backfill does so when
+its buffers are full: perhaps once, at the end of all history. For what looks at time, these updates would be late.
+
+Invariant: an operator that follows stream time gets each update of a table at the time of the record that made it.
+Turned down: a flush at intervals of stream time (what is late would depend on the interval).
+"""
+
+from __future__ import annotations
+
+from coopstreams.common.config import Config
+from coopstreams.spark.rounds import Round
+from coopstreams.topology.graph.aggregate_nodes import Suppress
+from coopstreams.topology.graph.join_nodes import stores_of
+from coopstreams.topology.graph.nodes import Aggregate, AsyncProcessing, Node, Processing, SubTopology
+from coopstreams.topology.graph.order_and_time import holds_results
+from coopstreams.topology.graph.subtopologies import before_windows
+from coopstreams.topology.graph.topology import Topology
+from coopstreams.topology.operators.analysis import Analysis, Edge
+
+
+def holds_back(topology: Topology, round_: Round, config: Config) -> bool:
+    """Whether the tables of a round forward the latest update of a row at a flush, instead of every update at once."""
+    return (
+        config["statestore.cache.max.bytes"] > 0
+        and not round_.placed  # a question or answer would be joined with other rows than its own
+        and round_.part.id not in before_windows(topology.subtopologies)
+        and not _feeds_time(round_.part)
+    )
+
+
+def _feeds_time(part: SubTopology) -> bool:
+    """Whether updates that the record cache would hold back reach a node that follows stream time."""
+    known = Analysis(part).uncached
+    below = set[str]()
+    """Tables that would be held back, and the nodes that get their updates."""
+    for node in part.nodes:
+        above = (parent for side, parent in enumerate(node.parents) if Edge(node, side).carries)
+        if not below.isdisjoint(above):
+            if _follows_time(node):
+                return True
+            below.add(node.name)
+        if _has_updates(node) and node.name not in known:
+            below.add(node.name)
+    return False
+
+
+def _has_updates(node: Node) -> bool:
+    """Whether a node is a table with a row for each key, whose updates may be held back."""
+    return getattr(node, "store", None) is not None and not (isinstance(node, Aggregate) and node.emit_on_close)
+
+
+def _follows_time(node: Node) -> bool:
+    """Whether what a node does with a record depends on stream time. A suppression is flushed behind its table."""
+    if isinstance(node, Suppress):
+        return False
+    expires = any(
+        limit is not None for store in stores_of(node) for limit in (store.retention_ms, store.ttl_ms, store.history_ms)
+    )
+    return expires or holds_results(node) or (isinstance(node, Processing) and not isinstance(node, AsyncProcessing))
