@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import timedelta
@@ -76,6 +77,15 @@ def test_the_patience_of_a_read_is_with_kafka_and_not_with_what_takes_its_record
         taken += rows.column("offset").to_pylist()
         now += 3600
     assert taken == list(range(20))
+
+
+@pytest.mark.parametrize(("given", "most_ms"), [({}, 900_000), ({"producer.transaction.timeout.ms": 5000}, 5000)])
+def test_a_write_may_take_as_long_as_brokers_allow_unless_settings_say_otherwise(
+    given: dict[str, int], most_ms: int
+) -> None:
+    """A broker ends a transaction that is open for longer: then no attempt of a large partition could succeed."""
+    (shipped,) = (value for name, value in write_options(given, "copy").items() if name != "transactional.id")
+    assert json.loads(shipped)["producer.transaction.timeout.ms"] == most_ms
 
 
 def read(spark: SparkSession, kafka: Kafka, topic: str, start: int, end: int, **given: float) -> DataFrame:

@@ -38,6 +38,7 @@ from pyspark.sql.types import StructType
 from coopstreams.log.kafka.log import KafkaLog
 from coopstreams.log.log import Position, RecordBatch
 from coopstreams.spark.history.rows import HISTORY, batch, columns_of, ddl, record_columns, runs_of
+from coopstreams.spark.outbox import TRANSACTION_TIMEOUT_MS
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, LogError
 from coopstreams.topology.keys import WHOLE
@@ -75,7 +76,8 @@ def read_options(
 
 def write_options(settings: Mapping[str, Any], transactional_id: str) -> dict[str, str]:
     """Return the options to write rows, in transactions whose ids have this prefix."""
-    return {_SETTINGS: _shipped(settings), "transactional.id": transactional_id}
+    longest = {"producer.transaction.timeout.ms": TRANSACTION_TIMEOUT_MS}
+    return {_SETTINGS: _shipped({**longest, **settings}), "transactional.id": transactional_id}
 
 
 def _shipped(settings: Mapping[str, Any]) -> str:
