@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing
 
 from coopstreams.commit.offsets import individual_commits
-from coopstreams.commit.positions import check_beside
+from coopstreams.commit.positions import check_beside, check_named
 from coopstreams.commit.record import Committed, Segment
 from coopstreams.commit.view import Hole, combine
 from coopstreams.common.config import Config
@@ -46,17 +46,24 @@ def check_stopped(config: Config) -> None:
 def committed(
     config: Config, cluster: KafkaLog, places: Iterable[TopicPartition]
 ) -> dict[TopicPartition, tuple[Segment, ...]]:
-    """Return the committed segments of these partitions, over all hashes; uncommitted hashes are at the start."""
-    wanted = sorted(places)
-    with GroupAdmin(config.client, config["application.id"]) as admin, ExitStack() as reading:
+    """Return the committed segments of these partitions, over all hashes; uncommitted hashes are at the start.
+
+    Raises:
+        ConfigError: commits are gone, or name other topics than those that have the names now.
+    """
+    application, wanted = config["application.id"], sorted(places)
+    with GroupAdmin(config.client, application) as admin, ExitStack() as reading:
         # Plain offsets first: the commits that they name are then in the commit topic, whatever is committed meanwhile.
         plain = {
             at: None if found is None else Committed.parse(*found) for at, found in admin.committed(wanted).items()
         }
-        follower = reading.enter_context(individual_commits(cluster, config["application.id"]))
+        follower = reading.enter_context(individual_commits(cluster, application))
         if follower is not None:
             follower.check(admin.committed(follower.rows()))
             check_beside(follower, plain)
+            ids = {topic: cluster.topic_id(topic) for topic in {at.topic for at in wanted}}
+            opened = {at: follower.open(at, WHOLE, plain.get(at), Position(0)) for at in wanted}
+            check_named(application, opened, ids)
         resolved = {at: [Hole(WHOLE)] if follower is None else follower.resolve(at, WHOLE) for at in wanted}
         return {
             at: tuple(combine(ranges, plain.get(at), Position(cluster.start_offset(at))))

@@ -19,6 +19,7 @@ from coopstreams import StreamsBuilder, serdes
 from coopstreams.admin.rebuild import RebuildScope
 from coopstreams.common.config import Config
 from coopstreams.log.kafka.log import KafkaLog
+from coopstreams.log.log import TopicSpec
 from coopstreams.spark import Options, backfill
 from coopstreams.spark.plan import Plan, Stage
 from coopstreams.spark.repairing import Differences
@@ -302,6 +303,21 @@ def test_what_would_give_another_state_is_refused(kafka: Kafka, spark: SparkSess
     ):
         plan_of(counting, tmp_path)
     assert plan_of(counting, tmp_path, incomplete=True).cut[counting.source][1][0] == 10
+
+
+def test_positions_in_a_source_that_was_made_anew_are_refused(kafka: Kafka, tmp_path: Path) -> None:
+    """The new topic has other records there: the state would become theirs."""
+    counting = Counting.make(kafka)
+    written = counting.write(f"key-{number % 60}" for number in range(300))
+    with counting.app(tmp_path / "state", ranges_per_partition=2) as app:
+        await_table(app, written)
+    with closing(KafkaLog({"bootstrap.servers": kafka.bootstrap})) as cluster:
+        cluster.delete_topics([counting.source])
+        eventually(lambda: counting.source not in topics(kafka), 60, lambda: "the topic is still there")
+        cluster.create_topics([TopicSpec(counting.source, 1, {"retention.ms": "-1"}, 1)])
+    counting.write(f"other-{number % 60}" for number in range(400))
+    with pytest.raises(ConfigError, match=f"{counting.source}-0: the topic was deleted and made anew since group"):
+        plan_of(counting, tmp_path)
 
 
 @pytest.mark.slow
