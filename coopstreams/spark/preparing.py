@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
+from typing import get_args
 
 from coopstreams.commit.offsets import individual_commits
 from coopstreams.commit.record import Committed
@@ -34,6 +35,7 @@ from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError
 from coopstreams.topology.graph.patterns import unmatched
 from coopstreams.topology.graph.topology import Topology
+from coopstreams.topology.keys import GROUPS
 from coopstreams.topology.naming import backfill_runs, changelog_topic, internal_topic, marks_topic
 
 log = logging.getLogger(__name__)
@@ -65,6 +67,21 @@ class Options:
     connector: Connector = "python"
     native: bool = False
     until: datetime | None = None
+
+    def __post_init__(self) -> None:
+        """Check the values: a plan is announced to the group before they are used.
+
+        Raises:
+            ConfigError: one is unknown.
+        """
+        for name, given, known in (
+            ("outputs", self.outputs, get_args(Outputs)),
+            ("connector", self.connector, get_args(Connector)),
+        ):
+            if given not in known:
+                raise ConfigError(f'{name}="{given}" of a backfill: it must be one of {", ".join(known)}')
+        if self.ranges is not None and not 1 <= self.ranges <= GROUPS:
+            raise ConfigError(f"ranges={self.ranges} of a backfill: a partition has 1 to {GROUPS} key ranges")
 
 
 def begin(topology: Topology, config: Config, histories: Mapping[str, History], options: Options) -> Plan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -227,6 +228,20 @@ def test_a_place_for_snapshots_that_cannot_be_is_found_before_anything_is_made(
         )
     assert counting.changelog not in cluster.partitions()
     assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"outputs": "topics"}, 'outputs="topics" of a backfill: it must be one of none, topic, table'),
+        ({"connector": "java"}, 'connector="java" of a backfill: it must be one of python, jvm'),
+        ({"ranges": 0}, "ranges=0 of a backfill: a partition has 1 to 256 key ranges"),
+    ],
+)
+def test_an_option_that_means_nothing_is_refused_before_a_run_begins(given: dict[str, Any], why: str) -> None:
+    """The results of a run with other outputs than these would have been left out in silence."""
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        Options(**given)
 
 
 def test_a_run_finds_its_snapshots_from_any_folder(
