@@ -122,7 +122,7 @@ def stages_of(
     Sub-topologies whose records others need run whole; of the others, only the tasks with something to rebuild.
 
     Raises:
-        TopologyError: a sub-topology waits for another one.
+        TopologyError: a sub-topology waits for another one, or time advances in the silence of a repartition topic.
         ConfigError: key ranges of one task have different positions, and it cannot be divided.
     """
     needed, first, result = planning.leading_to(topology, rebuild.stores), 0, list[Stage]()
@@ -136,6 +136,13 @@ def stages_of(
                 "changelogs."
             )
         part = topology.subtopologies[stage.subtopology]
+        for node in part.nodes:
+            if isinstance(node, Source) and node.internal and node.idle_ms is not None:
+                raise TopologyError(
+                    f'sub-topology {stage.subtopology} reads "{node.topics[0]}" with idle_advance=: where its time '
+                    "advanced in silence is in no source, and what was told then would be told again. Rebuild its "
+                    "stores from the changelogs."
+                )
         if part.stores:
             stands = [
                 segments

@@ -4,13 +4,14 @@ differences of tables.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coopstreams import Processor, StreamsBuilder, Topology, key_value_store, serdes
+from coopstreams import Processor, StreamsBuilder, TimeWindows, Topology, key_value_store, serdes, until_window_closes
 from coopstreams.commit.ranges import normalise
 from coopstreams.commit.record import Segment
 from coopstreams.spark import plan as planning
@@ -20,7 +21,7 @@ from coopstreams.spark.repairing import Differences, differences
 from coopstreams.spark.rounds import forwarded
 from coopstreams.spark.source_planning import stages_of
 from coopstreams.topology.columns import Columns
-from coopstreams.topology.errors import ConfigError
+from coopstreams.topology.errors import ConfigError, TopologyError
 from coopstreams.topology.keys import GROUPS, WHOLE, KeyRange, key_hash
 
 RECORDS = 60
@@ -157,6 +158,24 @@ def test_the_sub_topologies_run_that_a_store_needs_and_the_last_one_in_part() ->
     # The first is needed as a whole, and its key ranges are cut at a third.
     both = stages(Rebuild(("by-value",), (1,), KeyRange.of_groups(0, 127), stands, {}))
     assert both == [(("by-key",), 3, 0, None), (("by-value",), 2, 6, (2,))]
+
+
+def test_time_that_advanced_in_the_silence_of_a_repartition_topic_is_in_no_source() -> None:
+    """Windows that had closed then would be open in the rebuilt state, and told again."""
+    builder = StreamsBuilder("silent")
+    words = builder.stream("words", key=serdes.text, value=serdes.text)
+    words.group_by_key().count(store="by-key")
+    moved = words.select_key(lambda _, value: value, key=serdes.text)
+    moved = moved.repartition(name="by-value", idle_advance=timedelta(seconds=5))
+    windows = moved.group_by_key().windowed_by(TimeWindows(minutes=1)).count(store="by-value")
+    windows.suppress(until_window_closes()).to_stream().to("out")
+    topology, (repartition,) = builder.build(), ("silent-by-value-repartition",)
+    at: Stands = {topic: {0: (Segment(WHOLE, 5),)} for topic in ("words", repartition)}
+    counts = dict.fromkeys(at, 1)
+    (alone,) = stages_of(topology, counts, Rebuild(("by-key",), None, WHOLE, at, {}), 1)
+    assert alone.stores == ("by-key",)
+    with pytest.raises(TopologyError, match=f'sub-topology 1 reads "{repartition}" with idle_advance='):
+        stages_of(topology, counts, Rebuild(("by-value",), None, WHOLE, at, {}), 1)
 
 
 class Keeps(Processor[str, str, str, str]):
