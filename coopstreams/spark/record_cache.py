@@ -9,15 +9,29 @@ Turned down: a flush at intervals of stream time (what is late would depend on t
 
 from __future__ import annotations
 
+from typing import Final
+
 from coopstreams.common.config import Config
 from coopstreams.spark.rounds import Round
-from coopstreams.topology.graph.aggregate_nodes import Suppress
-from coopstreams.topology.graph.join_nodes import stores_of
-from coopstreams.topology.graph.nodes import Aggregate, AsyncProcessing, Node, Processing, SubTopology
+from coopstreams.topology.graph.aggregate_nodes import CogroupMerge, Suppress, TableAggregate
+from coopstreams.topology.graph.join_nodes import TableTableJoin, stores_of
+from coopstreams.topology.graph.nodes import (
+    Aggregate,
+    AsyncProcessing,
+    Filter,
+    MapValues,
+    Node,
+    Processing,
+    SubTopology,
+    TableSource,
+)
 from coopstreams.topology.graph.order_and_time import holds_results
 from coopstreams.topology.graph.subtopologies import before_windows
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.operators.analysis import Analysis, Edge
+
+_VIEWS: Final = (Filter, MapValues, TableTableJoin, CogroupMerge)
+_TABLES: Final = (*_VIEWS, TableSource, Aggregate, TableAggregate)
 
 
 def holds_back(topology: Topology, round_: Round, config: Config) -> bool:
@@ -47,13 +61,18 @@ def _feeds_time(part: SubTopology) -> bool:
 
 
 def _has_updates(node: Node) -> bool:
-    """Whether a node is a table with a row for each key, whose updates may be held back."""
-    return getattr(node, "store", None) is not None and not (isinstance(node, Aggregate) and node.emit_on_close)
+    """Whether a node is a table, or a suppression, whose updates may be held back."""
+    if isinstance(node, Suppress):
+        return True
+    return isinstance(node, _TABLES) and node.store is not None and not getattr(node, "emit_on_close", False)
 
 
 def _follows_time(node: Node) -> bool:
-    """Whether what a node does with a record depends on stream time. A suppression is flushed behind its table."""
-    if isinstance(node, Suppress):
+    """Whether what a node does with a record depends on stream time.
+
+    A suppression is flushed behind its table, and a view of a table has its rows.
+    """
+    if isinstance(node, (Suppress, *_VIEWS)):
         return False
     expires = any(
         limit is not None for store in stores_of(node) for limit in (store.retention_ms, store.ttl_ms, store.history_ms)
