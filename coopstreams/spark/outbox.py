@@ -19,14 +19,13 @@ from dataclasses import dataclass
 
 from coopstreams.common.config import Config
 from coopstreams.log.kafka.log import KafkaLog
+from coopstreams.log.kafka.settings import LONGEST_TRANSACTION_MS
 from coopstreams.log.log import Log, Position, TopicSpec
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.outputs import Output
 from coopstreams.topology.errors import UnknownTopicError
 from coopstreams.topology.naming import marks_topic
 
-TRANSACTION_TIMEOUT_MS = 900_000
-"""The most that brokers allow by default; a task that writes must finish within it."""
 BATCH = 10_000
 
 
@@ -45,7 +44,7 @@ def announce(config: Config, run: str, tasks: int) -> None:
 
 def cluster_of(config: Config) -> KafkaLog:
     """Return the cluster of a configuration, with the longest transaction time-out that brokers allow."""
-    settings = {"producer.transaction.timeout.ms": TRANSACTION_TIMEOUT_MS, **config.client}
+    settings = {"producer.transaction.timeout.ms": LONGEST_TRANSACTION_MS, **config.client}
     return KafkaLog(settings, timeout_s=config["connect.timeout.ms"] / 1000)
 
 
@@ -111,7 +110,7 @@ class Outbox:
         """
         now = int(time.time() * 1000)
         self._writer.append(self._mark.topic, [b"result"], [result.encode()], [now], partitions=self._mark.partition)
-        self._writer.commit(TRANSACTION_TIMEOUT_MS / 1000)
+        self._writer.commit(LONGEST_TRANSACTION_MS / 1000)
 
     def close(self) -> None:
         """Close the writer; an open transaction does not count."""

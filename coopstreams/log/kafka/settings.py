@@ -93,6 +93,8 @@ _NEVER = {
 _PREFIXES = ("consumer.", "producer.", "admin.")
 
 TRANSACTION_TIMEOUT_MS = 15_000
+LONGEST_TRANSACTION_MS = 900_000
+"""The longest transaction that brokers allow by default: `transaction.max.timeout.ms`."""
 REPEAT_S = 60.0
 _FATAL = "Fatal transaction error"
 _NO_TOKEN = "Failed to acquire SASL OAUTHBEARER token"

@@ -36,9 +36,9 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from coopstreams.log.kafka.log import KafkaLog
+from coopstreams.log.kafka.settings import LONGEST_TRANSACTION_MS
 from coopstreams.log.log import Position, RecordBatch
 from coopstreams.spark.history.rows import HISTORY, batch, columns_of, ddl, record_columns, runs_of
-from coopstreams.spark.outbox import TRANSACTION_TIMEOUT_MS
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.errors import ConfigError, LogError
 from coopstreams.topology.keys import WHOLE
@@ -76,7 +76,7 @@ def read_options(
 
 def write_options(settings: Mapping[str, Any], transactional_id: str) -> dict[str, str]:
     """Return the options to write rows, in transactions whose ids have this prefix."""
-    longest = {"producer.transaction.timeout.ms": TRANSACTION_TIMEOUT_MS}
+    longest = {"producer.transaction.timeout.ms": LONGEST_TRANSACTION_MS}
     return {_SETTINGS: _shipped({**longest, **settings}), "transactional.id": transactional_id}
 
 
