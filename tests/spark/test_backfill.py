@@ -39,7 +39,7 @@ from tests.spark.slices import changelogs_of
 
 
 def plan_of(
-    topology: Topology, counts: Mapping[str, int], ranges: int | None, snapshots: Path, outputs: Outputs
+    topology: Topology, counts: Mapping[str, int], ranges: int | None, snapshots: Path, outputs: Outputs = "none"
 ) -> Plan:
     """Return the plan of a run that reads tables only."""
     partitions = check_partitions(topology, counts).partitions
