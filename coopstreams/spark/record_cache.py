@@ -22,11 +22,11 @@ from coopstreams.topology.graph.nodes import (
     MapValues,
     Node,
     Processing,
+    Sink,
     SubTopology,
     TableSource,
 )
 from coopstreams.topology.graph.order_and_time import holds_results
-from coopstreams.topology.graph.subtopologies import before_windows
 from coopstreams.topology.graph.topology import Topology
 from coopstreams.topology.operators.analysis import Analysis, Edge
 
@@ -39,9 +39,19 @@ def holds_back(topology: Topology, round_: Round, config: Config) -> bool:
     return (
         config["statestore.cache.max.bytes"] > 0
         and not round_.placed  # a question or answer would be joined with other rows than its own
-        and round_.part.id not in before_windows(topology.subtopologies)
+        and not any(_follows_time(node) for part in _behind(topology, round_.part) for node in part.nodes)
         and not _feeds_time(round_.part)
     )
+
+
+def _behind(topology: Topology, part: SubTopology) -> list[SubTopology]:
+    """Return the sub-topologies that read what a sub-topology writes, or what they write."""
+    found, new = set[int](), {part.id}
+    while new:
+        written = {node.topic for each in new for node in topology.subtopologies[each].nodes if isinstance(node, Sink)}
+        new = {other.id for other in topology.subtopologies if not written.isdisjoint(other.topics)} - found
+        found |= new
+    return [topology.subtopologies[each] for each in found]
 
 
 def _feeds_time(part: SubTopology) -> bool:
@@ -70,11 +80,14 @@ def _has_updates(node: Node) -> bool:
 def _follows_time(node: Node) -> bool:
     """Whether what a node does with a record depends on stream time.
 
-    A suppression is flushed behind its table, and a view of a table has its rows.
+    A suppression is flushed behind its table, and a view of a table has its rows, unless it lets them expire.
     """
-    if isinstance(node, (Suppress, *_VIEWS)):
+    if isinstance(node, Suppress):
         return False
-    expires = any(
-        limit is not None for store in stores_of(node) for limit in (store.retention_ms, store.ttl_ms, store.history_ms)
-    )
-    return expires or holds_results(node) or (isinstance(node, Processing) and not isinstance(node, AsyncProcessing))
+    stores = stores_of(node)
+    if any(store.ttl_ms is not None for store in stores):
+        return True
+    if isinstance(node, _VIEWS):
+        return False
+    windows = any(store.retention_ms is not None or store.history_ms is not None for store in stores)
+    return windows or holds_results(node) or (isinstance(node, Processing) and not isinstance(node, AsyncProcessing))

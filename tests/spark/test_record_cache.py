@@ -25,6 +25,10 @@ def joined(stream: Stream) -> Stream:
     return stream.join(stream, lambda one, _: one, windows=JoinWindows(milliseconds=5, grace=ms(0)), value=serdes.json)
 
 
+def moved(stream: Stream) -> Stream:
+    return stream.select_key(lambda key, _: key[:1], key=serdes.text).repartition()
+
+
 def windowed(stream: Stream) -> Any:
     return stream.group_by_key().windowed_by(WINDOWS)
 
@@ -52,6 +56,10 @@ def suppressed(stream: Stream) -> Any:
         (lambda stream: called(counted(stream)), False),
         (lambda stream: called(suppressed(stream)), False),
         (lambda stream: windowed(stream.to_table(store="rows").to_stream()).count(), False),
+        (lambda stream: counted(moved(stream)), True),
+        (lambda stream: moved(counted(stream)), True),
+        (lambda stream: windowed(moved(counted(stream))).count(), False),
+        (lambda stream: called(moved(moved(counted(stream)))), False),
     ],
 )
 def test_tables_hold_updates_back_unless_something_below_them_follows_stream_time(
@@ -60,6 +68,6 @@ def test_tables_hold_updates_back_unless_something_below_them_follows_stream_tim
     builder = StreamsBuilder("app")
     write(builder.stream("in", key=serdes.text, value=serdes.json))
     topology, settings = builder.build(), {"bootstrap.servers": "nowhere:1"}
-    (round_,) = rounds_of(topology)
+    round_ = rounds_of(topology)[0]
     assert holds_back(topology, round_, Config.of(settings, "app")) is held_back
     assert not holds_back(topology, round_, Config.of({**settings, "statestore.cache.max.bytes": 0}, "app"))
