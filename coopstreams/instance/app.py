@@ -206,8 +206,7 @@ class CoopStreams:
         self.stop()
         await self._block.ended.wait()
         await self._block.close()
-        if self._error is not None and (error is None or self._block.was_cancelled(error)):
-            raise self._error
+        self._raise_or_tell(None if error is not None and self._block.was_cancelled(error) else error)
 
     async def _mount(self, block: _Block) -> None:
         if self._mounted is not None and self._instance is not None and self._serving is not None:
@@ -235,8 +234,18 @@ class CoopStreams:
         self.stop()
         if self._thread is not None:
             self._thread.join()
+        self._raise_or_tell(error)
+
+    def _raise_or_tell(self, error: BaseException | None) -> None:
+        """Raise what has ended the instance, if anything has; if the block has an `error` already, tell it there."""
         if self._error is not None and error is None:
             raise self._error
+        if self._error is not None and error is not None:
+            error.add_note(f"{self._name} had ended by {type(self._error).__name__}: {self._error}")
+
+    @property
+    def _name(self) -> str:
+        return f'the application "{self.config["application.id"]}"'
 
     def _check_new(self) -> None:
         if self.state is not StreamsState.CREATED:
@@ -250,6 +259,8 @@ class CoopStreams:
             self._run()
         except BaseException as error:  # noqa: BLE001 raised again by the thread that uses the context manager
             self._error = error
+            if self._started.is_set():  # the block may go on for long
+                log.error("%s has ended by %s: %s", self._name, type(error).__name__, error)
         finally:
             self._started.set()
             if self._block is not None:

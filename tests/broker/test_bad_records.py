@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from coopstreams import CoopStreams, Failure, Retry, StreamsBuilder, TimeWindows, Topology, serdes
+from coopstreams import CoopStreams, Failure, Retry, StreamsBuilder, StreamsState, TimeWindows, Topology, serdes
 from coopstreams.topology.errors import CoopStreamsError, ProcessingError
 from tests.broker.counting import failure_of, instance_of, metric
 from tests.broker.reading import Record, by_key, read_topic
@@ -304,3 +304,24 @@ def test_a_function_that_exits_ends_the_instance_with_an_error_and_not_as_if_it_
     app = CoopStreams(builder.build(), settings | PATIENT)
     with pytest.raises(CoopStreamsError, match=rf"{where}: a function of the program raised SystemExit\(\)"):
         app.run()
+
+
+def test_a_block_that_fails_after_its_application_has_ended_says_by_what(
+    kafka: Kafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    builder, topic = StreamsBuilder(kafka.unique("ended")), kafka.topic("in")
+    builder.stream(topic, key=serdes.text, value=serdes.json).filter(lambda _, value: value["x"]).to(kafka.topic("out"))
+    kafka.write(topic, [(b"key", b"{bad", 1)])
+    app = CoopStreams(builder.build(), kafka.config(tmp_path))
+
+    def fails_later() -> None:
+        with app:
+            eventually(lambda: app.state is StreamsState.ERROR, 120, lambda: str(app.state))
+            raise ConnectionError("refused")
+
+    with pytest.raises(ConnectionError) as raised:
+        fails_later()
+    said = f'the application "{app.config["application.id"]}" had ended by ProcessingError: '
+    assert said in raised.value.__notes__[0]
+    assert f"{topic}" in raised.value.__notes__[0]
+    assert any(said.replace("had", "has") in record.getMessage() for record in caplog.records)
