@@ -243,10 +243,8 @@ class TopologyTestDriver:
             return StoreView(self._globals[name].spec, [[(WHOLE, self._globals[name])]])
         specs = {spec.name: (part.id, spec) for part in self.topology.subtopologies for spec in part.stores}
         number, spec = specs[one_of(name, list(specs), "has no store")]
-        return StoreView(
-            spec,
-            [[(task.id.key_range, task.state.stores[name]) for task in siblings] for siblings in self._parts[number]],
-        )
+        parts = self._parts[number]
+        return StoreView(spec, [[(task.id.key_range, task.state.stores[name]) for task in part] for part in parts])
 
     @property
     def dropped(self) -> dict[tuple[str, str], int]:
@@ -297,9 +295,8 @@ class TopologyTestDriver:
         counts, read = self._create_topics(topics), set(self._tasks)
         for part, count in zip(self.topology.subtopologies, counts, strict=True):
             opened = self._parts.setdefault(part.id, [])
-            if len(opened) != count or (
-                opened and tuple(source.topic for source in opened[0][0].sources) != part.topics
-            ):
+            read_before = {tuple(source.topic for source in tasks[0].sources) for tasks in opened[:1]}
+            if len(opened) != count or read_before - {part.topics}:
                 self._open(part, count)
         positions = {source: tasks[0].progress.position(source) for source, tasks in self._tasks.items()}
         self._reader.assign(positions)
@@ -428,16 +425,21 @@ class TopologyTestDriver:
             source for source, at in self._at_hand.items() if self._silences.over(source, at, self._tasks[source])
         ]:
             del self._at_hand[source]
-            self._reader.hold(source, False)
+            self._hold(source, False)
         found: dict[TopicPartition, Position] = {}
         while runs := self._reader.fetch(1, 0.0):
             for run in runs:
                 self._tasks[run.partition][run.slot].add(run)
                 if self._silences.heard(run, self.now_ms) or len(run.columns):
                     found[run.partition] = Position(run.next_offset, min([run.stream_time, *run.columns.timestamps]))
-                    self._reader.hold(run.partition, True)
+                    self._hold(run.partition, True)
         self._at_hand |= as_written(found, [record.topic for record in self._forwarded[self._fetched :]])
         self._fetched = len(self._forwarded)
+
+    def _hold(self, source: TopicPartition, held: bool) -> None:
+        self._reader.hold(source, held)
+        for task in self._tasks[source]:
+            task.queues.hold(source, held)
 
     def _go_on(self, source: TopicPartition) -> bool:
         """Run the tasks of a partition until its record is processed; return whether they made progress."""

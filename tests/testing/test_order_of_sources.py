@@ -7,7 +7,7 @@ from itertools import accumulate
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from coopstreams import Processor, ProcessorContext, Record, StreamsBuilder, Topology, serdes
@@ -108,20 +108,18 @@ def test_driver_and_instance_take_records_of_two_sources_in_the_same_order(
 
 
 class Scattering(Processor[bytes, bytes, bytes, bytes]):
-    """Forwards a record for each word of the value: a topic and a timestamp."""
+    """Forwards a record for each word of the value: topic/key@timestamp; without a key it has that of the record."""
 
     def init(self, context: ProcessorContext[bytes, bytes]) -> None:
         self.context = context
 
     def process(self, record: Record[bytes, bytes]) -> None:
         for word in record.value.split():
-            self.context.forward(Record(record.key, word, int(word.partition(b"@")[2])))
+            place, _, time = word.partition(b"@")
+            self.context.forward(Record(place.partition(b"/")[2] or record.key, word, int(time)))
 
 
-def test_records_of_two_repartition_topics_are_taken_by_their_timestamps() -> None:
-    """A late record comes right after the one before it, with which it waits; or by its own timestamp, if that is done
-    already.
-    """
+def scattered() -> Topology:
     builder = StreamsBuilder("scattered")
     words = builder.stream("in", key=serdes.raw, value=serdes.raw).process(
         Scattering, key=serdes.raw, value=serdes.raw, by_key=False
@@ -129,8 +127,35 @@ def test_records_of_two_repartition_topics_are_taken_by_their_timestamps() -> No
     left = words.filter(lambda _, word: word.startswith(b"left")).repartition(name="left")
     right = words.filter(lambda _, word: word.startswith(b"right")).repartition(name="right")
     left.merge(right).to("out")
-    with TopologyTestDriver(builder.build()) as driver:
+    return builder.build()
+
+
+def test_records_of_two_repartition_topics_are_taken_by_their_timestamps() -> None:
+    """A late record comes right after the one before it, with which it waits; or by its own timestamp, if that is done
+    already.
+    """
+    with TopologyTestDriver(scattered()) as driver:
         driver.input("in", serdes.raw, serdes.raw).send(b"k", b"left@7 left@3 right@5 right@6", 0)
         assert [record.value for record in driver.outputs()] == [b"right@5", b"right@6", b"left@7", b"left@3"]
         driver.input("in", serdes.raw, serdes.raw).send(b"k", b"left@4 right@6", 0)
         assert [record.value for record in driver.outputs()][4:] == [b"left@4", b"right@6"]
+
+
+word = st.builds(
+    b"%s/%s@%d".__mod__, st.tuples(st.sampled_from([b"left", b"right"]), st.sampled_from(KEYS), st.integers(0, 12))
+)
+
+
+@given(st.lists(st.lists(word, min_size=1, max_size=8).map(b" ".join), min_size=1, max_size=3))
+@example([b"left/a@5", b"right/c@9 left/a@9 left/d@10", b"right/d@8 right/a@0 right/d@5 left/b@3 left/a@2 right/b@2"])
+def test_late_records_of_two_repartition_topics_are_all_taken_and_for_each_key_in_the_same_order(
+    sent: list[bytes],
+) -> None:
+    """Each task may have a record of one topic, and wait for the other, which is held because of another task."""
+    found = []
+    for ranges in (1, 4):
+        with TopologyTestDriver(scattered(), ranges) as driver:
+            for words in sent:
+                driver.input("in", serdes.raw, serdes.raw).send(b"k", words, 0)
+            found.append(by_key([(record.key, record.value) for record in driver.outputs()]))
+    assert found[0] == found[1]
