@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coopstreams.common.host import SYSTEM
+from coopstreams.instance import dispatch
 from coopstreams.instance.dispatch import FETCH_RECORDS
 from coopstreams.log.log import Position
 from coopstreams.tasks.events import Closed
@@ -90,6 +91,37 @@ def test_every_record_counts_once_whatever_opens_and_closes(guarantee: str, acts
     finally:
         made.stop()
     assert made.counted() == {key: list(range(1, written.count(key) + 1)) for key in set(written)}
+
+
+def merging() -> Topology:
+    builder = StreamsBuilder("app")
+    left, right = (builder.stream(topic, key=serdes.raw, value=serdes.raw) for topic in ("left", "right"))
+    left.merge(right).to("out")
+    return builder.build()
+
+
+def test_tasks_do_not_wait_for_records_that_are_held_because_of_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of the left topic belongs to one task, all of the right one to the other: each fills its own queue. Behind a
+    record far ahead of time, what comes of the other topic moves no time.
+    """
+    monkeypatch.setattr(dispatch, "FETCH_RECORDS", 5)
+    monkeypatch.setattr(dispatch, "MOST_WAITING", 4)
+    made = Engine(merging(), {"left": 1, "right": 1, "out": 1}, processing_guarantee=EXACTLY)
+    topics = {"left": LEFT, "right": RIGHT}
+    keys = {topic: next(key for key in KEYS if key_hash(key) in key_range) for topic, key_range in topics.items()}
+    for topic, key in keys.items():
+        made.write(topic, [(key, b"", 1000)])
+    made.start()
+    tasks = [made.open(key_range) for key_range in topics.values()]
+    made.settle()
+    for topic, key in keys.items():
+        made.write(topic, [(key, b"", at) for at in range(1, 40)])
+    made.dispatcher.move(PATIENCE_S)
+    while any(thread.backlog for thread in made.threads):
+        time.sleep(0.001)  # now both tasks have looked, and wait
+    made.settle()
+    made.stop()
+    assert [task.processed for task in tasks] == [40, 40]
 
 
 def test_what_nobody_here_wants_any_more_is_not_read() -> None:
