@@ -56,18 +56,16 @@ class _Batch:
     next_offset: int
     stream_time: int
     operator_times: Sequence[int]
+    left: int
+    """How many of the records wait."""
     begun: int = 0
-    """How many of the records were yielded. The rest is not copied for each step: there are many in a batch."""
-
+    """How many were yielded. The rest is not copied for each step: there are many in a batch."""
     head_times: Sequence[int] | None = None
     """Those of the records behind the first one, once they were asked for."""
 
-    def __len__(self) -> int:
-        return len(self.columns) - self.begun
-
     def first_time(self, reached: int) -> int:
         """Return the head time, where the source has reached this stream time; without records, that of the batch."""
-        if not len(self):
+        if not self.left:
             return self.stream_time if self.stream_time > reached else NO_STREAM_TIME
         now = self.columns.stream_times[self.begun]
         return now if now > reached else self.columns.timestamps[self.begun]
@@ -85,7 +83,8 @@ class _Batch:
     def take(self, count: int) -> Columns:
         """Return the next records."""
         begun, self.begun = self.begun, self.begun + count
-        return self.columns if count == len(self.columns) else self.columns.slice(begun, self.begun)
+        self.left -= count
+        return self.columns if not (begun or self.left) else self.columns.slice(begun, self.begun)
 
 
 @dataclass(slots=True)
@@ -102,7 +101,7 @@ class _Source:
     """Whether the reader holds the source."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Step:
     """Records to process now, and the position and stream time of the source once they are done.
 
@@ -145,7 +144,7 @@ class SourceQueues:
         """The time at which `steps` may yield more without further records; None: never. Units: seconds."""
         self._idle_s = None if max_idle_ms < 0 else max_idle_ms / 1000
         self._sources = {source: _Source(at.offset, at.stream_time) for source, at in positions}
-        self._single = len(self._sources) == 1
+        self._in_order = list(self._sources.items())
 
     def received(self, source: TopicPartition) -> int:
         """Return the next offset that this task needs of a source."""
@@ -176,22 +175,22 @@ class SourceQueues:
         if len(columns):
             source.waited_for_until = None
         operator_times = batch.operator_times
-        if source.waiting and not len(columns) and not len(source.waiting[-1]):
+        if source.waiting and not len(columns) and not source.waiting[-1].left:
             # Replace the last empty batch: a source that waits for long while its siblings' records come would keep one
             # for each fetch.
             before = source.waiting.pop()
             operator_times = operator_times or before.operator_times
-        source.waiting.append(_Batch(columns, batch.next_offset, batch.stream_time, operator_times))
+        source.waiting.append(_Batch(columns, batch.next_offset, batch.stream_time, operator_times, len(columns)))
 
     def steps(self, most: int, now: float) -> Iterator[Step]:
         """Yield the steps that may be processed now, in order, of at most `most` records each.
 
         Records that must wait for another source stay. Units: `now` in seconds of a monotonic clock.
         """
-        if self._single:
-            for name, source in self._sources.items():
-                while source.waiting:
-                    yield self._take(name, source, None, most, ties=False)
+        if len(self._in_order) == 1:
+            ((name, source),) = self._in_order
+            while source.waiting:
+                yield self._take(name, source, None, most, ties=False)
             return
         while (step := self._next(most, now)) is not None:
             yield step
@@ -199,35 +198,34 @@ class SourceQueues:
     def _next(self, most: int, now: float) -> Step | None:
         """Return the next step of the source with the earliest head, up to the head of the next source."""
         self.waits_until = None
-        best: tuple[int, int] | None = None
-        limit, limit_order = None, -1
-        for order, source in enumerate(self._sources.values()):
+        first: int | None = None
+        limit: int | None = None
+        best = limit_order = -1
+        for order, (_, source) in enumerate(self._in_order):
             head = self._head(source, now)
             if head is None:
                 continue
-            if best is None or head < best[0]:
-                if best is not None:
-                    limit, limit_order = best
-                best = (head, order)
+            if first is None or head < first:
+                limit, limit_order = first, best
+                first, best = head, order
             elif limit is None or head < limit:
                 limit, limit_order = head, order
-        if best is None:
+        if first is None:
             return None
-        name, chosen = list(self._sources.items())[best[1]]
+        name, chosen = self._in_order[best]
         if not chosen.waiting:
-            if any(source.waiting for source in self._sources.values()):
-                self.waits_until = (
-                    chosen.waited_for_until if chosen.at_end else None
-                )  # with records left in the log, it waits for these
+            if chosen.at_end and any(source.waiting for source in self._sources.values()):
+                self.waits_until = chosen.waited_for_until  # with records left in the log, it waits for these
             return None
-        return self._take(name, chosen, limit, most, ties=best[1] < limit_order)
+        return self._take(name, chosen, limit, most, ties=best < limit_order)
 
     def _head(self, source: _Source, now: float) -> int | None:
         """Return the head time of a source, or up to which time others pass while it is waited for; None: neither."""
-        while source.waiting and not len(source.waiting[0]) and len(source.waiting) > 1:
-            source.waiting.popleft()
-        if source.waiting:
-            return source.waiting[0].first_time(source.stream_time)
+        waiting = source.waiting
+        while waiting:
+            if waiting[0].left or len(waiting) == 1:
+                return waiting[0].first_time(source.stream_time)
+            waiting.popleft()
         if self._idle_s is None:
             return None
         if not source.at_end:
@@ -239,7 +237,7 @@ class SourceQueues:
     @staticmethod
     def _take(name: TopicPartition, source: _Source, limit: int | None, most: int, ties: bool) -> Step:
         batch = source.waiting[0]
-        count = min(len(batch), most)
+        count = min(batch.left, most)
         if limit is not None and count:
             count = min(count, batch.count_before(limit + ties, most))
         source.records -= count
@@ -247,7 +245,7 @@ class SourceQueues:
         reached = taken.stream_times[-1] if count else source.stream_time
         # The rest may have no records, only the stream time that siblings' records have reached: it waits as well.
         waits = limit is not None and batch.stream_time > reached and batch.stream_time >= limit + ties
-        if not count or not (len(batch) or waits):
+        if not count or not (batch.left or waits):
             source.waiting.popleft()
             source.stream_time = batch.stream_time
             return Step(name, taken, batch.next_offset, batch.stream_time, batch.operator_times)

@@ -31,7 +31,7 @@ def behind_siblings() -> AbstractContextManager[Any]:
     def far(name: Any, source: Any, *given: Any, **ties: Any) -> Any:
         batch = source.waiting[0]
         step = take(name, source, *given, **ties)
-        cut = source.waiting and source.waiting[0] is batch and len(batch)
+        cut = source.waiting and source.waiting[0] is batch and batch.left
         return replace(step, next_offset=batch.columns.offsets[batch.begun]) if cut else step
 
     return patch.object(SourceQueues, "_take", staticmethod(far))

@@ -325,7 +325,7 @@ def test_a_source_that_waits_keeps_one_batch_of_nothing_and_says_what_all_of_the
         upto += 1
     assert taken(queues) == []
     batches = queues._sources[STREAM].waiting
-    assert not any(not len(one) and not len(other) for one, other in pairwise(batches))
+    assert not any(not one.left and not other.left for one, other in pairwise(batches))
     feed(queues, TABLE, log_of([1000]), upto=1, at_end=False)
     steps = [step for step in queues.steps(1 << 20, 0.0) if step.source == STREAM]
     assert sum(len(step.columns) for step in steps) == len(log)
