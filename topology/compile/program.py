@@ -211,7 +211,7 @@ class BoundProgram:
             Whatever the failure handler raises.
         """
         self.held_row = self.ending = None
-        self._punctuate_before(Place(source.topic, stream_time, maxsize))
+        self._punctuate_before(source.topic, stream_time, maxsize)
         if stream_time > self._stream_times[source.topic]:
             self._stream_times[source.topic] = stream_time
         if operator_times and self.shared:
@@ -219,9 +219,10 @@ class BoundProgram:
             self._code.reached[source.topic](operator_times, True)
         self._code.expired()
         self._code.observed()
-        for work in self._works:
-            work.observe(self.task_time())
-        self._punctuate("stream_time", self.task_time())
+        if self._works:
+            for work in self._works:
+                work.observe(self.task_time())
+            self._punctuate("stream_time", self.task_time())
 
     def foresee(self, topic: str, advances: Iterable[Advances]) -> None:
         """Take in where the stream time of a topic's partition advances: also at records of other key ranges."""
@@ -469,21 +470,21 @@ class BoundProgram:
         topic, queue = self._source.topic, self.punctuations["stream_time"]
         for key, now, offset in zip(columns.keys, columns.stream_times, columns.offsets, strict=True):
             if queue.due(now):
-                self._punctuate_before(Place(topic, now, offset))
+                self._punctuate_before(topic, now, offset)
             yield key
             if queue.due(now):
                 self._stream_times[topic] = max(now, self._stream_times[topic])
                 self._punctuate("stream_time", self.task_time())
 
-    def _punctuate_before(self, place: Place) -> None:
+    def _punctuate_before(self, topic: str, now_ms: int, offset: int) -> None:
         """Call the punctuations that records of any key range in front of a place have made due, each at its time."""
         queue, times = self.punctuations["stream_time"], self._stream_times
-        while (due := queue.next_ms) is not None and due <= place.now_ms:
-            if (found := self._foreseen.first(due, times, place)) is None:
+        while (due := queue.next_ms) is not None and due <= now_ms:
+            if (found := self._foreseen.first(due, times, Place(topic, now_ms, offset))) is None:
                 return
-            now, topic = found
-            times[topic] = now
-            self._punctuate("stream_time", now)
+            advanced_ms, where = found
+            times[where] = advanced_ms
+            self._punctuate("stream_time", advanced_ms)
 
     def _punctuate(self, type_: PunctuationType, now_ms: int) -> bool:
         if not self.punctuations[type_].due(now_ms):
