@@ -151,7 +151,8 @@ def test_windows_that_have_expired_are_dropped_though_a_sibling_on_another_threa
         engine.settle()
     engine.stop()
     families = [family for family, _ in engine.databases[0].rows("counts", ALL_GROUPS)]
-    assert families == [layout.segment_family("counts", minute) for minute in (98, 99)]
+    last = [layout.segment_family("counts", minute) for minute in (98, 99)]
+    assert families in (last, last[1:]), "that of minute 98 has expired: it was written if a commit lay between the two"
 
 
 def expected(topology: Topology) -> Counter[tuple[bytes | None, bytes | None]]:
