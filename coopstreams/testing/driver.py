@@ -295,8 +295,9 @@ class TopologyTestDriver:
         counts, read = self._create_topics(topics), set(self._tasks)
         for part, count in zip(self.topology.subtopologies, counts, strict=True):
             opened = self._parts.setdefault(part.id, [])
-            read_before = {tuple(source.topic for source in tasks[0].sources) for tasks in opened[:1]}
-            if len(opened) != count or read_before - {part.topics}:
+            if len(opened) != count or (
+                opened and tuple(source.topic for source in opened[0][0].sources) != part.topics
+            ):
                 self._open(part, count)
         positions = {source: tasks[0].progress.position(source) for source, tasks in self._tasks.items()}
         self._reader.assign(positions)
@@ -330,10 +331,8 @@ class TopologyTestDriver:
 
         Tasks that were open are closed.
         """
-        self._programs[part.id], before = (
-            compiled(Identity(self.topology, part, self._config["processor.wrapper"]), native_parts()),
-            self._parts[part.id],
-        )
+        before, identity = self._parts[part.id], Identity(self.topology, part, self._config["processor.wrapper"])
+        self._programs[part.id] = compiled(identity, native_parts())
         for old in (task for siblings in before for task in siblings):
             old.program.close()
             self._dropped_before.update(old.program.dropped)
