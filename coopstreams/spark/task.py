@@ -47,7 +47,7 @@ from coopstreams.state.manifest import Slice
 from coopstreams.state.rocks import Rocks
 from coopstreams.state.snapshot import SnapshotWriter
 from coopstreams.state.task_state import MakeTable, TaskState
-from coopstreams.tasks.failures import FATES, Answer, dead_letter_topics, handler
+from coopstreams.tasks.failures import FATES, Answer, dead_letter_topics, handler, may_drop
 from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.tally import Tally
 from coopstreams.tasks.task import Incarnation, Task
@@ -165,7 +165,7 @@ class TaskAttempt:
         """`tables`: stores with other factories; None: known folds, native where possible."""
         topology = work.topology
         round_ = round_of(topology, work.subtopology, work.round)
-        program = compile_subtopology(topology, round_.part, parts=native_parts())
+        program = compile_subtopology(topology, round_.part, parts=native_parts(), may_drop=may_drop(work.config))
         partition, slot = divmod(number, work.ranges)
         self._work, self._number = work, number
         self.id = TaskId(work.subtopology, partition, KeyRange.split(work.ranges)[slot])

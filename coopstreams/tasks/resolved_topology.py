@@ -13,6 +13,7 @@ from coopstreams.common.config import Config
 from coopstreams.group.members import Runs
 from coopstreams.log.kafka.native import native_parts
 from coopstreams.log.log import Log
+from coopstreams.tasks.failures import may_drop
 from coopstreams.tasks.topics import prepare_topics
 from coopstreams.topology.columns import TopicPartition
 from coopstreams.topology.compile.compile import compile_subtopology
@@ -81,7 +82,7 @@ def resolve_topology(
     announced = tuple(
         Runs(prints[part.id], 0 if part.unordered else topics.tasks[part.id], part.divisible) for part in parts
     )
-    wrapper, reader = config["processor.wrapper"], native_parts()
-    programs = {part.id: compile_subtopology(topology, part, wrapper, reader) for part in parts}
+    wrapper, reader, drops = config["processor.wrapper"], native_parts(), may_drop(config)
+    programs = {part.id: compile_subtopology(topology, part, wrapper, reader, may_drop=drops) for part in parts}
     feeding = {} if config["ranges.before.windows"] else before_windows(parts)
     return ResolvedTopology(topology, topics, programs, announced, feeding)

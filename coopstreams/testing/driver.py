@@ -11,6 +11,7 @@ forwarded.
         assert driver.store("counts").get("be") == 2
 
 Invariant: the same inputs give the same tables and, for each key, the same outputs for every number of ranges.
+Invariant: a row that a function changes in place raises `StateError`, see `changed_rows`.
 The clock stands at 0 until `advance` moves it; records without a timestamp get its time.
 """
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, overload
@@ -38,6 +40,7 @@ from coopstreams.tasks.repeats import Sayings
 from coopstreams.tasks.schemas import bind_in_memory
 from coopstreams.tasks.tally import Tally
 from coopstreams.tasks.task import Incarnation, Task
+from coopstreams.testing.changed_rows import ChangedRows
 from coopstreams.testing.held_calls import HeldCalls
 from coopstreams.testing.memory_sink import Sinks
 from coopstreams.testing.ordered import as_written, ordered, taken
@@ -111,6 +114,8 @@ class TopologyTestDriver:
         self._silences = Silences(self._writer)
         self._held = None if calls_seed is None else HeldCalls(calls_seed)
         self._globals = {table.store.name: rows_of(table, lambda: self.now_ms) for table in topology.global_tables}
+        self._changed_rows = ChangedRows()
+        self._changed_rows.watch(*self._globals.values())
         self._parts: dict[int, list[list[Task]]] = {}
         self._sinks = Sinks(topology)
         self._databases: dict[tuple[int, int], Database] = {}
@@ -132,15 +137,9 @@ class TopologyTestDriver:
 
     def close(self) -> None:
         """Close tasks, stores and log. State is lost, except in `state_dir`."""
-        self._sayings.close()
-        for task in self._all_tasks():
-            task.close()
-        self._reader.close()
-        self._writer.close()
-        for database in self._databases.values():
-            database.close()
-        for rows in self._globals.values():
-            rows.close()
+        opened: list[Any] = [self._sayings, *self._all_tasks(), self._reader, self._writer]
+        for each in [*opened, *self._databases.values(), *self._globals.values()]:
+            each.close()
 
     def advance(self, time: Duration) -> None:
         """Advance the driver's clock, and run the due punctuations, windows and calls.
@@ -151,21 +150,17 @@ class TopologyTestDriver:
         self._silences.advance(self.now_ms)
         self._work()
         for task in self._all_tasks():
-            try:
+            with self._collecting("when the clock was advanced"):
                 task.punctuate(self.now_ms)
-            finally:
-                self._collect()
         self._work()
 
     def settle(self) -> None:
         """Have the calls under way end, and those that begin meanwhile, one by one in the order of `calls_seed`."""
         while self._held is not None and (task := self._held.tell_one()) is not None:
-            try:
+            with self._collecting("when a call had ended"):
                 while task.step(single=True):
                     pass
                 task.apply()
-            finally:
-                self._collect()
             self._work()
 
     @overload
@@ -331,7 +326,7 @@ class TopologyTestDriver:
 
         Tasks that were open are closed.
         """
-        before, identity = self._parts[part.id], Identity(self.topology, part, self._config["processor.wrapper"])
+        before, identity = self._parts[part.id], Identity(self.topology, part, self._config)
         self._programs[part.id] = compiled(identity, native_parts())
         for old in (task for siblings in before for task in siblings):
             old.program.close()
@@ -365,6 +360,7 @@ class TopologyTestDriver:
         native = tables(program.subtopology, self._config, caching=self._caching)
         cache_bytes = _CACHE_BYTES if self._state_dir is None else 0
         state = TaskState(database, program.subtopology.stores, task_id.key_range, cache_bytes, native)
+        self._changed_rows.watch(*(state.stores[name] for name in state.stores.keys() - native.keys()))
         session = self._sinks.session(program.subtopology, task_id.partition)
         task = Task(
             Incarnation(task_id, tuple(progress.partitions), state, progress, sink=session),
@@ -450,21 +446,26 @@ class TopologyTestDriver:
             return [(task.processed, task.progress.position(source), task.queues.waiting(source)) for task in tasks]
 
         before = got()
-        try:
-            for task in tasks:
-                while task.progress.position(source).offset < until:
-                    if not task.step(single=True) and (self._held is not None or not task.wait_for_calls()):
-                        break
-                task.apply()
-        finally:
-            self._fetch()  # of two records with the same time, the existing one goes before one that is written now
-            self._collect()
+        with self._collecting(f"with the record at {source.topic} partition {source.partition} offset {until - 1}"):
+            try:
+                for task in tasks:
+                    while task.progress.position(source).offset < until:
+                        if not task.step(single=True) and (self._held is not None or not task.wait_for_calls()):
+                            break
+                    task.apply()
+            finally:
+                self._fetch()  # of two records with the same time, the existing one goes before one that is written now
         return got() != before
 
-    def _collect(self) -> None:
-        """Append the records that a task wrote to the log, in the order in which they were forwarded."""
-        for record in taken(self._order):
-            self._forward(*record)
+    @contextmanager
+    def _collecting(self, when: str) -> Iterator[None]:
+        """Append the records that a task has written then to the log, in the order in which they were forwarded."""
+        try:
+            yield
+        finally:
+            for record in taken(self._order):
+                self._forward(*record)
+        self._changed_rows.check(when)
 
     def _forward(
         self,
@@ -488,10 +489,8 @@ class TopologyTestDriver:
 
     def _commit(self, task: Task) -> None:
         checkpoints = {}
-        try:
+        with self._collecting("when the record caches were flushed"):
             batches = task.flush()
-        finally:
-            self._collect()
         for batch in batches:
             topic, at = internal_topic(self.topology.application_id, changelog_topic(batch.store)), task.id.partition
             self._writer.append(topic, batch.keys, batch.values, batch.timestamps, partitions=at)

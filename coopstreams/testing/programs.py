@@ -7,6 +7,7 @@ from functools import lru_cache
 from coopstreams.common.config import Config
 from coopstreams.log.kafka.native import native_tables
 from coopstreams.state.task_state import MakeTable
+from coopstreams.tasks.failures import may_drop
 from coopstreams.topology.compile.compile import compile_subtopology
 from coopstreams.topology.compile.program import Program
 from coopstreams.topology.graph.nodes import SubTopology
@@ -19,16 +20,22 @@ PROGRAMS = 64
 
 
 class Identity:
-    """A sub-topology of a topology and its wrapper, equal to itself alone: its functions need not be hashable."""
+    """A sub-topology of a topology, with the settings that its code depends on.
 
-    def __init__(self, topology: Topology, part: SubTopology, wrapper: ProcessorWrapper | None) -> None:
-        self.topology, self.part, self.wrapper = topology, part, wrapper
+    It is equal to itself alone: its functions need not be hashable.
+    """
+
+    def __init__(self, topology: Topology, part: SubTopology, config: Config) -> None:
+        self.topology, self.part = topology, part
+        self.wrapper: ProcessorWrapper | None = config["processor.wrapper"]
+        self.may_drop = may_drop(config)
 
     def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, Identity)
             and self.part is other.part
             and self.wrapper is other.wrapper
+            and self.may_drop == other.may_drop
             and self.topology.application_id == other.topology.application_id
         )
 
@@ -39,7 +46,7 @@ class Identity:
 @lru_cache(PROGRAMS)
 def compiled(identity: Identity, parts: MakeParts | None) -> Program:
     """Return the program of a sub-topology, compiled once for all drivers of a topology on this data plane."""
-    return compile_subtopology(identity.topology, identity.part, identity.wrapper, parts)
+    return compile_subtopology(identity.topology, identity.part, identity.wrapper, parts, may_drop=identity.may_drop)
 
 
 def tables(part: SubTopology, config: Config, *, caching: bool) -> dict[str, MakeTable]:

@@ -56,10 +56,10 @@ def _once(function: Callable[..., T], about: Callable[..., object]) -> Callable[
     """Return a function with a cache of about this many results."""
     known: dict[object, tuple[T, object]] = {}
 
-    def told(*given: Any) -> T:
-        name = about(*given)
+    def told(*given: Any, **named: Any) -> T:
+        name = about(*given, **named)
         if name not in known:
-            known[name] = function(*given), given  # keeps the arguments alive, so that their ids stay unique
+            known[name] = function(*given, **named), given  # keeps the arguments alive, so that their ids stay unique
         return known[name][0]
 
     return told
@@ -68,7 +68,11 @@ def _once(function: Callable[..., T], about: Callable[..., object]) -> Callable[
 MADE_ONCE: list[tuple[ModuleType, str, Callable[..., object]]] = [
     (resolved_topology, "as_it_runs", lambda built, _, config: (id(built), config["topology.optimization"])),
     (resolved_topology, "fingerprints", lambda topology, partitions: (id(topology), tuple(partitions))),
-    (resolved_topology, "compile_subtopology", lambda topology, part, *read_by: (id(topology), part.id, *read_by)),
+    (
+        resolved_topology,
+        "compile_subtopology",
+        lambda topology, part, *by, **how: (id(topology), part.id, *by, *how.values()),
+    ),
     (deployed, "outline", id),
     (operator_time, "Analysis", id),
 ]

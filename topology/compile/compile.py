@@ -3,7 +3,8 @@
 The generated source is registered in `linecache`: tracebacks, debuggers and `Program.compiled(...).text` show it.
 
 Invariant: generated code depends only on the nodes, the record cache, whether tasks share partitions, whether records
-come in the order of their keys only, and which stores are native. It has no data of a task.
+come in the order of their keys only, whether one that fails may be dropped, and which stores are native. It has no data
+of a task.
 """
 
 from __future__ import annotations
@@ -76,11 +77,13 @@ def compile_subtopology(
     subtopology: SubTopology,
     wrapper: ProcessorWrapper | None = None,
     parts: MakeParts | None = None,
+    *,
+    may_drop: bool = False,
 ) -> Program:
     """Return the program of a sub-topology. Its code is generated when a task binds it.
 
     `wrapper`: wraps each node but the sources; None: nothing is wrapped. `parts`: reads parts of JSON values; None:
-    values become dicts.
+    values become dicts. `may_drop`: whether a record that fails may be dropped, so that others go on.
 
     Raises:
         TopologyError: two sources read the same topic, or there is no operator for a kind of node.
@@ -96,10 +99,10 @@ def compile_subtopology(
         subtopology,
         tuple(sinks),
         {topic: timestamp_column(source) for topic, source in sources.items() if source.timestamp is not None},
-        cache(partial(_compiled, title, subtopology, OPERATORS, wrapper, parts)),
+        cache(partial(_compiled, title, subtopology, OPERATORS, wrapper, parts, may_drop)),
         ahead=None
         if first is None
-        else Program(first, (), {}, cache(partial(_compiled, f"{title} ahead", first, calls.AHEAD, None, None))),
+        else Program(first, (), {}, cache(partial(_compiled, f"{title} ahead", first, calls.AHEAD, None, None, False))),
         keys_suffice=first is not None and keys_suffice(subtopology),
         foresees=foresees(subtopology),
         idle_ms={topic: source.idle_ms for topic, source in sources.items() if source.idle_ms is not None},
@@ -125,6 +128,7 @@ def _compiled(
     operators: Mapping[type[Node], Operator],
     wrapper: ProcessorWrapper | None,
     parts: MakeParts | None,
+    may_drop: bool,
     caching: bool,
     shared: bool = False,
     by_key: bool = False,
@@ -139,6 +143,7 @@ def _compiled(
         native=native,
         parts=parts,
         wrapper=wrapper,
+        may_drop=may_drop,
     )
     for node, store in expiring.expiring(compiler):
         expiring.expire(compiler, node, store)

@@ -23,6 +23,7 @@ from coopstreams.topology.operators.analysis import aggregate_reads
 from coopstreams.topology.operators.codegen import Function, RecordVariables
 from coopstreams.topology.operators.compiler import Compiler, Operator
 from coopstreams.topology.operators.tables import drop_null_key
+from coopstreams.topology.operators.undoing import undo_of
 from coopstreams.topology.operators.versioned import drop_the_past
 from coopstreams.topology.operators.windowing import snapshot
 from coopstreams.topology.stores import StoreSpec
@@ -141,7 +142,8 @@ def table_aggregate(compiler: Compiler, function: Function, node: TableAggregate
         if forwards and compiler.analysis.wants_old(node)
         else None
     )
-    new = function.guarded("new", f"{fold}({key}, {pair}, {before})", node)
+    undo = "" if node.adder is None else undo_of(compiler, function, node.store, entry, before)
+    new = function.guarded("new", f"{fold}({key}, {pair}, {before})", node, undo=undo)
     later = f"{record.timestamp} > {entry}.timestamp"
     with function.block(f"if {before} is None or {later}:"):
         function.line(f"{entry}.timestamp = {record.timestamp}")
@@ -439,7 +441,8 @@ def _new_aggregate(
         new = function.fresh("new")
         function.line(f"{entry}.value = {new} = {first} if {old} is None else {later}")
     else:
-        new = function.guarded("new", f"{first} if {old} is None else {later}", node, skip)
+        undo = undo_of(compiler, function, node.store, entry, old)
+        new = function.guarded("new", f"{first} if {old} is None else {later}", node, skip, undo)
         function.line(f"{entry}.value = {new}")
     with function.block(f"if {old} is None or {record.timestamp} > {entry}.timestamp:"):
         function.line(f"{entry}.timestamp = {record.timestamp}")

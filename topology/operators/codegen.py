@@ -388,18 +388,22 @@ class Function:
         self.skip = skip
 
     @contextmanager
-    def guard(self, phase: Phase, node: str, error: str = "error", skip: str | None = None) -> Iterator[None]:
-        """Generate calls of user functions or serdes, whose errors fail the record here, then `skip`. `error`: code."""
+    def guard(
+        self, phase: Phase, node: str, error: str = "error", skip: str | None = None, undo: str = ""
+    ) -> Iterator[None]:
+        """Generate calls of user functions or serdes, whose errors `undo`, fail the record and `skip`: all code."""
         with self.block("try:"):
             yield
         with self.block("except Exception as error:"):
+            if undo:
+                self.line(undo)
             self.line(f"fail({self.unit.site(phase, node)}, {error})")
             self.line(skip or self.skip)
 
-    def guarded(self, part: str, code: str, node: Node, skip: str | None = None) -> str:
+    def guarded(self, part: str, code: str, node: Node, skip: str | None = None, undo: str = "") -> str:
         """Generate code: a new variable gets the result of calls of user functions, guarded; return the variable."""
         name = self.fresh(part)
-        with self.guard("processing", node.name, skip=skip):
+        with self.guard("processing", node.name, skip=skip, undo=undo):
             self.line(f"{name} = {code}")
         return name
 

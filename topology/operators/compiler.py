@@ -43,6 +43,7 @@ class Compiler:
         native: frozenset[str] = frozenset(),
         parts: MakeParts | None = None,
         wrapper: ProcessorWrapper | None = None,
+        may_drop: bool = False,
     ) -> None:
         self.analysis = analysis
         self.caching = caching
@@ -52,6 +53,8 @@ class Compiler:
         """The stores whose rows are numbers in native memory: see `folding`."""
         self.parts = parts
         """Reads parts of JSON values; None: values become dicts."""
+        self.may_drop = may_drop
+        """Whether a record that fails may be dropped, so that others go on."""
         self.unit = Unit(by_key=by_key, wrapper=wrapper)
         self._operators = operators
 

@@ -260,7 +260,7 @@ class _Side:
             entry.value = [value]
             insort(self._times.setdefault(key, []), timestamp)
         else:
-            entry.value.append(value)
+            entry.value = [*entry.value, value]
         entry.timestamp = timestamp
         if not entry.dirty:
             self._store.touch(row, entry)

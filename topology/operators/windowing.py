@@ -25,7 +25,7 @@ from coopstreams.topology.windows import AnyWindows, SessionWindows, SlidingWind
 NEVER = 1 << 63
 """A time after all others."""
 
-_UNCHANGEABLE = frozenset({type(None), bool, int, float, str, bytes})
+UNCHANGEABLE = frozenset({type(None), bool, int, float, str, bytes})
 
 
 class Update(NamedTuple):
@@ -72,7 +72,7 @@ def merging(reducer: Callable[[Any, Any], Any]) -> Aggregator:
 
 def snapshot(value: object, serde: Serde[Any]) -> object:
     """Return the value itself if it is immutable, else a copy."""
-    return value if value.__class__ in _UNCHANGEABLE else serde.deserialize(serde.serialize(value))
+    return value if value.__class__ in UNCHANGEABLE else serde.deserialize(serde.serialize(value))
 
 
 class Sliding:
@@ -195,10 +195,15 @@ class _Sliding:
     def _add(self, start: int, value: Any, newest: int) -> None:
         if start + self._of._difference < self._close_time:
             return
-        old = self._copy(value)
-        new = self._of._aggregator(self._key, self._value, value)
+        window, old = window_key(self._key_bytes, start), self._copy(value)
+        try:
+            new = self._of._aggregator(self._key, self._value, value)
+        except Exception:
+            entry = self._of._store.load(window)
+            if entry.value is value:
+                entry.value = old  # it may have been changed in place before the error
+            raise
         timestamp = self._timestamp if old is None else max(self._timestamp, newest)
-        window = window_key(self._key_bytes, start)
         self._of._store.put(window, new, timestamp)
         self._updates.append(Update(window, self._copy(new), old, timestamp))
 
