@@ -26,7 +26,7 @@ from coopstreams.state.layout import GROUP_SHIFT, PREFIXES, TIMESTAMP
 from coopstreams.topology.errors import SerdeError, StateError
 from coopstreams.topology.keys import KeyGroups, key_hash
 from coopstreams.topology.serde import reason, within
-from coopstreams.topology.stores import Entry, StoreSpec
+from coopstreams.topology.stores import SUBSCRIBER_BYTES, Entry, StoreSpec
 
 ENTRY_BYTES = 200
 """The memory of a buffered entry without key and value: the entry, its slots in two dicts, the object headers."""
@@ -302,6 +302,57 @@ class Table:
             "only. Say by_key=False, and each partition is one task; or send the records to where their new keys "
             "belong: select_key(...).repartition()."
         )
+
+
+class SubscriberTable(Table):
+    """A `SubscriberTableStore`: a `TableStore` of kind `subscribers`; keys are `subscriber_key(...)`. One thread.
+
+    Turned down: one row for all subscribers of a key (that of 60,000 orders from one country is larger than a record of
+    a changelog may be, and each of them would write it anew).
+    """
+
+    _of: dict[bytes, set[bytes]]
+    """The keys of `entries` by plain key."""
+
+    def load(self, key: bytes) -> Entry:
+        """Return the entry of a key from the buffer or the database, and keep it in `entries`.
+
+        The entry has the value None if there is no such key.
+        """
+        entry = self.entries.get(key)
+        if entry is None:
+            entry = super().load(key)
+            self._note(key)
+        return entry
+
+    def of(self, key: bytes) -> Iterator[tuple[bytes, Entry]]:
+        """Yield the live rows of a plain key, in no order; change none meanwhile."""
+        group, length = key_hash(key) >> GROUP_SHIFT, len(key) + SUBSCRIBER_BYTES
+        for row, data in self._database.scan(self.spec.name, (group,), key, layout.prefix_end(key)):
+            if len(row) == length and row not in self.entries:
+                yield row, self._entry(PREFIXES[group] + row, data)
+        for row in self._of.get(key, ()):
+            entry = self.entries[row]
+            if entry.value is not None:
+                yield row, entry
+
+    def _open(self) -> None:
+        super()._open()
+        self._of = {}
+
+    def _keep(self, key: bytes, entry: Entry) -> None:
+        super()._keep(key, entry)
+        self._note(key)
+
+    def _forget(self, key: bytes) -> None:
+        super()._forget(key)
+        plain = key[:-SUBSCRIBER_BYTES]
+        self._of[plain].discard(key)
+        if not self._of[plain]:
+            del self._of[plain]
+
+    def _note(self, key: bytes) -> None:
+        self._of.setdefault(key[:-SUBSCRIBER_BYTES], set()).add(key)
 
 
 def _live(entries: Mapping[bytes, Entry], key: bytes) -> Iterator[tuple[bytes, Entry]]:

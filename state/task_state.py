@@ -21,7 +21,7 @@ from coopstreams.state import layout
 from coopstreams.state.checkpoints import NEVER_TRUE, NO_TOPIC, Checkpoint
 from coopstreams.state.database import Database
 from coopstreams.state.expiring_table import ExpiringTable
-from coopstreams.state.table import ChangelogBatch, Table
+from coopstreams.state.table import ChangelogBatch, SubscriberTable, Table
 from coopstreams.state.window_table import SessionTable, WindowTable
 from coopstreams.topology.keys import KeyGroups, KeyRange
 from coopstreams.topology.stores import StoreKind, StoreSpec
@@ -34,7 +34,11 @@ MakeTable: TypeAlias = Callable[[Database, StoreSpec, KeyGroups], Table]
 """Makes the store of a task instead of the default factory."""
 NO_TABLES: Mapping[str, MakeTable] = {}
 
-_KINDS: Mapping[StoreKind, type[Table]] = {"window": WindowTable, "session": SessionTable}
+_KINDS: Mapping[StoreKind, type[Table]] = {
+    "window": WindowTable,
+    "session": SessionTable,
+    "subscribers": SubscriberTable,
+}
 
 
 class TaskState:

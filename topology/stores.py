@@ -14,14 +14,18 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from xxhash import xxh3_64_digest
+
 from coopstreams.topology.columns import Headers
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.serdes import Serde
 
-StoreKind = Literal["key_value", "window", "session", "buffer"]
+StoreKind = Literal["key_value", "window", "session", "buffer", "subscribers"]
 
 ROCKS_DB = "rocksDB"
 IN_MEMORY = "in_memory"
+SUBSCRIBER_BYTES = 8
+"""The length of the hash at the end of a subscriber key."""
 _OF_YOUR_OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
@@ -31,8 +35,8 @@ class StoreSpec:
 
     Shape: `key` is the serde of the plain key. Store keys may be longer: in a "window" store they are
     `window_key(...)`, in a "session" store `session_key(...)`; in a "buffer" store they are plain, window or session
-    keys whose last `suffix_bytes` are not part of the plain key. `row_key` is the serde of store keys, None where they
-    are plain keys.
+    keys whose last `suffix_bytes` are not part of the plain key, and in a "subscribers" store `subscriber_key(...)`.
+    `row_key` is the serde of store keys, None where they are plain keys.
     Units: `retention_ms` is how long a window stays readable after stream time has passed its start (sessions: its
     end). `window_ms` is the window size, None if windows differ in size. With `step_ms`, windows start at its
     multiples, the newest one `lag_ms` before the newest record, so the visible windows follow stream time. With None,
@@ -187,6 +191,14 @@ class SessionTableStore(TableStore, Protocol):
         ...
 
 
+class SubscriberTableStore(TableStore, Protocol):
+    """A store with the rows of many subscribers for each plain key."""
+
+    def of(self, key: bytes) -> Iterator[tuple[bytes, Entry]]:
+        """Yield the live rows of a plain key, in no order; change none meanwhile."""
+        ...
+
+
 def window_key(key: bytes, start_ms: int) -> bytes:
     """Return the window store key of a key's window.
 
@@ -208,6 +220,14 @@ def session_key(key: bytes, start_ms: int, end_ms: int) -> bytes:
     `SessionWindowedSerializer` writes it.
     """
     return key + end_ms.to_bytes(8, "big", signed=True) + start_ms.to_bytes(8, "big", signed=True)
+
+
+def subscriber_key(key: bytes, subscriber: bytes) -> bytes:
+    """Return the store key of a subscriber's row.
+
+    Shape: the serialised key, then 8 bytes of the subscriber's hash. Subscribers whose hashes are equal share the row.
+    """
+    return key + xxh3_64_digest(subscriber)
 
 
 def split_session_key(data: bytes) -> tuple[bytes, int, int]:

@@ -24,8 +24,8 @@ from coopstreams.topology.graph.graph import Flow, Graph, Repartition, serde_or_
 from coopstreams.topology.graph.join_nodes import ForeignKeyAnswer, ForeignKeyAsk, ForeignKeyResult
 from coopstreams.topology.graph.nodes import Sink, Source, TableSource
 from coopstreams.topology.naming import check_name
-from coopstreams.topology.serdes import Serde
-from coopstreams.topology.stores import StoreSpec
+from coopstreams.topology.serdes import Serde, raw
+from coopstreams.topology.stores import SUBSCRIBER_BYTES, StoreSpec
 
 _PREFIX = "KTABLE-FK-JOIN-"
 
@@ -74,7 +74,8 @@ def join_foreign(
         partial(ForeignKeyAsk, extract=extract, left=is_left, key=key, value=left_value, foreign_key=other_key),
     )
     asked = _through(asking, subscriptions, other_key, SUBSCRIPTION)
-    spec = StoreSpec(names.store("", subscribers), "key_value", other_key, SUBSCRIBERS)
+    stored = names.store("", subscribers)
+    spec = StoreSpec(stored, "subscribers", other_key, SUBSCRIBERS, row_key=raw, suffix_bytes=SUBSCRIBER_BYTES)
     answering = names.node(f"{_PREFIX}SUBSCRIPTION-PROCESSOR-")
     graph.attach(
         ForeignKeyAnswer(

@@ -15,13 +15,14 @@ Source: Kafka Streams KIP-213, `SubscriptionSendProcessorSupplier`, `Subscriptio
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from struct import Struct
 from typing import Any, Literal, NamedTuple
 
 from xxhash import xxh128_digest
 
 from coopstreams.topology.serdes import Serde
+from coopstreams.topology.stores import Entry
 
 Instruction = Literal[0, 1, 2, 3]
 UNSUBSCRIBE: Instruction = 0
@@ -91,13 +92,18 @@ def questions(
 
 
 def subscribe(subscribers: dict[bytes, bytes] | None, asked: ForeignKeySubscription) -> dict[bytes, bytes] | None:
-    """Return a right row's subscribers (primary key to hash) after a subscription; None if there are none."""
+    """Return the subscribers of a row of the store (primary key to hash) after a subscription; None: there are none."""
     after = dict(subscribers or {})
     if asked.hash is None or asked.instruction in (UNSUBSCRIBE, UNSUBSCRIBE_AND_ANSWER):
         after.pop(asked.primary_key, None)
     else:
         after[asked.primary_key] = asked.hash
     return after or None
+
+
+def subscribers_of(rows: Iterable[tuple[bytes, Entry]]) -> list[tuple[bytes, bytes]]:
+    """Return the subscribers of some rows of the store, in the order of their primary keys, with their hashes."""
+    return sorted(pair for _, entry in rows for pair in entry.value.items())
 
 
 def answer_to(asked: ForeignKeySubscription, value: bytes | None) -> Answer | None:

@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from coopstreams.topology.graph.foreign_keys import Answer, answer_to, hash_of, questions, subscribe
+from coopstreams.topology.graph.foreign_keys import Answer, answer_to, hash_of, questions, subscribe, subscribers_of
 from coopstreams.topology.graph.join_nodes import ForeignKeyAnswer, ForeignKeyAsk, ForeignKeyResult
 from coopstreams.topology.graph.nodes import Node
 from coopstreams.topology.operators.codegen import Function, RecordVariables
 from coopstreams.topology.operators.compiler import Compiler, Operator
 from coopstreams.topology.operators.lookups import look_up
 from coopstreams.topology.operators.versioned import drop_the_past
+from coopstreams.topology.stores import subscriber_key
 
 
 def ask(compiler: Compiler, function: Function, node: ForeignKeyAsk, record: RecordVariables) -> None:
@@ -59,8 +60,8 @@ def answer(compiler: Compiler, function: Function, node: ForeignKeyAnswer, recor
         data = function.value_as_bytes(record, node.value, node)
         primary_key = function.fresh("primary_key")
         hash_ = function.fresh("hash")
-        entry = compiler.entry_of(function, node.store, key_bytes)
-        with function.loop(f"for {primary_key}, {hash_} in sorted({entry}.value.items()) if {entry}.value else ():"):
+        store, found_of = compiler.unit.store(node.store), compiler.unit.constant("subscribers_of", subscribers_of)
+        with function.loop(f"for {primary_key}, {hash_} in {found_of}({store}.of({key_bytes})):"):
             made = f"{compiler.unit.constant('Answer', Answer)}({hash_}, {data})"
             _send(compiler, function, node, record, primary_key, made, record.timestamp)
         return
@@ -68,10 +69,12 @@ def answer(compiler: Compiler, function: Function, node: ForeignKeyAnswer, recor
     timestamp, said = function.fresh("timestamp"), function.fresh("answer")
     function.line(f"{row}, {timestamp} = None, {record.timestamp}")
     with function.block(f"if {key_bytes} is not None:"):
-        entry = compiler.entry_of(function, node.store, key_bytes)
+        row_key, make = function.fresh("row_key"), compiler.unit.constant("subscriber_key", subscriber_key)
+        function.line(f"{row_key} = {make}({key_bytes}, {asked}.primary_key)")
+        entry = compiler.entry_of(function, node.store, row_key)
         function.line(f"{entry}.value = {compiler.unit.constant('subscribe', subscribe)}({entry}.value, {asked})")
         function.line(f"{entry}.timestamp = {record.timestamp}")
-        compiler.touch(function, node.store, key_bytes, entry)
+        compiler.touch(function, node.store, row_key, entry)
         found = look_up(compiler, function, node.parents[1], replace(record, has_key=True), key_bytes)
         with function.block(f"if {found.value} is not None:"):
             function.line(f"{timestamp} = max({timestamp}, {found.timestamp})")
