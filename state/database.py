@@ -76,6 +76,12 @@ class Database:
         """
         return self._of[store].scan(store, groups, start, end, reverse=reverse)
 
+    def beginning_with(self, store: str, key: bytes) -> Rows:
+        """Return the database keys of a key-value store that begin with that of a plain key, and their values, as of
+        now. Those of other plain keys, of which this one is the beginning, may be among them.
+        """
+        return self._of[store].beginning_with(store, key)
+
     def by_timestamp(self, store: str, groups: Iterable[int], first_ms: int) -> Iterator[tuple[int, bytes]]:
         """Return (timestamp, store key) of the rows of a store with a time to live, from a timestamp on.
 

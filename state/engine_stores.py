@@ -93,6 +93,12 @@ class EngineStores:
         plain = [_without_group(each) for each in rows]
         return plain[0] if len(plain) == 1 else merge(*plain, reverse=reverse)
 
+    def beginning_with(self, store: str, key: bytes) -> Rows:
+        """See `Database.beginning_with`."""
+        first = layout.database_key(key, key)
+        with self._lock:
+            return self._engine.scan(layout.family_of(store), first, layout.prefix_end(first))
+
     def by_timestamp(self, store: str, groups: Iterable[int], first_ms: int) -> Iterator[tuple[int, bytes]]:
         """See `Database.by_timestamp`."""
         family, start = layout.expiry_family(store), layout.TIMESTAMP.pack(max(0, first_ms))

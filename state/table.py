@@ -36,6 +36,9 @@ LIVE_FACTOR = 4
 _NO_TIMESTAMP = -1
 _SAMPLE = 64
 _AT = attrgetter("at")
+_FEW_ROWS = 1000
+"""How many rows of a plain key the buffer keeps at once: a seek costs as much as ten look-ups."""
+_MOST_WHOLE = 10_000
 
 
 class PlacedEntry(Entry):
@@ -313,6 +316,8 @@ class SubscriberTable(Table):
 
     _of: dict[bytes, set[bytes]]
     """The keys of `entries` by plain key."""
+    _whole: set[bytes]
+    """Plain keys whose rows are all in `entries`."""
 
     def load(self, key: bytes) -> Entry:
         """Return the entry of a key from the buffer or the database, and keep it in `entries`.
@@ -327,10 +332,15 @@ class SubscriberTable(Table):
 
     def of(self, key: bytes) -> Iterator[tuple[bytes, Entry]]:
         """Yield the live rows of a plain key, in no order; change none meanwhile."""
-        group, length = key_hash(key) >> GROUP_SHIFT, len(key) + SUBSCRIBER_BYTES
-        for row, data in self._database.scan(self.spec.name, (group,), key, layout.prefix_end(key)):
-            if len(row) == length and row not in self.entries:
-                yield row, self._entry(PREFIXES[group] + row, data)
+        if key not in self._whole:
+            length, found = len(key) + SUBSCRIBER_BYTES, self._database.beginning_with(self.spec.name, key)
+            stored = (row for row in found if len(row[0]) == length + 1 and row[0][1:] not in self.entries)
+            for at, data in (few := list(islice(stored, _FEW_ROWS))):
+                self._keep(at[1:], self._entry(at, data))
+            for at, data in stored:
+                yield at[1:], self._entry(at, data)
+            if len(few) < _FEW_ROWS and len(self._whole) < _MOST_WHOLE:
+                self._whole.add(key)
         for row in self._of.get(key, ()):
             entry = self.entries[row]
             if entry.value is not None:
@@ -338,7 +348,7 @@ class SubscriberTable(Table):
 
     def _open(self) -> None:
         super()._open()
-        self._of = {}
+        self._of, self._whole = {}, set()
 
     def _keep(self, key: bytes, entry: Entry) -> None:
         super()._keep(key, entry)
@@ -347,6 +357,7 @@ class SubscriberTable(Table):
     def _forget(self, key: bytes) -> None:
         super()._forget(key)
         plain = key[:-SUBSCRIBER_BYTES]
+        self._whole.discard(plain)
         self._of[plain].discard(key)
         if not self._of[plain]:
             del self._of[plain]

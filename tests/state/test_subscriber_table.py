@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from itertools import count
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from coopstreams.state import table
 from coopstreams.state.database import Database
 from coopstreams.state.engine import Engine
 from coopstreams.state.layout import GROUP_SHIFT
@@ -64,37 +66,41 @@ def run(steps: list[Any], engine: Engine, cache_bytes: int) -> None:
                 state = TaskState(Database(engine, [SPEC]), [SPEC], WHOLE, cache_bytes)
                 rows = dict(committed)
             case key, subscriber, number:
-                table: Any = state.stores["rows"]
-                change(table, key, subscriber, number)
+                rows_of: Any = state.stores["rows"]
+                change(rows_of, key, subscriber, number)
                 rows.pop((key, subscriber), None)
                 if number is not None:
                     rows[key, subscriber] = bytes([number]) * 16
-        table = state.stores["rows"]
+        rows_of = state.stores["rows"]
         for key in KEYS:
             expected = sorted((subscriber, hash_) for (of, subscriber), hash_ in rows.items() if of == key)
-            assert subscribers_of(table.of(key)) == expected
+            assert subscribers_of(rows_of.of(key)) == expected
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
-@given(steps=STEPS, cache_bytes=st.sampled_from([0, 1 << 30]))
-def test_the_rows_of_a_key_are_those_of_a_dict(steps: list[Any], cache_bytes: int) -> None:
-    run(steps, Memory(), cache_bytes)
+@given(steps=STEPS, cache_bytes=st.sampled_from([0, 1 << 30]), few=st.sampled_from([1, 3, 1000]))
+def test_the_rows_of_a_key_are_those_of_a_dict(steps: list[Any], cache_bytes: int, few: int) -> None:
+    with patch.object(table, "_FEW_ROWS", few):
+        run(steps, Memory(), cache_bytes)
 
 
 def test_the_rows_of_a_key_are_found_in_each_engine(new_engine: NewEngine) -> None:
     steps = [(key, subscriber, at) for at, key in enumerate(KEYS) for subscriber in SUBSCRIBERS_OF_THEM]
-    run([*steps, "commit", (b"a", b"1", None), (b"ab", b"2", 9), "commit", "reopen", "discard"], new_engine(), 0)
+    more = [(b"a", b"1", None), (b"ab", b"2", 9), "commit", "reopen", (b"a", b"2", 7), (b"a", b"1", 8), "discard"]
+    for few in 2, 1000:
+        with patch.object(table, "_FEW_ROWS", few):
+            run([*steps, "commit", *more], new_engine(), 0)
 
 
 @pytest.mark.parametrize("subscribers", [1, 5_000])
 def test_a_subscription_costs_the_same_however_many_there_are(subscribers: int) -> None:
     state = TaskState(Database(Memory(), [SPEC]), [SPEC], WHOLE, 1 << 30)
-    table: Any = state.stores["rows"]
+    rows: Any = state.stores["rows"]
     for number in range(subscribers):
-        change(table, b"DE", b"%d" % number, 1)
+        change(rows, b"DE", b"%d" % number, 1)
     state.changes()
     state.commit({"rows": 1})
-    change(table, b"DE", b"new", 1)
+    change(rows, b"DE", b"new", 1)
     (batch,) = state.changes()
     assert [len(value or b"") for value in batch.values] == [4 + len(b"new") + 16]
-    assert len(subscribers_of(table.of(b"DE"))) == subscribers + 1
+    assert len(subscribers_of(rows.of(b"DE"))) == subscribers + 1
