@@ -123,7 +123,7 @@ class KStream(StreamCalls[K, V], StreamJoins[K, V], OtherNames):
         return KStream(self._flow.then("KSTREAM-KEY-SELECT-", name, make).with_key(key, "select_key"))
 
     def peek(self, action: Callable[[K, V], object], *, name: str | None = None) -> KStream[K, V]:
-        """Call `action(key, value)` for each record and pass it on."""
+        """Call `action(key, value)` for each record and pass it on. The action must not change key or value."""
         return KStream(
             self._flow.then("KSTREAM-PEEK-", name, partial(Peek, action=checked("peek", action, "key", "value")))
         )
