@@ -16,7 +16,7 @@ PYTEST := $(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo pin check format test test-slow demo pictures demo-backfill bench docs site
+.PHONY: help setup setup-demo pin check check-mypy check-pyright check-simulation check-native format test test-slow demo pictures demo-backfill bench docs site
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -72,10 +72,19 @@ $(SITE): pyproject.toml
 check: setup ## format, lint, types, import rules, a simulated group of each program
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/pyright
 	$(BIN)/lint-imports --no-logo
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target check-mypy check-pyright check-simulation check-native
+
+check-mypy:
+	$(BIN)/mypy
+
+check-pyright:
+	$(BIN)/pyright
+
+check-simulation:
 	$(BIN)/python -m tests.simulation --seeds 0..24
+
+check-native:
 	@if cargo clippy --version >/dev/null 2>&1 && $(BIN)/python -c 'import coopstreams_native' 2>/dev/null; then \
 		cd native && cargo fmt --check && cargo clippy --quiet --locked -- -D warnings; \
 	else \
