@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
+from coopstreams.topology.graph.aggregate_nodes import Suppress
 from coopstreams.topology.graph.foreign_keys import Answer, answer_to, hash_of, questions, subscribe, subscribers_of
 from coopstreams.topology.graph.join_nodes import ForeignKeyAnswer, ForeignKeyAsk, ForeignKeyResult
-from coopstreams.topology.graph.nodes import Node
+from coopstreams.topology.graph.nodes import Aggregate, Filter, MapValues, Node
 from coopstreams.topology.operators.codegen import Function, RecordVariables
 from coopstreams.topology.operators.compiler import Compiler, Operator
 from coopstreams.topology.operators.lookups import look_up
@@ -75,7 +76,8 @@ def answer(compiler: Compiler, function: Function, node: ForeignKeyAnswer, recor
         function.line(f"{entry}.value = {compiler.unit.constant('subscribe', subscribe)}({entry}.value, {asked})")
         function.line(f"{entry}.timestamp = {record.timestamp}")
         compiler.touch(function, node.store, row_key, entry)
-        found = look_up(compiler, function, node.parents[1], replace(record, has_key=True), key_bytes)
+        right, known = node.parents[1], replace(record, has_key=True)
+        found = look_up(compiler, function, right, known, key_bytes, said=_holds_back(compiler, right))
         with function.block(f"if {found.value} is not None:"):
             function.line(f"{timestamp} = max({timestamp}, {found.timestamp})")
             write = compiler.unit.constant("encode_right", node.value.serialize)
@@ -84,6 +86,18 @@ def answer(compiler: Compiler, function: Function, node: ForeignKeyAnswer, recor
     function.line(f"{said} = {compiler.unit.constant('answer_to', answer_to)}({asked}, {row})")
     function.skip_if(f"{said} is None")
     _send(compiler, function, node, record, f"{asked}.primary_key", said, timestamp)
+
+
+def _holds_back(compiler: Compiler, name: str) -> bool:
+    """Whether a right table holds back its updates until the flush, which then answers all subscribers.
+
+    So a subscription is answered with the row as of the last flush: the flush forwards no deletion of a row that came
+    since and is gone again, and a join with that row would never be retracted.
+    """
+    node = compiler.analysis.named(name)
+    while isinstance(node, Filter | MapValues | Suppress) and getattr(node, "store", None) is None:
+        node = compiler.analysis.named(node.parents[0])
+    return compiler.caches(node) and not (isinstance(node, Aggregate) and node.emit_on_close)
 
 
 def _send(

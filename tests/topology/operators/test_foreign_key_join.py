@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from coopstreams.testing import TopologyTestDriver
 from coopstreams.topology import serdes
 from coopstreams.topology.dsl.builder import StreamsBuilder
+from coopstreams.topology.dsl.materialized import Materialized
 from coopstreams.topology.errors import TopologyError
 from coopstreams.topology.graph.topology import Topology
 
@@ -190,3 +191,39 @@ def test_the_foreign_key_comes_from_one_function() -> None:
     both: dict[str, Any] = {"foreign_key": str, "foreign_key_with_key": lambda key, _: key}
     with pytest.raises(TopologyError, match="give it one function"):
         rows.join(rows, lambda one, other: one, value=serdes.text, **both)
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("right", ["table", "view", "count"])
+def test_a_right_row_that_comes_and_goes_between_two_flushes_leaves_no_result(right: str, left: bool) -> None:
+    """The subscription comes while the record cache holds the row, whose deletion no flush forwards."""
+    builder = StreamsBuilder("app")
+    orders = builder.table("orders", key=serdes.text, value=serdes.text, store=Materialized("orders", cached=False))
+    people = builder.table("people", key=serdes.text, value=serdes.text, store="people")
+    if right == "view":
+        people = people.filter(lambda _, name: name != "")
+    if right == "count":
+        people = people.group_by(lambda key, name: (key, name), key=serdes.text, value=serdes.text).aggregate(
+            str, lambda _, name, __: name, lambda _, __, names: None, value=serdes.text, store="named"
+        )
+    method: Any = orders.left_join if left else orders.join
+    method(people, lambda order, person: [order, person], foreign_key=str, value=serdes.json).to_stream().to("out")
+    with TopologyTestDriver(builder.build(), caching=True) as driver:
+        people_input, orders_input = driver.input("people"), driver.input("orders")
+        for key, value in (("ann", "Ann"), ("bob", "Bob")):
+            people_input.send(key, value)
+        driver.commit()
+        people_input.send("ann", "Anna")
+        people_input.send("cy", "Cy")
+        for order in ("ann", "bob", "cy"):
+            orders_input.send(order, order)
+        for key, value in (("bob", "Bobby"), ("cy", None)):
+            people_input.send(key, value)
+        driver.commit()
+        expected = {"ann": ["ann", "Anna"], "bob": ["bob", "Bobby"]} | ({"cy": ["cy", None]} if left else {})
+        assert driver.output("out").latest() == expected
+        orders_input.send("cy", "bob")
+        people_input.send("bob", None)
+        driver.commit()
+        expected = {"ann": ["ann", "Anna"]} | ({"cy": ["bob", None], "bob": ["bob", None]} if left else {})
+        assert driver.output("out").latest() == expected
