@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, make_dataclass
 from decimal import Decimal
-from typing import Any, NamedTuple, TypedDict
+from enum import Enum
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import msgspec
 import orjson
@@ -54,6 +55,36 @@ def why(reader: Any, writer: Any) -> str:
 def test_what_old_rows_lack_or_have_in_another_type_cannot_be_read(reader: Any, field: str) -> None:
     assert field in why(reader, ORDER)
     assert field.partition(":")[0] in why(reader | None, ORDER | None) or field.startswith("the value")
+
+
+class Tall(Enum):
+    S = "s"
+    L = "l"
+
+
+class Wide(Enum):
+    S = "s"
+    XL = "xl"
+
+
+@pytest.mark.parametrize(
+    ("reader", "writer", "reason"),
+    [
+        (a_class(size=Wide), a_class(size=Tall), 'size: it may be "l", which is read no more'),
+        (a_class(size=Literal["a"]), a_class(size=Literal["a", "b", "c"]), 'size: it may be "b","c", which is read'),
+        (msgspec.defstruct("Sent", [], tag="s"), msgspec.defstruct("Sent", [], tag="sent"), 'type: it may be "sent"'),
+        (dict[str, a_class("Item", name=str, price=int)], dict[str, ITEM], "[].price: it is required"),
+    ],
+)
+def test_rows_with_a_member_that_an_enum_has_lost_cannot_be_read(reader: Any, writer: Any, reason: str) -> None:
+    assert reason in why(reader, writer)
+    assert why_other(reader, writer)
+    assert why(writer, writer) == why_other(writer, writer) == ""
+
+
+def test_an_enum_may_get_members() -> None:
+    fewer, more = a_class(size=Literal["a"]), a_class(size=Literal["a", "b"])
+    assert why(more, fewer) == why_other(more, fewer) == ""
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,20 @@
 """Checks whether JSON of one schema can be read with another, by types and required properties; and whether keys of two
 schemas have the same bytes.
 
-Keywords on values (`minimum`, `pattern`, `enum`), `oneOf` and the like are not checked: the first record that does not
-fit fails.
+Keywords on values (`minimum`, `pattern`), `oneOf` and the like are not checked: the first record that does not fit
+fails. `enum` is checked of classes alone: the members of an enum or a `Literal`, and the tag of a Struct.
 
 Source: JSON Schema 2020-12, "Core" and "Validation".
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any
 
-Defs: TypeAlias = dict[str, Any]
+import orjson
+
+_PARTS = ("items", "additionalProperties")
+"""The schemas of the members of a list, and of the values of a dict."""
 
 
 def why_unreadable(reader: Any, writer: Any, *, complete: bool = False) -> str:
@@ -39,12 +42,13 @@ def compared(schema: Any) -> Any:
     branches = [each for each in schema.get("anyOf", ()) if each != {"type": "null"}]
     if len(branches) == 1:
         schema = {**schema, **branches[0]}
-    found = {name: schema[name] for name in ("$ref", "type", "required") if name in schema}
+    found = {name: schema[name] for name in ("$ref", "type", "required", "enum") if name in schema}
     for name in ("properties", "$defs"):
         if name in schema:
             found[name] = {key: compared(each) for key, each in schema[name].items()}
-    if "items" in schema:
-        found["items"] = compared(schema["items"])
+    for name in _PARTS:
+        if name in schema:
+            found[name] = compared(schema[name])
     if schema.get("format") == "decimal":  # a number can be read as a Decimal
         del found["type"]
     return found
@@ -62,6 +66,8 @@ def _why(
         return (
             f"{at or 'the value'}: it may be {' or '.join(sorted(more))}, and is read as {' or '.join(sorted(wanted))}"
         )
+    if complete and (gone := _gone(reader, writer)):
+        return f"{at or 'the value'}: it may be {gone}, which is read no more"
     ours, theirs = reader.get("properties", {}), writer.get("properties", {})
     always = set(theirs if complete else writer.get("required", ()))
     for name in reader.get("required", ()):
@@ -70,8 +76,9 @@ def _why(
     for name in ours.keys() & theirs.keys():
         if why := _why(ours[name], theirs[name], f"{at}.{name}".removeprefix("."), roots, seen, complete=complete):
             return why
-    if "items" in reader and "items" in writer:
-        return _why(reader["items"], writer["items"], f"{at}[]", roots, seen, complete=complete)
+    for name in _PARTS:
+        if why := _why(reader.get(name), writer.get(name), f"{at}[]", roots, seen, complete=complete):
+            return why
     return ""
 
 
@@ -83,6 +90,8 @@ def _why_other(now: Any, was: Any, at: str, roots: tuple[Any, Any], seen: set[tu
     types, before = now.get("type"), was.get("type")
     if types and before and types != before:
         return f"{at or 'the key'}: it is {types}, and was {before}"
+    if gone := _gone(now, was):
+        return f"{at or 'the key'}: it is never {gone} any more"
     ours, theirs = now.get("properties", {}), was.get("properties", {})
     for name in (name for name in [*ours, *theirs] if (name in ours) != (name in theirs)):
         return f"{at}.{name}".removeprefix(".") + (": it is new" if name in ours else ": it is gone")
@@ -91,7 +100,14 @@ def _why_other(now: Any, was: Any, at: str, roots: tuple[Any, Any], seen: set[tu
     for name in ours:
         if why := _why_other(ours[name], theirs[name], f"{at}.{name}".removeprefix("."), roots, seen):
             return why
-    return _why_other(now.get("items"), was.get("items"), f"{at}[]", roots, seen)
+    whys = (_why_other(now.get(name), was.get(name), f"{at}[]", roots, seen) for name in _PARTS)
+    return next(filter(None, whys), "")
+
+
+def _gone(now: dict[str, Any], was: dict[str, Any]) -> str:
+    """Return the members that an enum has lost, as JSON; empty if there are none, or one of the two is no enum."""
+    lost = [member for member in was.get("enum", ()) if "enum" in now and member not in now["enum"]]
+    return orjson.dumps(lost)[1:-1].decode()
 
 
 def _followed(schema: Any, root: Any) -> Any:
