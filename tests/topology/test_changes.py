@@ -22,6 +22,7 @@ from coopstreams.topology.graph.changes import TopologyChange, Verdict, changes,
 from coopstreams.topology.graph.outline import Outline, outline, read_outline
 from coopstreams.topology.graph.patterns import matched
 from coopstreams.topology.join_windows import JoinWindows
+from coopstreams.topology.suppressed import until_time_limit
 from coopstreams.topology.windows import SessionWindows, TimeWindows
 from tests.topology.test_fingerprint import DIFFERENT, joined, text, windowed
 
@@ -226,6 +227,41 @@ def test_a_store_without_a_changelog_survives_only_where_it_is() -> None:
     )
     assert between(kept(True), kept(False))["counts"] is EMPTY
     assert between(kept(False), kept(True))["counts"] is EMPTY
+    found = changes(of(kept(False)), of(kept(True)))
+    again = {change.name: change for change in weighed(found, lambda change: change.topic == "app-counts-changelog")}
+    assert again["counts"].verdict is MIXED, "an earlier version had a changelog, which misses what came since"
+
+    def rows(logged: bool) -> Program:
+        return lambda b: b.table("in", key=serdes.text, value=serdes.text, store=Materialized("rows", logged=logged))
+
+    (restored, _) = changes(of(rows(False)), of(rows(True), optimization="all"))
+    assert (restored.verdict, restored.topic) == (KEEPS, None), "its topic is its changelog"
+
+
+def test_a_suppression_reads_what_it_has_held() -> None:
+    def held(value: Any) -> Program:
+        def program(b: StreamsBuilder) -> None:
+            sizes = text(b).group_by_key().count(store="counts").map_values(lambda n: n, value=value)
+            sizes.suppress(until_time_limit(MINUTE), name="later").to_stream().to("out")
+
+        return program
+
+    assert between(held(serdes.int64), held(serdes.int64))["later-store"] is KEEPS
+    assert between(held(serdes.int64), held(serdes.float64))["later-store"] is UNREADABLE
+
+
+def test_a_foreign_key_join_that_becomes_a_left_join_lacks_the_rows_without_a_match() -> None:
+    def owners(left: bool) -> Program:
+        def program(b: StreamsBuilder) -> None:
+            orders, people = (b.table(name, key=serdes.text, value=serdes.text) for name in ("orders", "people"))
+            join = orders.left_join if left else orders.join
+            join(people, lambda one, _: one, foreign_key=str, value=serdes.text, name="owner", store="owned")
+
+        return program
+
+    for left in (False, True):
+        assert between(owners(left), owners(left))["owned"] is KEEPS
+        assert between(owners(left), owners(not left))["owned"] is MIXED
 
 
 def test_rows_that_come_to_expire_are_restored_once_and_another_ttl_changes_nothing() -> None:

@@ -201,7 +201,7 @@ def _changelog_of(new: Outline, store: str) -> str:
 
 def _kept_store(old: Outline, new: Outline, was: Store, causes: Mapping[str, frozenset[str]]) -> TopologyChange:
     now, another = new.stores[was.name], _another(new, was.name, causes)
-    found = next(_misfits(old, new, was, now, another), None) or _restored(was, now)
+    found = next(_misfits(old, new, was, now, another), None) or _restored(new, was, now)
     if found.verdict is Verdict.KEEPS and causes[was.name]:
         why = (
             f"it is made from store {_words(causes[was.name])}, whose new rows are of another meaning than the old "
@@ -211,7 +211,7 @@ def _kept_store(old: Outline, new: Outline, was: Store, causes: Mapping[str, fro
     return found
 
 
-def _restored(was: Store, now: Store) -> TopologyChange:
+def _restored(new: Outline, was: Store, now: Store) -> TopologyChange:
     """Return the effect on a store whose rows fit."""
     moved = was.subtopology != now.subtopology
     where = f"its sub-topology is number {now.subtopology}, not {was.subtopology}"
@@ -230,9 +230,9 @@ def _restored(was: Store, now: Store) -> TopologyChange:
             if moved
             else TopologyChange("store", was.name, Verdict.KEEPS)
         )
-    if was.changelog is None:
+    if was.changelog is None and now.changelog not in new.sources:
         why = "it gets a changelog, which begins empty: the rows of before are nowhere but on disk"
-        return TopologyChange("store", was.name, Verdict.EMPTY, why, _rebuild(was.name))
+        return TopologyChange("store", was.name, Verdict.EMPTY, why, _rebuild(was.name), now.changelog)
     if was.changelog != now.changelog:
         return TopologyChange(
             "store",
@@ -270,9 +270,10 @@ def _misfits(old: Outline, new: Outline, was: Store, now: Store, another: str) -
         why = f"{changed}: old rows stay under bytes that no key has any more"
         cure = f"leave the class as it was; if it writes the same bytes (`omit_defaults`), accept it; else {another}"
         yield TopologyChange("store", was.name, Verdict.MIXED, why, cure, topic)
-    if was.value != now.value:
-        why = f"its values are read as {now.value}, and were written as {was.value}"
-        cure = f"if {now.value} reads what {was.value} wrote, accept it; else {another}"
+    values = (was.held, now.held) if was.held and now.held else (was.value, now.value)
+    if values[0] != values[1]:
+        why = f"its values are read as {values[1]}, and were written as {values[0]}"
+        cure = f"if {values[1]} reads what {values[0]} wrote, accept it; else {another}"
         yield TopologyChange("store", was.name, Verdict.UNREADABLE, why, cure, topic)
     if changed := _changed_class(was, now):
         cure = f"give new fields a default, and a field of another type another name; else {another}"
@@ -280,6 +281,11 @@ def _misfits(old: Outline, new: Outline, was: Store, now: Store, another: str) -
     if was.windows != now.windows:
         why = f"its windows are {_shown(now)}, and were {_shown(was)}: rows of both would lie beside each other"
         yield TopologyChange("store", was.name, Verdict.MIXED, why, another, topic)
+    if None not in (was.left, now.left) and was.left != now.left:
+        why = f"it has {'' if now.left else 'no '}rows without a match now: those of before are as they were"
+        yield TopologyChange(
+            "store", was.name, Verdict.MIXED, why, f"if they need not be there, accept it; else {another}", topic
+        )
     if was.made_by != now.made_by:
         why = (
             f"{_words(now.made_by)} writes it, and {_words(was.made_by)} did: new results would be added to old ones "
@@ -305,7 +311,8 @@ def _changed_class(was: Store | RepartitionOutline, now: Store | RepartitionOutl
     """Return why values of the classes of one version cannot be read with those of the next; empty if they may be."""
     pairs = zip(now.schemas, was.schemas, strict=False)
     why = next(filter(None, (why_unreadable(reader, writer, complete=True) for reader, writer in pairs)), "")
-    return f"its values are read as {now.value}, whose class has changed: {why}" if why else ""
+    read_as = getattr(now, "held", None) or now.value
+    return f"its values are read as {read_as}, whose class has changed: {why}" if why else ""
 
 
 def _changed_key(was: Store | RepartitionOutline, now: Store | RepartitionOutline) -> str:

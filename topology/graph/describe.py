@@ -15,6 +15,7 @@ import orjson
 from xxhash import xxh64_hexdigest
 
 from coopstreams.topology.errors import TopologyError
+from coopstreams.topology.graph.aggregate_nodes import Suppress
 from coopstreams.topology.graph.drawing import drawn
 from coopstreams.topology.graph.fingerprint import said
 from coopstreams.topology.graph.join_nodes import StreamGlobalJoin, StreamStreamJoin, stores_of
@@ -191,7 +192,9 @@ def _json_store(store: StoreSpec, how: Made) -> dict[str, Any]:
         "kind": store.kind,
         "key": store.key.name,
         "value": store.value.name,
-        **_schemas(store.key, store.value),
+        **_schemas(store.key, how.held or store.value),
+        **({} if how.held is None else {"held": how.held.name}),
+        **({} if how.left is None else {"left": how.left}),
         "made_by": sorted(how.methods),
         "reads": sorted(how.reads),
         "windows": None if how.windows is None else _windows(how.windows),
@@ -204,12 +207,12 @@ def _json_store(store: StoreSpec, how: Made) -> dict[str, Any]:
 
 
 def _kept(topology: Structure) -> Iterator[Serde[Any]]:
-    """Yield the serdes of the keys and values in stores and repartition topics."""
+    """Yield the serdes of the keys and values in stores, what they hold of a suppression, and repartition topics."""
     for part in topology.subtopologies:
         for store in part.stores:
             yield from (store.key, store.value)
         for node in part.nodes:
-            if isinstance(node, Source) and node.internal:
+            if isinstance(node, Suppress) or (isinstance(node, Source) and node.internal):
                 yield from (node.key, node.value)
 
 

@@ -12,18 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from coopstreams.topology.graph.aggregate_nodes import TableAggregate
+from coopstreams.topology.graph.aggregate_nodes import Suppress, TableAggregate
 from coopstreams.topology.graph.join_nodes import (
     BufferedJoin,
     ForeignKeyAnswer,
+    ForeignKeyResult,
     StreamStreamJoin,
     TableTableJoin,
     method_of,
     stores_of,
 )
 from coopstreams.topology.graph.nodes import Aggregate, Node, Processing, Sink, Source, Structure, SubTopology
+from coopstreams.topology.serdes import Serde
 from coopstreams.topology.windows import AnyWindows
 
 Above: TypeAlias = Mapping[str, frozenset[str]]
@@ -96,18 +98,23 @@ class Made:
     """The lineage of a store.
 
     Shape: `methods` are the operators that write it, such as `count` or `StreamStreamJoin`; `reads` are all topics that
-    its rows come from.
+    its rows come from. `held` is the serde of the values in the updates that a suppression holds; `left`: whether the
+    rows of a foreign-key join include those without a match. Of other stores both are None.
     """
 
     methods: frozenset[str]
     reads: frozenset[str]
     windows: AnyWindows | None
+    held: Serde[Any] | None = None
+    left: bool | None = None
 
 
 def made(subtopology: SubTopology, above: Above) -> dict[str, Made]:
     """Return the lineage of each store of a sub-topology, by name. Several nodes may write one store."""
     found: dict[str, Made] = {}
+    by_name = {node.name: node for node in subtopology.nodes}
     for node in subtopology.nodes:
+        above_it = [by_name[parent] for parent in node.parents]
         windows = node.windows if isinstance(node, Aggregate) else None
         for number, store in enumerate(stores_of(node)):
             parents = (
@@ -115,7 +122,13 @@ def made(subtopology: SubTopology, above: Above) -> dict[str, Made]:
             )  # its first two stores hold one side each
             reads = frozenset[str]().union(*(above[parent] for parent in parents))
             before = found.get(store.name, Made(frozenset(), frozenset(), None))
-            found[store.name] = Made(before.methods | {_method(node)}, before.reads | reads, windows or before.windows)
+            found[store.name] = Made(
+                before.methods | {_method(node)},
+                before.reads | reads,
+                windows or before.windows,
+                node.value if isinstance(node, Suppress) else before.held,
+                next((parent.left for parent in above_it if isinstance(parent, ForeignKeyResult)), before.left),
+            )
     return found
 
 

@@ -42,6 +42,11 @@ class Store:
     changelog: str | None
     expires: bool = False
     """Whether its rows have a time to live."""
+    held: str | None = None
+    """The serde of the values in the updates that a suppression holds. None: no suppression, or an earlier description.
+    """
+    left: bool | None = None
+    """Whether a foreign-key join keeps rows without a match. None: no such join, or an earlier description."""
     schemas: tuple[Any, ...] = ()
     key_schemas: tuple[Any, ...] = ()
     stores_above: frozenset[str] = field(default=frozenset(), compare=False)
@@ -170,6 +175,8 @@ def _store(drawn: Mapping[str, Any], subtopology: int, schemas: Mapping[str, Any
         reads=frozenset(drawn["reads"]),
         windows=windows,
         expires="ttl_ms" in drawn,
+        held=drawn.get("held"),
+        left=drawn.get("left"),
         schemas=_of_ids(drawn, "schemas", schemas),
         key_schemas=_of_ids(drawn, "key_schemas", schemas),
         stores_above=frozenset(drawn.get("stores_above", ())),
