@@ -33,6 +33,10 @@ def many(class_: Any) -> Any:
     return list[class_]
 
 
+def named(class_: Any) -> Any:
+    return dict[str, class_]
+
+
 ITEM = a_class("Item", name=str)
 ORDER = a_class(id=int, items=many(ITEM))
 
@@ -73,7 +77,7 @@ class Wide(Enum):
         (a_class(size=Wide), a_class(size=Tall), 'size: it may be "l", which is read no more'),
         (a_class(size=Literal["a"]), a_class(size=Literal["a", "b", "c"]), 'size: it may be "b","c", which is read'),
         (msgspec.defstruct("Sent", [], tag="s"), msgspec.defstruct("Sent", [], tag="sent"), 'type: it may be "sent"'),
-        (dict[str, a_class("Item", name=str, price=int)], dict[str, ITEM], "[].price: it is required"),
+        (named(a_class("Item", name=str, price=int)), named(ITEM), "[].price: it is required"),
     ],
 )
 def test_rows_with_a_member_that_an_enum_has_lost_cannot_be_read(reader: Any, writer: Any, reason: str) -> None:
